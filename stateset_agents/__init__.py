@@ -1,0 +1,1 @@
+"""Train multi-turn conversational agents with group-relative policy optimisation."""

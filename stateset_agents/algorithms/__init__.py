@@ -1,0 +1,1 @@
+"""Pure arithmetic on tensors and lists: advantages, losses, KL. No models."""

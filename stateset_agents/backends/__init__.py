@@ -1,0 +1,1 @@
+"""Tokens in, tokens and log-probs out."""

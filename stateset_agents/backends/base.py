@@ -1,0 +1,93 @@
+"""What a backend is: token ids in, sampled ids with their log-probs out.
+
+The episode (core/episode.py) calls `generate` once per agent turn with *all* ids of the conversation
+so far and the conversation's session; a backend that keeps a cache per session prefills only what is
+new. The trainer owns the policy's weights: a backend receives them only by `update_weights`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+
+    from stateset_agents.messages import Completion, SamplingParams
+
+__all__ = ["Backend", "Session", "Tokenizer"]
+
+
+class Session(NamedTuple):
+    """One live conversation. Sessions sort: the engine takes work in (episode, member) order."""
+
+    episode: int
+    member: int
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """The little that our code asks of a tokenizer; transformers' tokenizers satisfy it by an adapter."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text: no BOS, and control tokens written out in it stay plain text."""
+        ...
+
+    def encode_markup(self, text: str) -> list[int]:
+        """Ids of trusted template text, in which control tokens are control tokens; no BOS added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, control tokens left out."""
+        ...
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a turn."""
+        ...
+
+
+class Backend(Protocol):
+    """Tokens in, tokens and log-probs out."""
+
+    tokenizer: Tokenizer
+    context_length: int
+    """Most tokens of one conversation, prompt and completions together."""
+    version: int
+    """Of the weights in use: what the last `update_weights` said, 0 before."""
+
+    async def start(self) -> None: ...
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: Session | None = None
+    ) -> Completion:
+        """Sample one turn after `prompt_ids` [P]; stops at a stop id or after `max_new_tokens`."""
+        ...
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
+        """[T-1] log-prob of each of `ids[1:]` given what stands before it."""
+        ...
+
+    async def fork(self, session: Session, into: Session) -> None:
+        """Let `into` start from a copy of `session`'s cache."""
+        ...
+
+    async def release(self, session: Session) -> None:
+        """Forget a conversation; unknown sessions are ignored."""
+        ...
+
+    async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
+        """Take new weights (a state dict, or a folder written by `save_pretrained`); cached conversations are refilled under them before they go on."""
+        ...
+
+    def lane(self) -> AbstractContextManager[None]:
+        """Join the logical clock: while inside, no decode step starts unless this lane awaits a turn.
+
+        Under `scheduling: deterministic` the engine holds one lane per concurrent conversation, so
+        the batches depend on what was said, never on how long anyone took. A no-op elsewhere.
+        """
+        ...
+
+    async def close(self) -> None: ...

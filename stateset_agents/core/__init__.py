@@ -1,0 +1,1 @@
+"""Scenarios, conversations, agents, environments, rewards: what happens before any training."""

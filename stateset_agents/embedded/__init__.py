@@ -1,0 +1,1 @@
+"""The small default model: its recipe, its weights, its card."""

@@ -1,0 +1,1 @@
+"""How good is an agent: rates with intervals, comparisons, audits."""

@@ -1,0 +1,144 @@
+"""Chat messages, tool calls and completions: the values that travel between agent, user and backend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+from stateset_agents.errors import ConfigurationError
+
+__all__ = ["Completion", "FinishReason", "Message", "Role", "SamplingParams", "ToolCall", "VersionSpan"]
+
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call that an agent asked for."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+    error: str | None = None
+    """Why the call could not be read (broken JSON, say); the environment shows it to the agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message in OpenAI's chat shape."""
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @classmethod
+    def from_openai(cls, data: Mapping[str, Any]) -> Message:
+        """Read `{"role": ..., "content": ...}`; tool arguments may be a JSON string or an object.
+
+        Raises ConfigurationError on an unknown role or content that is no text.
+        """
+        role, content = data.get("role"), data.get("content")
+        if role not in get_args(Role):
+            raise ConfigurationError(f"message role must be one of {', '.join(get_args(Role))}, got {role!r}")
+        if content is None:
+            content = ""
+        if not isinstance(content, str):
+            raise ConfigurationError(f"message content must be text, got {type(content).__name__}")
+        calls = []
+        for item in data.get("tool_calls") or ():
+            function = item.get("function", item)
+            arguments = function.get("arguments", {})
+            if isinstance(arguments, str):
+                arguments = json.loads(arguments or "{}")
+            calls.append(ToolCall(name=function["name"], arguments=arguments, id=item.get("id") or ""))
+        return cls(
+            role=role,
+            content=content,
+            tool_calls=tuple(calls),
+            tool_call_id=data.get("tool_call_id"),
+            name=data.get("name"),
+        )
+
+    def to_openai(self) -> dict[str, Any]:
+        """The message as OpenAI's chat format has it (arguments as a JSON string)."""
+        data: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            data["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+                }
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            data["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            data["name"] = self.name
+        return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one turn is sampled.
+
+    `temperature` 0 is greedy. Log-probs are taken under the distribution that is sampled from
+    (tempered and truncated); for greedy turns under the plain distribution (temperature 1).
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_k: int = 0
+    """0 keeps every token."""
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    stream: int = 0
+    """Key of this turn's own random stream (see `streams.derive`): token t uses its t-th uniform."""
+
+
+class VersionSpan(NamedTuple):
+    """Tokens [start, end) of a completion were sampled by policy `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What a backend sampled, exactly as it was sampled; never re-tokenised."""
+
+    message: Message
+    prompt_ids: tuple[int, ...]
+    """[P] every token the model saw before the first sampled one."""
+    token_ids: tuple[int, ...]
+    """[T] sampled tokens, the first end-of-turn token included."""
+    logprobs: tuple[float, ...]
+    """[T] under the policy that sampled them, at the sampling temperature and truncation."""
+    finish_reason: FinishReason
+    version_spans: tuple[VersionSpan, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.logprobs):
+            raise ValueError(
+                f"a completion needs one log-prob per token, got {len(self.token_ids)} tokens "
+                f"and {len(self.logprobs)} log-probs"
+            )
+        if self.version_spans:
+            covered = [position for span in self.version_spans for position in range(span.start, span.end)]
+            if covered != list(range(len(self.token_ids))):
+                raise ValueError(
+                    f"version spans {self.version_spans} do not cover {len(self.token_ids)} tokens"
+                )
+
+    @property
+    def versions(self) -> Sequence[int]:
+        """[T] the policy version behind each token (0 where the backend has no versions)."""
+        if not self.version_spans:
+            return [0] * len(self.token_ids)
+        return [span.version for span in self.version_spans for _ in range(span.start, span.end)]

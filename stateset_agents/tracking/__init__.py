@@ -1,0 +1,1 @@
+"""A run is a folder anyone can tail; this package writes and reads it."""

@@ -1,0 +1,1 @@
+"""From scored groups to better weights."""

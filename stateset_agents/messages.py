@@ -42,7 +42,8 @@ class Message:
 
         Raises ConfigurationError on an unknown role or content that is no text.
         """
-        role, content = data.get("role"), data.get("content")
+        role: Any = data.get("role")
+        content = data.get("content")
         if role not in get_args(Role):
             raise ConfigurationError(f"message role must be one of {', '.join(get_args(Role))}, got {role!r}")
         if content is None:

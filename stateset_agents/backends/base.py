@@ -79,7 +79,10 @@ class Backend(Protocol):
         ...
 
     async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
-        """Take new weights (a state dict, or a folder written by `save_pretrained`); cached conversations are refilled under them before they go on."""
+        """Take new weights: a state dict, or a folder written by `save_pretrained`.
+
+        Conversations that are cached under the old weights are refilled before they go on.
+        """
         ...
 
     def lane(self) -> AbstractContextManager[None]:

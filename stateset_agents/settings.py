@@ -1,0 +1,55 @@
+"""The base of every settings model: frozen, no unknown field, and errors of one line with the mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from stateset_agents.errors import ConfigurationError
+
+__all__ = ["Settings", "nearest"]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'beta'?)`, or nothing when no known name is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+class Settings(BaseModel):
+    """A frozen pydantic model whose errors are `ConfigurationError`s naming value and mend."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise ConfigurationError(_one_line(type(self), error)) from None
+
+    @classmethod
+    def field_names(cls) -> set[str]:
+        """Every accepted name: fields and their aliases."""
+        names = set(cls.model_fields)
+        for field in cls.model_fields.values():
+            alias = field.validation_alias
+            if alias is not None:
+                names.update(
+                    choice for choice in getattr(alias, "choices", [alias]) if isinstance(choice, str)
+                )
+        return names
+
+
+def _one_line(model: type[Settings], error: ValidationError) -> str:
+    parts = []
+    for item in error.errors(include_url=False):
+        name = ".".join(str(part) for part in item["loc"]) or model.__name__
+        if item["type"] == "extra_forbidden":
+            parts.append(f"{model.__name__} has no field {name!r}{nearest(name, model.field_names())}")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            parts.append(f"{name}: {message[0].lower()}{message[1:]}, got {item['input']!r:.100}")
+    return "; ".join(parts)

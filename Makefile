@@ -1,0 +1,27 @@
+# The commands of this project. `setup` makes .venv once; every target stands on it.
+
+PYTHON ?= python3
+SEED ?= 0
+ARGS ?=
+PYTEST_ARGS ?=
+
+.PHONY: help setup demo test check
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  e.g.  make demo SEED=1 ARGS="--max-steps 20"     make test PYTEST_ARGS="-k reward"'
+
+setup:  ## Make .venv, or bring it up to date; does nothing when it is
+	@$(PYTHON) scripts/bootstrap.py
+
+demo: setup  ## Train the embedded support agent, before and after on held-out scenarios
+	@.venv/bin/stateset-agents train examples/demo.yaml --seed $(SEED) $(ARGS)
+
+test: setup  ## The whole test suite
+	@.venv/bin/python -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
+
+check: setup  ## Formatting, lint and strict types
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/mypy scripts

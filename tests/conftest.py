@@ -1,0 +1,55 @@
+"""What holds for every test: one torch thread, no network, and skips only where a GPU is missing."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported: the workers of `pytest -n` share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-skips",
+        action="store_true",
+        help="A skipped test fails, unless it is marked gpu and there is none",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    waiting = [item for item in items if item.get_closest_marker("gpu")]
+    if waiting:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in waiting:
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def _refuse_skip(report: Any, allowed: bool) -> None:
+    if report.skipped and not allowed and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped where nothing may be skipped: {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    report = yield
+    if item.config.getoption("--no-skips"):
+        _refuse_skip(report, allowed=item.get_closest_marker("gpu") is not None)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    report = yield
+    if collector.config.getoption("--no-skips"):
+        _refuse_skip(report, allowed=False)
+    return report

@@ -1,0 +1,306 @@
+"""Tools an agent may call: typed functions become JSON schemas, calls become tool messages.
+
+    @tool
+    def refund(order_id: str, amount: float = 0.0) -> str:
+        '''Refund an order.
+
+        Args:
+            order_id: The order, e.g. K27.
+        '''
+
+The environment runs an agent's calls through a `Toolbox`. What the agent gets wrong comes back to it
+as a readable message; what the tool gets wrong is an `EnvironmentFailure`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import difflib
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import pydantic
+
+from stateset_agents.core.scenario import Scenario
+from stateset_agents.errors import (
+    PROGRAMMING_ERRORS,
+    ConfigurationError,
+    EnvironmentFailure,
+    StatesetError,
+)
+from stateset_agents.messages import Message, ToolCall
+
+__all__ = ["Tool", "ToolError", "Toolbox", "tool"]
+
+
+class ToolError(Exception):
+    """Raised by a tool to tell the agent that its call cannot be done; the agent reads the text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """One function with what the agent is told about it. Calling it calls the function."""
+
+    name: str
+    description: str
+    function: Callable[..., Any]
+    arguments: type[pydantic.BaseModel]
+    """Validates the agent's arguments, strictly: "5" is no integer."""
+    local: bool
+    """True when a call waits on nothing remote."""
+    scenario_parameter: str | None = None
+    """The parameter annotated `Scenario`: filled in by the environment, not shown to the agent."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """OpenAI's function shape: `{"type": "function", "function": {name, description, parameters}}`."""
+        parameters = _untitled(self.arguments.model_json_schema())
+        parameters.setdefault("properties", {})
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": parameters},
+        }
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(*, name: str | None = None, local: bool | None = None) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None, local: bool | None = None
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a tool of a typed function, sync or async; used as `@tool` or `@tool(local=True)`.
+
+    The schema comes from the annotations and defaults, the descriptions from the docstring (its
+    `Args:` section). A parameter annotated `Scenario` is given the conversation's scenario. Sync tools
+    run in a thread and count as local; async ones count as remote unless declared `local=True`.
+
+    Raises ConfigurationError for a parameter without annotation, `*args`, or `**kwargs`.
+    """
+    if function is None:
+        return lambda decorated: _tool(decorated, name, local)
+    return _tool(function, name, local)
+
+
+def _tool(function: Callable[..., Any], name: str | None, local: bool | None) -> Tool:
+    name = name or function.__name__
+    description, parameter_texts = _read_docstring(inspect.getdoc(function) or "")
+    hints = typing.get_type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    scenario_parameter = None
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ConfigurationError(
+                f"tool {name}: {parameter} cannot be filled by name; name each parameter"
+            )
+        if parameter.name not in hints:
+            raise ConfigurationError(
+                f"tool {name}: parameter {parameter.name!r} needs a type, e.g. {parameter.name}: str"
+            )
+        if hints[parameter.name] is Scenario:
+            scenario_parameter = parameter.name
+            continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        text = parameter_texts.get(parameter.name)
+        # The real name is an alias, for it may be one that pydantic's own base class uses (copy, json).
+        field = pydantic.Field(default, alias=parameter.name, description=text)
+        fields[f"argument_{len(fields)}"] = (hints[parameter.name], field)
+    config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+    return Tool(
+        name=name,
+        description=description,
+        function=function,
+        arguments=pydantic.create_model(name, __config__=config, **fields),
+        local=not inspect.iscoroutinefunction(function) if local is None else local,
+        scenario_parameter=scenario_parameter,
+    )
+
+
+class Toolbox:
+    """The tools of one environment. Shareable: it holds no conversation."""
+
+    def __init__(self, tools: Sequence[Tool | Callable[..., Any]] = ()) -> None:
+        """Plain typed functions are taken as `@tool` would take them; two equal names are refused."""
+        self._tools: dict[str, Tool] = {}
+        for item in tools:
+            entry = item if isinstance(item, Tool) else tool(item)
+            if entry.name in self._tools:
+                raise ConfigurationError(f"tool {entry.name!r} stands twice: names must be unique")
+            self._tools[entry.name] = entry
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        return [entry.schema for entry in self._tools.values()]
+
+    @property
+    def local(self) -> bool:
+        return all(entry.local for entry in self._tools.values())
+
+    async def call(self, call: ToolCall, *, scenario: Scenario | None = None) -> Message:
+        """Run one call; its result, or what was wrong with it, as a tool message.
+
+        Raises EnvironmentFailure when the tool itself breaks; programming errors in it travel.
+        """
+        return _answer(call, await self._run(call, scenario))
+
+    async def call_all(self, calls: Sequence[ToolCall], *, scenario: Scenario | None = None) -> list[Message]:
+        """Run the calls of one reply; answers stand in the order of the calls.
+
+        Async tools run together. Sync ones run one after another, in call order, so that two calls
+        that touch the same thing leave it the same in every run.
+        """
+        one_by_one = [index for index, call in enumerate(calls) if self._is_sync(call)]
+        together = [[index] for index in range(len(calls)) if index not in one_by_one]
+
+        async def run(indices: list[int]) -> list[tuple[int, Message]]:
+            return [(index, await self.call(calls[index], scenario=scenario)) for index in indices]
+
+        tasks = [asyncio.ensure_future(run(indices)) for indices in (one_by_one, *together)]
+        try:
+            answers = dict(pair for pairs in await asyncio.gather(*tasks) for pair in pairs)
+        finally:
+            for task in tasks:  # if one broke, the others have nobody left to answer to
+                task.cancel()
+        return [answers[index] for index in range(len(calls))]
+
+    def _is_sync(self, call: ToolCall) -> bool:
+        return call.name in self._tools and not self._tools[call.name].is_async
+
+    async def _run(self, call: ToolCall, scenario: Scenario | None) -> str:
+        if call.error is not None:
+            return f"error: {call.error}"
+        if call.name not in self._tools:
+            return f"error: {self._unknown(call.name)}"
+        entry = self._tools[call.name]
+        try:
+            arguments = _validated(entry, call.arguments)
+        except ToolError as error:
+            return f"error: {error}"
+        if entry.scenario_parameter is not None:
+            if scenario is None:
+                raise ConfigurationError(
+                    f"tool {entry.name} reads the scenario, and this call was given none"
+                )
+            arguments[entry.scenario_parameter] = scenario
+        try:
+            if entry.is_async:
+                result = await entry.function(**arguments)
+            else:
+                result = await asyncio.to_thread(entry.function, **arguments)
+        except ToolError as error:
+            return f"error: {error}"
+        except (*PROGRAMMING_ERRORS, StatesetError):
+            raise
+        except Exception as error:  # the boundary to user code: whatever else breaks is the tool's failure
+            raise EnvironmentFailure(f"tool {entry.name} failed: {type(error).__name__}: {error}") from error
+        return _rendered(entry.name, result)
+
+    def _unknown(self, name: str) -> str:
+        if not self._tools:
+            return f"unknown tool {name!r}; there are no tools here"
+        close = difflib.get_close_matches(name, self._tools, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(self._tools)}"
+        return f"unknown tool {name!r}; {hint}"
+
+
+def _answer(call: ToolCall, content: str) -> Message:
+    return Message(role="tool", content=content, tool_call_id=call.id or None, name=call.name)
+
+
+def _validated(entry: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as the function wants them; ToolError says in one line what does not fit."""
+    if not isinstance(arguments, Mapping):
+        raise ToolError(f"{entry.name}: arguments must be an object, got {type(arguments).__name__}")
+    try:
+        model = entry.arguments.model_validate_json(json.dumps(dict(arguments)), strict=True)
+    except pydantic.ValidationError as error:
+        raise ToolError(f"{entry.name}: {'; '.join(map(_complaint, error.errors()))}") from error
+    fields = entry.arguments.model_fields
+    return {str(field.alias): getattr(model, name) for name, field in fields.items()}
+
+
+def _complaint(error: Any) -> str:
+    place = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "missing":
+        return f"missing argument {place!r}"
+    if error["type"] == "extra_forbidden":
+        return f"unknown argument {place!r}"
+    if not place:
+        return f"arguments cannot be read: {error['msg']}"
+    message = error["msg"][:1].lower() + error["msg"][1:]
+    return f"argument {place!r}: {message}, got {json.dumps(error['input'], default=str):.60}"
+
+
+def _rendered(name: str, result: Any) -> str:
+    """Text as it is, anything else as compact JSON."""
+    if isinstance(result, str):
+        return result
+    try:
+        return json.dumps(result, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"tool {name} returned {type(result).__name__}, which is no JSON: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, pydantic.BaseModel):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form; return text, numbers, lists or dicts")
+
+
+_ARGS_SECTION = re.compile(r"^(args|arguments|parameters):\s*$", re.IGNORECASE)
+_OTHER_SECTION = re.compile(r"^(returns|raises|yields|examples?|notes?):\s*", re.IGNORECASE)
+_ARGUMENT = re.compile(r"^(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+
+
+def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """The description, and each parameter's text from a Google-style `Args:` section."""
+    description: list[str] = []
+    parameters: dict[str, str] = {}
+    section, current = "description", ""
+    for line in text.splitlines():
+        stripped = line.strip()
+        if _ARGS_SECTION.match(line):
+            section = "args"
+        elif _OTHER_SECTION.match(line):
+            section = "other"
+        elif section == "description":
+            description.append(stripped)
+        elif section == "args" and stripped:
+            indent = len(line) - len(line.lstrip())
+            found = _ARGUMENT.match(stripped)
+            if found and indent <= 4:
+                current = found[1]
+                parameters[current] = found[2]
+            elif current:
+                parameters[current] = f"{parameters[current]} {stripped}".strip()
+    return re.sub(r"\s+", " ", " ".join(description)).strip(), parameters
+
+
+def _untitled(schema: Any) -> Any:
+    """The schema without pydantic's titles, which only cost the agent tokens."""
+    if isinstance(schema, list):
+        return [_untitled(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: {name: _untitled(value) for name, value in item.items()}
+        if key in ("properties", "$defs")
+        else _untitled(item)
+        for key, item in schema.items()
+        if not (key == "title" and isinstance(item, str))
+    }

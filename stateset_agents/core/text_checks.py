@@ -1,0 +1,209 @@
+"""What can be read off plain text without a model: was a fact told, is this prose, is it rude.
+
+Used by the form rewards (core/reward_factories.py) and the rule-based user (core/simulated_user.py).
+`told` works in any language written with spaces; the word lists are English.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+__all__ = [
+    "content_words",
+    "echo",
+    "facts",
+    "is_courteous",
+    "is_prose",
+    "is_refusal",
+    "is_rude",
+    "told",
+    "words",
+]
+
+_WORD = re.compile(r"[$€£]?\d+(?:[.,:]\d+)*%?|\w+(?:'\w+)*|[.,;:!?]")
+_CLAUSE_ENDS = frozenset(".,;:!?")
+_CLAUSE_STARTS = frozenset({"and", "but", "so", "however", "because"})
+_NEGATIONS = frozenset({"not", "no", "never", "cannot", "without", "unable", "nor", "neither"})
+
+_FUNCTION_WORDS = """
+    a about after again all also am an and any are as at be because been before being but by can can't
+    could did do does doesn't don't done for from get had has have he her here him his how i i'll i'm i've
+    if in into is it it's its just let like may me more my next no not now of off on once one or our out
+    over please she should so some soon than that that's the their them then there these they this those
+    to too until up us was we we'll we've were what when where which while who why will with within would
+    yes yet you you'll you're your"""
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+
+_RUDE = re.compile(
+    r"\b(stupid|idiots?|moron|dumb|shut up|go away|whatever|not my (problem|job|fault)|your (own )?fault"
+    r"|(do not|don't|couldn't) care|stop (whining|complaining|bothering|wasting)|deal with it|get lost"
+    r"|too bad|crap|damn|hell no|pathetic|ridiculous|nonsense|waste of (my )?time|leave me alone)\b",
+    re.IGNORECASE,
+)
+_COURTEOUS = re.compile(
+    r"\b(sorry|apolog\w+|thank(s| you)|please|happy to|glad|welcome|understand|appreciate|my pleasure)\b",
+    re.IGNORECASE,
+)
+_REFUSAL = re.compile(
+    r"\b(can ?not|can't|unable to|won't|not able to) (help|assist|do (this|that|anything))\b", re.IGNORECASE
+)
+
+
+class Word(NamedTuple):
+    """A word in lower case and the clause it stands in."""
+
+    text: str
+    clause: int
+
+
+def words(text: str) -> list[str]:
+    """Words and numbers in lower case: "It's $5.50, K27." -> it's, $5.50, k27."""
+    return [word.text for word in _clauses(text)[0]]
+
+
+def content_words(text: str) -> set[str]:
+    """The words that carry a topic: no function words, nothing under three letters."""
+    return {word for word in words(text) if len(word) > 2 and word not in FUNCTION_WORDS}
+
+
+def facts(context: Mapping[str, object], key: str) -> dict[str, tuple[str, ...]]:
+    """The facts listed under `context[key]`: name -> accepted wordings.
+
+    A list of phrases, or a mapping of names to phrases; a list instead of a phrase gives wordings of
+    which one is enough. Raises TypeError for anything else.
+
+        {"expected_facts": ["K27", ["5 days", "five days"]]}  ->  {"K27": ("K27",), "5 days": (...)}
+    """
+    given = context.get(key)
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, Mapping):
+        named = [(str(name), _wordings(key, value)) for name, value in given.items()]
+    elif isinstance(given, Sequence):
+        named = [(wordings[0], wordings) for wordings in (_wordings(key, value) for value in given)]
+    else:
+        raise TypeError(f"context[{key!r}] must be a list of phrases or a mapping, got {given!r:.60}")
+    return dict(named)
+
+
+def _wordings(key: str, value: object) -> tuple[str, ...]:
+    wordings = [value] if isinstance(value, str | int | float) else value
+    if not isinstance(wordings, Sequence) or not wordings or not all(words(str(item)) for item in wordings):
+        raise TypeError(
+            f"a fact in context[{key!r}] must be a phrase or a list of phrases, got {value!r:.60}"
+        )
+    return tuple(str(item) for item in wordings)
+
+
+def told(wordings: Iterable[str], text: str) -> bool:
+    """True when one of the wordings stands in the text as a statement: neither negated nor asked.
+
+    "The refund takes 5 days" tells "5 days"; "it is not 5 days" and "is it 5 days?" do not.
+    """
+    said, asked = _clauses(text)
+    return any(_stated([word.text for word in _clauses(wording)[0]], said, asked) for wording in wordings)
+
+
+def _stated(phrase: list[str], said: list[Word], asked: set[int]) -> bool:
+    for start in range(len(said) - len(phrase) + 1):
+        window = said[start : start + len(phrase)]
+        if not all(_same(word.text, part) for word, part in zip(window, phrase, strict=True)):
+            continue
+        before = [word.text for word in said[:start] if word.clause == window[0].clause]
+        if window[-1].clause not in asked and not any(map(_negates, before)):
+            return True
+    return False
+
+
+def _same(word: str, part: str) -> bool:
+    """A price or percentage also counts as its bare number, so "20" is told by "$20"."""
+    return word == part or word.strip("$€£%") == part
+
+
+def _negates(word: str) -> bool:
+    return word in _NEGATIONS or word.endswith("n't")
+
+
+def _clauses(text: str) -> tuple[list[Word], set[int]]:
+    """The words with their clauses, and the clauses that are questions."""
+    said: list[Word] = []
+    asked: set[int] = set()
+    clause = 0
+    for match in _WORD.finditer(text.lower().replace("\u2019", "'")):
+        token = match[0]
+        if token in _CLAUSE_ENDS:
+            if token == "?":
+                asked.add(clause)
+            clause += 1
+            continue
+        if token in _CLAUSE_STARTS:
+            clause += 1
+        said.append(Word(token, clause))
+    return said, asked
+
+
+def is_prose(text: str, *, english: bool = True) -> bool:
+    """True for something a person could have written: no gibberish, no keyword list, no repeating.
+
+    `english=False` leaves out the check that needs function words.
+    """
+    spoken = words(text)
+    if not spoken:
+        return False
+    letters = [word for word in spoken if word.isalpha()]
+    if sum(map(_looks_typed_at_random, letters)) > 0.3 * len(spoken):
+        return False
+    if len(spoken) >= 6:
+        pairs = Counter(pairwise(spoken))
+        if len(pairs) < 0.7 * (len(spoken) - 1):
+            return False
+        if english and sum(word in FUNCTION_WORDS for word in spoken) < 0.2 * len(spoken):
+            return False
+    if len(spoken) >= 10:
+        most = max(Counter(word for word in spoken if word not in FUNCTION_WORDS).values(), default=0)
+        return most <= max(2, 0.2 * len(spoken))
+    return True
+
+
+def _looks_typed_at_random(word: str) -> bool:
+    if len(word) > 24 or re.search(r"(.)\1\1", word):
+        return True
+    if not word.isascii() or len(word) < 4:
+        return False
+    return not re.search(r"[aeiouy]", word) or bool(re.search(r"[^aeiouy]{5,}", word))
+
+
+def echo(text: str, heard: Sequence[str]) -> float:
+    """Share of the text's word triples that stand in one of the texts heard; 0 below five words."""
+    spoken = _triples(text)
+    if len(spoken) < 3:
+        return 0.0
+    return max((sum(triple in _triples(other) for triple in spoken) for other in heard), default=0) / len(
+        spoken
+    )
+
+
+def _triples(text: str) -> list[tuple[str, ...]]:
+    spoken = words(text)
+    return list(zip(spoken, spoken[1:], spoken[2:], strict=False))
+
+
+def is_rude(text: str) -> bool:
+    """True for insults and brush-offs."""
+    return bool(_RUDE.search(text))
+
+
+def is_courteous(text: str) -> bool:
+    """True where the text apologises, thanks, or offers help."""
+    return bool(_COURTEOUS.search(text))
+
+
+def is_refusal(text: str) -> bool:
+    """True for "I can't help with that" and its like."""
+    return bool(_REFUSAL.search(text))

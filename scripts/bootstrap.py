@@ -180,9 +180,9 @@ def create_venv(python: str, venv: Path) -> None:
 # --- Packages -----------------------------------------------------------------------------------
 
 
-def run(command: Command, failure: str) -> None:
+def run(command: Command, failure: str, cwd: Path | None = None) -> None:
     """Run a command that must succeed; its own output says why it did not."""
-    if subprocess.run(command, cwd=str(ROOT), check=False).returncode != 0:
+    if subprocess.run(command, cwd=cwd, check=False).returncode != 0:
         raise SetupError(f"{failure}; the lines above say why. It failed in: {' '.join(command)}")
 
 
@@ -205,17 +205,16 @@ def torch_attempts(build: str, version: str, venv: Path) -> list[list[Command]]:
     Plain pip finds the CPU build only on an index (or a folder of wheels) that serves local versions
     such as 2.13.0+cpu; uv knows where torch keeps its builds.
     """
-    plain = [*pip(venv), "install", f"torch=={version}"]
-    with_uv = [
-        [*pip(venv), "install", "-c", "constraints.txt", "uv"],
-        [str(venv_python(venv)), "-m", "uv", "pip", "install", "--python", str(venv_python(venv))],
-    ]
-    with_uv[1] += ["--torch-backend", "cpu" if build == "cpu" else "auto", f"torch=={version}"]
+    python = str(venv_python(venv))
+    pip_install = [*pip(venv), "install", "-c", "constraints.txt"]
+    uv_install = [python, "-m", "uv", "pip", "install", "--python", python, "-c", "constraints.txt"]
+    backend = "cpu" if build == "cpu" else "auto"
+    with_uv = [[*pip_install, "uv"], [*uv_install, "--torch-backend", backend, f"torch=={version}"]]
     if build == "cpu":
-        return [[[*plain[:-1], f"torch=={version}+cpu"]], with_uv]
+        return [[[*pip_install, f"torch=={version}+cpu"]], with_uv]
     if build == "cuda":
-        return [with_uv, [plain]]
-    return [[plain]]
+        return [with_uv, [[*pip_install, f"torch=={version}"]]]
+    return [[[*pip_install, f"torch=={version}"]]]
 
 
 def installed_torch(venv: Path) -> str:
@@ -238,7 +237,7 @@ def install_torch(root: Path, venv: Path, build: str) -> None:
     complaints = []
     for attempt in torch_attempts(build, version, venv):
         for command in attempt:
-            done = subprocess.run(command, cwd=str(root), stderr=subprocess.PIPE, check=False)
+            done = subprocess.run(command, cwd=root, stderr=subprocess.PIPE, check=False)
             if done.returncode != 0:
                 complaints.append(f"{' '.join(command)}\n{done.stderr.decode(errors='replace').strip()}")
                 break

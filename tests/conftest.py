@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ["pytester"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

@@ -1,0 +1,163 @@
+"""What holds for the repository as a whole: commands that exist, imports that stay light, clean text."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "stateset_agents"
+
+LAYERS = [
+    {"cli"},
+    {"training"},
+    {"rewards", "environments", "evaluation"},
+    {"core", "reporting"},
+    {"backends", "tracking", "embedded"},
+    {"algorithms", "messages", "errors", "streams", "settings"},
+]
+"""From the top; a module imports from its own layer or from one below."""
+
+
+def tracked_files() -> list[Path]:
+    """Every text file that git tracks."""
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [ROOT / name for name in done.stdout.split("\0") if name]
+    return [path for path in files if path.is_file() and b"\0" not in path.read_bytes()[:4096]]
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def test_the_commands_of_the_readme_are_make_targets() -> None:
+    readme = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    commands = set(re.findall(r"\bmake ([a-z][a-z-]*)", readme))
+    assert {"demo", "test"} <= commands
+    assert commands <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+
+
+def test_the_demo_passes_seed_and_arguments_through() -> None:
+    command = ["make", "--dry-run", "demo", "SEED=1", "ARGS=--max-steps 20"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "stateset-agents train examples/demo.yaml --seed 1 --max-steps 20" in done.stdout
+
+
+def test_continuous_integration_runs_the_readme_s_test_command_and_refuses_skips() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    lines = script.read_text().splitlines()
+    assert "make check" in lines
+    assert 'make test PYTEST_ARGS="--no-skips"' in lines
+
+
+def test_relative_links_of_the_pages_lead_somewhere() -> None:
+    pages = [path for path in tracked_files() if path.suffix == ".md"]
+    assert ROOT / "README.md" in pages
+    dead = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert dead == []
+
+
+def test_nothing_names_the_place_where_it_was_written() -> None:
+    parts = [
+        "/wo" + "rk/",
+        "/op" + "t/(pypi|wheels)",
+        "farm-st" + "udio",
+        r"\b(GOLDEN|DESIGN|SPEC|EMBEDDED|SPEED)" + r"\.md",
+        r"\bS[0-4]" + r"-\d\d\b",
+    ]
+    pattern = re.compile("|".join(parts))
+    hits = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked_files()
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert hits == []
+
+
+def test_every_ignore_names_its_code_and_a_reason() -> None:
+    good = re.compile(r"# (type: ignore\[[\w-]+(, ?[\w-]+)*\]|noqa: [A-Z]+\d+(, ?[A-Z]+\d+)*)[\s:#,;—-]+\w+")
+    bad = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in tracked_files()
+        if path.suffix == ".py" and path != Path(__file__)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"# (type: ?ignore|noqa)", line) and not good.search(line)
+    ]
+    assert bad == []
+
+
+def _layer(name: str) -> int | None:
+    return next((depth for depth, names in enumerate(LAYERS) if name in names), None)
+
+
+def _imported(tree: ast.Module) -> list[str]:
+    """Parts of the package that a module needs at run time; blocks for type checkers do not count."""
+    names: list[str] = []
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            stack.extend(node.orelse)
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.append(node.module)
+            names.extend(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            names.extend(alias.name for alias in node.names)
+        stack.extend(ast.iter_child_nodes(node))
+    return [name.split(".")[1] for name in names if name.startswith("stateset_agents.")]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down_only(path: Path) -> None:
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if own in {"__init__", "__main__"}:
+        return
+    depth = _layer(own)
+    assert depth is not None, f"{own} stands in no layer: add it to LAYERS and to docs/architecture.md"
+    for name in _imported(ast.parse(path.read_text())):
+        below = _layer(name)
+        assert below is None or below >= depth, f"{own} imports {name}, which stands above it"
+
+
+def test_importing_the_package_is_quick_and_loads_no_torch() -> None:
+    code = (
+        "import sys, time; start = time.perf_counter(); import stateset_agents; "
+        "took = time.perf_counter() - start; "
+        "print(took, [name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        for _ in range(3)
+    ]
+    assert all(run.endswith(" []\n") for run in runs), runs
+    assert min(float(run.split()[0]) for run in runs) < 0.3, runs
+
+
+def test_a_skip_fails_where_skips_are_refused(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
+    pytester.makeini("[pytest]\nmarkers = gpu: needs a GPU\n")
+    skip = "import pytest\n@pytest.mark.skip(reason='too lazy')\ndef test_skipped(): pass\n"
+    no_gpu = "@pytest.mark.gpu\n@pytest.mark.skip(reason='needs a GPU')\ndef test_needs_a_gpu(): pass\n"
+    pytester.makepyfile(
+        test_skips=skip + no_gpu + "def test_runs(): pass\n",
+        test_module_skips="import pytest\npytest.importorskip('no_such_module')\n",
+    )
+    done = pytester.runpytest_subprocess("--no-skips", "test_skips.py")
+    done.assert_outcomes(passed=1, skipped=1, errors=1)
+    done.stdout.fnmatch_lines(["*too lazy*"])
+    assert pytester.runpytest_subprocess("--no-skips", "test_module_skips.py").ret != 0

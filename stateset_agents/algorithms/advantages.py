@@ -1,0 +1,346 @@
+"""How much better each conversation, turn or token did than expected: groups, per-turn groups, GAE.
+
+Called by the trainer between scoring and batching. Plain lists in, plain lists out, no torch: a reader
+can check every number by hand. Sums are `math.fsum`, so the order of the members changes nothing.
+
+    rewards [1, 0, .5, 1]  --group_mean, population-->  [.905, -1.508, -.302, .905]
+                           --leave_one_out, none----->  [.5, -.833, -.167, .5]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from statistics import median
+from typing import Literal, NamedTuple, get_args
+
+from stateset_agents.errors import ConfigurationError, RewardFailure
+
+__all__ = [
+    "Baseline",
+    "Credit",
+    "Scaling",
+    "broadcast_turns",
+    "group_advantages",
+    "group_advantages_by_id",
+    "per_turn_group_credit",
+    "returns_to_go",
+    "rewards_on_agent_tokens",
+    "standardized",
+    "token_gae",
+    "turn_gae",
+    "zero_variance_fraction",
+]
+
+Baseline = Literal["group_mean", "group_median", "global_mean", "leave_one_out"]
+"""What a reward is compared with:
+
+- group_mean: the group's mean, own reward included, which shrinks the gradient by 1 - 1/G
+  (DeepSeekMath, https://arxiv.org/abs/2402.03300);
+- group_median: the group's median, unmoved by one outlier;
+- global_mean: the mean of every scored reward in the batch;
+- leave_one_out: the mean of the *other* members, which keeps the gradient unbiased
+  (RLOO, https://arxiv.org/abs/2402.14740).
+"""
+
+Scaling = Literal["population", "sample", "batch", "none"]
+"""What the difference is divided by (a spread plus `eps`, which stands outside the root):
+
+- population: the standard deviation with ddof 0;
+- sample: with ddof 1, as TRL and verl compute it;
+- batch: population deviation of every scored reward in the batch (https://arxiv.org/abs/2508.08221);
+- none: nothing. Dividing by a group's own spread weighs easy and hard scenarios up
+  (Dr. GRPO, https://arxiv.org/abs/2503.20783); this leaves them alone.
+"""
+
+_EPS: dict[Scaling, float] = {"population": 1e-8, "sample": 1e-6, "batch": 1e-8, "none": 0.0}
+
+
+class Credit(NamedTuple):
+    """What GAE gives back."""
+
+    advantages: list[float]
+    returns: list[float]
+    """Advantage + value: what the value function learns towards."""
+
+
+# ------------------------------------------------------------------- whole trajectories in a group
+
+
+def group_advantages(
+    rewards: Sequence[Sequence[float | None]],
+    *,
+    baseline: Baseline = "group_mean",
+    scaling: Scaling = "population",
+    eps: float | None = None,
+    clip: float | None = None,
+) -> list[list[float | None]]:
+    """One advantage per member, for all groups of a batch.
+
+    `rewards` is [groups][members], of any sizes; None is an unscored member: it gets None and enters
+    neither mean nor spread. A group whose scored members tie, a single scored member included, gets
+    exactly 0 under every baseline: nothing in it says which conversation was better.
+
+    `eps` defaults to 1e-8, with `sample` scaling to 1e-6. `clip` bounds the result to ±clip; scaled
+    population advantages never pass sqrt(G - 1), so a bound of 3 acts only above ten members.
+
+    We differ from the papers in one place: under `global_mean` the spread, too, is the batch's, since a
+    group that nearly ties would otherwise divide a large difference by almost nothing.
+
+    Raises RewardFailure on a reward that is not finite, ConfigurationError on an unknown choice.
+    """
+    if baseline not in get_args(Baseline):
+        raise ConfigurationError(f"baseline must be one of {', '.join(get_args(Baseline))}, got {baseline!r}")
+    if scaling not in get_args(Scaling):
+        raise ConfigurationError(f"scaling must be one of {', '.join(get_args(Scaling))}, got {scaling!r}")
+    if eps is not None and not eps >= 0:
+        raise ConfigurationError(f"eps must not be negative, got {eps!r}")
+    if clip is not None and not clip > 0:
+        raise ConfigurationError(f"clip must be positive (None for no bound), got {clip!r}")
+    margin = _EPS[scaling] if eps is None else eps
+    batch = [reward for group in rewards for reward in _scored(group)]
+    batch_mean = _mean(batch) if batch else 0.0
+    advantages = []
+    for group in rewards:
+        scored = _scored(group)
+        if _ties(scored):
+            advantages.append([None if reward is None else 0.0 for reward in group])
+            continue
+        spread = _spread(batch if baseline == "global_mean" else scored, batch, scaling) + margin
+        advantages.append(
+            [
+                None
+                if reward is None
+                else _bounded((reward - _baseline(reward, scored, batch_mean, baseline)) / spread, clip)
+                for reward in group
+            ]
+        )
+    return advantages
+
+
+def group_advantages_by_id(
+    rewards: Sequence[float | None],
+    group_ids: Sequence[Hashable],
+    *,
+    baseline: Baseline = "group_mean",
+    scaling: Scaling = "population",
+    eps: float | None = None,
+    clip: float | None = None,
+) -> list[float | None]:
+    """`group_advantages` for rows in any order: rows with equal ids form a group. [N], [N] -> [N]."""
+    if len(rewards) != len(group_ids):
+        raise ValueError(
+            f"rewards and group_ids must be of one length, got {len(rewards)} and {len(group_ids)}"
+        )
+    rows: dict[Hashable, list[int]] = {}
+    for row, group in enumerate(group_ids):
+        rows.setdefault(group, []).append(row)
+    grouped = group_advantages(
+        [[rewards[row] for row in members] for members in rows.values()],
+        baseline=baseline,
+        scaling=scaling,
+        eps=eps,
+        clip=clip,
+    )
+    advantages: list[float | None] = [None] * len(rewards)
+    for members, values in zip(rows.values(), grouped, strict=True):
+        for row, value in zip(members, values, strict=True):
+            advantages[row] = value
+    return advantages
+
+
+def zero_variance_fraction(rewards: Sequence[Sequence[float | None]]) -> float:
+    """Share of the groups with a score in which all scored members tie, so that they teach nothing.
+
+    [[1, 1], [0, 1]] -> 0.5. A batch without any score gives 0.0.
+    """
+    groups = [scored for group in rewards if (scored := _scored(group))]
+    return sum(_ties(group) for group in groups) / len(groups) if groups else 0.0
+
+
+def standardized(values: Sequence[float], *, eps: float = 1e-8) -> list[float]:
+    """(value - mean) / (population deviation + eps) over all values, as PPO treats a batch of GAE
+    advantages; equal values give exactly 0."""
+    if _ties(values):
+        return [0.0] * len(values)
+    mean, spread = _mean(values), _spread(values, values, "population")
+    return [(value - mean) / (spread + eps) for value in values]
+
+
+def _scored(group: Sequence[float | None]) -> list[float]:
+    scored = [reward for reward in group if reward is not None]
+    for reward in scored:
+        if not math.isfinite(reward):
+            raise RewardFailure(f"a reward must be a finite number or None (unscored), got {reward!r}")
+    return scored
+
+
+def _ties(values: Sequence[float]) -> bool:
+    return not values or max(values) == min(values)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _spread(peers: Sequence[float], batch: Sequence[float], scaling: Scaling) -> float:
+    if scaling == "none":
+        return 1.0
+    values = batch if scaling == "batch" else peers
+    mean, ddof = _mean(values), 1 if scaling == "sample" else 0
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
+
+
+def _baseline(reward: float, scored: Sequence[float], batch_mean: float, baseline: Baseline) -> float:
+    match baseline:
+        case "group_mean":
+            return _mean(scored)
+        case "group_median":
+            return median(scored)
+        case "global_mean":
+            return batch_mean
+        case "leave_one_out":
+            return (math.fsum(scored) - reward) / (len(scored) - 1)
+
+
+def _bounded(value: float, bound: float | None) -> float:
+    return value if bound is None else max(-bound, min(bound, value))
+
+
+# ------------------------------------------------------------------------------ turns in a group
+
+
+def returns_to_go(rewards: Sequence[float], *, gamma: float = 1.0) -> list[float]:
+    """Each step's reward plus the discounted rest: [1, 0, 2] -> [3, 2, 2]."""
+    total, returns = 0.0, []
+    for reward in reversed(rewards):
+        total = reward + gamma * total
+        returns.append(total)
+    return returns[::-1]
+
+
+def per_turn_group_credit(
+    turn_rewards: Sequence[Sequence[float] | None], *, gamma: float = 1.0
+) -> list[list[float] | None]:
+    """One credit per turn of every member of one group: return-to-go minus what siblings got from there on.
+
+    The baseline at turn k is the mean return-to-go at k of the *other* members that reached turn k; it
+    does not depend on the member's own choices, so the gradient stays unbiased. Comparing a turn with
+    the mean of its own index, own return included, does not: the policy decides how long it talks, and
+    that estimate can lose more than half of the gradient. With no sibling left at a turn the baseline is
+    0 and the return itself is the credit (an advantage of 0 there would bias it again). Not divided by
+    any spread, for the same reason.
+
+    `turn_rewards` is [members][turns]; a whole-trajectory reward belongs on its last turn. None marks an
+    unscored member: it gets None and is nobody's sibling. `gamma` discounts per turn.
+
+    [[1, 2], [0]]  ->  [[3 - 0, 2 - 0], [0 - 3]]
+    """
+    _check_unit("gamma", gamma)
+    returns = [
+        None if rewards is None else returns_to_go(_scored(rewards), gamma=gamma) for rewards in turn_rewards
+    ]
+    credit: list[list[float] | None] = []
+    for member, own in enumerate(returns):
+        if own is None:
+            credit.append(None)
+            continue
+        siblings = [other for place, other in enumerate(returns) if place != member and other is not None]
+        alive = [[other[turn] for other in siblings if turn < len(other)] for turn in range(len(own))]
+        credit.append(
+            [value - (_mean(rest) if rest else 0.0) for value, rest in zip(own, alive, strict=True)]
+        )
+    return credit
+
+
+def broadcast_turns(credit: Sequence[float], tokens_per_turn: Sequence[int]) -> list[float]:
+    """Give every sampled token its turn's credit: [.5, -1], [2, 1] -> [.5, .5, -1]."""
+    return [value for value, count in zip(credit, tokens_per_turn, strict=True) for _ in range(count)]
+
+
+# -------------------------------------------------------------- generalised advantage estimation
+
+
+def turn_gae(
+    rewards: Sequence[float],
+    values: Sequence[float],
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    terminated: bool = True,
+    final_value: float = 0.0,
+) -> Credit:
+    """GAE over the turns of one trajectory (https://arxiv.org/abs/1506.02438, equations 11 and 16).
+
+        delta_k = r_k + gamma V_{k+1} - V_k        A_k = delta_k + gamma lam A_{k+1}
+
+    `rewards` and `values` are [K]: what turn k earned, and V of the state before it. `final_value` is V
+    of the state after the last turn: it is used when a limit cut the conversation (`terminated=False`)
+    and ignored when the conversation ended by itself. One trajectory per call, so nothing leaks over its end.
+    """
+    _check_unit("gamma", gamma)
+    _check_unit("lam", lam)
+    next_value = 0.0 if terminated else final_value
+    advantage, advantages = 0.0, []
+    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+        delta = reward + gamma * next_value - value
+        advantage = delta + gamma * lam * advantage
+        advantages.append(advantage)
+        next_value = value
+    advantages.reverse()
+    return Credit(advantages, [a + v for a, v in zip(advantages, values, strict=True)])
+
+
+def token_gae(
+    rewards: Sequence[float],
+    values: Sequence[float],
+    action_mask: Sequence[int],
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    terminated: bool = True,
+    final_value: float = 0.0,
+) -> Credit:
+    """GAE over the sampled tokens of one row; observations are stepped over, not through.
+
+    All arguments are [T]; `action_mask` is 1 where the agent sampled. Advantage and return are 0.0 on
+    observations, whose values are never read. Rewards on observations go to the agent token before them.
+    `gamma` discounts only between turns (where observations lie between two agent tokens) and at the
+    end of the row; within a turn it is 1, or long replies would be punished. `lam` acts on every token.
+    `terminated` and `final_value` as in `turn_gae`.
+    """
+    _check_unit("gamma", gamma)
+    _check_unit("lam", lam)
+    earned = rewards_on_agent_tokens(rewards, action_mask)
+    advantages, returns = [0.0] * len(earned), [0.0] * len(earned)
+    next_value = 0.0 if terminated else final_value
+    last_advantage, discount = 0.0, gamma
+    for t in reversed(range(len(earned))):
+        if not action_mask[t]:
+            discount = gamma
+            continue
+        delta = earned[t] + discount * next_value - values[t]
+        last_advantage = delta + discount * lam * last_advantage
+        advantages[t], returns[t] = last_advantage, last_advantage + values[t]
+        next_value, discount = values[t], 1.0
+    return Credit(advantages, returns)
+
+
+def rewards_on_agent_tokens(rewards: Sequence[float], action_mask: Sequence[int]) -> list[float]:
+    """Move each reward on an observation to the last agent token before it; the sum is preserved.
+
+    Raises ValueError on a reward before the agent's first token: nobody has earned it.
+    """
+    moved, last = [0.0] * len(rewards), None
+    for t, (reward, acted) in enumerate(zip(rewards, action_mask, strict=True)):
+        last = t if acted else last
+        if last is not None:
+            moved[last] += reward
+        elif reward:
+            raise ValueError(f"reward {reward!r} at position {t} comes before the agent's first token")
+    return moved
+
+
+def _check_unit(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ConfigurationError(f"{name} must lie between 0 and 1, got {value!r}")

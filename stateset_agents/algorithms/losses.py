@@ -1,0 +1,379 @@
+"""Policy losses by name, value loss, entropy; called by the trainer once per micro-batch.
+
+Everything is flat: [N] tokens that the agent sampled, with the trajectory each belongs to. Notation in
+this file: ratio = exp(logprobs - old_logprobs), A = advantage, old = the policy the ratio is taken to.
+
+    name       loss of a token                                        mean over     paper
+    grpo       -min(ratio A, clip(ratio, 1 - low, 1 + high) A)        trajectories  arxiv.org/abs/2402.03300
+    dapo       the same                                               tokens        arxiv.org/abs/2503.14476
+    dr_grpo    the same                                               a constant    arxiv.org/abs/2503.20783
+    ppo        the same, meant for GAE advantages                     tokens        arxiv.org/abs/1707.06347
+    gspo       the same with one ratio per trajectory                 trajectories  arxiv.org/abs/2507.18071
+    cispo      -stop_gradient(min(ratio, 1 + high)) A logprob         tokens        arxiv.org/abs/2506.13585
+    reinforce  -A logprob                                             tokens        Williams 1992
+
+A new loss is one function beside its siblings and one line in `LOSSES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stateset_agents.algorithms.aggregation import (
+    Averaging,
+    Denominators,
+    LossOutput,
+    Metrics,
+    aggregate,
+    mean_per_trajectory,
+)
+from stateset_agents.algorithms.kl import Estimator, Weighting, kl_loss, log_ratio
+from stateset_agents.errors import ConfigurationError
+
+__all__ = [
+    "LOSSES",
+    "Clip",
+    "PolicyLoss",
+    "entropy",
+    "entropy_loss",
+    "policy_loss",
+    "value_loss",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """How far a ratio may pull: from 1 - low to 1 + high."""
+
+    low: float = 0.2
+    high: float = 0.2
+    """DAPO's clip-higher sets it apart from `low` (.28 there), so that rare tokens can grow."""
+    dual: float | None = None
+    """c > 1: where A < 0 a token's loss never passes -c A, however large its ratio
+    (dual-clip PPO, https://arxiv.org/abs/1912.09729, equation 8). None: no such bound."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < 1:
+            raise ConfigurationError(f"clip_ratio must lie between 0 and 1, got {self.low!r}")
+        if not self.high > 0:
+            raise ConfigurationError(f"clip_ratio_high must be positive, got {self.high!r}")
+        if self.dual is not None and not self.dual > 1:
+            raise ConfigurationError(f"dual_clip must be above 1 (None for none), got {self.dual!r}")
+
+
+def clipped_surrogate(logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
+    """PPO's pessimistic bound, equation 7: no gain beyond the clip range, full loss for straying."""
+    bounded = ratio.clamp(1 - clip.low, 1 + clip.high)
+    loss = -torch.minimum(ratio * advantages, bounded * advantages)
+    if clip.dual is None:
+        return loss
+    return torch.where(advantages < 0, torch.minimum(loss, -clip.dual * advantages), loss)
+
+
+def clipped_weight(logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
+    """CISPO, equation 4: clip the weight, not the token, so that every token keeps a gradient.
+
+    Only the upper clip acts, as in the paper's experiments.
+    """
+    return -ratio.detach().clamp(max=1 + clip.high) * advantages * logprobs
+
+
+def log_likelihood(logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
+    """REINFORCE: the on-policy gradient, blind to the ratio."""
+    return -advantages * logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoss:
+    """One entry of the registry."""
+
+    tokens: Callable[[Tensor, Tensor, Tensor, Clip], Tensor]
+    """(logprobs, ratio, advantages, clip), all [N] -> the loss of each token, [N]."""
+    averaging: Averaging
+    level: Literal["token", "sequence"] = "token"
+    """Whether a ratio is one token's or the geometric mean over its trajectory."""
+    clips: Literal["both", "above", "none"] = "both"
+    """On which sides the clip acts."""
+    clip: Clip = Clip()
+    """What holds where the caller names no range."""
+
+
+LOSSES: Mapping[str, PolicyLoss] = {
+    "grpo": PolicyLoss(tokens=clipped_surrogate, averaging="trajectory"),
+    "dapo": PolicyLoss(tokens=clipped_surrogate, averaging="token", clip=Clip(high=0.28)),
+    "dr_grpo": PolicyLoss(tokens=clipped_surrogate, averaging="constant"),
+    "ppo": PolicyLoss(tokens=clipped_surrogate, averaging="token"),
+    "gspo": PolicyLoss(
+        tokens=clipped_surrogate, averaging="trajectory", level="sequence", clip=Clip(low=3e-4, high=4e-4)
+    ),
+    "cispo": PolicyLoss(tokens=clipped_weight, averaging="token", clips="above"),
+    "reinforce": PolicyLoss(tokens=log_likelihood, averaging="token", clips="none"),
+}
+"""Every `loss_type`."""
+
+
+def policy_loss(
+    name: str,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    trajectory_ids: Tensor,
+    denominators: Denominators,
+    *,
+    clip_ratio: float | None = None,
+    clip_ratio_high: float | None = None,
+    dual_clip: float | None = None,
+    behaviour_logprobs: Tensor | None = None,
+    weight_cap: float | None = None,
+    keep: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    beta: float = 0.0,
+    kl_estimator: Estimator = "k3",
+    kl_weighting: Weighting | None = None,
+) -> LossOutput:
+    """This micro-batch's share of the batch's loss: policy term plus beta times the KL term.
+
+    Tensors are [N] over sampled tokens, in fp32 or wider (half precision is widened); only `logprobs`
+    carries gradient. `trajectory_ids` are int64 indices into `denominators.tokens_per_trajectory`. Shares
+    of different micro-batches add up to the same loss and gradient however the tokens are split; gspo
+    alone needs each trajectory whole in one micro-batch, and checks it.
+
+    - clip_ratio, clip_ratio_high: the range is 1 - clip_ratio to 1 + clip_ratio_high; the upper one is
+      the lower one's equal where only that is given; with neither, the loss's own (`LOSSES[name].clip`).
+    - dual_clip: see `Clip.dual`; only for the clipped surrogates.
+    - behaviour_logprobs: the decoupled form (https://arxiv.org/abs/2505.24298, equation 5) for tokens
+      sampled by a staler policy mu. `old_logprobs` then are of the proximal policy, recomputed at the start
+      of the step: the clip keeps near it, and a weight exp(old - behaviour), without gradient, corrects
+      for who sampled. Under gspo the weight, as its ratio, is the geometric mean over the trajectory.
+    - weight_cap: truncates that weight. Without behaviour_logprobs `old` is the policy that sampled, its
+      ratio already is the importance correction, and a cap is refused.
+    - keep: [N] bool; False rejects a token. Denominators do not change.
+    - ref_logprobs, beta, kl_estimator, kl_weighting: the KL term, see `kl.kl_loss`; rho is taken to the
+      policy that sampled. With a reference and beta 0 the KL is reported only.
+
+    Metrics are shares (sums over micro-batches, `ratio_max` a maximum): loss/policy, loss/kl (times beta),
+    policy/ratio, policy/ratio_max, policy/clip_fraction_low (A < 0, ratio below the range),
+    policy/clip_fraction_high (A > 0, above it), policy/clip_fraction_dual, policy/weight (decoupled form),
+    kl/old (k3 against old, KL(old || pi)), kl/reference. Under gspo ratios, weights and clip fractions
+    count trajectories, elsewhere tokens. Add `policy_loss(...).metrics` over micro-batches with `+`.
+
+    Raises ConfigurationError on options that contradict each other, ValueError on unequal shapes.
+    """
+    if name not in LOSSES:
+        raise ConfigurationError(f"loss_type must be one of {', '.join(LOSSES)}, got {name!r}")
+    loss = LOSSES[name]
+    clip = _clip(name, clip_ratio, clip_ratio_high, dual_clip)
+    _check_shapes(
+        logprobs,
+        old_logprobs=old_logprobs,
+        advantages=advantages,
+        trajectory_ids=trajectory_ids,
+        behaviour_logprobs=behaviour_logprobs,
+        keep=keep,
+        ref_logprobs=ref_logprobs,
+    )
+    if beta and ref_logprobs is None:
+        raise ConfigurationError(f"beta {beta} needs ref_logprobs; load a reference policy or set beta to 0")
+
+    live = log_ratio(logprobs, old_logprobs)
+    logprobs = logprobs.to(live.dtype)
+    advantages = advantages.detach().to(live.dtype)
+    per = _Level(loss.level, trajectory_ids, denominators)
+    ratio = per.ratio(live)
+    tokens = loss.tokens(logprobs, ratio, advantages, clip)
+    weight = _weight(old_logprobs, behaviour_logprobs, weight_cap, per)
+    if weight is not None:
+        tokens = weight * tokens
+    total = aggregate(tokens, trajectory_ids, denominators, loss.averaging, keep=keep)
+
+    with torch.no_grad():
+        shares = {
+            "loss/policy": total.detach(),
+            "policy/ratio": per.share(ratio),
+            "kl/old": aggregate(torch.expm1(live) - live, trajectory_ids, denominators, "token"),
+            **{
+                f"policy/clip_fraction_{side}": per.share(hit.to(live.dtype))
+                for side, hit in _clipped(loss, ratio, advantages, clip).items()
+            },
+        }
+        if weight is not None:
+            shares["policy/weight"] = per.share(weight)
+        highest = torch.cat([ratio.detach(), ratio.new_zeros(1)]).max()  # an empty piece gives 0
+    metrics = Metrics(shares=shares, maxima={"policy/ratio_max": highest})
+    if ref_logprobs is None:
+        return LossOutput(loss=total, metrics=metrics)
+
+    kl = kl_loss(
+        logprobs,
+        old_logprobs if behaviour_logprobs is None else behaviour_logprobs,
+        ref_logprobs,
+        trajectory_ids,
+        denominators,
+        averaging=loss.averaging,
+        estimator=kl_estimator,
+        weighting=kl_weighting,
+        keep=keep,
+    )
+    metrics = metrics + kl.metrics + Metrics(shares={"loss/kl": beta * kl.loss.detach()})
+    return LossOutput(loss=total + beta * kl.loss if beta else total, metrics=metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """What one ratio stands for, a token or a trajectory, and how its figures are averaged."""
+
+    level: Literal["token", "sequence"]
+    trajectory_ids: Tensor
+    denominators: Denominators
+
+    def ratio(self, live: Tensor) -> Tensor:
+        """[N] exp(log ratio) with gradient.
+
+        For sequences GSPO's token form, equation 13: s_i = exp(mean log ratio) in value, and each token
+        carries the gradient of its own log-prob; with one advantage per trajectory this is the gradient
+        of the sequence form.
+        """
+        if self.level == "token":
+            return live.exp()
+        return self.correction(live) * (live - live.detach()).exp()
+
+    def correction(self, log_weights: Tensor) -> Tensor:
+        """[N] exp(log weight), or its geometric mean over the trajectory, without gradient."""
+        if self.level == "token":
+            return log_weights.detach().exp()
+        return mean_per_trajectory(log_weights, self.trajectory_ids, self.denominators).exp()
+
+    def share(self, values: Tensor) -> Tensor:
+        averaging: Averaging = "token" if self.level == "token" else "trajectory"
+        return aggregate(values, self.trajectory_ids, self.denominators, averaging)
+
+
+def _clip(name: str, low: float | None, high: float | None, dual: float | None) -> Clip:
+    loss = LOSSES[name]
+    if dual is not None and loss.clips != "both":
+        raise ConfigurationError(f"dual_clip {dual} has no effect on {name}; leave it out")
+    if low is None:
+        return Clip(low=loss.clip.low, high=loss.clip.high if high is None else high, dual=dual)
+    return Clip(low=low, high=low if high is None else high, dual=dual)
+
+
+def _weight(
+    old_logprobs: Tensor, behaviour_logprobs: Tensor | None, cap: float | None, per: _Level
+) -> Tensor | None:
+    """[N] exp(old - behaviour), truncated, without gradient; None in the ordinary form."""
+    if cap is not None and not cap > 0:
+        raise ConfigurationError(f"weight_cap must be positive (None for no cap), got {cap!r}")
+    same = behaviour_logprobs is not None and _same_values_in_memory(behaviour_logprobs, old_logprobs)
+    if cap is not None and (behaviour_logprobs is None or same):
+        raise ConfigurationError(
+            f"weight_cap {cap} needs behaviour_logprobs apart from old_logprobs: where old is the policy that"
+            " sampled, the clipped ratio already is the importance correction; leave weight_cap out"
+        )
+    if behaviour_logprobs is None:
+        return None
+    weight = per.correction(log_ratio(old_logprobs, behaviour_logprobs))
+    return weight if cap is None else weight.clamp(max=cap)
+
+
+def _same_values_in_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether both are one tensor, or equal slices of one."""
+    return one is other or (one.numel() > 0 and one.data_ptr() == other.data_ptr())
+
+
+def _clipped(loss: PolicyLoss, ratio: Tensor, advantages: Tensor, clip: Clip) -> dict[str, Tensor]:
+    """Side -> [N] bool: tokens whose loss the clip changed."""
+    never = torch.zeros_like(ratio, dtype=torch.bool)
+    match loss.clips:
+        case "none":
+            return {"low": never, "high": never}
+        case "above":
+            return {"low": never, "high": (advantages != 0) & (ratio > 1 + clip.high)}
+        case "both":
+            low = (advantages < 0) & (ratio < 1 - clip.low)
+            high = (advantages > 0) & (ratio > 1 + clip.high)
+            if clip.dual is None:
+                return {"low": low, "high": high}
+            return {"low": low, "high": high, "dual": (advantages < 0) & (ratio > clip.dual)}
+
+
+def _check_shapes(logprobs: Tensor, **others: Tensor | None) -> None:
+    if logprobs.dim() != 1:
+        raise ValueError(f"logprobs must be flat, [N] sampled tokens, got shape {list(logprobs.shape)}")
+    for name, tensor in others.items():
+        if tensor is not None and tensor.shape != logprobs.shape:
+            raise ValueError(
+                f"{name} must have the shape of logprobs, {list(logprobs.shape)}, got {list(tensor.shape)}"
+            )
+
+
+# ------------------------------------------------------------------------------- value and entropy
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    trajectory_ids: Tensor,
+    denominators: Denominators,
+    *,
+    value_clip: float | None = None,
+    averaging: Averaging = "token",
+    keep: Tensor | None = None,
+) -> LossOutput:
+    """Half the squared error of the value function, [N] predictions against `returns` (A + V).
+
+    With `value_clip` the larger of the error and that of V held within old V ± value_clip counts, as in
+    PPO's reference code (https://github.com/openai/baselines, ppo2). The multiplier is the caller's.
+    N counts tokens, or turns where there is one value per turn: then denominators count turns too.
+    Metrics: loss/value, value/clip_fraction.
+    """
+    if value_clip is not None and not value_clip > 0:
+        raise ConfigurationError(f"value_clip must be positive (None for none), got {value_clip!r}")
+    _check_shapes(values, old_values=old_values, returns=returns, trajectory_ids=trajectory_ids, keep=keep)
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    values, old_values, returns = values.to(dtype), old_values.detach().to(dtype), returns.detach().to(dtype)
+    error = (values - returns).square()
+    clipped = torch.zeros_like(error, dtype=torch.bool)
+    if value_clip is not None:
+        held = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        held_error = (held - returns).square()
+        clipped = held_error > error
+        error = torch.maximum(error, held_error)
+    total = aggregate(error / 2, trajectory_ids, denominators, averaging, keep=keep)
+    fraction = aggregate(clipped.to(dtype), trajectory_ids, denominators, averaging)
+    return LossOutput(
+        loss=total, metrics=Metrics(shares={"loss/value": total.detach(), "value/clip_fraction": fraction})
+    )
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """[..., V] -> [...] exact entropy -sum p log p in nats, in fp32 or wider, with gradient.
+
+    Rows are independent, so large vocabularies can go through in chunks. Logits of -inf (forbidden
+    tokens) add nothing.
+    """
+    log_p = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+    return -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0.0)).sum(dim=-1)
+
+
+def entropy_loss(
+    entropies: Tensor,
+    trajectory_ids: Tensor,
+    denominators: Denominators,
+    *,
+    averaging: Averaging,
+    keep: Tensor | None = None,
+) -> LossOutput:
+    """Minus the mean entropy of [N] token distributions, not yet times entropy_coef: added to the loss,
+    it keeps the policy exploring. Metrics: policy/entropy, the token mean in nats."""
+    _check_shapes(entropies, trajectory_ids=trajectory_ids, keep=keep)
+    report = aggregate(entropies.detach(), trajectory_ids, denominators, "token")
+    return LossOutput(
+        loss=-aggregate(entropies, trajectory_ids, denominators, averaging, keep=keep),
+        metrics=Metrics(shares={"policy/entropy": report}),
+    )

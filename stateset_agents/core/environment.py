@@ -6,15 +6,28 @@ episode steps with the agent's replies until it is over, asks for its outcome, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.scenario import Scenario, load_scenarios, read_scenarios
+from stateset_agents.core.simulated_user import User, UserFactory, default_user
+from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.core.trajectory import Outcome
+from stateset_agents.errors import (
+    PROGRAMMING_ERRORS,
+    ConfigurationError,
+    EnvironmentFailure,
+    StatesetError,
+)
 from stateset_agents.messages import Message
 
-__all__ = ["Conversation", "Environment", "Observation"]
+__all__ = ["Conversation", "ConversationEnvironment", "Environment", "Observation", "Success"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +81,161 @@ class Environment(Protocol):
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Open a conversation; the same scenario, seed and replies give the same transcript."""
         ...
+
+
+Success = Callable[[Scenario, Sequence[Message]], bool | None]
+"""Was the task done, going by the messages? None where that cannot be told."""
+
+
+class ConversationEnvironment:
+    """Scenarios, a user for each conversation, and tools: the environment that needs no code.
+
+        ConversationEnvironment(scenarios=[{"topic": "refund", "context": "Order delayed"}], max_turns=6)
+
+    A reply that calls tools is answered by their results, any other by the user; the conversation
+    ends when the user leaves. It gives no reward of its own unless success can be told.
+    """
+
+    def __init__(
+        self,
+        scenarios: Iterable[Scenario | Mapping[str, Any]] | str | Path,
+        *,
+        max_turns: int = 6,
+        tools: Sequence[Tool | Callable[..., Any]] = (),
+        user: UserFactory | None = None,
+        success: Success | None = None,
+        system_prompt: str | None = None,
+        local: bool | None = None,
+    ) -> None:
+        """
+        Args:
+            scenarios: Scenarios, plain dicts (see `Scenario.from_dict`), or the path of a JSONL file.
+            max_turns: Most agent completions of a conversation; a round of tool calls is one. A
+                conversation that gets there is truncated.
+            tools: Functions the agent may call (see `core.tools`).
+            user: Makes the user of a conversation from (scenario, seed); `default_user` if absent.
+            success: Says whether the task was done; if absent, the user's `satisfied` says it.
+            system_prompt: Opens every conversation.
+            local: Does no step wait on anything remote? Read off the tools and the user if absent.
+        """
+        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
+            raise ConfigurationError(f"max_turns must be at least 1, got {max_turns!r}")
+        if isinstance(scenarios, Mapping):
+            raise ConfigurationError(
+                f"scenarios must be a list of scenarios, got one mapping: [{scenarios!r:.60}]"
+            )
+        if user is not None and not callable(user):
+            raise ConfigurationError(
+                "user must be a function that makes a user for each conversation, got "
+                f"{type(user).__name__}: give lambda scenario, seed: ..."
+            )
+        if isinstance(scenarios, str | Path):
+            self._scenarios = tuple(read_scenarios(scenarios))
+        else:
+            self._scenarios = tuple(load_scenarios(scenarios))
+        self._make_user: UserFactory = user or default_user
+        self._toolbox = Toolbox(tools)
+        self._success = success
+        self._max_turns = max_turns
+        self._system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
+        self.local = self._is_local() if local is None else local
+
+    def scenarios(self, split: str) -> list[Scenario]:
+        """The scenarios of one split; none where no scenario names it, for splits never stand in for
+        one another."""
+        return [scenario for scenario in self._scenarios if scenario.split == split]
+
+    async def start(self, scenario: Scenario, seed: int) -> Conversation:
+        """Open a conversation; raises EnvironmentFailure when its user breaks or has nothing to say."""
+        user = self._make_user(scenario, seed)
+        if self.local and not user.local:
+            raise ConfigurationError(
+                f"the user of scenario {scenario.id} is not local, others are: "
+                "give ConversationEnvironment(local=False)"
+            )
+        opening = scenario.opening or await _reply(user, self._system)
+        if opening is None:
+            raise EnvironmentFailure(f"the user of scenario {scenario.id} left without opening")
+        return _Conversation(
+            scenario=scenario,
+            user=user,
+            opening=(*self._system, Message(role="user", content=opening)),
+            toolbox=self._toolbox,
+            success=self._success,
+            max_turns=self._max_turns,
+        )
+
+    def _is_local(self) -> bool:
+        return self._toolbox.local and self._make_user(self._scenarios[0], 0).local
+
+
+class _Conversation:
+    def __init__(
+        self,
+        *,
+        scenario: Scenario,
+        user: User,
+        opening: tuple[Message, ...],
+        toolbox: Toolbox,
+        success: Success | None,
+        max_turns: int,
+    ) -> None:
+        self.opening = opening
+        self.tools: Sequence[Mapping[str, Any]] = toolbox.schemas
+        self._scenario = scenario
+        self._user = user
+        self._toolbox = toolbox
+        self._success = success
+        self._messages = opening
+        self._turns_left = max_turns
+
+    async def step(self, reply: Message) -> Observation:
+        self._messages += (reply,)
+        self._turns_left -= 1
+        if reply.tool_calls:
+            answers = tuple(await self._toolbox.call_all(reply.tool_calls, scenario=self._scenario))
+        else:
+            words = await _reply(self._user, self._messages)
+            if words is None:
+                return Observation(terminated=True)
+            answers = (Message(role="user", content=words),)
+        self._messages += answers
+        return Observation(messages=answers, truncated=self._turns_left == 0)
+
+    async def outcome(self) -> Outcome:
+        success = await self._judged()
+        return Outcome(reward=None if success is None else float(success), success=success)
+
+    async def _judged(self) -> bool | None:
+        if self._success is None:
+            satisfied: bool | None = getattr(self._user, "satisfied", None)
+            return satisfied
+        success = await _guarded("success", asyncio.to_thread(self._success, self._scenario, self._messages))
+        if success is not None and not isinstance(success, bool):
+            raise TypeError(f"success must return True, False or None, got {success!r:.60}")
+        return success
+
+    def fork(self) -> Conversation:
+        twin = copy.copy(self)
+        twin._user = self._user.fork()
+        return twin
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+async def _reply(user: User, messages: Sequence[Message]) -> str | None:
+    words = await _guarded("user", user.reply(messages))
+    if words is not None and not isinstance(words, str):
+        raise TypeError(f"{type(user).__name__}.reply must return text or None, got {words!r:.60}")
+    return words
+
+
+async def _guarded(what: str, work: Awaitable[T]) -> T:
+    """The boundary to user code: what breaks in it fails the conversation, mistakes in it travel."""
+    try:
+        return await work
+    except (*PROGRAMMING_ERRORS, StatesetError):
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(f"{what} failed: {type(error).__name__}: {error}") from error

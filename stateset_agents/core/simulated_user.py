@@ -28,7 +28,10 @@ class User(Protocol):
     """True when `reply` waits on nothing remote; a user of your own counts as remote unless it says so."""
 
     async def reply(self, messages: Sequence[Message]) -> str | None:
-        """The user's next words after `messages`, or None to leave. With nothing said yet: the opening."""
+        """The user's next words after `messages`, or None to leave.
+
+        Asked for the opening, before anything was said, only where the scenario has none.
+        """
         ...
 
     def fork(self) -> User:
@@ -145,20 +148,20 @@ class RuleBasedUser:
 def default_user(scenario: Scenario, seed: int) -> User:
     """The user of a scenario that brings none.
 
-    Opens with `scenario.opening` or a sentence made of its topic and context. Then says the lines of
-    `context["script"]` if there are any; else answers questions, asks what happens next, and leaves.
-    With `context["expected_facts"]` the goal is to be told each of them in plain sentences.
+    Opens with a sentence made of topic and context, unless the scenario has its own opening. Then says
+    the lines of `context["script"]` if there are any; else answers questions, asks what happens next,
+    and leaves. With `context["expected_facts"]` the goal is to be told each of them in plain sentences.
     """
-    opening = (scenario.opening,) if scenario.opening else _openings(scenario)
+    openings = (scenario.opening,) if scenario.opening else _openings(scenario)
     script = scenario.context.get("script")
-    if script is not None:
-        if isinstance(script, str) or not isinstance(script, Sequence):
-            raise ConfigurationError(
-                f"scenario {scenario.id}: context['script'] must be a list of texts, got {script!r:.60}"
-            )
-        first = opening[derive(seed, "user", "opening", 0) % len(opening)]
-        return ScriptedUser([first, *map(str, script)])
-    return RuleBasedUser(_rules(scenario), opening=opening, goal=_goal(scenario), seed=seed)
+    if script is None:
+        return RuleBasedUser(_rules(scenario), opening=openings, goal=_goal(scenario), seed=seed)
+    if isinstance(script, str) or not isinstance(script, Sequence):
+        raise ConfigurationError(
+            f"scenario {scenario.id}: context['script'] must be a list of texts, got {script!r:.60}"
+        )
+    opening = () if scenario.opening else (openings[derive(seed, "user", "opening", 0) % len(openings)],)
+    return ScriptedUser([*opening, *map(str, script)])
 
 
 def _openings(scenario: Scenario) -> tuple[str, ...]:

@@ -28,8 +28,8 @@ class Status(StrEnum):
 class Outcome:
     """The environment's own verdict at the end of a conversation, however it ended."""
 
-    reward: float = 0.0
-    """Terminal reward, on top of the turn rewards."""
+    reward: float | None = 0.0
+    """Terminal reward, on top of the turn rewards; None where the environment gives none."""
     success: bool | None = None
     """Was the task done? None where the environment cannot tell."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
@@ -137,9 +137,9 @@ class Trajectory:
     def environment_reward(self) -> float | None:
         """Turn rewards plus the outcome's; None if the environment gave neither."""
         given = [turn.reward for turn in self.turns if turn.reward is not None]
-        if self.outcome is None:
-            return sum(given) if given else None
-        return sum(given) + self.outcome.reward
+        if self.outcome is not None and self.outcome.reward is not None:
+            given.append(self.outcome.reward)
+        return sum(given) if given else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

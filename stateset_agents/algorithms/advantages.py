@@ -103,10 +103,11 @@ def group_advantages(
     advantages = []
     for group in rewards:
         scored = _scored(group)
-        if _ties(scored):
+        peers = batch if baseline == "global_mean" else scored
+        spread = 0.0 if _ties(scored) else _spread(peers, batch, scaling) + margin
+        if spread == 0.0:
             advantages.append([None if reward is None else 0.0 for reward in group])
             continue
-        spread = _spread(batch if baseline == "global_mean" else scored, batch, scaling) + margin
         advantages.append(
             [
                 None

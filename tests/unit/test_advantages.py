@@ -1,0 +1,417 @@
+"""Group baselines, per-turn credit and GAE against hand-worked numbers and exact enumeration."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateset_agents.algorithms.advantages import (
+    broadcast_turns,
+    group_advantages,
+    group_advantages_by_id,
+    per_turn_group_credit,
+    returns_to_go,
+    rewards_on_agent_tokens,
+    standardized,
+    token_gae,
+    turn_gae,
+    zero_variance_fraction,
+)
+from stateset_agents.algorithms.overlong import overlong_penalty
+from stateset_agents.errors import ConfigurationError, RewardFailure
+
+BASELINES = ["group_mean", "group_median", "global_mean", "leave_one_out"]
+SCALINGS = ["population", "sample", "batch", "none"]
+EVERY_CHOICE = [(baseline, scaling) for baseline in BASELINES for scaling in SCALINGS]
+
+rewards_of_a_group = st.lists(st.none() | st.floats(-10, 10), min_size=1, max_size=6)
+
+
+# ---------------------------------------------------------------------------------- whole groups
+
+
+@pytest.mark.parametrize(
+    ("baseline", "scaling", "expected", "tolerance"),
+    [
+        ("group_mean", "population", [0.90453403, -1.50755672, -0.30151134, 0.90453403], 1e-6),
+        ("group_mean", "sample", [0.7833, -1.3056, -0.2611, 0.7833], 1e-4),
+        ("leave_one_out", "none", [0.5, -0.83333333, -0.16666667, 0.5], 1e-6),
+        ("group_mean", "none", [0.375, -0.625, -0.125, 0.375], 1e-12),
+        ("group_median", "none", [0.25, -0.75, -0.25, 0.25], 1e-12),
+    ],
+)
+def test_worked_group(baseline, scaling, expected, tolerance):
+    (advantages,) = group_advantages([[1, 0, 0.5, 1]], baseline=baseline, scaling=scaling)
+    assert advantages == pytest.approx(expected, abs=tolerance)
+
+
+def test_global_mean_compares_with_every_reward_of_the_batch():
+    # mean of [0, 1, 1, 2] is 1
+    assert group_advantages([[0, 1], [1, 2]], baseline="global_mean", scaling="none") == [[-1, 0], [0, 1]]
+
+
+def test_global_mean_divides_by_the_batch_spread_so_that_a_near_tie_cannot_explode():
+    near_tie, spread_out = group_advantages([[1, 1 - 1e-6], [0, 0, 1, 0]], baseline="global_mean")
+    assert max(abs(value) for value in (*near_tie, *spread_out)) < math.sqrt(6)
+
+
+def test_batch_scaling_divides_by_the_spread_of_all_scored_rewards():
+    # rewards 0, 2, 2, 4: population deviation sqrt(2)
+    advantages = group_advantages([[0, 2, None], [2, 4]], scaling="batch", eps=0)
+    half = 1 / math.sqrt(2)
+    assert advantages[0][2] is None
+    assert advantages[0][:2] + advantages[1] == pytest.approx([-half, half, -half, half])
+
+
+def test_eps_stands_outside_the_root():
+    assert group_advantages([[0, 2]], eps=1.0) == [[-0.5, 0.5]]
+    assert group_advantages([[0, 2]], scaling="sample", eps=0)[0] == pytest.approx([-(0.5**0.5), 0.5**0.5])
+
+
+@pytest.mark.parametrize(("baseline", "scaling"), EVERY_CHOICE)
+@pytest.mark.parametrize("tie", [[0.1, 0.1, 0.1], [0.7], [0.3, None, 0.3]])
+def test_ties_and_singletons_get_exactly_zero(baseline, scaling, tie):
+    advantages, _ = group_advantages([tie, [0.0, 1.0]], baseline=baseline, scaling=scaling)
+    assert advantages == [None if reward is None else 0.0 for reward in tie]
+
+
+@pytest.mark.parametrize(("baseline", "scaling"), EVERY_CHOICE)
+def test_unscored_members_get_no_advantage_and_move_nobody(baseline, scaling):
+    without = group_advantages([[1, 0, 0.5], [0, 2]], baseline=baseline, scaling=scaling)
+    with_them = group_advantages(
+        [[1, None, 0, 0.5], [None, 0, 2], [None]], baseline=baseline, scaling=scaling
+    )
+    assert with_them == [
+        [without[0][0], None, *without[0][1:]],
+        [None, *without[1]],
+        [None],
+    ]
+
+
+def test_an_empty_batch_and_an_empty_group_are_no_problem():
+    assert group_advantages([]) == []
+    assert group_advantages([[], [0, 1]], scaling="none") == [[], [-0.5, 0.5]]
+
+
+@pytest.mark.parametrize(("baseline", "scaling"), EVERY_CHOICE)
+def test_groups_are_found_by_id_whatever_the_order_of_the_rows(baseline, scaling):
+    groups = {"a": [1, 0, 0.5, 1], "b": [0, None, 1], "c": [0.2, 0.9, 0.9, 0.1]}
+    rows = [(name, member, reward) for name in groups for member, reward in enumerate(groups[name])]
+    by_group = group_advantages(list(groups.values()), baseline=baseline, scaling=scaling)
+    expected = {
+        (name, member): value
+        for name, group in zip(groups, by_group, strict=True)
+        for member, value in enumerate(group)
+    }
+    for shuffle in range(5):
+        random.Random(shuffle).shuffle(rows)
+        advantages = group_advantages_by_id(
+            [reward for *_, reward in rows],
+            [ord(name) if shuffle % 2 else name for name, *_ in rows],  # names do not matter
+            baseline=baseline,
+            scaling=scaling,
+        )
+        assert {(name, member): a for (name, member, _), a in zip(rows, advantages, strict=True)} == expected
+
+
+@given(st.lists(rewards_of_a_group, min_size=1, max_size=4), st.sampled_from(EVERY_CHOICE))
+def test_reversing_members_and_groups_reverses_the_advantages_bit_for_bit(rewards, choice):
+    baseline, scaling = choice
+    forward = group_advantages(rewards, baseline=baseline, scaling=scaling)
+    backward = group_advantages([group[::-1] for group in rewards[::-1]], baseline=baseline, scaling=scaling)
+    assert [group[::-1] for group in backward[::-1]] == forward
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=12))
+def test_scaled_advantages_sum_to_zero_and_stay_below_the_root_of_group_size_less_one(rewards):
+    (advantages,) = group_advantages([rewards])
+    assert math.fsum(advantages) == pytest.approx(0, abs=1e-6)
+    assert max(map(abs, advantages)) <= math.sqrt(len(rewards) - 1) + 1e-9
+
+
+def test_rewards_too_close_to_have_a_spread_count_as_a_tie():
+    assert group_advantages([[0.0, 1e-200]], eps=0.0) == [[0.0, 0.0]]
+
+
+def test_advantages_can_be_bounded():
+    assert group_advantages([[0.0] * 15 + [1.0]], clip=3.0)[0][-1] == 3.0
+    assert group_advantages([[0.0] * 15 + [1.0]])[0][-1] == pytest.approx(math.sqrt(15))
+
+
+def test_zero_variance_fraction_counts_groups_that_teach_nothing():
+    assert zero_variance_fraction([[1, 1], [0, 1], [0.5], [None, None]]) == pytest.approx(2 / 3)
+    assert zero_variance_fraction([[None]]) == 0.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"baseline": "mean"}, {"scaling": "std"}, {"eps": -1.0}, {"clip": 0.0}],
+)
+def test_unknown_choices_are_refused_by_name(options):
+    with pytest.raises(ConfigurationError, match=str(next(iter(options.values())))):
+        group_advantages([[0, 1]], **options)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_reward_that_is_no_number_is_refused(bad):
+    with pytest.raises(RewardFailure, match="finite"):
+        group_advantages([[0.0, bad]])
+
+
+def test_ids_and_rewards_must_be_of_one_length():
+    with pytest.raises(ValueError, match="2 and 1"):
+        group_advantages_by_id([0.0, 1.0], ["a"])
+
+
+def test_standardized_values_have_mean_zero_and_deviation_one():
+    assert standardized([1.0, 3.0], eps=0) == [-1.0, 1.0]
+    assert standardized([0.1, 0.1, 0.1]) == [0.0, 0.0, 0.0]
+
+
+# ------------------------------------------------------------------------------ credit per turn
+
+
+def test_returns_to_go_discount_per_turn():
+    assert returns_to_go([1, 0, 2]) == [3, 2, 2]
+    assert returns_to_go([1, 0, 2], gamma=0.5) == [1.5, 1, 2]
+
+
+def test_a_turn_is_compared_with_the_siblings_that_reached_it():
+    credit = per_turn_group_credit([[1, 2], [0], None, [0, 1, 5]])
+    # returns to go: [3, 2], [0], [6, 6, 5]; nobody else reached a third turn
+    assert credit == [[3 - 3, 2 - 6], [0 - 4.5], None, [6 - 1.5, 6 - 2, 5 - 0]]
+
+
+def test_a_lone_member_keeps_its_return():
+    assert per_turn_group_credit([[1, 2], None]) == [[3, 2], None]
+
+
+def test_per_turn_credit_of_one_turn_conversations_is_leave_one_out():
+    rewards = [1, 0, 0.5, 1]
+    credit = per_turn_group_credit([[reward] for reward in rewards])
+    (expected,) = group_advantages([rewards], baseline="leave_one_out", scaling="none")
+    assert [value for (value,) in credit] == pytest.approx(expected)
+
+
+def test_turn_credit_is_spread_over_the_turns_tokens():
+    assert broadcast_turns([0.5, -1], [2, 1]) == [0.5, 0.5, -1]
+
+
+# A policy that may go on (reward 1) or stop (reward 0, the end) at each of up to six turns, both with
+# probability 1/2. With the logit of "go on" as parameter, J = sum_k p^k and the exact gradient is
+# p (1 - p) sum_k k p^(k-1) = .9375.
+GO_ON, MOST_TURNS, EXACT = 0.5, 6, 0.9375
+
+Estimator = Callable[[Sequence[Sequence[float]]], Sequence[Sequence[float]]]
+
+
+def _groups(size: int) -> Iterator[tuple[float, list[int]]]:
+    """Every multiset of `size` conversations (each the number of times it went on), with its probability."""
+    chance = [GO_ON**n * (1 if n == MOST_TURNS else 1 - GO_ON) for n in range(MOST_TURNS + 1)]
+
+    def fill(length: int, left: int) -> Iterator[list[int]]:
+        if length == MOST_TURNS:
+            yield [left]
+            return
+        for count in range(left + 1):
+            yield from ([count, *rest] for rest in fill(length + 1, left - count))
+
+    for counts in fill(0, size):
+        probability = math.factorial(size) * math.prod(
+            p**count / math.factorial(count) for p, count in zip(chance, counts, strict=True)
+        )
+        yield probability, [n for n, count in enumerate(counts) for _ in range(count)]
+
+
+def _expected_gradient(size: int, estimator: Estimator) -> float:
+    """Mean over all possible groups of 1/G sum over members and turns of credit times score."""
+    total = 0.0
+    for probability, lengths in _groups(size):
+        stops = [n < MOST_TURNS for n in lengths]
+        rewards = [[1.0] * n + [0.0] * stop for n, stop in zip(lengths, stops, strict=True)]
+        scores = [[1 - GO_ON] * n + [-GO_ON] * stop for n, stop in zip(lengths, stops, strict=True)]
+        gradient = sum(
+            value * score
+            for credits, row in zip(estimator(rewards), scores, strict=True)
+            for value, score in zip(credits, row, strict=True)
+        )
+        total += probability * gradient / size
+    return total
+
+
+def _minus_mean_of_the_same_turn(turn_rewards: Sequence[Sequence[float]]) -> list[list[float]]:
+    returns = [returns_to_go(rewards) for rewards in turn_rewards]
+    alive = [[own[k] for own in returns if k < len(own)] for k in range(MOST_TURNS)]
+    return [[value - sum(alive[k]) / len(alive[k]) for k, value in enumerate(own)] for own in returns]
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_per_turn_credit_is_unbiased_where_the_policy_chooses_the_length(size):
+    assert _expected_gradient(size, per_turn_group_credit) == pytest.approx(EXACT, rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_centring_each_turn_on_its_own_mean_is_biased(size):
+    """What per_turn_group_credit exists to avoid; the probe must be able to see it."""
+    assert _expected_gradient(size, _minus_mean_of_the_same_turn) < 0.8 * EXACT
+
+
+def test_advantage_zero_without_siblings_would_be_biased():
+    def zero_when_alone(turn_rewards):
+        alive = [sum(k < len(rewards) for rewards in turn_rewards) for k in range(MOST_TURNS)]
+        return [
+            [value if alive[k] > 1 else 0.0 for k, value in enumerate(credit)]
+            for credit in per_turn_group_credit(turn_rewards)
+        ]
+
+    assert _expected_gradient(2, zero_when_alone) < 0.8 * EXACT
+    assert _expected_gradient(8, zero_when_alone) < 0.98 * EXACT
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.floats(-1, 1), st.floats(-5, 5)), min_size=1, max_size=4),
+        min_size=2,
+        max_size=4,
+    ),
+    st.floats(-5, 5),
+)
+def test_potential_shaping_telescopes_away_for_whole_trajectories(conversations, start):
+    """r + phi(next) - phi, gamma 1, phi(terminal) 0, one start state: the same advantages as without."""
+    plain, shaped = [], []
+    for turns in conversations:
+        potentials = [start, *(potential for _, potential in turns[1:]), 0.0]
+        rewards = [reward for reward, _ in turns]
+        plain.append(math.fsum(rewards))
+        shaped.append(
+            math.fsum(
+                reward + after - before
+                for reward, before, after in zip(rewards, potentials, potentials[1:], strict=False)
+            )
+        )
+    expected = group_advantages([plain], scaling="none")[0]
+    assert group_advantages([shaped], scaling="none")[0] == pytest.approx(expected, abs=1e-9)
+
+
+def test_potential_shaping_does_change_per_turn_credit():
+    assert per_turn_group_credit([[0.5, 0.5], [0, 0]]) != per_turn_group_credit([[0, 1], [0, 0]])
+
+
+# ------------------------------------------------------------------------------------------ GAE
+
+ROW = {
+    "rewards": [0, 0, 0, 0, 0, 0, 1],
+    "values": [0.2, 0.3, 9, 9, 9, 0.4, 0.6],
+    "action_mask": [1, 1, 0, 0, 0, 1, 1],
+}
+
+
+def test_token_gae_steps_over_observations():
+    credit = token_gae(**ROW, gamma=1.0, lam=0.95)
+    assert credit.advantages == pytest.approx([0.71845, 0.651, 0, 0, 0, 0.58, 0.4], abs=1e-9)
+    assert credit.returns == pytest.approx([0.91845, 0.951, 0, 0, 0, 0.98, 1.0], abs=1e-9)
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.booleans(),
+)
+def test_the_number_of_observation_tokens_changes_nothing(some, other, gamma, lam, terminated):
+    """Two agent tokens per turn, any number of observations between turns and at the end."""
+    turns = min(len(some), len(other))
+
+    def agent_tokens(gaps: list[int]) -> list[tuple[float, float]]:
+        rewards, values, mask = [], [], []
+        for turn, gap in enumerate(gaps[:turns]):
+            rewards += [0.1, 0.2] + [0.0] * (gap - 1) + [1.0]
+            values += [turn + 0.5, turn - 0.5] + [99.0] * gap
+            mask += [1, 1] + [0] * gap
+        credit = token_gae(
+            rewards, values, mask, gamma=gamma, lam=lam, terminated=terminated, final_value=2.0
+        )
+        return [pair for pair, acted in zip(zip(*credit, strict=True), mask, strict=True) if acted]
+
+    assert agent_tokens(some) == agent_tokens(other)
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), max_size=10))
+def test_rewards_on_observations_move_to_the_last_agent_token_and_keep_their_sum(tail):
+    row = [(1.0, True), *tail]
+    moved = rewards_on_agent_tokens([reward for reward, _ in row], [acted for _, acted in row])
+    assert math.fsum(moved) == pytest.approx(math.fsum(reward for reward, _ in row), abs=1e-9)
+    assert all(value == 0 for value, (_, acted) in zip(moved, row, strict=True) if not acted)
+
+
+def test_a_reward_after_the_last_agent_token_is_that_tokens():
+    assert rewards_on_agent_tokens([0, 0, 0, 1], [0, 1, 1, 0]) == [0, 0, 1, 0]
+    late = token_gae([0, 0, 1], [0.2, 0.4, 9], [1, 1, 0])
+    assert late.advantages[:2] == token_gae([0, 1], [0.2, 0.4], [1, 1]).advantages
+
+
+def test_a_reward_before_the_agent_spoke_is_refused():
+    with pytest.raises(ValueError, match="position 0"):
+        rewards_on_agent_tokens([1.0, 0.0], [0, 1])
+
+
+def test_token_discount_acts_between_turns_and_never_within_one():
+    short = token_gae([0, 0, 1], [0.0] * 3, [1, 0, 1], gamma=0.5, lam=1.0)
+    long = token_gae([0, 0, 0, 0, 1], [0.0] * 5, [1, 1, 0, 1, 1], gamma=0.5, lam=1.0)
+    assert short.advantages == [0.5, 0, 1]
+    assert long.advantages == [0.5, 0.5, 0, 1, 1]
+
+
+def test_turn_gae_of_two_turns_by_hand():
+    credit = turn_gae([0.0, 1.0], [0.3, 0.5], gamma=0.9, lam=0.8)
+    # delta_1 = 1 - .5 = .5; delta_0 = 0 + .9 * .5 - .3 = .15; A_0 = .15 + .72 * .5 = .51
+    assert credit.advantages == pytest.approx([0.51, 0.5])
+    assert credit.returns == pytest.approx([0.81, 1.0])
+
+
+@pytest.mark.parametrize("gae", ["turn", "token"])
+def test_termination_cuts_the_bootstrap_and_truncation_uses_the_last_states_value(gae):
+    def last(terminated: bool) -> float:
+        if gae == "turn":
+            return turn_gae(
+                [0.0, 1.0], [0.3, 0.5], gamma=0.9, terminated=terminated, final_value=2.0
+            ).advantages[-1]
+        return token_gae(
+            [0.0, 1.0], [0.3, 0.5], [1, 1], gamma=0.9, terminated=terminated, final_value=2.0
+        ).advantages[-1]
+
+    assert last(terminated=True) == pytest.approx(1 - 0.5)
+    assert last(terminated=False) == pytest.approx(1 + 0.9 * 2 - 0.5)
+
+
+def test_turn_gae_with_lambda_one_is_the_return_less_the_value():
+    rewards, values = [1.0, -1.0, 3.0], [0.2, 0.7, -0.4]
+    credit = turn_gae(rewards, values, gamma=0.9, lam=1.0)
+    assert credit.returns == pytest.approx(returns_to_go(rewards, gamma=0.9))
+
+
+@pytest.mark.parametrize(("name", "value"), [("gamma", 1.1), ("lam", -0.1)])
+def test_discounts_outside_zero_to_one_are_refused(name, value):
+    with pytest.raises(ConfigurationError, match=name):
+        turn_gae([1.0], [0.0], **{name: value})
+
+
+# ------------------------------------------------------------------------------------- overlong
+
+
+@pytest.mark.parametrize(("length", "penalty"), [(10, 0), (80, 0), (85, -0.25), (90, -0.5), (100, -1)])
+def test_overlong_penalty_grows_inside_the_buffer(length, penalty):
+    assert overlong_penalty(length, max_length=100, buffer=20) == pytest.approx(penalty)
+    assert overlong_penalty(length, max_length=100, buffer=20, factor=0.5) == pytest.approx(penalty / 2)
+
+
+@pytest.mark.parametrize("options", [{"buffer": 0}, {"buffer": 101}, {"buffer": 20, "factor": -1.0}])
+def test_impossible_overlong_settings_are_refused(options):
+    with pytest.raises(ConfigurationError, match="overlong"):
+        overlong_penalty(90, max_length=100, **options)

@@ -1,0 +1,89 @@
+"""What a person sees while a run goes on: a live line on a terminal, plain lines in a file or a pipe."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+__all__ = ["ConsoleDisplay", "progress_line"]
+
+_SHOWN = (
+    ("reward", "reward/mean", "{:.3f}"),
+    ("success", "success/mean", "{:.0%}"),
+    ("KL", "kl/reference", "{:.4f}"),
+    ("tokens/s", "tokens/per_second", "{:,.0f}"),
+)
+"""Caption, metric, format; a metric that a step does not have shows a dash."""
+
+_PLAIN_LINES = 20
+"""About how many lines a whole run prints where there is no terminal."""
+
+
+class ConsoleDisplay:
+    """Shows step, reward, success, KL, tokens/s and time left; a context manager.
+
+    `every` is how many steps go by between two plain lines; about twenty lines a run by default.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        first_step: int = 0,
+        every: int | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self.total_steps = total_steps
+        self._console = console or Console()
+        self._every = every or max(1, total_steps // _PLAIN_LINES)
+        self._first_step = first_step
+        self._started = time.monotonic()
+        bar = [BarColumn(bar_width=16)] if self._console.width >= 100 else []
+        self._progress = Progress(
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            *bar,
+            TextColumn("{task.fields[line]}"),
+            console=self._console,
+        )
+        self._task = self._progress.add_task("training", total=total_steps, completed=first_step, line="")
+
+    def __enter__(self) -> Self:
+        self._started = time.monotonic()
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._progress.stop()
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show the numbers of `step`, the count of steps done so far."""
+        line = progress_line(metrics, self._seconds_left(step))
+        if self._console.is_terminal:
+            self._progress.update(self._task, completed=step, line=line)
+        elif step % self._every == 0 or step == self.total_steps:
+            self._console.print(f"step {step}/{self.total_steps}  {line}", highlight=False, soft_wrap=True)
+
+    def _seconds_left(self, step: int) -> float:
+        done = step - self._first_step
+        if done <= 0:
+            return math.nan
+        return (time.monotonic() - self._started) / done * (self.total_steps - step)
+
+
+def progress_line(metrics: Mapping[str, float], seconds_left: float) -> str:
+    """`reward 0.412  success 38%  KL 0.0012  tokens/s 5,120  left 1:05`."""
+    parts = []
+    for caption, name, style in _SHOWN:
+        value = metrics.get(name, math.nan)
+        parts.append(f"{caption} {style.format(value) if math.isfinite(value) else '-'}")
+    if math.isfinite(seconds_left):
+        minutes, seconds = divmod(round(seconds_left), 60)
+        parts.append(f"left {minutes}:{seconds:02d}")
+    return "  ".join(parts)

@@ -1,0 +1,103 @@
+"""JSONL files that can be tailed, survive a kill, and say which schema they follow."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from stateset_agents.errors import ConfigurationError
+
+__all__ = ["SCHEMA_VERSION", "JsonlWriter", "dump", "read_lines"]
+
+SCHEMA_VERSION = 1
+
+
+class JsonlWriter:
+    """Appends records to one file, each call flushed.
+
+    A new file gets the header `{"schema_version": 1, "file": NAME}`. A last line that a kill has torn is
+    cut off when the file is opened. Raises ConfigurationError when the file cannot be written.
+    """
+
+    def __init__(self, file: Path) -> None:
+        try:
+            self._stream: BinaryIO = file.open("ab+")
+            size = _whole_lines(self._stream)
+            self._stream.truncate(size)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot write {file}: {error.strerror}; choose another folder"
+            ) from error
+        if size == 0:
+            self.write([{"schema_version": SCHEMA_VERSION, "file": file.stem}])
+
+    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Add the records in one write."""
+        self._stream.write("".join(dump(record) + "\n" for record in records).encode())
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def dump(record: Mapping[str, Any]) -> str:
+    """One line of JSON; numbers that are not finite become null, for JSON has none."""
+    try:
+        return json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
+    except ValueError:
+        return json.dumps(_finite(record), separators=(",", ":"), ensure_ascii=False, default=str)
+
+
+def read_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line and its record, the header included; a torn last line is left out.
+
+    Raises ConfigurationError on another schema version, or where a line in the middle is no JSON.
+    """
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.endswith("\n"):
+                return
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigurationError(
+                    f"{file}, line {number}: not JSON ({error.msg}): {line[:60]!r}; remove the line"
+                ) from error
+            if number == 1 and record.get("schema_version") != SCHEMA_VERSION:
+                raise ConfigurationError(
+                    f"{file} has schema version {record.get('schema_version')!r} and this program reads "
+                    f"{SCHEMA_VERSION}: use the stateset-agents that wrote it"
+                )
+            yield line, record
+
+
+def _whole_lines(stream: BinaryIO) -> int:
+    """Bytes up to and including the last newline."""
+    end = stream.seek(0, 2)
+    while end > 0:
+        start = max(0, end - 65536)
+        stream.seek(start)
+        newline = stream.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,70 @@
+"""Log lines for people. Every module asks `get_logger`; the command line calls `configure_logging` once.
+
+Events go through Python's own logging under the name `stateset_agents`, so a program that uses the
+library sees warnings only, unless it sets a level or calls `configure_logging` itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, TextIO, cast
+
+import structlog
+
+__all__ = ["configure_logging", "get_logger"]
+
+_ROOT = "stateset_agents"
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to whatever stderr is now, so that a live display that captures it is not torn."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        """The base class sets it once; what counts is stderr at the time of writing."""
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """A logger that takes an event and fields: `log.info("checkpoint saved", step=20)`.
+
+    It leaves structlog's global configuration to the program that uses the library.
+    """
+    logger = structlog.wrap_logger(
+        logging.getLogger(name),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.processors.format_exc_info,
+            _human_line,
+        ],
+    )
+    return cast(structlog.stdlib.BoundLogger, logger)
+
+
+def configure_logging(level: str = "INFO") -> None:
+    """Print events from `level` on as human lines on stderr; a second call replaces the first.
+
+    Raises ValueError on a level that logging does not know.
+    """
+    logger = logging.getLogger(_ROOT)
+    for handler in [handler for handler in logger.handlers if isinstance(handler, _Stderr)]:
+        logger.removeHandler(handler)
+    handler = _Stderr()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(level.upper())
+
+
+def _human_line(_: Any, __: str, event: structlog.typing.EventDict) -> str:
+    """`checkpoint saved  step=20 path=runs/0001-demo`; a traceback goes below."""
+    trace = event.pop("exception", None)
+    line = str(event.pop("event", ""))
+    if event:
+        line += "  " + " ".join(f"{key}={value}" for key, value in event.items())
+    return f"{line}\n{trace}" if trace else line

@@ -1,0 +1,156 @@
+"""The folder of one run: which files it has, and the writes that concern it as a whole.
+
+    runs/0001-demo/
+      config.yaml     every setting of the run
+      metrics.jsonl   one line per step: {"step": 3, "time": 1767.2, "reward/mean": 0.41, ...}
+      rollouts.jsonl  one line per conversation (see `tracker.rollout_record`)
+      events.jsonl    one line per thing that happened: {"event": "checkpoint saved", "step": 20, ...}
+      summary.json    how the run ended
+      checkpoints/    written by the trainer
+      report.html     written by `stateset-agents report`
+    runs/latest       points to the newest run
+
+The first line of each JSONL file is `{"schema_version": 1, "file": "metrics"}`; the other files carry
+`schema_version` as a field. The trainer writes through `JsonlTracker`; `run_log` reads a folder back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.tracking.jsonl import SCHEMA_VERSION, JsonlWriter, dump, read_lines
+
+__all__ = ["RunFolder"]
+
+_NUMBERED = re.compile(r"^(\d{4,})-")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, root: str | Path = "runs", name: str = "run") -> RunFolder:
+        """Make the next numbered folder, `root/0001-name`, and let `root/latest` point to it.
+
+        Characters of `name` that are awkward in a path become dashes. Raises ConfigurationError when
+        the folder cannot be written.
+        """
+        root = Path(root)
+        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            folder = cls(_next_numbered(root, slug))
+            folder.checkpoints.mkdir()
+            for file in (folder.metrics, folder.rollouts, folder.events):
+                JsonlWriter(file).close()
+            _point_latest(root, folder.path.name)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot write a run folder in {str(root)!r}: {error.strerror}; choose another folder"
+            ) from error
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An existing run (`runs/latest` works). Raises ConfigurationError when it is no run folder."""
+        folder = cls(Path(path).resolve())
+        if not folder.metrics.is_file():
+            raise ConfigurationError(
+                f"{str(path)!r} is no run folder (it has no metrics.jsonl): give one such as runs/latest"
+            )
+        return folder
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def write_config(self, settings: Mapping[str, Any]) -> None:
+        """Save the settings (plain values), with the schema version as their first field."""
+        data = {"schema_version": SCHEMA_VERSION, **settings}
+        replace_file(self.config, [yaml.safe_dump(data, sort_keys=False, allow_unicode=True)])
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Save how the run ended; numbers that are not finite become null."""
+        data = json.loads(dump({"schema_version": SCHEMA_VERSION, **summary}))
+        replace_file(self.summary, [json.dumps(data, indent=2, ensure_ascii=False), "\n"])
+
+    def truncate_after(self, step: int) -> None:
+        """Drop what later steps wrote, before a resume plays these steps again.
+
+        Lines without a step stay. No tracker may have the folder open meanwhile.
+        """
+        for file in (self.metrics, self.rollouts, self.events):
+            replace_file(file, (line for line, record in read_lines(file) if record.get("step", -1) <= step))
+
+
+def replace_file(file: Path, parts: Iterable[str]) -> None:
+    """Write beside and rename: whoever reads, or kills, finds the old file or the new one.
+
+    Raises ConfigurationError when the folder cannot be written.
+    """
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8") as stream:
+            stream.writelines(parts)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(file)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write {file}: {error.strerror}; free or choose another disk"
+        ) from error
+
+
+def _next_numbered(root: Path, slug: str) -> Path:
+    """A new folder with the number after the highest one."""
+    while True:
+        taken = [int(found[1]) for entry in root.iterdir() if (found := _NUMBERED.match(entry.name))]
+        path = root / f"{max(taken, default=0) + 1:04d}-{slug}"
+        try:
+            path.mkdir()
+        except FileExistsError:  # another process was quicker
+            continue
+        return path
+
+
+def _point_latest(root: Path, name: str) -> None:
+    link = root / f".latest.{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(name, target_is_directory=True)
+    link.replace(root / "latest")

@@ -1,0 +1,154 @@
+"""Reads a run folder back as typed values: for reports, for scoring again, for your own plots."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.messages import Message
+from stateset_agents.tracking.jsonl import SCHEMA_VERSION, read_lines
+from stateset_agents.tracking.run_folder import RunFolder
+
+__all__ = ["MetricLine", "RecordedTurn", "Rollout", "RunLog"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricLine:
+    """One line of metrics.jsonl."""
+
+    step: int
+    time: float
+    """Seconds since the epoch when it was written."""
+    values: Mapping[str, float]
+    """NaN where the number was not finite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTurn:
+    """Whose the messages and tokens of one turn are."""
+
+    prompt_tokens: int
+    sampled_tokens: int
+    feedback: int
+    """Messages that answered the agent's."""
+    finish_reason: str
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One conversation as it was recorded (see `tracker.rollout_record`)."""
+
+    step: int
+    stage: str
+    """"train", "before", "after" or "validation"."""
+    group: str
+    weight: float
+    scenario: str
+    family: str
+    split: str
+    scenario_opening: str
+    context: Mapping[str, Any]
+    member: int
+    seed: int
+    status: str
+    error: str | None
+    success: bool | None
+    reward: float | None
+    breakdown: Mapping[str, float]
+    outcome: Mapping[str, Any] | None
+    changes: tuple[Mapping[str, Any], ...]
+    opening: int
+    """How many of `messages` stand before the agent's first."""
+    messages: tuple[Message, ...]
+    turns: tuple[RecordedTurn, ...]
+    token_ids: tuple[int, ...]  # [T]
+    mask: tuple[int, ...]  # [T]
+    logprobs: tuple[float, ...]  # [T]
+    versions: tuple[int, ...]  # [T]
+    advantages: tuple[float, ...] | None
+    """One per sampled token; None where the conversation did not train."""
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunLog:
+    """A run on disk. A run that is still going on can be read too: a half-written line is left out."""
+
+    folder: RunFolder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunLog:
+        """Raises ConfigurationError when `path` is no run folder."""
+        return cls(RunFolder.open(path))
+
+    def config(self) -> dict[str, Any]:
+        """The settings, without the file's schema version; empty where none were saved."""
+        if not self.folder.config.exists():
+            return {}
+        return _versioned(self.folder.config, yaml.safe_load(self.folder.config.read_text(encoding="utf-8")))
+
+    def summary(self) -> dict[str, Any]:
+        """How the run ended, without the file's schema version; empty while it has not."""
+        if not self.folder.summary.exists():
+            return {}
+        return _versioned(self.folder.summary, json.loads(self.folder.summary.read_text(encoding="utf-8")))
+
+    def metrics(self) -> Iterator[MetricLine]:
+        for record in _records(self.folder.metrics):
+            step, time = record.pop("step"), record.pop("time")
+            values = {name: math.nan if value is None else value for name, value in record.items()}
+            yield MetricLine(step, time, values)
+
+    def rollouts(self, *stages: str) -> Iterator[Rollout]:
+        """Conversations in the order written; of all stages when none is named."""
+        for record in _records(self.folder.rollouts):
+            if not stages or record["stage"] in stages:
+                yield _rollout(record)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Records such as `{"event": "checkpoint saved", "time": "2026-01-31T12:00:00+00:00"}`."""
+        return _records(self.folder.events)
+
+
+def _records(file: Path) -> Iterator[dict[str, Any]]:
+    lines = read_lines(file)
+    next(lines, None)  # the header
+    for _, record in lines:
+        yield record
+
+
+def _rollout(record: dict[str, Any]) -> Rollout:
+    for name in ("token_ids", "mask", "logprobs", "versions", "changes"):
+        record[name] = tuple(record[name])
+    if record["advantages"] is not None:
+        record["advantages"] = tuple(record["advantages"])
+    record["turns"] = tuple(RecordedTurn(**turn) for turn in record["turns"])
+    record["messages"] = tuple(_message(message) for message in record["messages"])
+    return Rollout(**record)
+
+
+def _message(record: Mapping[str, Any]) -> Message:
+    message = Message.from_openai(record)
+    errors = [item.get("error") for item in record.get("tool_calls", ())]
+    if not any(errors):
+        return message
+    calls = [replace(call, error=error) for call, error in zip(message.tool_calls, errors, strict=True)]
+    return replace(message, tool_calls=tuple(calls))
+
+
+def _versioned(file: Path, data: dict[str, Any]) -> dict[str, Any]:
+    version = data.pop("schema_version", None)
+    if version != SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"{file} has schema version {version!r} and this program reads {SCHEMA_VERSION}: "
+            "use the stateset-agents that wrote it"
+        )
+    return data

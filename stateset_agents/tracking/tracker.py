@@ -1,0 +1,130 @@
+"""Writes what a run does into its folder, one flushed line at a time. The trainer calls it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from stateset_agents.messages import Message
+from stateset_agents.tracking.jsonl import JsonlWriter
+from stateset_agents.tracking.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
+
+__all__ = ["JsonlTracker", "Stage", "rollout_record"]
+
+Stage = Literal["train", "before", "after", "validation"]
+"""When a conversation was held: in training, or in an evaluation before, during or after it."""
+
+_DECIMALS = 6
+
+
+class JsonlTracker:
+    """Metrics, conversations and events of one run. Close it, or use it as a context manager."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._metrics = JsonlWriter(folder.metrics)
+        self._rollouts = JsonlWriter(folder.rollouts)
+        self._events = JsonlWriter(folder.events)
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of numbers; names are `stage/quantity`, such as `reward/mean`. ValueError otherwise."""
+        plain = [name for name in metrics if "/" not in name]
+        if plain:
+            raise ValueError(f"metric names are stage/quantity, such as reward/mean; got {', '.join(plain)}")
+        values = {name: float(value) for name, value in metrics.items()}
+        self._metrics.write([{"step": step, "time": round(time.time(), 3), **values}])
+
+    def log_rollouts(
+        self,
+        step: int,
+        groups: Sequence[TrajectoryGroup],
+        advantages: Sequence[Sequence[Sequence[float] | None]] | None = None,
+        *,
+        stage: Stage = "train",
+    ) -> None:
+        """Every conversation of `groups`, in order.
+
+        `advantages[g][m]` holds one number per token that member m of group g sampled, or None where
+        that member does not train; None for all where nothing trains (an evaluation).
+        """
+        records = []
+        for place, group in enumerate(groups):
+            own = [None] * len(group.trajectories) if advantages is None else advantages[place]
+            for trajectory, credit in zip(group.trajectories, own, strict=True):
+                head = {"step": step, "stage": stage, "group": group.key, "weight": group.weight}
+                records.append({**head, **rollout_record(trajectory, credit)})
+        self._rollouts.write(records)
+
+    def log_event(self, name: str, **fields: Any) -> None:
+        """One thing that happened, such as `log_event("checkpoint saved", step=20)`."""
+        self._events.write([{"event": name, "time": datetime.now(UTC).isoformat(), **fields}])
+
+    def close(self) -> None:
+        for writer in (self._metrics, self._rollouts, self._events):
+            writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = None) -> dict[str, Any]:
+    """A conversation as one JSON object, whole enough to be browsed and scored again.
+
+    `messages` has the opening, then for each turn the agent's message and its feedback; `turns` says
+    how many messages and tokens are whose. `token_ids`, `mask`, `logprobs` and `versions` are as long as
+    the row [T]; `advantages` is as long as the tokens sampled. Log-probs and advantages have six decimals.
+    """
+    scenario, outcome = trajectory.scenario, trajectory.outcome
+    turns = [
+        {
+            "prompt_tokens": len(turn.prompt_ids),
+            "sampled_tokens": len(turn.completion.token_ids),
+            "feedback": len(turn.feedback),
+            "finish_reason": turn.completion.finish_reason,
+            "reward": turn.reward,
+        }
+        for turn in trajectory.turns
+    ]
+    return {
+        "scenario": scenario.id,
+        "family": scenario.family,
+        "split": scenario.split,
+        "scenario_opening": scenario.opening,
+        "context": dict(scenario.context),
+        "member": trajectory.member,
+        "seed": trajectory.seed,
+        "status": trajectory.status.value,
+        "error": trajectory.error,
+        "success": trajectory.success,
+        "reward": trajectory.reward,
+        "breakdown": dict(trajectory.breakdown),
+        "outcome": outcome
+        and {"reward": outcome.reward, "success": outcome.success, "breakdown": dict(outcome.breakdown)},
+        "changes": [dict(change) for change in outcome.changes] if outcome else [],
+        "opening": len(trajectory.opening),
+        "messages": [_message_record(message) for message in trajectory.messages],
+        "turns": turns,
+        "token_ids": trajectory.token_ids,
+        "mask": trajectory.action_mask,
+        "logprobs": [round(value, _DECIMALS) for value in trajectory.logprobs],
+        "versions": trajectory.versions,
+        "advantages": None if advantages is None else [round(value, _DECIMALS) for value in advantages],
+        "metadata": dict(trajectory.metadata),
+    }
+
+
+def _message_record(message: Message) -> dict[str, Any]:
+    """OpenAI's shape, plus `error` on a tool call that could not be read."""
+    record = message.to_openai()
+    for call, item in zip(message.tool_calls, record.get("tool_calls", ()), strict=True):
+        if call.error is not None:
+            item["error"] = call.error
+    return record

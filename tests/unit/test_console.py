@@ -1,0 +1,94 @@
+"""The live display on a terminal and its plain lines elsewhere; log lines for people."""
+
+from __future__ import annotations
+
+import io
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from stateset_agents.tracking.console import ConsoleDisplay, progress_line
+from stateset_agents.tracking.logging import configure_logging, get_logger
+
+METRICS = {"reward/mean": 0.4123, "success/mean": 0.38, "kl/reference": 0.00123, "tokens/per_second": 5120.0}
+
+
+@pytest.fixture
+def clean_logging() -> Iterator[None]:
+    logger = logging.getLogger("stateset_agents")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    yield
+    logger.handlers, logger.level, logger.propagate = before[0], before[1], before[2]
+
+
+def test_a_line_shows_reward_success_kl_speed_and_time_left() -> None:
+    line = progress_line(METRICS, 65.4)
+    assert line == "reward 0.412  success 38%  KL 0.0012  tokens/s 5,120  left 1:05"
+
+
+def test_a_number_that_a_step_does_not_have_is_a_dash() -> None:
+    line = progress_line({"reward/mean": float("nan")}, float("nan"))
+    assert line == "reward -  success -  KL -  tokens/s -"
+
+
+def test_a_pipe_gets_about_twenty_plain_lines() -> None:
+    out = io.StringIO()
+    with ConsoleDisplay(100, console=Console(file=out, width=40)) as display:
+        for step in range(1, 101):
+            display.update(step, METRICS)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 20
+    assert lines[0].startswith("step 5/100  reward 0.412")
+    assert lines[-1].startswith("step 100/100")
+    assert "\x1b" not in out.getvalue()
+
+
+def test_the_last_step_is_always_printed() -> None:
+    out = io.StringIO()
+    with ConsoleDisplay(7, every=5, console=Console(file=out, width=40)) as display:
+        for step in range(1, 8):
+            display.update(step, METRICS)
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["5/7", "7/7"]
+
+
+def test_a_terminal_of_eighty_columns_shows_everything_on_one_line() -> None:
+    out = io.StringIO()
+    with ConsoleDisplay(110, console=Console(file=out, width=80, force_terminal=True)) as display:
+        display.update(109, METRICS)
+    last = out.getvalue()
+    assert "step 109/110 reward 0.412  success 38%  KL 0.0012  tokens/s 5,120  left 0:00" in last
+
+
+def test_log_lines_are_for_people(clean_logging: None, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging()
+    configure_logging()
+    log = get_logger("stateset_agents.training.trainer")
+    log.debug("not shown")
+    log.info("checkpoint saved", step=20, path="runs/0001-demo")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("INFO    checkpoint saved  step=20 path=runs/0001-demo")
+
+
+def test_a_traceback_stands_below_its_line(clean_logging: None, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging()
+    try:
+        raise ValueError("seven")
+    except ValueError:
+        get_logger("stateset_agents.core").exception("it broke", step=1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("it broke  step=1")
+    assert lines[-1] == "ValueError: seven"
+
+
+def test_a_program_that_uses_the_library_sees_warnings_only() -> None:
+    code = (
+        "from stateset_agents.tracking.logging import get_logger; log = get_logger('stateset_agents.x'); "
+        "log.info('quiet'); log.warning('loud', why='because')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    assert done.stderr == "loud  why=because\n"

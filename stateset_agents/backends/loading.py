@@ -1,0 +1,142 @@
+"""The one door for heavy imports: `load_backend` turns a model's name into a backend, called by agents.
+
+embedded:desk       the small model that ships with this package
+hf:NAME_OR_PATH     a transformers model (a bare name or an existing folder means the same)
+scripted            replies from a script, without weights
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from stateset_agents.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from stateset_agents.backends.base import Backend
+    from stateset_agents.backends.clock import Scheduling
+    from stateset_agents.backends.scripted import Script
+    from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+
+__all__ = ["load_backend", "load_model_and_tokenizer", "model_folder"]
+
+DType = Literal["auto", "fp32", "bf16", "fp16"]
+"""Of the rollout weights; auto is fp32 on the CPU and bf16 on GPUs that have it."""
+
+
+async def load_backend(
+    name: str,
+    *,
+    device: str = "auto",
+    dtype: DType = "auto",
+    scheduling: Scheduling = "deterministic",
+    max_cached_tokens: int = 262_144,
+    context_length: int | None = None,
+    script: Script | None = None,
+) -> Backend:
+    """The backend of that name, loaded in a thread and not yet started; `script` belongs to `scripted` alone.
+
+    Raises ConfigurationError for a name, folder or device that isn't there.
+    """
+    if name == "scripted":
+        from stateset_agents.backends.scripted import ScriptedBackend
+
+        if script is None:
+            raise ConfigurationError(
+                "the scripted backend needs its replies: pass script=[...], or build a ScriptedBackend yourself"
+            )
+        return ScriptedBackend(script)
+
+    def load() -> Backend:
+        from stateset_agents.backends.huggingface import HuggingFaceBackend
+
+        model, tokenizer = load_model_and_tokenizer(name, device=device, dtype=dtype)
+        return HuggingFaceBackend(
+            model,
+            tokenizer,
+            scheduling=scheduling,
+            max_cached_tokens=max_cached_tokens,
+            context_length=context_length,
+            copy_model=False,
+        )
+
+    return await asyncio.to_thread(load)
+
+
+def load_model_and_tokenizer(
+    name: str, *, device: str = "auto", dtype: DType = "auto"
+) -> tuple[PreTrainedModel, HuggingFaceTokenizer]:
+    """A causal model in eval mode and its tokenizer, from a name as `load_backend` takes it.
+
+    Raises ConfigurationError where the name leads nowhere or the folder holds no causal model.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+
+    if dtype not in get_args(DType):
+        raise ConfigurationError(f"dtype must be one of {', '.join(get_args(DType))}, got {dtype!r}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = device.split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ConfigurationError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(f"device {device!r} was asked for and torch sees no GPU; use device cpu")
+    if dtype == "auto":
+        dtype = "bf16" if kind == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    where = model_folder(name)
+    kept = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    local = os.path.isdir(where)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
+        model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=kept, local_files_only=local)
+    except (OSError, ValueError) as error:  # what transformers raises for missing files and unknown configs
+        raise ConfigurationError(
+            f"cannot load a model from {where!r} ({_first_line(error)}); give a folder written by "
+            "save_pretrained, a hub name that this machine can reach or has cached, or embedded:desk"
+        ) from error
+    return model.to(device).eval(), HuggingFaceTokenizer(tokenizer, extra_eos_ids=_eos_ids(model))
+
+
+def model_folder(name: str) -> str:
+    """The folder or hub name that transformers is to load for a model's name.
+
+    Raises ConfigurationError for an embedded model that isn't shipped and a path that doesn't exist.
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "embedded":
+        folder = Path(__file__).parent.parent / "embedded" / rest
+        if not rest or not (folder / "config.json").is_file():
+            shipped = sorted(path.parent.name for path in folder.parent.glob("*/config.json"))
+            raise ConfigurationError(
+                f"no embedded model {name!r}; shipped: {', '.join(shipped) or 'none'} "
+                "(stateset-agents build-embedded makes embedded:desk)"
+            )
+        return str(folder)
+    where = rest if kind == "hf" else name
+    looks_like_path = where.startswith((".", "/", "~")) or where.count("/") > 1 or not where
+    if looks_like_path and not Path(where).expanduser().is_dir():
+        raise ConfigurationError(
+            f"model folder {where!r} does not exist; give a folder written by save_pretrained or a hub name"
+        )
+    return str(Path(where).expanduser()) if looks_like_path else where
+
+
+def _eos_ids(model: Any) -> list[int]:
+    """End-of-turn ids that the model's generation config or config names, as a list."""
+    found: list[int] = []
+    for config in (model.generation_config, model.config.get_text_config()):
+        eos = getattr(config, "eos_token_id", None)
+        if eos is not None:
+            found += eos if isinstance(eos, list) else [eos]
+    return list(dict.fromkeys(found))
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,154 @@
+"""Many episodes at once: scenarios in, scored groups out. The trainer and the evaluator call it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stateset_agents.backends.base import Session
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.environment import Environment
+from stateset_agents.core.episode import EpisodeSeeds, run_episode
+from stateset_agents.core.reward import RewardFunction, score_trajectories
+from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
+from stateset_agents.core.waiting import all_or_cancel
+from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.streams import derive
+from stateset_agents.tracking.logging import get_logger
+
+__all__ = ["ComputationalEngine", "create_computational_engine"]
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    place: int
+    """Of the scenario in the call."""
+    session: Session
+    scenario: Scenario
+    seeds: EpisodeSeeds
+
+
+class ComputationalEngine:
+    """Plays every scenario `num_generations` times, bounded by `max_concurrent`, and scores the groups."""
+
+    def __init__(
+        self,
+        agent: MultiTurnAgent,
+        environment: Environment,
+        reward_fn: RewardFunction,
+        *,
+        num_generations: int = 8,
+        max_concurrent: int = 64,
+        episode_retries: int = 1,
+        deterministic: bool = True,
+    ) -> None:
+        """`deterministic`: no decode step starts while any conversation's reply is outstanding, so the
+        batches do not depend on how long anyone takes. Leave it off where users or tools are slow."""
+        if num_generations < 1:
+            raise ConfigurationError(f"num_generations must be at least 1, got {num_generations!r}")
+        if max_concurrent < 1:
+            raise ConfigurationError(f"max_concurrent must be at least 1, got {max_concurrent!r}")
+        self.agent = agent
+        self.environment = environment
+        self.reward_fn = reward_fn
+        self.num_generations = num_generations
+        self.max_concurrent = max_concurrent
+        self.episode_retries = episode_retries
+        self.deterministic = deterministic
+        self.num_retries = 0
+        """Episodes played again after a failure, over the engine's life."""
+
+    async def rollout(
+        self, scenarios: Sequence[Scenario], *, seed: int, step: int, temperature: float | None = None
+    ) -> list[TrajectoryGroup]:
+        """One scored group per scenario, in the order given.
+
+        A member whose environment or backend failed is played again up to `episode_retries` times and
+        then stays FAILED and unscored; a reward that fails leaves its member unscored.
+        """
+        queue = deque(self._jobs(scenarios, seed, step))
+        members: list[list[Trajectory]] = [[] for _ in scenarios]
+        scoring: dict[int, asyncio.Task[TrajectoryGroup]] = {}
+        num_lanes = min(self.max_concurrent, len(queue))
+        everyone = asyncio.Barrier(num_lanes) if num_lanes else None
+
+        async def lane() -> None:
+            with self.agent.backend.lane() if self.deterministic else nullcontext():
+                if everyone is not None:
+                    await everyone.wait()  # all lanes have joined the clock before any turn is asked for
+                while queue:
+                    job = queue.popleft()
+                    own = members[job.place]
+                    own.append(await self._play(job, temperature))
+                    if len(own) == self.num_generations:
+                        key = f"{step}/{job.scenario.id}"
+                        scoring[job.place] = asyncio.create_task(self._score(key, own))
+
+        try:
+            await all_or_cancel(lane() for _ in range(num_lanes))
+            await all_or_cancel(scoring.values())
+        finally:
+            for task in scoring.values():
+                task.cancel()
+        return [scoring[place].result() for place in range(len(scenarios))]
+
+    def _jobs(self, scenarios: Sequence[Scenario], seed: int, step: int) -> Iterable[_Job]:
+        numbers = self.agent.new_episodes(len(scenarios)) if scenarios else range(0)
+        for place, (number, scenario) in enumerate(zip(numbers, scenarios, strict=True)):
+            user = derive(seed, "user", step, scenario.id)
+            for member in range(self.num_generations):
+                seeds = EpisodeSeeds(user=user, agent=derive(seed, "agent", step, scenario.id, member))
+                yield _Job(place, Session(number, member), scenario, seeds)
+
+    async def _play(self, job: _Job, temperature: float | None) -> Trajectory:
+        for attempt in range(self.episode_retries + 1):
+            trajectory = await run_episode(
+                self.agent,
+                self.environment,
+                job.scenario,
+                seeds=job.seeds,
+                session=job.session,
+                temperature=temperature,
+            )
+            if trajectory.status is not Status.FAILED:
+                break
+            _log.warning(
+                "conversation failed",
+                scenario=job.scenario.id,
+                member=job.session.member,
+                error=trajectory.error,
+            )
+            if attempt < self.episode_retries:
+                self.num_retries += 1
+        return trajectory
+
+    async def _score(self, key: str, members: Sequence[Trajectory]) -> TrajectoryGroup:
+        ordered = sorted(members, key=lambda trajectory: trajectory.member)
+        able = [trajectory for trajectory in ordered if trajectory.status is not Status.FAILED]
+        scored = dict(zip((t.member for t in able), await self._rewards(able), strict=True))
+        return TrajectoryGroup(key=key, trajectories=tuple(scored.get(t.member, t) for t in ordered))
+
+    async def _rewards(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        results = await score_trajectories(self.reward_fn, trajectories)
+        scored = []
+        for trajectory, result in zip(trajectories, results, strict=True):
+            if isinstance(result, RewardFailure):
+                _log.warning("reward failed", scenario=trajectory.scenario.id, error=str(result))
+                scored.append(replace(trajectory, error=f"unscored: {result}"))
+            else:
+                scored.append(replace(trajectory, reward=result.score, breakdown=result.breakdown))
+        return scored
+
+
+def create_computational_engine(
+    agent: MultiTurnAgent, environment: Environment, reward_fn: RewardFunction, **settings: Any
+) -> ComputationalEngine:
+    """A `ComputationalEngine`; settings as `ComputationalEngine` takes them."""
+    return ComputationalEngine(agent, environment, reward_fn, **settings)

@@ -1,0 +1,127 @@
+"""How good is an agent on held-out scenarios: success with its interval, reward, and both per family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.computational_engine import ComputationalEngine
+from stateset_agents.core.environment import Environment
+from stateset_agents.core.reward import RewardFunction
+from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.evaluation.intervals import wilson
+
+__all__ = ["Evaluation", "FamilyResult", "evaluate", "held_out"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyResult:
+    """One family's share."""
+
+    success: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What one pass over the held-out scenarios showed."""
+
+    success: float
+    """Share of conversations that succeeded; failed ones (environment or backend errors) are left out."""
+    interval: tuple[float, float]
+    """95 %, Wilson."""
+    mean_reward: float | None
+    """Over the scored conversations; None where none was scored."""
+    n: int
+    """Conversations that count."""
+    num_failed: int
+    temperature: float
+    families: Mapping[str, FamilyResult]
+    groups: Sequence[TrajectoryGroup]
+
+    def summary(self) -> dict[str, Any]:
+        """As `summary.json` has it, without the conversations."""
+        return {
+            "success": self.success,
+            "interval": list(self.interval),
+            "mean_reward": self.mean_reward,
+            "n": self.n,
+            "num_failed": self.num_failed,
+            "temperature": self.temperature,
+            "families": {name: {"success": r.success, "n": r.n} for name, r in self.families.items()},
+        }
+
+
+def held_out(environment: Environment, split: str, number: int | None) -> Sequence[Scenario]:
+    """The first `number` scenarios of a split (all for None), the same in every run.
+
+    Raises ConfigurationError when the environment has none there, or fewer than asked for.
+    """
+    scenarios = environment.scenarios(split)
+    if not scenarios:
+        raise ConfigurationError(
+            f"the environment has no {split} scenario: give some split={split!r}, or name another split"
+        )
+    if number is None:
+        return scenarios
+    if number > len(scenarios):
+        raise ConfigurationError(
+            f"the environment has {len(scenarios)} {split} scenarios, got {number} to play: ask for fewer"
+        )
+    return scenarios[:number]
+
+
+async def evaluate(
+    agent: MultiTurnAgent,
+    environment: Environment,
+    reward_fn: RewardFunction,
+    scenarios: Sequence[Scenario],
+    *,
+    temperature: float = 1.0,
+    seed: int = 0,
+    max_concurrent: int = 64,
+    deterministic: bool | None = None,
+) -> Evaluation:
+    """Play every scenario once at `temperature` (0 is greedy); the same seed meets the same users.
+
+    `deterministic` as in the engine; unset, it is what the environment's `local` says.
+    Success is the environment's verdict; where it gives none, a conversation counts as unsuccessful.
+    """
+    engine = ComputationalEngine(
+        agent,
+        environment,
+        reward_fn,
+        num_generations=1,
+        max_concurrent=max_concurrent,
+        deterministic=environment.local if deterministic is None else deterministic,
+    )
+    groups = await engine.rollout(scenarios, seed=seed, step=0, temperature=temperature)
+    played = [t for group in groups for t in group.trajectories if t.status is not Status.FAILED]
+    if not played:
+        raise ConfigurationError(f"no scenario could be played: {groups[0].trajectories[0].error}")
+    won = sum(t.success is True for t in played)
+    rewards = [t.reward for t in played if t.reward is not None]
+    return Evaluation(
+        success=won / len(played),
+        interval=wilson(won, len(played)),
+        mean_reward=sum(rewards) / len(rewards) if rewards else None,
+        n=len(played),
+        num_failed=len(scenarios) - len(played),
+        temperature=temperature,
+        families=_families(played),
+        groups=groups,
+    )
+
+
+def _families(played: Sequence[Trajectory]) -> dict[str, FamilyResult]:
+    families: dict[str, list[bool]] = {}
+    for trajectory in played:
+        families.setdefault(trajectory.scenario.family, []).append(trajectory.success is True)
+    return {
+        name: FamilyResult(success=sum(wins) / len(wins), n=len(wins))
+        for name, wins in sorted(families.items())
+    }

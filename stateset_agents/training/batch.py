@@ -1,0 +1,123 @@
+"""Scored groups with advantages become rows for the model.
+
+Prompt P, reply A, user U, reply B  ->  one row  P A U B, trained on A and B.
+
+The rows of a step are cut into micro-batches of whole trajectories; the trained tokens of each are flat
+[N] tensors with trajectory ids, and denominators are counted over the whole step, so that gradients add
+up to the same sum however the step is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stateset_agents.core.trajectory import Trajectory
+
+__all__ = ["MicroBatch", "Sample", "make_micro_batches"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A trajectory that trains, with its credit."""
+
+    trajectory: Trajectory
+    advantages: tuple[float, ...]
+    """[N_i] one per agent token, in order."""
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if len(self.advantages) != self.trajectory.num_agent_tokens:
+            raise ValueError(
+                f"a trajectory of {self.trajectory.num_agent_tokens} agent tokens needs an advantage each, "
+                f"got {len(self.advantages)}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Rows for one forward, and the trained tokens among them, flat."""
+
+    input_ids: Tensor
+    """[R, T] right-padded; padding needs no mask, causal attention never looks at it."""
+    positions: Tensor
+    """[N] flat index (row * T + t) of the position that *predicts* each trained token."""
+    targets: Tensor
+    """[N] the trained tokens."""
+    trajectory_ids: Tensor
+    """[N] which trajectory of the step each belongs to."""
+    old_logprobs: Tensor
+    """[N] as stored at sampling."""
+    advantages: Tensor
+    """[N]"""
+    versions: Tensor
+    """[N] the policy version that sampled each."""
+
+    @property
+    def num_padding(self) -> int:
+        """Positions of [R, T] that hold no token of a conversation."""
+        return int((self.input_ids == _PADDING).sum())
+
+    @property
+    def model_input(self) -> Tensor:
+        """[R, T] ids the model can embed."""
+        return self.input_ids.clamp_min(0)
+
+    def to(self, device: torch.device) -> MicroBatch:
+        return MicroBatch(**{name: getattr(self, name).to(device) for name in self.__dataclass_fields__})
+
+
+_PADDING = -1
+
+
+def make_micro_batches(samples: Sequence[Sample], *, max_rows: int, max_tokens: int) -> list[MicroBatch]:
+    """Cut the step's samples into micro-batches of at most `max_rows` rows and `max_tokens` tokens.
+
+    Rows are sorted by length first, so that a micro-batch pads little; a row longer than `max_tokens`
+    stands alone. Trajectory ids are the samples' places in `samples`.
+    """
+    order = sorted(range(len(samples)), key=lambda place: (len(samples[place].trajectory.token_ids), place))
+    batches: list[list[int]] = []
+    for place in order:
+        length = len(samples[place].trajectory.token_ids)
+        current = batches[-1] if batches else None
+        if current is None or len(current) >= max_rows or (len(current) + 1) * length > max_tokens:
+            batches.append([place])
+        else:
+            current.append(place)
+    return [_micro_batch(samples, places) for places in batches]
+
+
+def _micro_batch(samples: Sequence[Sample], places: Sequence[int]) -> MicroBatch:
+    rows = [samples[place].trajectory.token_ids for place in places]
+    width = max(len(row) for row in rows)
+    input_ids = torch.full((len(rows), width), _PADDING, dtype=torch.long)
+    positions: list[int] = []
+    trajectory_ids: list[int] = []
+    old_logprobs: list[float] = []
+    advantages: list[float] = []
+    versions: list[int] = []
+    for row_index, (place, row) in enumerate(zip(places, rows, strict=True)):
+        trajectory = samples[place].trajectory
+        input_ids[row_index, : len(row)] = torch.tensor(row)
+        trained = [t for t, bit in enumerate(trajectory.action_mask) if bit]
+        logprobs, made_by = trajectory.logprobs, trajectory.versions
+        positions.extend(row_index * width + t - 1 for t in trained)
+        trajectory_ids.extend([place] * len(trained))
+        old_logprobs.extend(logprobs[t] for t in trained)
+        versions.extend(made_by[t] for t in trained)
+        weight = samples[place].weight
+        advantages.extend(weight * value for value in samples[place].advantages)
+    flat = torch.tensor(positions, dtype=torch.long)
+    return MicroBatch(
+        input_ids=input_ids,
+        positions=flat,
+        targets=input_ids.flatten().index_select(0, flat + 1),
+        trajectory_ids=torch.tensor(trajectory_ids, dtype=torch.long),
+        old_logprobs=torch.tensor(old_logprobs, dtype=torch.float32),
+        advantages=torch.tensor(advantages, dtype=torch.float32),
+        versions=torch.tensor(versions, dtype=torch.long),
+    )

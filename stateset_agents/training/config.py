@@ -1,0 +1,305 @@
+"""Every setting of a training run, in one model; profiles are small tables of overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal, Self
+
+from pydantic import AliasChoices, Field, PrivateAttr, field_validator, model_validator
+
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.settings import Settings
+
+__all__ = ["PROFILES", "TrainingConfig", "TrainingProfile"]
+
+
+class TrainingProfile(StrEnum):
+    """How careful a run is."""
+
+    CONSERVATIVE = "conservative"
+    """Stability first: small learning rate, strong KL, one pass over each batch."""
+    BALANCED = "balanced"
+    """The default."""
+    AGGRESSIVE = "aggressive"
+    """Speed first: larger steps, weaker KL, two passes over each batch, a wider upper clip."""
+
+
+PROFILES: Mapping[TrainingProfile, Mapping[str, Any]] = {
+    TrainingProfile.CONSERVATIVE: {
+        "learning_rate": 1e-6,
+        "num_generations": 16,
+        "beta": 0.1,
+        "clip_ratio": 0.1,
+        "max_grad_norm": 0.5,
+        "warmup_ratio": 0.1,
+        "lr_scheduler_type": "cosine",
+    },
+    TrainingProfile.BALANCED: {},
+    TrainingProfile.AGGRESSIVE: {
+        "learning_rate": 2e-5,
+        "beta": 0.01,
+        "clip_ratio_high": 0.28,
+        "num_iterations": 2,
+        "warmup_ratio": 0.03,
+        "lr_scheduler_type": "constant",
+    },
+}
+"""What each profile changes; the balanced one is the fields' own defaults."""
+
+
+_OWN_CLIP: Mapping[str, Mapping[str, float]] = {
+    "dapo": {"clip_ratio": 0.2, "clip_ratio_high": 0.28},
+    "gspo": {"clip_ratio": 3e-4, "clip_ratio_high": 4e-4},
+}
+"""The papers' clip ranges, where the user names none."""
+
+
+def _alias(*names: str) -> AliasChoices:
+    return AliasChoices(*names)
+
+
+class TrainingConfig(Settings):
+    """Settings of `MultiTurnGRPOTrainer`. Names are the field's; common aliases are accepted."""
+
+    profile: TrainingProfile = Field(
+        default=TrainingProfile.BALANCED, description="Which table of defaults is used."
+    )
+    seed: int = Field(default=0, ge=0, description="Of every random choice of the run.")
+
+    # How long, how much at once
+    num_episodes: int = Field(
+        default=1000, ge=1, description="Scenarios to play, each `num_generations` times."
+    )
+    max_steps: int | None = Field(default=None, ge=1, description="Optimiser steps; overrides num_episodes.")
+    num_generations: int = Field(
+        default=8,
+        ge=2,
+        validation_alias=_alias("num_generations", "group_size"),
+        description="Members of a group.",
+    )
+    per_device_train_batch_size: int = Field(
+        default=1, ge=1, description="Episodes of one forward-backward pass."
+    )
+    gradient_accumulation_steps: int = Field(
+        default=4, ge=1, description="Passes summed into one optimiser step."
+    )
+    micro_batch_tokens: int = Field(
+        default=16384,
+        ge=1,
+        description="Most tokens, padding included, in one forward; longer passes are split.",
+    )
+
+    # Optimiser
+    learning_rate: float = Field(default=5e-6, ge=0.0, description="Peak of the schedule.")
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
+        default="cosine", description="After warm-up: constant, or down to 0 in a line or a half cosine."
+    )
+    warmup_ratio: float = Field(
+        default=0.1, ge=0.0, lt=1.0, description="Share of the steps spent warming up."
+    )
+    weight_decay: float = Field(
+        default=0.01, ge=0.0, description="AdamW's, on matrices only (not norms or biases)."
+    )
+    max_grad_norm: float = Field(
+        default=1.0, gt=0.0, description="Gradients are clipped to this global norm."
+    )
+    num_iterations: int = Field(
+        default=1,
+        ge=1,
+        validation_alias=_alias("num_iterations", "num_epochs"),
+        description="Optimiser steps on each batch (the first is on-policy).",
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto",
+        description="Autocast of the update, master weights stay fp32; auto is fp32 on CPU, bf16 on GPUs "
+        "that have it. The aliases bf16=True, fp16=True and use_amp are accepted.",
+    )
+    gradient_checkpointing: bool = Field(default=False, description="Recompute activations to save memory.")
+
+    # Loss
+    loss_type: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "reinforce", "ppo"] = Field(
+        default="grpo", description="Policy loss; see docs/algorithms.md."
+    )
+    clip_ratio: float = Field(
+        default=0.2,
+        gt=0.0,
+        lt=1.0,
+        validation_alias=_alias("clip_ratio", "clip_epsilon"),
+        description="The ratio is clipped below 1 - clip_ratio (and above 1 + clip_ratio); gspo has 0.0003.",
+    )
+    clip_ratio_high: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Upper clip where it differs from the lower; dapo has 0.28, gspo 0.0004.",
+    )
+    dual_clip: float | None = Field(
+        default=None, gt=1.0, description="For negative advantages the loss is at most dual_clip * |A|."
+    )
+    loss_length: int = Field(
+        default=512, ge=1, description="dr_grpo's constant: agent tokens of a full trajectory."
+    )
+    entropy_coef: float = Field(
+        default=0.0,
+        ge=0.0,
+        validation_alias=_alias("entropy_coef", "entropy_coefficient", "entropy_coeff"),
+        description="Weight of the entropy bonus.",
+    )
+
+    # Advantages
+    baseline_type: Literal["group_mean", "group_median", "global_mean", "leave_one_out"] = Field(
+        default="group_mean", description="What a reward is compared with."
+    )
+    advantage_normalization: Literal["population", "sample", "batch", "none"] = Field(
+        default="population",
+        validation_alias=_alias("advantage_normalization", "scale_rewards"),
+        description="Standard deviation that advantages are divided by; True is population, False none.",
+    )
+    reward_clip: float = Field(
+        default=10.0, gt=0.0, description="Rewards are clipped to ±this before comparison."
+    )
+    min_group_size: int = Field(
+        default=2, ge=2, description="A group with fewer scored members is left out of the step."
+    )
+
+    # KL to the reference model
+    beta: float = Field(
+        default=0.1,
+        ge=0.0,
+        validation_alias=_alias("beta", "kl_coefficient", "kl_penalty_coeff", "kl_coef"),
+        description="Weight of the KL to the reference (the weights at the start); 0 loads none.",
+    )
+    use_reference_model: bool = Field(default=True, description="False is the same as beta = 0.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="Per-token estimator.")
+    kl_placement: Literal["loss", "reward"] = Field(
+        default="loss", description="In the loss (times the live ratio), or k1 subtracted from the reward."
+    )
+    kl_controller: Literal["fixed", "adaptive", "ziegler"] = Field(
+        default="fixed", description="How beta moves: not at all, in steps, or in proportion to the error."
+    )
+    kl_target: float = Field(default=0.01, gt=0.0, description="KL per token that a moving beta steers to.")
+    kl_horizon: int = Field(
+        default=10000, ge=1, description="Conversations over which ziegler's beta adapts."
+    )
+
+    # Rollouts
+    temperature: float = Field(
+        default=1.0, gt=0.0, description="Of training rollouts; the log-probs follow it."
+    )
+    max_concurrent: int = Field(default=64, ge=1, description="Conversations at once.")
+    scheduling: Literal["auto", "deterministic", "throughput"] = Field(
+        default="auto",
+        description="deterministic waits for every local reply before a decode step; auto is deterministic "
+        "when the environment is local.",
+    )
+    episode_retries: int = Field(default=1, ge=0, description="Times a failed conversation is played again.")
+    max_failed_steps: int = Field(
+        default=3, ge=1, description="Steps in a row without a usable group that stop."
+    )
+
+    # Run folder
+    output_dir: str = Field(default="runs", description="Where numbered run folders go.")
+    run_name: str = Field(default="run", description="Part of the run folder's name.", pattern=r"^[\w.-]+$")
+    save_steps: int = Field(
+        default=50, ge=0, description="Checkpoint every so many steps; 0 only at the end."
+    )
+    save_total_limit: int = Field(default=2, ge=1, description="Checkpoints kept.")
+    eval_steps: int = Field(
+        default=0, ge=0, description="Evaluate on the validation split every so many steps."
+    )
+    eval_episodes: int = Field(default=100, ge=1, description="Validation scenarios of one such evaluation.")
+    log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
+
+    _explicit: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_aliases(cls, data: Any) -> Any:
+        """bf16/fp16/use_amp become `precision`; a loss with a clip range of its own gets it."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        flags = {name: data.pop(name) for name in ("bf16", "fp16", "use_amp") if name in data}
+        for name, value in flags.items():
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} must be true or false")
+        if flags and "precision" in data:
+            raise ValueError(f"give precision or {' / '.join(flags)}, not both")
+        if flags.get("bf16") and flags.get("fp16"):
+            raise ValueError("bf16 and fp16 cannot both be true")
+        if flags.get("bf16"):
+            data["precision"] = "bf16"
+        elif flags.get("fp16"):
+            data["precision"] = "fp16"
+        elif flags:
+            data["precision"] = "auto" if flags.get("use_amp") else "fp32"
+        if not {"clip_ratio", "clip_epsilon", "clip_ratio_high"} & data.keys():
+            data.update(_OWN_CLIP.get(data.get("loss_type", ""), {}))
+        return data
+
+    @field_validator("advantage_normalization", mode="before")
+    @classmethod
+    def _from_bool(cls, value: Any) -> Any:
+        return {True: "population", False: "none"}[value] if isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_be(self) -> Self:
+        if self.baseline_type == "leave_one_out" and self.advantage_normalization != "none":
+            raise ValueError("leave_one_out is unbiased only unscaled: set advantage_normalization to none")
+        if self.min_group_size > self.num_generations:
+            raise ValueError(
+                f"min_group_size {self.min_group_size} exceeds num_generations {self.num_generations}: "
+                "lower it"
+            )
+        if self.kl_placement == "reward" and self.kl_estimator != "k1":
+            raise ValueError("kl_placement reward is exact with k1 only: set kl_estimator to k1")
+        if self.kl_controller != "fixed" and not self.uses_reference:
+            raise ValueError("a moving beta needs beta > 0 and use_reference_model true")
+        if self.dual_clip is not None and self.loss_type in ("cispo", "reinforce"):
+            raise ValueError(f"{self.loss_type} has no dual clip: leave dual_clip unset")
+        return self
+
+    def model_post_init(self, context: Any) -> None:
+        self._explicit = frozenset(self.model_fields_set)
+
+    @classmethod
+    def from_profile(cls, profile: TrainingProfile | str, **overrides: Any) -> Self:
+        """The profile's values with `overrides` on top.
+
+        >>> TrainingConfig.from_profile("aggressive", num_episodes=100).num_iterations
+        2
+        """
+        try:
+            table = PROFILES[TrainingProfile(profile)]
+        except ValueError:
+            names = ", ".join(TrainingProfile)
+            raise ConfigurationError(f"profile must be one of {names}, got {profile!r}") from None
+        explicit = cls(**{**overrides, "profile": profile})
+        chosen = {name: getattr(explicit, name) for name in explicit.model_fields_set}
+        config = cls(**{**table, **chosen})
+        config._explicit = frozenset(explicit.model_fields_set)
+        return config
+
+    def with_recommended(self, overrides: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
+        """This configuration with a model card's `overrides` where the user set nothing.
+
+        Returns the configuration and what was applied.
+        """
+        applied = {name: value for name, value in overrides.items() if name not in self._explicit}
+        config = type(self)(**{**self.model_dump(), **applied})
+        config._explicit = self._explicit
+        return config, applied
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.beta > 0 and self.use_reference_model
+
+    def episodes_per_step(self, world_size: int = 1) -> int:
+        """Scenarios of one step."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * world_size
+
+    def num_steps(self, world_size: int = 1) -> int:
+        """Steps of the run: `max_steps`, or as many as `num_episodes` fill (the last may be short)."""
+        if self.max_steps is not None:
+            return self.max_steps
+        return -(-self.num_episodes // self.episodes_per_step(world_size))

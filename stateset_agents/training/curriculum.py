@@ -1,0 +1,35 @@
+"""Which scenarios a step plays: a function of seed and frontier alone, so a resume plays what is left."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from stateset_agents.core.scenario import Scenario
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.streams import derive
+
+__all__ = ["ScenarioOrder"]
+
+
+class ScenarioOrder:
+    """Every scenario once per epoch, each epoch in its own shuffled order."""
+
+    def __init__(self, scenarios: Sequence[Scenario], seed: int) -> None:
+        if not scenarios:
+            raise ConfigurationError("the environment has no train scenario: give some split='train'")
+        self._scenarios = scenarios
+        self._seed = seed
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def take(self, frontier: int, number: int) -> list[Scenario]:
+        """The episodes `frontier` to `frontier + number` of the run."""
+        return [self._at(place) for place in range(frontier, frontier + number)]
+
+    def _at(self, place: int) -> Scenario:
+        epoch, offset = divmod(place, len(self._scenarios))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, list(range(len(self._scenarios)))
+            random.Random(derive(self._seed, "epoch", epoch)).shuffle(self._order)
+        return self._scenarios[self._order[offset]]

@@ -1,0 +1,112 @@
+"""One optimiser step: precision, clipping and the learning-rate schedule, in the right order."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.training.config import TrainingConfig
+
+__all__ = ["Optimization", "StepResult", "autocast_dtype", "schedule"]
+
+
+def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast, None for fp32; raises ConfigurationError for what the device cannot do."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
+    if precision == "fp16" and device.type == "cpu":
+        raise ConfigurationError("precision fp16 needs a GPU: use fp32 or bf16 on the CPU")
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+def schedule(
+    step: int, num_steps: int, *, kind: Literal["constant", "linear", "cosine"], warmup_ratio: float
+) -> float:
+    """Factor on the learning rate for the update number `step` (0-based) of `num_steps`.
+
+    Rises in a line over the first `warmup_ratio` of the updates (the first update is never at 0), then
+    stays, falls in a line, or falls in a half cosine towards 0.
+    """
+    warmup = math.ceil(warmup_ratio * num_steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    if kind == "constant":
+        return 1.0
+    done = (step - warmup) / max(1, num_steps - warmup)
+    return 1.0 - done if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an optimiser step did."""
+
+    grad_norm: float
+    """Before clipping."""
+    stepped: bool
+    """False when the gradient was not finite: weights and schedule stayed."""
+    learning_rate: float
+
+
+class Optimization:
+    """AdamW with its schedule and, for fp16, its gradient scaler.
+
+    Norms and biases get no weight decay. The scaler is used for fp16 alone, gradients are unscaled
+    before they are clipped, and a skipped step does not move the schedule.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainingConfig, *, num_updates: int, scale: bool) -> None:
+        self._config = config
+        self._num_updates = num_updates
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        decayed = [parameter for parameter in self._parameters if parameter.ndim >= 2]
+        plain = [parameter for parameter in self._parameters if parameter.ndim < 2]
+        groups = [
+            {"params": decayed, "weight_decay": config.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate)
+        self.scaler = torch.amp.GradScaler("cuda", enabled=scale)
+        self.num_updates = 0
+
+    def backward(self, loss: Tensor) -> None:
+        """Add this loss's gradient."""
+        torch.autograd.backward(self.scaler.scale(loss))
+
+    def step(self) -> StepResult:
+        """Unscale, clip, step, advance the schedule, clear the gradients."""
+        factor = schedule(
+            self.num_updates,
+            self._num_updates,
+            kind=self._config.lr_scheduler_type,
+            warmup_ratio=self._config.warmup_ratio,
+        )
+        learning_rate = self._config.learning_rate * factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.scaler.unscale_(self.optimizer)
+        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
+        finite = math.isfinite(norm)
+        if finite:
+            self.scaler.step(self.optimizer)
+            self.num_updates += 1
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(grad_norm=norm, stepped=finite, learning_rate=learning_rate)
+
+    def state(self) -> dict[str, Any]:
+        """Everything a resume needs."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "num_updates": self.num_updates,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.num_updates = int(state["num_updates"])

@@ -1,0 +1,53 @@
+"""What a step's conversations looked like, in numbers: rewards, success, failures, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+
+from stateset_agents.algorithms.advantages import zero_variance_fraction
+from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
+
+__all__ = ["rollout_metrics"]
+
+
+def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Figures of one step's groups; shares are of the conversations that did not fail.
+
+    `success/rate` is left out where the environment gives no verdict, `reward/*` where nothing is scored.
+    """
+    everyone = [trajectory for group in groups for trajectory in group.trajectories]
+    played = [trajectory for trajectory in everyone if trajectory.status is not Status.FAILED]
+    metrics = {
+        "rollout/conversations": float(len(everyone)),
+        "rollout/failed": float(len(everyone) - len(played)),
+        "rollout/unscored": float(sum(t.reward is None for t in played)),
+        "group/zero_variance": zero_variance_fraction([group.rewards for group in groups]),
+    }
+    if played:
+        metrics |= _shape(played)
+    rewards = [t.reward for t in played if t.reward is not None]
+    if rewards:
+        metrics |= {"reward/mean": fmean(rewards), "reward/std": pstdev(rewards)}
+    for term in sorted({name for t in played for name in t.breakdown}):
+        metrics[f"reward/{term}"] = fmean(t.breakdown[term] for t in played if term in t.breakdown)
+    judged = [t for t in played if t.success is not None]
+    if judged:
+        metrics["success/rate"] = fmean(t.success is True for t in judged)
+        for family in sorted({t.scenario.family for t in judged}):
+            metrics[f"success/{family}"] = fmean(
+                t.success is True for t in judged if t.scenario.family == family
+            )
+    return metrics
+
+
+def _shape(played: Sequence[Trajectory]) -> dict[str, float]:
+    agent = sum(t.num_agent_tokens for t in played)
+    whole = sum(len(t.token_ids) for t in played)
+    return {
+        "rollout/turns": fmean(len(t.turns) for t in played),
+        "rollout/truncated": fmean(t.status is Status.TRUNCATED for t in played),
+        "tokens/agent": float(agent),
+        "tokens/environment": float(whole - agent),
+        "tokens/per_turn": agent / max(1, sum(len(t.turns) for t in played)),
+    }

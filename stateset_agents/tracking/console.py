@@ -14,7 +14,7 @@ __all__ = ["ConsoleDisplay", "progress_line"]
 
 _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
-    ("success", "success/mean", "{:.0%}"),
+    ("success", "success/rate", "{:.0%}"),
     ("KL", "kl/reference", "{:.4f}"),
     ("tokens/s", "tokens/per_second", "{:,.0f}"),
 )

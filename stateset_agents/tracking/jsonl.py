@@ -57,27 +57,29 @@ def dump(record: Mapping[str, Any]) -> str:
         return json.dumps(_finite(record), separators=(",", ":"), ensure_ascii=False, default=str)
 
 
-def read_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line and its record, the header included; a torn last line is left out.
+def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each record and the byte at which its line begins, the header included; a torn last line is left out.
 
     Raises ConfigurationError on another schema version, or where a line in the middle is no JSON.
     """
-    with file.open(encoding="utf-8", errors="replace") as stream:
+    start = 0
+    with file.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError as error:
+            except ValueError as error:
                 raise ConfigurationError(
-                    f"{file}, line {number}: not JSON ({error.msg}): {line[:60]!r}; remove the line"
+                    f"{file}, line {number}: not JSON: {line[:60].decode(errors='replace')!r}; remove the line"
                 ) from error
             if number == 1 and record.get("schema_version") != SCHEMA_VERSION:
                 raise ConfigurationError(
                     f"{file} has schema version {record.get('schema_version')!r} and this program reads "
                     f"{SCHEMA_VERSION}: use the stateset-agents that wrote it"
                 )
-            yield line, record
+            yield start, record
+            start += len(line)
 
 
 def _whole_lines(stream: BinaryIO) -> int:

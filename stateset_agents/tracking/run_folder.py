@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,23 +103,26 @@ class RunFolder:
     def write_config(self, settings: Mapping[str, Any]) -> None:
         """Save the settings (plain values), with the schema version as their first field."""
         data = {"schema_version": SCHEMA_VERSION, **settings}
-        replace_file(self.config, [yaml.safe_dump(data, sort_keys=False, allow_unicode=True)])
+        _replace(self.config, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Save how the run ended; numbers that are not finite become null."""
         data = json.loads(dump({"schema_version": SCHEMA_VERSION, **summary}))
-        replace_file(self.summary, [json.dumps(data, indent=2, ensure_ascii=False), "\n"])
+        _replace(self.summary, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
     def truncate_after(self, step: int) -> None:
-        """Drop what later steps wrote, before a resume plays these steps again.
+        """Drop what was written from the first line of a later step on, before a resume plays it again.
 
-        Lines without a step stay. No tracker may have the folder open meanwhile.
+        Each file is cut in place, in one call, so a tracker that has it open goes on at the new end.
         """
         for file in (self.metrics, self.rollouts, self.events):
-            replace_file(file, (line for line, record in read_lines(file) if record.get("step", -1) <= step))
+            later = (start for start, record in read_lines(file) if record.get("step", -1) > step)
+            cut = next(later, None)
+            if cut is not None:
+                os.truncate(file, cut)
 
 
-def replace_file(file: Path, parts: Iterable[str]) -> None:
+def _replace(file: Path, text: str) -> None:
     """Write beside and rename: whoever reads, or kills, finds the old file or the new one.
 
     Raises ConfigurationError when the folder cannot be written.
@@ -127,7 +130,7 @@ def replace_file(file: Path, parts: Iterable[str]) -> None:
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with beside.open("w", encoding="utf-8") as stream:
-            stream.writelines(parts)
+            stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
         beside.replace(file)

@@ -14,7 +14,7 @@ from rich.console import Console
 from stateset_agents.tracking.console import ConsoleDisplay, progress_line
 from stateset_agents.tracking.logging import configure_logging, get_logger
 
-METRICS = {"reward/mean": 0.4123, "success/mean": 0.38, "kl/reference": 0.00123, "tokens/per_second": 5120.0}
+METRICS = {"reward/mean": 0.4123, "success/rate": 0.38, "kl/reference": 0.00123, "tokens/per_second": 5120.0}
 
 
 @pytest.fixture

@@ -81,19 +81,29 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         RunFolder.open(tmp_path)
 
 
+def test_a_tracker_that_is_open_goes_on_after_the_cut(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder) as tracker:
+        for step in (1, 2, 3):
+            tracker.log_metrics(step, {"reward/mean": step / 10})
+        folder.truncate_after(1)
+        tracker.log_metrics(2, {"reward/mean": 0.9})
+    assert [line.values["reward/mean"] for line in RunLog(folder).metrics()] == [0.1, 0.9]
+
+
 def test_resuming_drops_what_later_steps_wrote(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
     with JsonlTracker(folder) as tracker:
         for step in (1, 2, 3):
             tracker.log_metrics(step, {"reward/mean": step / 10})
             tracker.log_event("step done", step=step)
-        tracker.log_event("disk nearly full")
+        tracker.log_event("said after step 3")
     folder.truncate_after(1)
     with JsonlTracker(folder) as tracker:
         tracker.log_metrics(2, {"reward/mean": 0.9})
     log = RunLog(folder)
     assert [(line.step, line.values["reward/mean"]) for line in log.metrics()] == [(1, 0.1), (2, 0.9)]
-    assert [event.get("step") for event in log.events()] == [1, None]
+    assert [event.get("step") for event in log.events()] == [1]
 
 
 def test_a_line_that_a_kill_has_torn_is_left_out_and_overwritten(tmp_path: Path) -> None:

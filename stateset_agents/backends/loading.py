@@ -38,7 +38,7 @@ async def load_backend(
     context_length: int | None = None,
     script: Script | None = None,
 ) -> Backend:
-    """The backend of that name, loaded in a thread and not yet started; `script` belongs to `scripted` alone.
+    """The backend of that name, loaded in a thread and not started; `script` is for `scripted` alone.
 
     Raises ConfigurationError for a name, folder or device that isn't there.
     """
@@ -47,7 +47,7 @@ async def load_backend(
 
         if script is None:
             raise ConfigurationError(
-                "the scripted backend needs its replies: pass script=[...], or build a ScriptedBackend yourself"
+                "the scripted backend needs its replies: pass script=[...] or build a ScriptedBackend"
             )
         return ScriptedBackend(script)
 

@@ -1,0 +1,232 @@
+"""Turns that wait for the worker, and the logical clock that says when it may go on; used by huggingface.py.
+
+Under deterministic scheduling a step starts only when every lane (one per concurrent conversation) waits for
+a turn. What stands in a batch is then a function of what was said, not of how long anyone took to say it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from stateset_agents.backends.batching import Key, Turn
+from stateset_agents.errors import BackendError
+
+__all__ = ["Clock", "Job", "Scheduling", "Ticket", "Work"]
+
+Scheduling: TypeAlias = Literal["deterministic", "throughput"]
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    clock: Clock
+    in_flight: int = 0
+
+
+_lanes: ContextVar[tuple[_Lane, ...]] = ContextVar("lanes", default=())
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Ticket:
+    """One caller's wait for one turn."""
+
+    turn: Turn
+    lane: _Lane | None
+    future: asyncio.Future[None]
+    admitted: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """Something that runs between steps as soon as it can: scoring, new weights."""
+
+    run: Callable[[], Any]
+    future: asyncio.Future[Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """What the worker does next: jobs, then cache changes, then one step of `tickets`."""
+
+    jobs: list[Job] = field(default_factory=list)
+    cancelled: list[Turn] = field(default_factory=list)
+    changes: list[Callable[[], None]] = field(default_factory=list)
+    tickets: list[Ticket] = field(default_factory=list)
+
+
+class Clock:
+    """Between the event loop's callers and the one worker thread. Every method is safe from any thread."""
+
+    def __init__(self, scheduling: Scheduling) -> None:
+        self._deterministic = scheduling == "deterministic"
+        self._changed = threading.Condition()
+        self._lanes: set[_Lane] = set()
+        self._tickets: list[Ticket] = []
+        self._cancelled: list[Turn] = []
+        self._jobs: list[Job] = []
+        self._changes: list[tuple[str, Key, Callable[[], None]]] = []
+        self._events = self._seen = 0
+        self._end: BackendError | None = BackendError(
+            "the backend is not started; await backend.start() first"
+        )
+
+    def open(self) -> None:
+        """Accept turns from now on."""
+        with self._changed:
+            self._end = None
+
+    def stop(self, reason: BackendError) -> None:
+        """Accept nothing more; whoever waits, and whoever comes later, gets `reason`."""
+        with self._changed:
+            self._end = reason
+            futures: list[asyncio.Future[Any]] = [ticket.future for ticket in self._tickets]
+            futures += [job.future for job in self._jobs]
+            for ticket in self._tickets:
+                self._leave(ticket)
+            self._tickets, self._jobs, self._changes = [], [], []
+            self._notify()
+        for future in futures:
+            fail(future, reason)
+
+    @contextmanager
+    def lane(self) -> Iterator[None]:
+        """Join the clock for the calls made inside; see `Backend.lane`."""
+        lane = _Lane(self)
+        with self._changed:
+            self._lanes.add(lane)
+        token = _lanes.set((*_lanes.get(), lane))
+        try:
+            yield
+        finally:
+            _lanes.reset(token)
+            with self._changed:
+                self._lanes.discard(lane)
+                self._notify()
+
+    async def turn(self, turn: Turn) -> None:
+        """Wait until the worker has sampled this turn; a cancelled wait takes the turn back."""
+        lane = next((lane for lane in reversed(_lanes.get()) if lane.clock is self), None)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._changed:
+            self._check()
+            if any(ticket.turn.key == turn.key for ticket in self._tickets):
+                raise BackendError(
+                    f"session {turn.key[1:]} already has a turn in flight; await it before the next"
+                )
+            ticket = Ticket(turn=turn, lane=lane, future=future)
+            self._tickets.append(ticket)
+            if lane is not None:
+                lane.in_flight += 1
+            self._notify()
+        try:
+            await future
+        except asyncio.CancelledError:
+            with self._changed:
+                if ticket in self._tickets:
+                    self._tickets.remove(ticket)
+                    self._cancelled.append(turn)
+                    self._leave(ticket)
+                self._notify()
+            raise
+
+    async def job(self, run: Callable[[], Any]) -> Any:
+        """Run something in the worker thread, between two steps."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        with self._changed:
+            self._check()
+            self._jobs.append(Job(run=run, future=future))
+            self._notify()
+        return await future
+
+    def change(self, kind: Literal["fork", "release"], key: Key, run: Callable[[], None]) -> None:
+        """Change the cache before the next step; forks come before releases, each in key order."""
+        with self._changed:
+            self._changes.append((kind, key, run))
+            self._notify()
+
+    def next(self, progress: bool) -> Work | None:
+        """Block until there is work; None when stopped. Called by the worker only.
+
+        Without `progress` (nothing of the last work could move) it waits for some change first.
+        """
+        with self._changed:
+            while self._end is None:
+                if progress or self._events != self._seen:
+                    self._seen = self._events
+                    work = self._take()
+                    if work is not None:
+                        return work
+                progress = False
+                self._changed.wait()
+            return None
+
+    def done(self, tickets: list[Ticket]) -> None:
+        """These turns have ended: their lanes go on, and the clock waits for their next word."""
+        with self._changed:
+            finished = [ticket for ticket in tickets if ticket in self._tickets]
+            for ticket in finished:
+                self._tickets.remove(ticket)
+                self._leave(ticket)
+        for ticket in finished:
+            deliver(ticket.future, None)
+
+    def refuse(self, ticket: Ticket, error: BackendError) -> None:
+        """This turn can't be served; its caller hears why."""
+        with self._changed:
+            if ticket in self._tickets:
+                self._tickets.remove(ticket)
+                self._leave(ticket)
+        fail(ticket.future, error)
+
+    def _notify(self) -> None:
+        self._events += 1
+        self._changed.notify_all()
+
+    def _take(self) -> Work | None:
+        everyone_waits = all(lane.in_flight for lane in self._lanes)
+        full = not self._deterministic or everyone_waits
+        work = Work(jobs=self._jobs, cancelled=self._cancelled)
+        self._jobs, self._cancelled = [], []
+        if full:
+            ordered = sorted(self._changes, key=lambda change: change[:2])
+            work.changes = [run for _, _, run in ordered]
+            self._changes = []
+        work.tickets = [ticket for ticket in self._tickets if full or ticket.lane is None]
+        if self._deterministic:
+            work.tickets.sort(key=lambda ticket: ticket.turn.key)
+        if work.jobs or work.cancelled or work.changes or work.tickets:
+            return work
+        return None
+
+    def _leave(self, ticket: Ticket) -> None:
+        if ticket.lane is not None:
+            ticket.lane.in_flight -= 1
+
+    def _check(self) -> None:
+        if self._end is not None:
+            raise self._end
+
+
+def deliver(future: asyncio.Future[Any], result: Any) -> None:
+    """Hand a result to a future of another thread's event loop."""
+    _call(future, lambda: future.set_result(result))
+
+
+def fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    """Hand an error to a future of another thread's event loop."""
+    _call(future, lambda: future.set_exception(error))
+
+
+def _call(future: asyncio.Future[Any], act: Callable[[], None]) -> None:
+    def unless_cancelled() -> None:
+        if not future.done():
+            act()
+
+    loop = future.get_loop()
+    if not loop.is_closed():  # nobody waits on a loop that has ended
+        loop.call_soon_threadsafe(unless_cancelled)

@@ -1,0 +1,274 @@
+"""In-process generation with a transformers model that one worker thread owns; made by loading.py.
+
+Callers await turns on the event loop; the thread batches them (batching.py) when the clock lets it
+(clock.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from stateset_agents.backends.base import Session, Tokenizer
+from stateset_agents.backends.batching import Batcher, Key, Stats, Turn, new_turn
+from stateset_agents.backends.clock import Clock, Scheduling, Ticket, Work, deliver, fail
+from stateset_agents.backends.self_test import check_cache
+from stateset_agents.backends.slots import SlotModel
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+from stateset_agents.errors import BackendError, ConfigurationError
+from stateset_agents.messages import Completion, Message, SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["DTYPES", "HuggingFaceBackend"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class HuggingFaceBackend:
+    """Serves many live conversations at once; a conversation's cache survives between its turns.
+
+    Attention-only decoders (Llama, Qwen2, Qwen3, Mistral, GPT-2 and their like). Log-probs are those of the
+    distribution that was sampled from, stored as each token is drawn.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: HuggingFaceTokenizer,
+        *,
+        scheduling: Scheduling = "deterministic",
+        max_cached_tokens: int = 262_144,
+        context_length: int | None = None,
+        device: str | torch.device | None = None,
+        dtype: Literal["fp32", "bf16", "fp16"] | None = None,
+        copy_model: bool = True,
+    ) -> None:
+        """The backend keeps its own copy of the weights, in eval mode; `copy_model=False` gives `model` away.
+
+        `max_cached_tokens` bounds the cache (conversations times the longest one's length); `context_length`
+        lowers the model's own. `device` and `dtype` default to the model's.
+        """
+        own: Any = copy.deepcopy(model) if copy_model else model
+        own.to(device=device or own.device, dtype=DTYPES[dtype] if dtype else own.dtype)
+        self._model: PreTrainedModel = own.eval().requires_grad_(False)
+        self.tokenizer: Tokenizer = tokenizer
+        self._hf_tokenizer = tokenizer.hf
+        self.version = 0
+        self.context_length = _context_length(self._model, context_length)
+        self.scheduling: Scheduling = scheduling
+        self._slots = SlotModel(self._model)
+        self._batcher = Batcher(self._slots, max_cached_tokens=max_cached_tokens)
+        self._clock = Clock(scheduling)
+        self._serials = itertools.count()
+        self._num_threads = 1
+        self._thread: threading.Thread | None = None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The worker's model, for its config and for copies; only `update_weights` changes its weights."""
+        return self._model
+
+    @property
+    def stats(self) -> Stats:
+        """Counts since the start."""
+        return self._batcher.stats
+
+    async def start(self) -> None:
+        """Check that the cache reproduces the plain forward, then serve. Starting twice does nothing.
+
+        Raises BackendError where this architecture's cached log-probs differ from uncached ones.
+        """
+        if self._thread is not None:
+            return
+        self._num_threads = torch.get_num_threads()
+        self._clock.open()
+        self._thread = threading.Thread(target=self._serve, name="generation", daemon=True)
+        self._thread.start()
+        try:
+            await self._clock.job(lambda: check_cache(self._model, self.context_length))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: Session | None = None
+    ) -> Completion:
+        """Sample one turn after `prompt_ids` [P]; stops at a stop id or an eos id, or at a limit of tokens.
+
+        Raises BackendError where the prompt fills the context or the worker broke.
+        """
+        key: Key = (0, *session) if session is not None else (1, next(self._serials), 0)
+        stop_ids = frozenset(params.stop_token_ids) | frozenset(self.tokenizer.eos_ids)
+        turn = new_turn(key, prompt_ids, params, stop_ids, self.context_length)
+        try:
+            await self._clock.turn(turn)
+        finally:
+            if session is None:
+                self._clock.change("release", key, lambda: self._batcher.release(key))
+        return self._completion(turn)
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
+        """[T-1] log-prob of each of `ids[1:]` given what stands before it, by one full forward."""
+        if not 0 < len(ids) <= self.context_length:
+            raise BackendError(f"scoring takes 1 to {self.context_length} tokens, got {len(ids)}")
+        if temperature <= 0:
+            raise BackendError(f"scoring needs a temperature above 0, got {temperature}")
+        scored: list[float] = await self._clock.job(lambda: self._score(list(ids), temperature))
+        return scored
+
+    async def fork(self, session: Session, into: Session) -> None:
+        """Let `into` start from a copy of `session`'s cache (made before the next step)."""
+        source, target = (0, *session), (0, *into)
+        self._clock.change("fork", target, lambda: self._batcher.fork(source, target))
+
+    async def release(self, session: Session) -> None:
+        """Forget a conversation; unknown sessions are ignored."""
+        key = (0, *session)
+        self._clock.change("release", key, lambda: self._batcher.release(key))
+
+    async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
+        """Take new weights between two steps: a state dict, or a folder written by `save_pretrained`.
+
+        Cached conversations are refilled under them. Raises BackendError where names or shapes differ
+        (and then changes nothing).
+        """
+        if isinstance(source, Mapping):
+            state = source
+        else:
+            state = await asyncio.to_thread(_read_folder, source, self._model)
+        await self._clock.job(lambda: self._load(state, version))
+
+    def lane(self) -> AbstractContextManager[None]:
+        """Join the logical clock (see `Backend.lane`); under throughput scheduling it changes nothing."""
+        return self._clock.lane()
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write model, generation config and tokenizer so that plain transformers loads them."""
+        self._model.save_pretrained(path)
+        self._hf_tokenizer.save_pretrained(path)
+
+    async def close(self) -> None:
+        """Stop the worker and wait for it; whoever still waits for a turn gets a BackendError."""
+        self._clock.stop(BackendError("the backend was closed"))
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+
+    # --- in the worker thread ---------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        torch.set_num_threads(self._num_threads)  # torch keeps one number per thread
+        with torch.inference_mode():
+            progress = True
+            while (work := self._clock.next(progress)) is not None:
+                try:
+                    progress = self._do(work)
+                except Exception as error:  # whoever waits must hear of it, whatever it is
+                    reason = BackendError(f"the generation worker broke: {type(error).__name__}: {error}")
+                    reason.__cause__ = error
+                    self._clock.stop(reason)
+
+    def _do(self, work: Work) -> bool:
+        """One round; False when nothing could move until someone else does something."""
+        for job in work.jobs:
+            try:
+                result = job.run()
+            except Exception as error:  # belongs to the caller who asked for it
+                fail(job.future, _as_backend_error(error))
+            else:
+                deliver(job.future, result)
+        for turn in work.cancelled:
+            self._batcher.cancel(turn)
+        for change in work.changes:
+            change()
+        for ticket in work.tickets:
+            if not ticket.admitted:
+                self._admit(ticket)
+        live = {
+            ticket.turn: ticket for ticket in work.tickets if ticket.admitted and not ticket.future.done()
+        }
+        if live:
+            self._clock.done([live[turn] for turn in self._batcher.step(list(live))])
+        return bool(live)
+
+    def _admit(self, ticket: Ticket) -> None:
+        try:
+            ticket.admitted = self._batcher.admit(ticket.turn)
+        except BackendError as error:  # this one can never fit; the others go on
+            self._clock.refuse(ticket, error)
+
+    def _score(self, ids: list[int], temperature: float) -> list[float]:
+        row = torch.tensor(ids, device=self._slots.device)
+        logits = self._slots.full_logits(row)[:-1].float() / temperature
+        picked: list[float] = logits.log_softmax(-1).gather(-1, row[1:, None])[:, 0].tolist()
+        return picked
+
+    def _load(self, state: Mapping[str, torch.Tensor], version: int) -> None:
+        tensors = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
+        own = {name: tensors[name] for name in self._model.state_dict() if name in tensors}  # tied ones once
+        missing = sorted(set(own) - set(state))
+        if missing:
+            raise BackendError(
+                f"the new weights lack {missing[0]} ({len(missing)} names in all); pass the whole state dict "
+                f"of a {type(self._model).__name__}"
+            )
+        for name, held in own.items():
+            if state[name].shape != held.shape:
+                raise BackendError(
+                    f"the new weights have {name} of shape {tuple(state[name].shape)}, the model has "
+                    f"{tuple(held.shape)}; they come from another architecture"
+                )
+        for name, held in own.items():
+            held.copy_(state[name])
+        self.version = self._batcher.version = version
+        self._batcher.forget_cache()
+
+    def _completion(self, turn: Turn) -> Completion:
+        token_ids = tuple(turn.ids[turn.num_prompt :])
+        if turn.finish_reason is None:
+            raise BackendError("a turn was handed back before it ended; please report this")
+        return Completion(
+            message=Message(role="assistant", content=self.tokenizer.decode(token_ids)),
+            prompt_ids=tuple(turn.ids[: turn.num_prompt]),
+            token_ids=token_ids,
+            logprobs=tuple(turn.logprobs),
+            finish_reason=turn.finish_reason,
+            version_spans=turn.version_spans(),
+        )
+
+
+def _context_length(model: PreTrainedModel, wanted: int | None) -> int:
+    """The model's own limit, or a lower one that was asked for."""
+    own = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if wanted is not None and wanted < 2:
+        raise ConfigurationError(f"context_length must be at least 2, got {wanted}")
+    if own is None and wanted is None:
+        raise ConfigurationError(
+            f"{type(model).__name__} names no max_position_embeddings; pass context_length to the backend"
+        )
+    return min(length for length in (own, wanted) if length is not None)
+
+
+def _read_folder(path: Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    try:
+        return dict(type(model).from_pretrained(path, dtype=model.dtype, local_files_only=True).state_dict())
+    except OSError as error:
+        raise BackendError(f"no weights to load in {str(path)!r}: {str(error).splitlines()[0]}") from error
+
+
+def _as_backend_error(error: Exception) -> BackendError:
+    if isinstance(error, BackendError):
+        return error
+    wrapped = BackendError(f"{type(error).__name__} in the generation worker: {error}")
+    wrapped.__cause__ = error
+    return wrapped

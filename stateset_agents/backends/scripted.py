@@ -1,0 +1,157 @@
+"""Answers from a script, for tests and demos: no weights, no torch; same interface as a real backend."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stateset_agents.backends.base import Session, Tokenizer
+from stateset_agents.backends.tokenizers import ByteTokenizer
+from stateset_agents.errors import BackendError, ConfigurationError
+from stateset_agents.messages import Completion, FinishReason, Message, SamplingParams, VersionSpan
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Script", "ScriptedBackend", "ScriptedRequest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedRequest:
+    """What the script is asked: one turn of one conversation."""
+
+    text: str
+    """The prompt, decoded (control tokens left out)."""
+    prompt_ids: tuple[int, ...]
+    session: Session | None
+    turn: int
+    """How many turns this session has asked for before."""
+    params: SamplingParams
+
+
+Reply = str | Exception
+Script = (
+    Sequence[Reply]
+    | Mapping[Session, Sequence[Reply]]
+    | Callable[[ScriptedRequest], Reply | Awaitable[Reply]]
+)
+"""Turn t says `script[t]`, or `script[session][t]`, or what the function returns; exceptions are raised."""
+
+
+class ScriptedBackend:
+    """Says what its script says.
+
+    >>> backend = ScriptedBackend(["Which order?", "Refunded."])
+    >>> backend = ScriptedBackend(lambda request: "Refunded." if "K27" in request.text else "Which order?")
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        tokenizer: Tokenizer | None = None,
+        context_length: int = 1_000_000,
+        delay: float | Callable[[ScriptedRequest], float] = 0.0,
+    ) -> None:
+        """`delay`: seconds that a turn takes, or a function that says so."""
+        if isinstance(script, str):
+            raise ConfigurationError(f"a script is a list of replies or a function, got the text {script!r}")
+        self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
+        self.context_length = context_length
+        self.version = 0
+        self.requests: list[ScriptedRequest] = []
+        """Every request so far, in the order they came."""
+        self._script = script
+        self._delay = delay
+        self._turns: dict[Session | None, int] = {}
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: Session | None = None
+    ) -> Completion:
+        """The script's next reply, with an end-of-turn token, cut after `max_new_tokens`; log-probs are 0.
+
+        Raises BackendError when the script has no reply for this turn or the prompt fills the context.
+        """
+        room = self.context_length - len(prompt_ids)
+        if room <= 0:
+            raise BackendError(
+                f"the prompt has {len(prompt_ids)} tokens and the context holds {self.context_length}; "
+                "end the conversation earlier"
+            )
+        turn = self._turns.get(session, 0)
+        self._turns[session] = turn + 1
+        request = ScriptedRequest(
+            text=self.tokenizer.decode(prompt_ids),
+            prompt_ids=tuple(prompt_ids),
+            session=session,
+            turn=turn,
+            params=params,
+        )
+        self.requests.append(request)
+        delay = self._delay(request) if callable(self._delay) else self._delay
+        if delay > 0:
+            await asyncio.sleep(delay)
+        reply = await self._reply(request)
+        if isinstance(reply, Exception):
+            raise reply
+        ids = [*self.tokenizer.encode(reply), *self.tokenizer.eos_ids[:1]]
+        limit = min(params.max_new_tokens, room)
+        finish: FinishReason = "stop" if len(ids) <= limit else "length"
+        token_ids = tuple(ids[:limit])
+        return Completion(
+            message=Message(role="assistant", content=self.tokenizer.decode(token_ids)),
+            prompt_ids=request.prompt_ids,
+            token_ids=token_ids,
+            logprobs=(0.0,) * len(token_ids),
+            finish_reason=finish,
+            version_spans=(VersionSpan(self.version, 0, len(token_ids)),),
+        )
+
+    async def _reply(self, request: ScriptedRequest) -> Reply:
+        if callable(self._script):
+            answer = self._script(request)
+            return await answer if inspect.isawaitable(answer) else answer
+        lines: Sequence[Reply]
+        if isinstance(self._script, Mapping):
+            if request.session is None or request.session not in self._script:
+                raise BackendError(f"the script has no entry for session {request.session}; add one")
+            lines = self._script[request.session]
+        else:
+            lines = self._script
+        if request.turn >= len(lines):
+            raise BackendError(
+                f"the script has {len(lines)} replies and turn {request.turn + 1} was asked for; "
+                "add a reply or pass a function"
+            )
+        return lines[request.turn]
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
+        """[T-1] zeros: a script is certain of what it says."""
+        return [0.0] * max(0, len(ids) - 1)
+
+    async def fork(self, session: Session, into: Session) -> None:
+        """Let `into` go on from the turn that `session` has reached."""
+        self._turns[into] = self._turns.get(session, 0)
+
+    async def release(self, session: Session) -> None:
+        """Forget a conversation; unknown sessions are ignored."""
+        self._turns.pop(session, None)
+
+    async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
+        """Note the version; a script has no weights."""
+        self.version = version
+
+    def lane(self) -> AbstractContextManager[None]:
+        """No clock to join: a reply depends on its own conversation only."""
+        return nullcontext()
+
+    async def close(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,191 @@
+"""A key/value cache of slots that transformers' own forward reads and writes; used by batching.py.
+
+A conversation owns one slot; the token at position p lives in column p of its slot, whatever stands in the
+other slots. So rows of any lengths share a forward, and a conversation goes on where it stopped. Before each
+forward a `Plan` says which slots take part and where the new keys and values go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
+
+from stateset_agents.errors import BackendError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+__all__ = ["Plan", "SlotModel", "round_up"]
+
+ROW_MULTIPLE = 8
+COLUMN_MULTIPLE = 32
+_WINDOWS = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+def round_up(count: int, multiple: int) -> int:
+    """`count` or the next multiple above it."""
+    return -(-count // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One forward over n slots with T new tokens each, left-padded so that the last column is the newest."""
+
+    input_ids: torch.Tensor  # [n, T]
+    position_ids: torch.Tensor  # [n, T], 0 where padded
+    first_slot: int
+    """The n slots are first_slot, first_slot + 1, ...; ignored where `slots` is given."""
+    slots: torch.Tensor | None  # [n]
+    source: torch.Tensor | None
+    """[m] which of the n·T tokens are real; None when all are."""
+    target: torch.Tensor
+    """[m] slot·columns + position: where each real token's key and value go."""
+    width: int
+    """Columns that attention reads."""
+
+
+class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers' hook has no types
+    """Keys and values of one layer, [slots, columns, heads, head size]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, owner: SlotModel) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers' own has no types
+        self._owner = owner
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate on first use, when the heads' shapes are known."""
+        shape = (self._owner.num_slots, self._owner.num_columns)
+        self.keys = key_states.new_zeros(*shape, key_states.shape[1], key_states.shape[3])
+        self.values = value_states.new_zeros(*shape, value_states.shape[1], value_states.shape[3])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store [n, heads, T, size] and return what the plan's slots hold, [n, heads, width, size]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        return self._swap(self.keys, key_states), self._swap(self.values, value_states)
+
+    def _swap(self, store: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        plan = self._owner.plan
+        fresh = states.transpose(1, 2).flatten(0, 1)  # [n·T, heads, size]
+        if plan.source is not None:
+            fresh = fresh.index_select(0, plan.source)
+        store.flatten(0, 1).index_copy_(0, plan.target, fresh)
+        if plan.slots is None:
+            held = store[plan.first_slot : plan.first_slot + states.shape[0], : plan.width]
+        else:
+            held = store[:, : plan.width].index_select(0, plan.slots)
+        return held.transpose(1, 2)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Every slot is as wide as the plan says, from column 0."""
+        return self._owner.plan.width, 0
+
+    def get_seq_length(self) -> int:
+        """Unused: positions are always given."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """No fixed end; the store grows."""
+        return -1
+
+
+class SlotModel:
+    """A causal transformers model with its slot cache: `forward` runs a plan, `resize` grows the store."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Raises BackendError for layer types whose masks we don't know."""
+        self.model = model
+        self.num_slots = 0
+        self.num_columns = 0
+        self.plan: Plan
+        config = model.config.get_text_config()
+        self.layer_types = _layer_types(config, type(model).__name__)
+        self._layers = [_SlotLayer(self) for _ in self.layer_types]
+        self._cache = Cache(layers=list(self._layers))
+        self.device = model.device
+
+    def forward(self, plan: Plan) -> torch.Tensor:
+        """Logits [n, V] after the last token of each row."""
+        self.plan = plan
+        masks = {
+            kind: self._mask(plan.position_ids, plan.width, kind, window)
+            for kind, window in set(self.layer_types)
+        }
+        output = self.model(
+            input_ids=plan.input_ids,
+            position_ids=plan.position_ids,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: torch.Tensor = output.logits
+        return logits[:, -1]
+
+    def full_logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits [T, V] of one row of ids [T], without the cache."""
+        seen = torch.ones_like(ids[None])  # given, or a pad id among the ids draws a warning
+        logits: torch.Tensor = self.model(input_ids=ids[None], attention_mask=seen, use_cache=False).logits
+        return logits[0]
+
+    def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
+        """Move to a store of another size; the slots in `keep` become slots 0, 1, ... of it."""
+        rows = torch.tensor(keep, dtype=torch.long, device=self.device)
+        columns = min(self.num_columns, num_columns)
+        self.num_slots, self.num_columns = num_slots, num_columns
+        for layer in self._layers:
+            if layer.is_initialized:
+                layer.keys = _resized(layer.keys, rows, columns, num_slots, num_columns)
+                layer.values = _resized(layer.values, rows, columns, num_slots, num_columns)
+
+    def permute(self, into: list[int], out_of: list[int], width: int) -> None:
+        """Slot `into[i]` becomes what slot `out_of[i]` was, for the first `width` columns."""
+        target = torch.tensor(into, dtype=torch.long, device=self.device)
+        source = torch.tensor(out_of, dtype=torch.long, device=self.device)
+        for layer in self._layers:
+            if layer.is_initialized:
+                for store in (layer.keys, layer.values):
+                    held = store[:, :width]
+                    held.index_copy_(0, target, held.index_select(0, source))
+
+    def _mask(self, positions: torch.Tensor, width: int, kind: str, window: int) -> torch.Tensor:
+        """Additive [n, 1, T, width]: 0 where a token may look, the dtype's minimum elsewhere."""
+        columns = torch.arange(width, device=self.device)
+        behind = positions[:, None, :, None] - columns  # how far each column lies back
+        unseen = behind < 0
+        if kind == "sliding_attention":
+            unseen |= behind >= window
+        elif kind == "chunked_attention":
+            unseen |= columns // window != positions[:, None, :, None] // window
+        dtype = self.model.dtype
+        return torch.zeros(unseen.shape, dtype=dtype, device=self.device).masked_fill_(
+            unseen, torch.finfo(dtype).min
+        )
+
+
+def _layer_types(config: PreTrainedConfig, architecture: str) -> list[tuple[str, int]]:
+    """Each layer's kind of attention and its window (0 for full attention)."""
+    kinds, kwargs = get_layer_types_and_kwargs(config)
+    unknown = sorted(set(kinds) - _WINDOWS)
+    if unknown:
+        raise BackendError(
+            f"{architecture} has layers of type {', '.join(unknown)}, which the in-process backend cannot "
+            "batch; it serves attention-only models such as Llama, Qwen2, Qwen3, Mistral and GPT-2"
+        )
+    return [(kind, int(extra.get("sliding_window") or 0)) for kind, extra in zip(kinds, kwargs, strict=True)]
+
+
+def _resized(
+    store: torch.Tensor, rows: torch.Tensor, columns: int, num_slots: int, num_columns: int
+) -> torch.Tensor:
+    fresh = store.new_zeros(num_slots, num_columns, *store.shape[2:])
+    fresh[: len(rows), :columns] = store[:, :columns].index_select(0, rows)
+    return fresh

@@ -1,0 +1,81 @@
+"""Tiny random models and from-scratch tokenizers for backend tests: no files, no hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers.decoders import ByteLevel
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+
+SPECIAL = ["<|bos|>", "<|end|>", "<|user|>", "<|assistant|>"]
+VOCAB = 256 + len(SPECIAL) + 2  # bytes, special tokens, two added tokens that are not flagged special
+_SIZES = {"vocab_size": VOCAB, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}
+_BLOCKS = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,  # the usual .02 makes flat logits, in which a wrong mask would hardly show
+}
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(**_SIZES, **_BLOCKS, num_key_value_heads=2),
+    "qwen2": lambda: Qwen2Config(**_SIZES, **_BLOCKS, num_key_value_heads=2),
+    "qwen3": lambda: Qwen3Config(
+        **_SIZES, **_BLOCKS, num_key_value_heads=4, head_dim=8, tie_word_embeddings=True
+    ),
+    "qwen2-window": lambda: Qwen2Config(
+        **_SIZES,
+        **_BLOCKS,
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        sliding_window=8,
+        max_window_layers=1,
+    ),
+    "gpt2": lambda: GPT2Config(
+        **_SIZES, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3
+    ),
+}
+
+
+def tiny_model(family: str = "llama", seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family]())
+    if family == "gpt2":  # its biases start at zero and would hide in a test
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def tiny_tokenizer(*, bos: bool = True) -> HuggingFaceTokenizer:
+    """Byte-level tokens, special tokens 256-259, added non-special `<tool_call>` and `</tool_call>`."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE(vocab={symbol: id for id, symbol in enumerate(alphabet)}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = ByteLevel()
+    raw.add_special_tokens(SPECIAL)
+    raw.add_tokens(["<tool_call>", "</tool_call>"])
+    if bos:
+        raw.post_processor = processors.TemplateProcessing(
+            single="<|bos|> $A", special_tokens=[("<|bos|>", 256)]
+        )
+    hf = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        bos_token="<|bos|>" if bos else None,
+        eos_token="<|end|>",
+        pad_token="<|end|>",
+        extra_special_tokens=["<|user|>", "<|assistant|>"],
+    )
+    return HuggingFaceTokenizer(hf)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from stateset_agents.errors import ConfigurationError
+
 __all__ = [
     "content_words",
     "echo",
@@ -74,7 +76,7 @@ def facts(context: Mapping[str, object], key: str) -> dict[str, tuple[str, ...]]
     """The facts listed under `context[key]`: name -> accepted wordings.
 
     A list of phrases, or a mapping of names to phrases; a list instead of a phrase gives wordings of
-    which one is enough. Raises TypeError for anything else.
+    which one is enough. Raises ConfigurationError for anything else.
 
         {"expected_facts": ["K27", ["5 days", "five days"]]}  ->  {"K27": ("K27",), "5 days": (...)}
     """
@@ -88,14 +90,16 @@ def facts(context: Mapping[str, object], key: str) -> dict[str, tuple[str, ...]]
     elif isinstance(given, Sequence):
         named = [(wordings[0], wordings) for wordings in (_wordings(key, value) for value in given)]
     else:
-        raise TypeError(f"context[{key!r}] must be a list of phrases or a mapping, got {given!r:.60}")
+        raise ConfigurationError(
+            f"context[{key!r}] must be a list of phrases or a mapping, got {given!r:.60}"
+        )
     return dict(named)
 
 
 def _wordings(key: str, value: object) -> tuple[str, ...]:
     wordings = [value] if isinstance(value, str | int | float) else value
     if not isinstance(wordings, Sequence) or not wordings or not all(words(str(item)) for item in wordings):
-        raise TypeError(
+        raise ConfigurationError(
             f"a fact in context[{key!r}] must be a phrase or a list of phrases, got {value!r:.60}"
         )
     return tuple(str(item) for item in wordings)

@@ -28,6 +28,7 @@ from typing import Any, overload
 import pydantic
 
 from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.waiting import all_or_cancel
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -168,12 +169,8 @@ class Toolbox:
         async def run(indices: list[int]) -> list[tuple[int, Message]]:
             return [(index, await self.call(calls[index], scenario=scenario)) for index in indices]
 
-        tasks = [asyncio.ensure_future(run(indices)) for indices in (one_by_one, *together)]
-        try:
-            answers = dict(pair for pairs in await asyncio.gather(*tasks) for pair in pairs)
-        finally:
-            for task in tasks:  # if one broke, the others have nobody left to answer to
-                task.cancel()
+        lanes = await all_or_cancel(run(indices) for indices in (one_by_one, *together))
+        answers = dict(pair for lane in lanes for pair in lane)
         return [answers[index] for index in range(len(calls))]
 
     def _is_sync(self, call: ToolCall) -> bool:

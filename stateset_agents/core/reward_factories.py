@@ -1,0 +1,259 @@
+"""Ready rewards for kinds of conversation: customer service, helpfulness, tasks, tutoring and others.
+
+They share one rule. Where something can be checked (`context["expected_facts"]`, or the environment's
+`success`), the resolution dominates. Where nothing can, they see *form* only: such a score stays at or
+below .5 and says so, for text that merely looks like help must not earn what help earns.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from stateset_agents.core.scoring import RewardFunction, RewardResult
+from stateset_agents.core.text_checks import (
+    content_words,
+    echo,
+    facts,
+    is_courteous,
+    is_prose,
+    is_refusal,
+    is_rude,
+    told,
+    words,
+)
+from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.errors import ConfigurationError
+
+__all__ = [
+    "DOMAINS",
+    "Domain",
+    "ResolutionReward",
+    "create_customer_service_reward",
+    "create_domain_reward",
+    "create_helpful_reward",
+    "create_task_reward",
+    "create_tutoring_reward",
+]
+
+FORM_ONLY_CAP = 0.5
+"""Most that a conversation earns when nothing about it can be checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Talk:
+    """What the form checks look at."""
+
+    replies: Sequence[str]
+    """The agent's words to the user; empty ones too, tool calls not."""
+    sound: Sequence[str]
+    """Of these, the ones that are prose, new, and no echo of the user."""
+    heard: Sequence[str]
+    """The user's words."""
+    topic: set[str]
+    """Content words of the user and the scenario's family."""
+
+
+FormCheck = Callable[[_Talk], float]
+"""From 0 to 1."""
+
+
+def _courtesy(talk: _Talk) -> float:
+    """Once is enough: a second apology earns nothing."""
+    return float(any(map(is_courteous, talk.sound)))
+
+
+def _relevance(talk: _Talk) -> float:
+    """Half for one word of the topic, all for two."""
+    said = set().union(*map(content_words, talk.sound))
+    return min(len(said & talk.topic), 2) / 2
+
+
+def _helpful(talk: _Talk) -> float:
+    """Share of replies that don't turn the user away."""
+    return _share(talk.sound, lambda text: not is_refusal(text))
+
+
+def _complete(talk: _Talk) -> float:
+    """Share of replies that are whole sentences of 3 to 120 words."""
+    return _share(talk.sound, _is_complete)
+
+
+def _is_complete(text: str) -> bool:
+    return 3 <= len(words(text)) <= 120 and text.rstrip(" \"')").endswith((".", "!", "?"))
+
+
+def _brevity(talk: _Talk) -> float:
+    """Share of replies within 40 words."""
+    return _share(talk.sound, lambda text: len(words(text)) <= 40)
+
+
+def _asks(talk: _Talk) -> float:
+    """A question at least once."""
+    return float(any("?" in text for text in talk.sound))
+
+
+def _share(texts: Sequence[str], check: Callable[[str], bool]) -> float:
+    return sum(map(check, texts)) / len(texts) if texts else 0.0
+
+
+_FORM_CHECKS: Mapping[str, FormCheck] = {
+    "courtesy": _courtesy,
+    "relevance": _relevance,
+    "helpful": _helpful,
+    "complete": _complete,
+    "brevity": _brevity,
+    "asks": _asks,
+}
+_ENGLISH_CHECKS = frozenset({"courtesy", "helpful"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Domain:
+    """One kind of conversation: how much its resolution counts, and what good form is."""
+
+    resolution: float
+    """Share of the score when something can be checked; form has the rest."""
+    form: Mapping[str, float] = field(default_factory=dict)
+    """Weights of the form checks; they sum to 1."""
+
+
+DOMAINS: Mapping[str, Domain] = {
+    "customer_service": Domain(
+        resolution=0.8, form={"courtesy": 0.3, "relevance": 0.3, "helpful": 0.2, "complete": 0.2}
+    ),
+    "technical_support": Domain(
+        resolution=0.8, form={"relevance": 0.4, "asks": 0.2, "helpful": 0.2, "complete": 0.2}
+    ),
+    "sales": Domain(resolution=0.8, form={"relevance": 0.3, "courtesy": 0.3, "asks": 0.2, "complete": 0.2}),
+    "helpful": Domain(resolution=0.8, form={"relevance": 0.5, "helpful": 0.3, "complete": 0.2}),
+    "task": Domain(resolution=0.9, form={"relevance": 0.4, "brevity": 0.3, "complete": 0.3}),
+    "tutoring": Domain(
+        resolution=0.7, form={"asks": 0.4, "relevance": 0.3, "courtesy": 0.1, "complete": 0.2}
+    ),
+}
+
+
+class ResolutionReward(RewardFunction):
+    """Was the user's matter resolved, and how was it said? A number from 0 to 1.
+
+        score = integrity · manner · (w · resolution + (1 - w) · form)      something can be checked
+        score = integrity · manner · form · 0.5                             nothing can
+
+    `resolution` is the share of `context["expected_facts"]` told, the environment's `success`, or the
+    mean of the two where there are both. `integrity` is the share of replies that are prose, new, and no
+    echo of the user; facts told in other replies don't count. `manner` takes off half for rudeness. A
+    phrase of `context["forbidden"]` that is claimed makes the whole score 0.
+    """
+
+    local = True
+
+    def __init__(self, domain: Domain, *, name: str, english: bool = True) -> None:
+        """`english=False` leaves out what reads English: courtesy, refusals, rudeness, function words."""
+        self.name = name
+        self._resolution_weight = domain.resolution
+        self._form = {
+            key: weight for key, weight in domain.form.items() if english or key not in _ENGLISH_CHECKS
+        }
+        self._english = english
+        self._said_so = False
+
+    async def score(self, trajectory: Trajectory) -> RewardResult:
+        talk = self._talk(trajectory)
+        integrity = len(talk.sound) / len(talk.replies) if talk.replies else 0.0
+        manner = 1 - 0.5 * _share(talk.replies, is_rude) if self._english else 1.0
+        checks = {key: _FORM_CHECKS[key](talk) for key in self._form}
+        form = sum(self._form[key] * value for key, value in checks.items()) / sum(self._form.values())
+        breakdown = {"integrity": integrity, "manner": manner, "form": form}
+        breakdown.update({f"form/{key}": value for key, value in checks.items()})
+
+        resolution = self._resolution(trajectory, talk, breakdown)
+        if resolution is None:
+            self._say_form_only()
+            value = FORM_ONLY_CAP * form
+        else:
+            breakdown["resolution"] = resolution
+            value = self._resolution_weight * resolution + (1 - self._resolution_weight) * form
+        breakdown["form_only"] = float(resolution is None)
+        if self._claims_something_false(trajectory, talk):
+            breakdown["false_claim"] = 1.0
+            value = 0.0
+        return RewardResult(score=integrity * manner * value, breakdown=breakdown)
+
+    def _talk(self, trajectory: Trajectory) -> _Talk:
+        replies: list[str] = []
+        sound: list[str] = []
+        heard: list[str] = []
+        earlier: set[tuple[str, ...]] = set()
+        for message in trajectory.messages:
+            if message.role == "user":
+                heard.append(message.content)
+            if message.role != "assistant" or (message.tool_calls and not message.content.strip()):
+                continue
+            text = message.content
+            replies.append(text)
+            spoken = tuple(words(text))
+            repeated = len(spoken) >= 4 and spoken in earlier
+            if is_prose(text, english=self._english) and not repeated and echo(text, heard) < 0.6:
+                sound.append(text)
+            earlier.add(spoken)
+        topic = set().union(*map(content_words, heard), content_words(trajectory.scenario.family))
+        return _Talk(replies=replies, sound=sound, heard=heard, topic=topic)
+
+    def _resolution(self, trajectory: Trajectory, talk: _Talk, breakdown: dict[str, float]) -> float | None:
+        expected = facts(trajectory.scenario.context, "expected_facts")
+        parts = []
+        if expected:
+            heard = [any(told(wordings, text) for text in talk.sound) for wordings in expected.values()]
+            breakdown["facts"] = sum(heard) / len(heard)
+            parts.append(breakdown["facts"])
+        if trajectory.success is not None:
+            breakdown["success"] = float(trajectory.success)
+            parts.append(breakdown["success"])
+        return sum(parts) / len(parts) if parts else None
+
+    def _claims_something_false(self, trajectory: Trajectory, talk: _Talk) -> bool:
+        forbidden = facts(trajectory.scenario.context, "forbidden")
+        return any(told(wordings, text) for wordings in forbidden.values() for text in talk.replies)
+
+    def _say_form_only(self) -> None:
+        if not self._said_so:
+            self._said_so = True
+            structlog.get_logger(__name__).warning(
+                "reward scores form only: nothing in the scenario can be checked",
+                reward=self.name,
+                most=FORM_ONLY_CAP,
+                mend='give context["expected_facts"], or an environment that tells success',
+            )
+
+
+def create_domain_reward(domain: str, *, english: bool = True) -> ResolutionReward:
+    """The reward of one domain of `DOMAINS`; ConfigurationError names the nearest for an unknown one."""
+    if domain not in DOMAINS:
+        close = difflib.get_close_matches(domain, DOMAINS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(DOMAINS)}"
+        raise ConfigurationError(f"unknown reward domain {domain!r}; {hint}")
+    return ResolutionReward(DOMAINS[domain], name=domain, english=english)
+
+
+def create_customer_service_reward(*, english: bool = True) -> ResolutionReward:
+    """Resolved, and said with courtesy and to the point."""
+    return create_domain_reward("customer_service", english=english)
+
+
+def create_helpful_reward(*, english: bool = True) -> ResolutionReward:
+    """Resolved, and said to the point without turning the user away."""
+    return create_domain_reward("helpful", english=english)
+
+
+def create_task_reward(*, english: bool = True) -> ResolutionReward:
+    """Done, and said briefly."""
+    return create_domain_reward("task", english=english)
+
+
+def create_tutoring_reward(*, english: bool = True) -> ResolutionReward:
+    """What is to be taught was told, with questions; put the bare answer under `context["forbidden"]`."""
+    return create_domain_reward("tutoring", english=english)

@@ -1,0 +1,142 @@
+"""What a reward is, and the boundary at which it is asked: types for core/reward.py and its factories."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Literal
+
+from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.core.waiting import all_or_cancel
+from stateset_agents.errors import PROGRAMMING_ERRORS, ConfigurationError, RewardFailure
+
+__all__ = [
+    "RewardFunction",
+    "RewardResult",
+    "Scope",
+    "as_member_result",
+    "as_result",
+    "score_trajectories",
+    "score_trajectory",
+]
+
+Scope = Literal["turn", "trajectory", "group"]
+"""What a reward looks at: each turn by itself, a conversation, or a group's conversations together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardResult:
+    """One score and what it is made of. Construction raises RewardFailure on what is no number."""
+
+    score: float | None
+    """None: this reward has nothing to say about this conversation."""
+    breakdown: Mapping[str, float] = field(default_factory=dict)
+    turn_scores: tuple[float | None, ...] = ()
+    """[num_turns] for a reward of scope "turn", of which `score` is the mean; else empty."""
+
+    def __post_init__(self) -> None:
+        _check("score", self.score)
+        for key, value in self.breakdown.items():
+            _check(f"breakdown[{key!r}]", value)
+        for turn, score in enumerate(self.turn_scores):
+            _check(f"turn_scores[{turn}]", score)
+
+
+def _check(what: str, value: object) -> None:
+    if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
+        raise RewardFailure(f"{what} must be a finite number or None, got {value!r:.60}")
+
+
+class RewardFunction(ABC):
+    """Base of every reward. A subclass writes `score`, and `score_group` if its scope is "group"."""
+
+    name: str = "RewardFunction"
+    """Stands in breakdowns and errors; the class's name unless set."""
+    scope: Scope = "trajectory"
+    local: bool = False
+    """True when scoring waits on nothing remote; a reward of your own counts as remote unless it says so."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+
+    @abstractmethod
+    async def score(self, trajectory: Trajectory) -> RewardResult:
+        """The worth of one conversation; raises RewardFailure when it cannot be scored."""
+
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
+        """One result per member, in order; the failure of one leaves the others scored."""
+        return await all_or_cancel(_attempt(self, trajectory) for trajectory in trajectories)
+
+
+async def score_trajectory(reward: RewardFunction, trajectory: Trajectory) -> RewardResult:
+    """Score one conversation at the boundary to user code.
+
+    Whatever breaks in the reward becomes a RewardFailure that names it; programming and configuration
+    errors travel.
+    """
+    try:
+        return as_result(await reward.score(trajectory))
+    except (*PROGRAMMING_ERRORS, ConfigurationError):
+        raise
+    except Exception as error:
+        raise _named(reward.name, error) from error
+
+
+async def score_trajectories(
+    reward: RewardFunction, trajectories: Sequence[Trajectory]
+) -> list[RewardResult | RewardFailure]:
+    """Score the members of a group: one result or failure each, in order. The engine's one door.
+
+    A reward that breaks as a whole fails every member; a result list of the wrong length is a
+    programming error.
+    """
+    if not trajectories:
+        return []
+    try:
+        results = await reward.score_group(trajectories)
+    except (*PROGRAMMING_ERRORS, ConfigurationError):
+        raise
+    except Exception as error:
+        return [_named(reward.name, error)] * len(trajectories)
+    if len(results) != len(trajectories):
+        raise TypeError(
+            f"reward {reward.name} gave {len(results)} results for {len(trajectories)} trajectories"
+        )
+    return [as_member_result(reward.name, result) for result in results]
+
+
+async def _attempt(reward: RewardFunction, trajectory: Trajectory) -> RewardResult | RewardFailure:
+    try:
+        return await score_trajectory(reward, trajectory)
+    except RewardFailure as failure:
+        return failure
+
+
+def as_member_result(name: str, value: object) -> RewardResult | RewardFailure:
+    """What a group reward gave for one member, checked: a result or a failure that names the reward."""
+    if isinstance(value, RewardFailure):
+        return value
+    try:
+        return as_result(value)
+    except RewardFailure as failure:
+        return _named(name, failure)
+
+
+def as_result(value: object) -> RewardResult:
+    """A number, None or a result, as a result; RewardFailure for anything else."""
+    if isinstance(value, RewardResult):
+        return value
+    _check("score", value)
+    return RewardResult(score=None if value is None else float(value))  # type: ignore[arg-type]  # _check saw to it
+
+
+def _named(name: str, error: Exception) -> RewardFailure:
+    if isinstance(error, RewardFailure):
+        text = str(error)
+        return error if text.startswith("reward ") else RewardFailure(f"reward {name}: {text}")
+    return RewardFailure(f"reward {name} failed: {type(error).__name__}: {error}")

@@ -71,7 +71,7 @@ def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 record = json.loads(line)
             except ValueError as error:
                 raise ConfigurationError(
-                    f"{file}, line {number}: not JSON: {line[:60].decode(errors='replace')!r}; remove the line"
+                    f"{file}, line {number}: not JSON: {line[:50].decode(errors='replace')!r}; remove it"
                 ) from error
             if number == 1 and record.get("schema_version") != SCHEMA_VERSION:
                 raise ConfigurationError(

@@ -1,1 +1,82 @@
-"""Train multi-turn conversational agents with group-relative policy optimisation."""
+"""Train multi-turn conversational agents with group-relative policy optimisation, in your own async program.
+
+Importing this package loads neither torch nor transformers; the public names load what they need on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+    from stateset_agents.core.environment import ConversationEnvironment
+    from stateset_agents.core.reward import (
+        CompositeReward,
+        EnvironmentReward,
+        RewardFunction,
+        RewardResult,
+        create_customer_service_reward,
+        reward_function,
+    )
+    from stateset_agents.core.scenario import Scenario
+    from stateset_agents.core.tools import ToolError, tool
+    from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
+    from stateset_agents.errors import StatesetError
+    from stateset_agents.messages import Message
+    from stateset_agents.training.config import TrainingConfig, TrainingProfile
+    from stateset_agents.training.trainer import MultiTurnGRPOTrainer, train
+
+__all__ = [
+    "AgentConfig",
+    "CompositeReward",
+    "ConversationEnvironment",
+    "EnvironmentReward",
+    "Message",
+    "MultiTurnAgent",
+    "MultiTurnGRPOTrainer",
+    "RewardFunction",
+    "RewardResult",
+    "Scenario",
+    "StatesetError",
+    "ToolError",
+    "TrainingConfig",
+    "TrainingProfile",
+    "Trajectory",
+    "TrajectoryGroup",
+    "create_customer_service_reward",
+    "reward_function",
+    "tool",
+    "train",
+]
+
+_HOMES = {
+    "core.agent": ("AgentConfig", "MultiTurnAgent"),
+    "core.environment": ("ConversationEnvironment",),
+    "core.reward": (
+        "CompositeReward",
+        "EnvironmentReward",
+        "RewardFunction",
+        "RewardResult",
+        "create_customer_service_reward",
+        "reward_function",
+    ),
+    "core.scenario": ("Scenario",),
+    "core.tools": ("ToolError", "tool"),
+    "core.trajectory": ("Trajectory", "TrajectoryGroup"),
+    "errors": ("StatesetError",),
+    "messages": ("Message",),
+    "training.config": ("TrainingConfig", "TrainingProfile"),
+    "training.trainer": ("MultiTurnGRPOTrainer", "train"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,1 +1,24 @@
 """A small order desk on SQLite, with tools, a rule-based caller and gated grading."""
+
+from stateset_agents.environments.retail_desk.agents import (
+    HabitAgent,
+    Habits,
+    HonestAgent,
+    Played,
+    play,
+)
+from stateset_agents.environments.retail_desk.degenerate import DEGENERATE
+from stateset_agents.environments.retail_desk.environment import DeskConversation, RetailDesk
+from stateset_agents.environments.retail_desk.policy import FAMILIES
+
+__all__ = [
+    "DEGENERATE",
+    "FAMILIES",
+    "DeskConversation",
+    "HabitAgent",
+    "Habits",
+    "HonestAgent",
+    "Played",
+    "RetailDesk",
+    "play",
+]

@@ -1,0 +1,277 @@
+"""What the tools do at the desk.
+
+Tools enforce physics only (an unknown id, no stock, already cancelled); policy is the agent's job.
+Results are flat JSON objects whose values are plain words, so that copying them is enough.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stateset_agents.environments.retail_desk import catalog
+from stateset_agents.environments.retail_desk.database import Database
+from stateset_agents.environments.retail_desk.policy import RULES
+
+__all__ = ["Desk", "Refused", "Result"]
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What a tool works on."""
+
+    database: Database
+    customer_id: str
+    """Who is signed in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a tool call came to."""
+
+    fields: Mapping[str, str]
+    owners: frozenset[str] = frozenset()
+    """Customers whose data were read or changed."""
+    shown: frozenset[str] = frozenset()
+    """What the agent now has grounds to speak of: `order:K27`, `tracking:K27`, `item:red lamp`."""
+    failed: bool = False
+
+    @property
+    def content(self) -> str:
+        """The tool message's text."""
+        return json.dumps(self.fields)
+
+
+class Refused(Exception):
+    """Physics says no; the text is shown to the agent."""
+
+    def __init__(self, reason: str, shown: frozenset[str] = frozenset()) -> None:
+        super().__init__(reason)
+        self.shown = shown
+
+
+def dollars(cents: int) -> str:
+    """`4500` is `45`, `4550` is `45.50`."""
+    return str(cents // 100) if cents % 100 == 0 else f"{cents / 100:.2f}"
+
+
+def _order(desk: Desk, order_id: str) -> tuple[str, str, str, str, str | None]:
+    """Customer, payment, status, city and delivery date of an order."""
+    row = desk.database.row(
+        "SELECT customer_id, payment_id, status, city, delivered_on FROM orders WHERE order_id = ?",
+        order_id.upper(),
+    )
+    if row is None:
+        raise Refused("unknown order")
+    return row[0], row[1], row[2], row[3], row[4]
+
+
+def _lines(desk: Desk, order_id: str) -> list[tuple[int, str, int, str]]:
+    return desk.database.rows(
+        "SELECT line_id, item, price_cents, status FROM order_items WHERE order_id = ? ORDER BY line_id",
+        order_id,
+    )
+
+
+def _weekday(date: str) -> str:
+    return catalog.WEEKDAYS[datetime.date.fromisoformat(date).weekday()]
+
+
+def find_customer(desk: Desk, email: str = "", name: str = "", zip: str = "") -> Result:
+    if email:
+        row = desk.database.row("SELECT customer_id, name FROM customers WHERE email = ?", email.lower())
+    elif name and zip:
+        row = desk.database.row(
+            "SELECT customer_id, name FROM customers WHERE name = ? AND zip = ?", name.lower(), zip
+        )
+    else:
+        raise Refused("give email, or name and zip")
+    if row is None:
+        raise Refused("unknown customer")
+    return Result(fields={"customer_id": row[0], "name": row[1]}, owners=frozenset({row[0]}))
+
+
+def get_order(desk: Desk, order_id: str) -> Result:
+    order_id = order_id.upper()
+    owner, _, status, _, delivered_on = _order(desk, order_id)
+    fields = {
+        "order_id": order_id,
+        "status": status,
+        "item": ", ".join(line[1] for line in _lines(desk, order_id)),
+    }
+    if status == "delivered" and delivered_on is not None:
+        fields["days"] = str((catalog.TODAY - datetime.date.fromisoformat(delivered_on)).days)
+    if status == "shipped":
+        shipment = desk.database.row(
+            "SELECT arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id DESC", order_id
+        )
+        if shipment is not None:
+            fields["arrives"] = _weekday(shipment[0])
+    return Result(fields=fields, owners=frozenset({owner}), shown=frozenset({f"order:{order_id}"}))
+
+
+def list_orders(desk: Desk, customer_id: str) -> Result:
+    customer_id = customer_id.lower()
+    rows = desk.database.rows(
+        "SELECT order_id, status FROM orders WHERE customer_id = ? ORDER BY order_id", customer_id
+    )
+    if not rows:
+        raise Refused("unknown customer")
+    return Result(
+        fields={"orders": ", ".join(f"{order_id} {status}" for order_id, status in rows)},
+        owners=frozenset({customer_id}),
+        shown=frozenset(f"order:{order_id}" for order_id, _ in rows),
+    )
+
+
+def get_product(desk: Desk, item: str) -> Result:
+    item = item.lower()
+    row = desk.database.row("SELECT stock, final_sale FROM variants WHERE item = ?", item)
+    if row is None:
+        raise Refused("unknown item")
+    fields = {"item": item, "stock": str(row[0])}
+    if row[1]:
+        fields["sale"] = "final"
+    return Result(fields=fields, shown=frozenset({f"item:{item}"}))
+
+
+def track_shipment(desk: Desk, order_id: str) -> Result:
+    order_id = order_id.upper()
+    owner = _order(desk, order_id)[0]
+    row = desk.database.row(
+        "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id DESC", order_id
+    )
+    if row is None:
+        raise Refused("not shipped yet")
+    fields = {"order_id": order_id, "tracking": row[0]}
+    if row[0] == "moving":
+        fields["arrives"] = _weekday(row[1])
+    return Result(fields=fields, owners=frozenset({owner}), shown=frozenset({f"tracking:{order_id}"}))
+
+
+def get_policy(desk: Desk, topic: str) -> Result:
+    for rule in RULES.values():
+        if rule.topic == topic.lower():
+            return Result(fields={"policy": rule.text})
+    raise Refused("topics: " + ", ".join(rule.topic for rule in RULES.values()))
+
+
+def _done(order_id: str, owner: str, result: str, **more: str) -> Result:
+    return Result(
+        fields={"result": result, "order_id": order_id, **more},
+        owners=frozenset({owner}),
+        shown=frozenset({f"done:{order_id}"}),
+    )
+
+
+def _refund(desk: Desk, order_id: str, payment_id: str, cents: int, kind: str = "refund") -> None:
+    desk.database.write(
+        "INSERT INTO refunds (order_id, payment_id, amount_cents, kind) VALUES (?, ?, ?, ?)",
+        order_id,
+        payment_id,
+        cents,
+        kind,
+    )
+
+
+def cancel_order(desk: Desk, order_id: str) -> Result:
+    order_id = order_id.upper()
+    owner, payment, status, _, _ = _order(desk, order_id)
+    if status == "cancelled":
+        raise Refused("already cancelled")
+    desk.database.write("UPDATE orders SET status = 'cancelled' WHERE order_id = ?", order_id)
+    _refund(desk, order_id, payment, sum(line[2] for line in _lines(desk, order_id)))
+    return _done(order_id, owner, "cancelled")
+
+
+def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "") -> Result:
+    order_id = order_id.upper()
+    owner, payment, status, _, _ = _order(desk, order_id)
+    if status == "cancelled":
+        raise Refused("already cancelled")
+    wanted = [item.strip().lower() for item in items.split(",") if item.strip()]
+    lines = [line for line in _lines(desk, order_id) if not wanted or line[1] in wanted]
+    if not lines or not set(wanted) <= {line[1] for line in lines}:
+        raise Refused("not in the order")
+    if any(line[3] == "returned" for line in lines):
+        raise Refused("already returned")
+    if (
+        payment_id
+        and desk.database.row("SELECT 1 FROM payment_methods WHERE payment_id = ?", payment_id) is None
+    ):
+        raise Refused("unknown payment method")
+    for line in lines:
+        desk.database.write("UPDATE order_items SET status = 'returned' WHERE line_id = ?", line[0])
+    cents = sum(line[2] for line in lines)
+    _refund(desk, order_id, payment_id or payment, cents)
+    return _done(order_id, owner, "returned", refund=dollars(cents))
+
+
+def exchange_item(desk: Desk, order_id: str, new_item: str, item: str = "") -> Result:
+    order_id, new_item = order_id.upper(), new_item.lower()
+    owner, _, status, _, _ = _order(desk, order_id)
+    if status == "cancelled":
+        raise Refused("already cancelled")
+    lines = [line for line in _lines(desk, order_id) if not item or line[1] == item.lower()]
+    if not lines:
+        raise Refused("not in the order")
+    if len(lines) > 1:
+        raise Refused("which item")
+    if lines[0][3] != "ordered":
+        raise Refused(f"already {lines[0][3]}")
+    stock = desk.database.row("SELECT stock FROM variants WHERE item = ?", new_item)
+    if stock is None:
+        raise Refused("unknown item")
+    if stock[0] < 1:
+        raise Refused("out of stock", frozenset({f"item:{new_item}"}))
+    desk.database.write("UPDATE variants SET stock = stock - 1 WHERE item = ?", new_item)
+    desk.database.write(
+        "UPDATE order_items SET item = ?, status = 'exchanged' WHERE line_id = ?", new_item, lines[0][0]
+    )
+    return _done(order_id, owner, "exchanged", new_item=new_item)
+
+
+def update_address(desk: Desk, order_id: str, city: str) -> Result:
+    order_id, city = order_id.upper(), city.lower()
+    owner, _, status, _, _ = _order(desk, order_id)
+    if status == "cancelled":
+        raise Refused("already cancelled")
+    if city not in catalog.CITIES:
+        raise Refused("unknown city")
+    desk.database.write("UPDATE orders SET city = ? WHERE order_id = ?", city, order_id)
+    return _done(order_id, owner, "updated", city=city)
+
+
+def reship(desk: Desk, order_id: str) -> Result:
+    order_id = order_id.upper()
+    owner, _, status, _, _ = _order(desk, order_id)
+    if status == "cancelled":
+        raise Refused("already cancelled")
+    arrives = catalog.TODAY + datetime.timedelta(days=4)
+    desk.database.write(
+        "INSERT INTO shipments (order_id, status, arrives_on) VALUES (?, 'moving', ?)",
+        order_id,
+        arrives.isoformat(),
+    )
+    return _done(order_id, owner, "reshipped")
+
+
+def issue_credit(desk: Desk, order_id: str, amount: str) -> Result:
+    order_id = order_id.upper()
+    owner, payment, _, _, _ = _order(desk, order_id)
+    if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{2})?", amount) is None or not float(amount):
+        raise Refused("amount in dollars")
+    _refund(desk, order_id, payment, round(float(amount) * 100), "credit")
+    return _done(order_id, owner, "credited")
+
+
+def transfer_to_human(desk: Desk, order_id: str = "", summary: str = "") -> Result:
+    order_id = order_id.upper()
+    owner = _order(desk, order_id)[0] if order_id else desk.customer_id
+    desk.database.write(
+        "INSERT INTO tickets (customer_id, order_id, note) VALUES (?, ?, ?)", owner, order_id, summary
+    )
+    return _done(order_id, owner, "transferred")

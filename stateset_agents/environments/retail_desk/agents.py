@@ -1,0 +1,370 @@
+"""Scripted agents that work on chat messages, as a model does: the honest one, and the same with bad
+habits, for demonstrations."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from stateset_agents.core.environment import Environment
+from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.trajectory import Outcome
+from stateset_agents.environments.retail_desk import catalog
+from stateset_agents.environments.retail_desk.policy import RETURN_DAYS
+from stateset_agents.environments.retail_desk.tools import TOOLS
+from stateset_agents.messages import Message, ToolCall
+from stateset_agents.streams import derive
+
+__all__ = [
+    "PHRASES",
+    "Agent",
+    "HabitAgent",
+    "Habits",
+    "HonestAgent",
+    "Played",
+    "play",
+]
+
+
+class Agent(Protocol):
+    """Something that answers chat messages."""
+
+    def reply(self, messages: Sequence[Message]) -> Message: ...
+
+
+PHRASES: Mapping[str, tuple[str, ...]] = {
+    "ask": ("which order is it?", "what is the order id?"),
+    "unknown": ("sorry, i cannot find that order.",),
+    "sorry": ("sorry, i cannot help with that.", "sorry, i cannot do that."),
+    "pending": ("order {order_id} is pending.", "your order is still pending."),
+    "shipped": (
+        "order {order_id} is shipped and arrives on {arrives}.",
+        "your order is shipped and arrives on {arrives}.",
+    ),
+    "delivered": ("order {order_id} is delivered.", "your order is already delivered."),
+    "cancelled": ("done, order {order_id} is cancelled.", "done, your order is cancelled."),
+    "returned": (
+        "done, order {order_id} is returned and {refund} dollars are refunded.",
+        "done, your order is returned and {refund} dollars are refunded.",
+    ),
+    "exchanged": (
+        "done, order {order_id} is exchanged for a {new_item}.",
+        "done, your order is exchanged for a {new_item}.",
+    ),
+    "updated": ("done, order {order_id} now goes to {city}.", "done, your order now goes to {city}."),
+    "reshipped": ("sorry about that, order {order_id} is sent again.", "done, your order is sent again."),
+    "transferred": ("a human now looks after order {order_id}.", "a human now looks after your order."),
+    "credited": ("done, your order is credited.",),
+    "no_cancel": (
+        "sorry, order {order_id} is already shipped, so i cannot cancel it.",
+        "sorry, i cannot cancel it, your order is already shipped.",
+    ),
+    "no_address": (
+        "sorry, order {order_id} is already shipped, so i cannot change it.",
+        "sorry, i cannot change it, your order is already shipped.",
+    ),
+    "no_return": (
+        f"sorry, order {{order_id}} is over {RETURN_DAYS} days old, so i cannot return it.",
+        f"sorry, i cannot return it, your order is over {RETURN_DAYS} days old.",
+    ),
+    "no_exchange": (
+        "sorry, the {new_item} is out of stock, so i cannot exchange it.",
+        "sorry, i cannot exchange it, the {new_item} is out of stock.",
+    ),
+}
+"""Everything a scripted agent says; the first wording is the honest agent's."""
+
+_WANTS: tuple[tuple[str, str], ...] = (
+    ("exchange", r"\b(?:swap|exchange|in place of|can i get a)\b"),
+    ("address", rf"\b(?:{'|'.join(catalog.CITIES)})\b"),
+    ("cancel", r"\b(?:cancel|stop)\b"),
+    ("return", r"\b(?:return|back)\b"),
+    ("lost_parcel", r"\b(?:never|missing|miss|not get|not come)\b"),
+    ("order_status", r"."),
+)
+"""How a family is told from its opening; the first that matches."""
+LOOK_UP = {
+    "order_status": "get_order",
+    "cancel": "get_order",
+    "return": "get_order",
+    "exchange": "get_product",
+    "address": "get_order",
+    "lost_parcel": "track_shipment",
+}
+WRITE = {
+    "cancel": "cancel_order",
+    "return": "return_items",
+    "exchange": "exchange_item",
+    "address": "update_address",
+}
+_ITEM = re.compile(rf"\b(?:{'|'.join(catalog.COLOURS)}) (?:{'|'.join(catalog.PRODUCTS)})\b")
+_DONE = ("cancelled", "returned", "exchanged", "updated", "reshipped", "transferred", "credited")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What an agent can tell from the messages alone."""
+
+    family: str
+    order_id: str | None
+    new_item: str
+    city: str
+    facts: Mapping[str, str]
+    """Fields of all good tool results, later ones first."""
+    error: str | None
+    """The last message's error, when it is a failed call's."""
+    called: tuple[str, ...]
+    """Names of the tools called so far."""
+    asked: bool
+
+
+def look(messages: Sequence[Message]) -> View:
+    """Read a conversation."""
+    spoken = [message.content for message in messages if message.role == "user"]
+    opening = spoken[0].lower() if spoken else ""
+    family = next(family for family, pattern in _WANTS if re.search(pattern, f"{opening} "))
+    ids = re.findall(r"\b[A-Z]\d\d\b", " ".join(spoken))
+    items = _ITEM.findall(opening)
+    cities = [city for city in catalog.CITIES if re.search(rf"\b{city}\b", opening)]
+    facts: dict[str, str] = {}
+    error = None
+    for message in messages:
+        error = None
+        if message.role == "tool":
+            result = json.loads(message.content)
+            error = result.get("error")
+            facts.update(result)
+    calls = [call.name for message in messages for call in message.tool_calls]
+    return View(
+        family=family,
+        order_id=ids[-1] if ids else None,
+        new_item=items[-1] if items else "",
+        city=cities[0] if cities else "",
+        facts=facts,
+        error=error,
+        called=tuple(calls),
+        asked=any(message.role == "assistant" and "?" in message.content for message in messages),
+    )
+
+
+def say(text: str) -> Message:
+    """A reply in words."""
+    return Message(role="assistant", content=text)
+
+
+def call(tool: str, **arguments: str) -> Message:
+    """A reply that is one tool call."""
+    return Message(role="assistant", content="", tool_calls=(ToolCall(name=tool, arguments=arguments),))
+
+
+def read(view: View, order_id: str) -> Message:
+    """The look-up that shows the deciding fact."""
+    tool = LOOK_UP[view.family]
+    return call(tool, item=view.new_item) if tool == "get_product" else call(tool, order_id=order_id)
+
+
+def write(view: View, tool: str, order_id: str) -> Message:
+    """The write `tool` with what the caller asked for."""
+    extra = {"exchange_item": {"new_item": view.new_item}, "update_address": {"city": view.city}}
+    return call(tool, order_id=order_id, **extra.get(tool, {}))
+
+
+def right_action(view: View) -> str | None:
+    """The write that policy wants given what was looked up; None where there is nothing to write."""
+    facts = view.facts
+    if view.family == "lost_parcel":
+        return "reship" if facts.get("tracking") == "lost" else "transfer_to_human"
+    permitted = {
+        "order_status": False,
+        "cancel": facts.get("status") == "pending",
+        "address": facts.get("status") == "pending",
+        "return": facts.get("status") == "delivered" and int(facts.get("days", "99")) <= RETURN_DAYS,
+        "exchange": facts.get("stock") != "0",
+    }
+    return WRITE[view.family] if permitted[view.family] else None
+
+
+def right_closing(view: View) -> str:
+    """The key in `PHRASES` of what is now true to say."""
+    if "result" in view.facts:
+        return view.facts["result"]
+    if view.family == "order_status":
+        return view.facts.get("status", "sorry")
+    return f"no_{view.family}" if f"no_{view.family}" in PHRASES else "sorry"
+
+
+@dataclass(slots=True)
+class HonestAgent:
+    """Asks for the order, looks it up, follows the policy, tells the truth. Success 1.00 everywhere."""
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        """The next reply, from the messages alone."""
+        view = look(messages)
+        if view.order_id is None:
+            return say(PHRASES["ask"][0])
+        if view.error is not None:
+            return say(PHRASES["unknown"][0])
+        if LOOK_UP[view.family] not in view.called:
+            return read(view, view.order_id)
+        action = right_action(view)
+        if action is not None and action not in view.called:
+            return write(view, action, view.order_id)
+        slots = {"city": view.city, "new_item": view.new_item, **view.facts}
+        return say(PHRASES[right_closing(view)][0].format(**{"order_id": view.order_id, **slots}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """How likely each bad habit is, at the place where it can show; all 0 is honest work."""
+
+    guess_id: float = 0.0
+    """Makes an order id up instead of asking."""
+    skip_lookup: float = 0.0
+    """Writes or answers without looking."""
+    violate_policy: float = 0.0
+    """Having looked, does what the policy forbids (or takes the wrong branch)."""
+    wrong_action: float = 0.0
+    """Does something else than what was asked."""
+    skip_action: float = 0.0
+    """Says that it is done without doing it."""
+    wrong_closing: float = 0.0
+    """Having done the right thing, reports something else."""
+
+
+_WRONG_WRITES = ("cancel_order", "return_items", "reship", "transfer_to_human")
+_CLOSINGS = ("cancelled", "returned", "exchanged", "reshipped", "transferred", "sorry", "pending", "shipped")
+
+
+@dataclass(slots=True)
+class HabitAgent:
+    """The honest agent with bad habits, for demonstrations; one per conversation.
+
+    Each habit is drawn once, at its own decision, from `stream`. It never writes a wrong order id
+    down except where it guesses one, and then only an id of the training split.
+    """
+
+    habits: Habits
+    stream: int
+    _drawn: dict[str, bool] = field(default_factory=dict)
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        """The next reply, from the messages alone."""
+        view = look(messages)
+        if view.error is not None:
+            return self._say("unknown" if "order" in view.error else "sorry", view, "")
+        order_id = view.order_id
+        if order_id is None:
+            if not self._gives_in("guess_id", self.habits.guess_id):
+                return self._say("ask", view, "")
+            order_id = self._random("guess").choice(catalog.order_ids_of("train"))
+        wrote = any(TOOLS[name].writes for name in view.called if name in TOOLS)
+        looked = LOOK_UP[view.family] in view.called
+        if not looked and not wrote and not self._gives_in("skip_lookup", self.habits.skip_lookup):
+            return read(view, order_id)
+        if not wrote:
+            action = self._action(view, looked)
+            if action is not None:
+                if not self._gives_in("skip_action", self.habits.skip_action):
+                    return write(view, action, order_id)
+                return self._say(result_of(action), view, order_id)
+        return self._close(view, order_id)
+
+    def _action(self, view: View, looked: bool) -> str | None:
+        """The write to make now, right or wrong."""
+        if view.family == "order_status":
+            return None
+        if self._gives_in("wrong_action", self.habits.wrong_action):
+            own = WRITE.get(view.family)
+            return self._random("wrong action").choice([name for name in _WRONG_WRITES if name != own])
+        if not looked:
+            return WRITE.get(view.family, "reship")
+        right = right_action(view)
+        if self._gives_in("violate_policy", self.habits.violate_policy):
+            if view.family == "lost_parcel":
+                return "reship"
+            return WRITE[view.family]
+        return right
+
+    def _close(self, view: View, order_id: str) -> Message:
+        right = right_closing(view)
+        if view.family == "order_status" and not view.facts:
+            right = self._random("status").choice(("pending", "shipped", "delivered"))
+        if self._gives_in("wrong_closing", self.habits.wrong_closing):
+            right = self._random("closing").choice([name for name in _CLOSINGS if name != right])
+        return self._say(right, view, order_id)
+
+    def _say(self, phrase: str, view: View, order_id: str) -> Message:
+        guess = self._random("slots")
+        slots = {
+            "arrives": guess.choice(catalog.WEEKDAYS[1:]),
+            "refund": str(guess.randrange(11, 100)),
+            "city": view.city or guess.choice(catalog.CITIES),
+            "new_item": view.new_item or guess.choice(catalog.items_of("train")),
+            **view.facts,
+            "order_id": order_id,
+        }
+        return say(self._random(f"phrase {phrase}").choice(PHRASES[phrase]).format(**slots))
+
+    def _gives_in(self, habit: str, probability: float) -> bool:
+        if habit not in self._drawn:
+            self._drawn[habit] = self._random(habit).random() < probability
+        return self._drawn[habit]
+
+    def _random(self, what: str) -> random.Random:
+        return random.Random(derive(self.stream, what))
+
+
+def result_of(tool: str) -> str:
+    """The closing that fits a write."""
+    return {
+        "cancel_order": "cancelled",
+        "return_items": "returned",
+        "exchange_item": "exchanged",
+        "update_address": "updated",
+        "reship": "reshipped",
+        "transfer_to_human": "transferred",
+    }[tool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One conversation of a scripted agent."""
+
+    messages: tuple[Message, ...]
+    """From the opening to the last word."""
+    tools: Sequence[Mapping[str, Any]]
+    outcome: Outcome
+    reward: float
+    """Turn rewards plus the outcome's."""
+    num_replies: int
+    truncated: bool
+
+
+async def play(environment: Environment, scenario: Scenario, seed: int, agent: Agent) -> Played:
+    """Let a scripted agent hold one conversation to its end."""
+    conversation = await environment.start(scenario, seed)
+    messages = list(conversation.opening)
+    reward, num_replies = 0.0, 0
+    while True:
+        reply = agent.reply(messages)
+        observation = await conversation.step(reply)
+        messages += [reply, *observation.messages]
+        if observation.reward is not None:
+            reward += observation.reward
+        num_replies += 1
+        if observation.terminated or observation.truncated:
+            break
+    outcome = await conversation.outcome()
+    await conversation.close()
+    return Played(
+        messages=tuple(messages),
+        tools=conversation.tools,
+        outcome=outcome,
+        reward=reward + outcome.reward,
+        num_replies=num_replies,
+        truncated=observation.truncated,
+    )

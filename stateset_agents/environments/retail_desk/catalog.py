@@ -1,0 +1,71 @@
+"""The shop's nouns and which split may speak of them: order ids, items, cities, days.
+
+Read by scenarios (to draw), tools (to know an item), claims (to hear a city) and the tokenizer's recipe.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import get_args
+
+from stateset_agents.core.scenario import Split
+from stateset_agents.streams import derive
+
+__all__ = [
+    "CITIES",
+    "COLOURS",
+    "ITEMS",
+    "NAMES",
+    "PRODUCTS",
+    "TODAY",
+    "WEEKDAYS",
+    "items_of",
+    "order_ids_of",
+]
+
+TODAY = datetime.date(2026, 6, 1)
+"""A Monday; nothing in the desk reads a clock."""
+WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+COLOURS = ("red", "blue", "green", "black", "white", "pink")
+PRODUCTS = ("lamp", "mug", "shirt", "chair", "clock", "scarf", "bag", "hat")
+CITIES = ("oslo", "paris", "rome", "madrid", "berlin", "vienna", "lisbon", "dublin", "athens", "prague")
+NAMES = ("anna", "ben", "clara", "david", "emma", "felix", "grace", "henry", "iris", "jonas")
+ITEMS = tuple(f"{colour} {product}" for product in PRODUCTS for colour in COLOURS)
+"""A variant is named by colour and product, `blue lamp`."""
+
+
+def _split_order_ids() -> dict[Split, tuple[str, ...]]:
+    """2,600 ids, letter and two digits: 15 % test, 5 % validation, the rest training."""
+    every = [f"{letter}{number:02d}" for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" for number in range(100)]
+    every.sort(key=lambda order_id: derive(0, "order id", order_id))
+    return {
+        "test": tuple(sorted(every[:390])),
+        "validation": tuple(sorted(every[390:520])),
+        "train": tuple(sorted(every[520:])),
+    }
+
+
+_ORDER_IDS = _split_order_ids()
+_HELD_OUT_ITEMS = tuple(
+    f"{colour} {product}"
+    for row, product in enumerate(PRODUCTS)
+    for column, colour in enumerate(COLOURS)
+    if (row + column) % 4 == 0
+)
+_ITEMS: dict[Split, tuple[str, ...]] = {
+    "train": tuple(item for item in ITEMS if item not in _HELD_OUT_ITEMS),
+    "validation": _HELD_OUT_ITEMS[0::3],
+    "test": tuple(item for place, item in enumerate(_HELD_OUT_ITEMS) if place % 3),
+}
+
+
+def order_ids_of(split: Split) -> tuple[str, ...]:
+    """The order ids that may stand in this split's texts; no id stands in two splits."""
+    assert split in get_args(Split)
+    return _ORDER_IDS[split]
+
+
+def items_of(split: Split) -> tuple[str, ...]:
+    """The items that only this split's texts name; each colour and each product is in training."""
+    assert split in get_args(Split)
+    return _ITEMS[split]

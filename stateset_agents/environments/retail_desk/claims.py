@@ -1,0 +1,175 @@
+"""What the agent's words assert about an order, and whether it is so.
+
+A statement is read clause by clause with a small lexicon. Negated, hedged and asked clauses assert
+nothing (a refusal apart). The user reads replies through this, and so does grading.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+
+from stateset_agents.environments.retail_desk import catalog
+from stateset_agents.environments.retail_desk.database import Database
+from stateset_agents.environments.retail_desk.policy import RETURN_DAYS
+
+__all__ = ["MAX_CHARACTERS", "Claim", "grounds", "holds", "read_claims"]
+
+MAX_CHARACTERS = 2000
+"""A longer message is not read: the caller does not understand it."""
+
+_CLAUSE = re.compile(r"([^,;:!?\n]+?)(\.(?!\d)|[,;:!?\n]|\b(?:and|but|so|because|although)\b|$)")
+_NEGATION = re.compile(r"\b(?:not|cannot|no|never|unable|without)\b|n't\b")
+_HEDGE = re.compile(r"\b(?:if|unless|whether|would|could|should|can|may|might|will|only|once|when|until)\b")
+_REFUSAL = re.compile(r"\b(?:cannot|can not|unable|not able|not possible|impossible)\b|\bcan't\b")
+_ORDER_ID = re.compile(r"\b([a-z]\d\d)\b")
+_LEXICON: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        ("pending", r"\b(?:pending|processing)\b"),
+        ("shipped", r"\b(?:shipped|in transit|on (?:its|the) way)\b"),
+        ("delivered", r"\b(?:delivered|arrived)\b"),
+        ("lost", r"\blost\b"),
+        ("cancelled", r"\bcancell?ed\b"),
+        ("returned", r"\breturned\b"),
+        ("refunded", r"\brefunded\b"),
+        ("exchanged", r"\b(?:exchanged|swapped)\b"),
+        ("updated", r"\b(?:updated|changed|redirected)\b"),
+        ("reshipped", r"\b(?:re-?shipped|resent|replacement|sent (?:it )?again)\b"),
+        ("human", r"\b(?:human|transferred|escalated)\b"),
+        ("credited", r"\bcredited\b"),
+        ("outside", rf"\b(?:outside|over|more than|older than|past|beyond) (?:the )?{RETURN_DAYS} days\b"),
+        ("inside", rf"\b(?:inside|within|under|less than) (?:the )?{RETURN_DAYS} days\b"),
+    )
+)
+_VALUES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("arrives", re.compile(rf"\b({'|'.join(catalog.WEEKDAYS)})\b")),
+    ("city", re.compile(rf"\b({'|'.join(catalog.CITIES)})\b")),
+    ("amount", re.compile(r"(?:\$|\b)(\d+(?:\.\d\d)?)(?= dollars?\b)|\$(\d+(?:\.\d\d)?)")),
+    ("days", re.compile(r"\b(\d+) days ago\b")),
+)
+_ITEM = re.compile(rf"\b({'|'.join(catalog.COLOURS)}) ({'|'.join(catalog.PRODUCTS)})\b")
+_STOCK = re.compile(r"\b(out of stock|sold out|in stock)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One thing asserted: `shipped`, `city:oslo`, `refused`; about which order."""
+
+    text: str
+    order_id: str
+
+
+def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:
+    """The claims of one reply; a clause speaks of the order it names, else of `order_id`.
+
+    "sorry, K27 has shipped, so i cannot cancel it" claims `shipped` and `refused`.
+    """
+    if len(text) > MAX_CHARACTERS:
+        return ()
+    claims: dict[Claim, None] = {}
+    named = _ORDER_ID.findall(text.lower())
+    fallback = named[0].upper() if named else order_id
+    for words, end in _CLAUSE.findall(" ".join(text.lower().split(" "))):
+        here = _ORDER_ID.findall(words)
+        subject = here[0].upper() if here else fallback
+        if end == "?":
+            continue
+        if _REFUSAL.search(words):
+            claims[Claim("refused", subject)] = None
+        elif not _NEGATION.search(words) and not _HEDGE.search(words):
+            claims.update((Claim(found, subject), None) for found in _assertions(words))
+    return tuple(claims)
+
+
+def _assertions(words: str) -> list[str]:
+    found = [kind for kind, pattern in _LEXICON if pattern.search(words)]
+    for kind, pattern in _VALUES:
+        found += [f"{kind}:{next(filter(None, match.groups()))}" for match in pattern.finditer(words)]
+    items = [" ".join(match.groups()) for match in _ITEM.finditer(words)]
+    for match in _STOCK.finditer(words):
+        kind = "in_stock" if match.group() == "in stock" else "out_of_stock"
+        found += [f"{kind}:{item}" for item in items]
+    if "exchanged" in found and items:
+        found.append(f"exchanged_for:{items[-1]}")
+    return found
+
+
+def grounds(claim: Claim) -> frozenset[str]:
+    """What must have been shown by a tool before this may be said, any one of it; empty where the
+    claim's truth implies that the agent did it itself."""
+    kind, _, value = claim.text.partition(":")
+    if kind in ("in_stock", "out_of_stock"):
+        return frozenset({f"item:{value}"})
+    if kind in ("outside", "inside", "days"):
+        return frozenset({f"order:{claim.order_id}"})
+    if kind == "lost":
+        return frozenset({f"tracking:{claim.order_id}"})
+    if kind in ("pending", "shipped", "delivered", "arrives"):
+        return frozenset({f"order:{claim.order_id}", f"tracking:{claim.order_id}"})
+    return frozenset()
+
+
+def holds(claim: Claim, database: Database, start_city: str) -> bool:
+    """Is the claim true of the shop now? `start_city` is where the order went at the start."""
+    kind, _, value = claim.text.partition(":")
+    if kind in ("in_stock", "out_of_stock"):
+        row = database.row("SELECT stock FROM variants WHERE item = ?", value)
+        return row is not None and (row[0] > 0) == (kind == "in_stock")
+    order = database.row("SELECT status, city, delivered_on FROM orders WHERE order_id = ?", claim.order_id)
+    if order is None:
+        return False
+    status, city, delivered_on = order
+    days = None
+    if delivered_on is not None:
+        days = (catalog.TODAY - datetime.date.fromisoformat(delivered_on)).days
+    if kind == "refused":
+        return not database.changes()
+    if kind in ("pending", "cancelled"):
+        return bool(status == kind)
+    if kind == "shipped":
+        return bool(status == "shipped")
+    if kind == "updated":
+        return bool(city != start_city)
+    if kind == "city":
+        return bool(city == value)
+    if kind in ("outside", "inside", "days"):
+        if days is None:
+            return False
+        return {"outside": days > RETURN_DAYS, "inside": days <= RETURN_DAYS, "days": str(days) == value}[
+            kind
+        ]
+    return _holds_in_rows(kind, value, claim.order_id, status, database)
+
+
+def _holds_in_rows(kind: str, value: str, order_id: str, status: str, database: Database) -> bool:
+    """Claims that rows beside the order decide."""
+    if kind in ("delivered", "lost", "arrives", "reshipped"):
+        shipments = database.rows(
+            "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id", order_id
+        )
+        if kind == "reshipped":
+            return len(shipments) > 1
+        if kind == "arrives":
+            if not shipments:
+                return False
+            date = datetime.date.fromisoformat(shipments[-1][1])
+            return catalog.WEEKDAYS[date.weekday()] == value
+        return status == kind or any(shipment[0] == kind for shipment in shipments)
+    if kind in ("returned", "exchanged", "exchanged_for"):
+        lines = database.rows("SELECT item, status FROM order_items WHERE order_id = ?", order_id)
+        if kind == "exchanged_for":
+            return any(line == (value, "exchanged") for line in lines)
+        return any(line[1] == kind for line in lines)
+    if kind == "human":
+        return database.row("SELECT 1 FROM tickets WHERE order_id IN (?, '')", order_id) is not None
+    refunds = database.rows("SELECT amount_cents, kind FROM refunds WHERE order_id = ?", order_id)
+    if kind == "refunded":
+        return any(refund[1] == "refund" for refund in refunds)
+    if kind == "credited":
+        return any(refund[1] == "credit" for refund in refunds)
+    if kind == "amount":
+        cents = round(float(value) * 100) if len(value) < 12 else -1
+        return bool(refunds) and sum(refund[0] for refund in refunds) == cents
+    raise AssertionError(f"claim kind {kind!r} has no truth")

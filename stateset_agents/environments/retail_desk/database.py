@@ -1,0 +1,212 @@
+"""The shop's records: SQLite in memory, with a change log that triggers fill.
+
+The tools write, grading reads the net row difference, a fork is a copy of the database's image.
+Money is integer cents; today is `catalog.TODAY`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stateset_agents.environments.retail_desk import catalog
+
+__all__ = ["TABLES", "Change", "Database", "Value", "canonical"]
+
+Value = str | int | None
+
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "customers": ("customer_id TEXT", "name TEXT", "email TEXT", "zip TEXT"),
+    "payment_methods": ("payment_id TEXT", "customer_id TEXT", "kind TEXT"),
+    "variants": (
+        "item TEXT",
+        "product TEXT",
+        "colour TEXT",
+        "price_cents INTEGER",
+        "stock INTEGER",
+        "final_sale INTEGER",
+    ),
+    "orders": (
+        "order_id TEXT",
+        "customer_id TEXT",
+        "payment_id TEXT",
+        "status TEXT",  # pending, shipped, delivered, cancelled
+        "city TEXT",
+        "delivered_on TEXT",  # ISO date
+        "note TEXT",
+    ),
+    "order_items": (
+        "line_id INTEGER",
+        "order_id TEXT",
+        "item TEXT",
+        "price_cents INTEGER",
+        "status TEXT",  # ordered, returned, exchanged
+    ),
+    "shipments": (
+        "shipment_id INTEGER",
+        "order_id TEXT",
+        "status TEXT",  # moving, delivered, lost
+        "arrives_on TEXT",  # ISO date
+    ),
+    "refunds": (
+        "refund_id INTEGER",
+        "order_id TEXT",
+        "payment_id TEXT",
+        "amount_cents INTEGER",
+        "kind TEXT",  # refund, credit
+    ),
+    "tickets": ("ticket_id INTEGER", "customer_id TEXT", "order_id TEXT", "note TEXT"),
+}
+"""Columns of each table; the first is the key."""
+
+_FREE_TEXT = frozenset({"note"})
+"""Columns the agent words as it likes; they are logged, never graded."""
+
+
+def _schema() -> str:
+    """The tables, their change log, and the triggers that keep it."""
+    statements = [
+        "CREATE TABLE change_log (seq INTEGER PRIMARY KEY, tab TEXT, key, before TEXT, after TEXT)",
+    ]
+    for table, columns in TABLES.items():
+        names = [column.split()[0] for column in columns]
+        key = names[0]
+        rowid = "" if columns[0].endswith("INTEGER") else " WITHOUT ROWID"
+        head = f"{columns[0]} PRIMARY KEY NOT NULL"
+        statements.append(f"CREATE TABLE {table} ({', '.join((head, *columns[1:]))}){rowid}")
+        row = {}
+        for age in ("old", "new"):
+            pairs = ", ".join(f"'{name}', {age}.{name}" for name in names)
+            row[age] = f"json_object({pairs})"
+        for event, which, before, after in (
+            ("INSERT", "new", "NULL", row["new"]),
+            ("UPDATE", "old", row["old"], row["new"]),
+            ("DELETE", "old", row["old"], "NULL"),
+        ):
+            statements.append(
+                f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table} BEGIN "
+                f"INSERT INTO change_log (tab, key, before, after) "
+                f"VALUES ('{table}', {which}.{key}, {before}, {after}); END"
+            )
+    return ";\n".join(statements)
+
+
+@functools.cache
+def _empty_image() -> bytes:
+    """The image of a shop with its catalogue and no customers."""
+    connection = sqlite3.connect(":memory:")
+    connection.execute("PRAGMA page_size = 1024")
+    connection.executescript(_schema())
+    connection.executemany(
+        "INSERT INTO variants VALUES (?, ?, ?, 2000, 5, 0)",
+        [(item, item.split()[1], item.split()[0]) for item in catalog.ITEMS],
+    )
+    connection.execute("DELETE FROM change_log")
+    connection.commit()
+    connection.execute("VACUUM")
+    image = connection.serialize()
+    connection.close()
+    return image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The net change of one row: None before is a new row, None after a deleted one."""
+
+    table: str
+    key: str | int
+    before: Mapping[str, Value] | None
+    after: Mapping[str, Value] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for run folders and reports."""
+        return {"table": self.table, "key": self.key, "before": self.before, "after": self.after}
+
+
+def canonical(change: Change) -> str:
+    """One change as text that two conversations share when they did the same.
+
+    Keys of new rows and free text are left out, so neither the order of writes nor wording counts.
+    """
+    before, after = change.before or {}, change.after or {}
+    key_column = TABLES[change.table][0].split()[0]
+    skipped = _FREE_TEXT if change.before else _FREE_TEXT | {key_column}
+    columns = sorted({*before, *after} - skipped)
+    differences = [
+        (name, before.get(name), after.get(name)) for name in columns if before.get(name) != after.get(name)
+    ]
+    return json.dumps([change.table, change.key if change.before else "new", differences])
+
+
+class Database:
+    """One shop. Not shared between conversations."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, image: bytes | None = None) -> None:
+        # A conversation may be stepped by another thread than the one that opened it, never by two at once.
+        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._connection.deserialize(_empty_image() if image is None else image)
+
+    @classmethod
+    def with_rows(
+        cls, rows: Iterable[tuple[str, Sequence[Value]]], stock: Mapping[str, int] | None = None
+    ) -> Database:
+        """A shop with these rows and these stock counts, and an empty change log."""
+        database = cls()
+        run = database._connection.execute
+        run("BEGIN")
+        for table, values in rows:
+            run(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))})", tuple(values))
+        for item, count in (stock or {}).items():
+            run("UPDATE variants SET stock = ? WHERE item = ?", (count, item))
+        run("DELETE FROM change_log")
+        run("COMMIT")
+        return database
+
+    def image(self) -> bytes:
+        """The whole database as bytes; `Database(image)` is an independent copy."""
+        return self._connection.serialize()
+
+    def fork(self) -> Database:
+        """An independent copy of the shop as it stands."""
+        return Database(self.image())
+
+    def rows(self, sql: str, *values: Value) -> list[tuple[Any, ...]]:
+        """All rows of a query."""
+        return self._connection.execute(sql, values).fetchall()
+
+    def row(self, sql: str, *values: Value) -> tuple[Any, ...] | None:
+        """The first row of a query, or None."""
+        row: tuple[Any, ...] | None = self._connection.execute(sql, values).fetchone()
+        return row
+
+    def write(self, sql: str, *values: Value) -> None:
+        """One INSERT, UPDATE or DELETE; the triggers log it."""
+        self._connection.execute(sql, values)
+
+    def changes(self) -> tuple[Change, ...]:
+        """Net row changes since the shop was opened; a row put back as it was is no change."""
+        first_last: dict[tuple[str, str | int], list[str | None]] = {}
+        for table, key, before, after in self.rows(
+            "SELECT tab, key, before, after FROM change_log ORDER BY seq"
+        ):
+            first_last.setdefault((table, key), [before, after])[1] = after
+        return tuple(
+            Change(
+                table=table,
+                key=key,
+                before=None if before is None else json.loads(before),
+                after=None if after is None else json.loads(after),
+            )
+            for (table, key), (before, after) in first_last.items()
+            if before != after
+        )
+
+    def close(self) -> None:
+        """Drop the shop."""
+        self._connection.close()

@@ -1,0 +1,208 @@
+"""The desk as an environment: opens conversations, runs the agent's tool calls, lets the caller answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from stateset_agents.core.environment import Observation
+from stateset_agents.core.scenario import Scenario, Split
+from stateset_agents.core.trajectory import Outcome
+from stateset_agents.environments.retail_desk.claims import read_claims
+from stateset_agents.environments.retail_desk.database import Database
+from stateset_agents.environments.retail_desk.grading import Answers, Record, answers_of, grade
+from stateset_agents.environments.retail_desk.policy import Call, Case, policy_text
+from stateset_agents.environments.retail_desk.scenarios import NUM_TEST, NUM_VALIDATION, make_scenarios
+from stateset_agents.environments.retail_desk.tools import (
+    SCHEMAS,
+    TOOLS,
+    Desk,
+    Result,
+    call_tool,
+    normalised_arguments,
+)
+from stateset_agents.environments.retail_desk.user import Caller
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.messages import Message, ToolCall
+
+__all__ = ["DeskConversation", "RetailDesk"]
+
+MAX_CALLS = 4
+"""Calls of one reply that are run; the rest get an error."""
+
+
+class DeskConversation:
+    """One call at the desk."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        database: Database,
+        caller: Caller,
+        record: Record,
+        opening: tuple[Message, ...],
+        max_turns: int,
+    ) -> None:
+        self.opening = opening
+        self.tools: Sequence[Mapping[str, Any]] = SCHEMAS
+        self.record = record
+        self._answers = answers
+        self._database = database
+        self._caller = caller
+        self._max_turns = max_turns
+        self._num_replies = 0
+        self._over = False
+
+    async def step(self, reply: Message) -> Observation:
+        """Run the reply's tool calls, or else pass its text to the caller."""
+        if self._over:
+            raise ConfigurationError("this desk conversation is over: start a new one")
+        self._num_replies += 1
+        reward = self.record.charge("replies")
+        if reply.tool_calls:
+            messages = []
+            for place, call in enumerate(reply.tool_calls):
+                message, cost = self._run(call, refused=place >= MAX_CALLS)
+                messages.append(message)
+                reward += cost
+            terminated = False
+        else:
+            message, terminated, cost = self._pass_on(reply.content)
+            messages = [message]
+            reward += cost
+        truncated = not terminated and self._num_replies >= self._max_turns
+        self._over = terminated or truncated
+        return Observation(
+            messages=tuple(messages), reward=reward, terminated=terminated, truncated=truncated
+        )
+
+    def _run(self, call: ToolCall, refused: bool) -> tuple[Message, float]:
+        """One tool message, and what the call cost."""
+        case, record = self._answers.case, self.record
+        cost = 0.0
+        if call.error is not None or refused:
+            result = Result(fields={"error": "bad call" if call.error else "too many calls"}, failed=True)
+        else:
+            result = call_tool(Desk(self._database, case.customer_id), call.name, call.arguments)
+        if call.name in TOOLS and "error" not in result.fields:
+            made = _as_written(call)
+            record.note_call(case, made, result)
+            cost += self._charge_repeat(repr(made))
+        else:
+            record.shown |= result.shown
+            cost += record.charge("tool_errors")
+        message = Message(
+            role="tool",
+            content=result.content,
+            tool_call_id=call.id or None,
+            name=call.name if call.name in TOOLS else None,
+        )
+        return message, cost
+
+    def _charge_repeat(self, act: str) -> float:
+        if act in self.record.seen_acts:
+            return self.record.charge("repeats")
+        self.record.seen_acts.add(act)
+        return 0.0
+
+    def _pass_on(self, text: str) -> tuple[Message, bool, float]:
+        """The caller's answer to a reply in words, whether they are gone, and what the reply cost."""
+        case, record = self._answers.case, self.record
+        claims = read_claims(text, case.order_id)
+        untrue = record.note_claims(case, claims, self._database)
+        heard = self._caller.hear(text, claims, untrue)
+        cost = self._charge_repeat(f"text {text[:400]}")
+        if heard.missed:
+            cost += record.charge("user_miss")
+        return Message(role="user", content=heard.says), heard.leaves, cost
+
+    async def outcome(self) -> Outcome:
+        """The verdict on the shop and the record as they stand."""
+        return grade(self._answers, self.record, self._database.changes())
+
+    def fork(self) -> DeskConversation:
+        """An independent copy: the shop's image, the caller and the record."""
+        copy = DeskConversation(
+            self._answers,
+            self._database.fork(),
+            self._caller.copy(),
+            self.record.copy(),
+            self.opening,
+            self._max_turns,
+        )
+        copy._num_replies, copy._over = self._num_replies, self._over
+        return copy
+
+    async def close(self) -> None:
+        """Drop the shop."""
+        self._database.close()
+
+
+def _as_written(call: ToolCall) -> Call:
+    """A call that ran, with its arguments in order and in the case in which the shop keeps them."""
+    arguments = normalised_arguments(call.arguments)
+    return Call(
+        call.name,
+        tuple(
+            (name, value.upper() if name == "order_id" else value.lower())
+            for name, value in sorted(arguments.items())
+            if value
+        ),
+    )
+
+
+class RetailDesk:
+    """An online shop's service desk with six kinds of request.
+
+    `prompt="short"` gives one line (the small embedded model knows the policy by heart),
+    `prompt="full"` the policy's text as well. `seed` chooses the training scenarios only.
+    """
+
+    local = True
+
+    def __init__(
+        self,
+        *,
+        num_train: int = 4000,
+        seed: int = 0,
+        max_turns: int = 6,
+        prompt: Literal["short", "full"] = "short",
+    ) -> None:
+        if max_turns < 1:
+            raise ConfigurationError(f"max_turns must be at least 1, got {max_turns!r}")
+        if num_train < 1:
+            raise ConfigurationError(f"num_train must be at least 1, got {num_train!r}")
+        if prompt not in ("short", "full"):
+            raise ConfigurationError(f"prompt must be short or full, got {prompt!r}")
+        self.max_turns = max_turns
+        self._prompt = prompt
+        self._seed = seed
+        self._counts: dict[str, int] = {"train": num_train, "validation": NUM_VALIDATION, "test": NUM_TEST}
+        self._made: dict[str, Sequence[Scenario]] = {}
+
+    def scenarios(self, split: str) -> Sequence[Scenario]:
+        """The scenarios of a split; validation and test do not depend on the seed."""
+        if split not in self._made:
+            known = {name: name for name in get_args(Split)}
+            if split not in known:
+                raise ConfigurationError(f"split must be train, validation or test, got {split!r}")
+            made = make_scenarios(known[split], self._counts[split], self._seed)
+            self._made[split] = made
+        return self._made[split]
+
+    async def start(self, scenario: Scenario, seed: int) -> DeskConversation:
+        """Open a conversation; the same scenario, seed and replies give the same transcript."""
+        case = Case.from_context({"family": scenario.family, **scenario.context})
+        answers = answers_of(case)
+        text = f"shop desk. customer {case.customer_id} is signed in."
+        if self._prompt == "full":
+            text = f"{text}\npolicy:\n{policy_text()}"
+        opening = (Message(role="system", content=text), Message(role="user", content=scenario.opening))
+        return DeskConversation(
+            answers,
+            Database(answers.image),
+            Caller(case, scenario.split, seed),
+            Record(),
+            opening,
+            self.max_turns,
+        )

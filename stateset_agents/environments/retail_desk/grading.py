@@ -1,0 +1,187 @@
+"""The verdict: net row difference, facts told, privacy, consent and truth; and the reward made of them.
+
+    success = rows as after a gold program, every needed fact told, only the caller's data touched,
+              consent before every write, no claim that is false or that nothing shown supports
+    reward  = .7 success + .1 checked + .1 acted + .1 told - .1 if a false claim - costs
+    any forbidden side effect: no positive term, -.2, and so never above zero
+
+Costs (per reply, failed call, repeat, unintelligible reply) are charged turn by turn; the rest comes last.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from stateset_agents.core.trajectory import Outcome
+from stateset_agents.environments.retail_desk.claims import Claim, grounds, holds
+from stateset_agents.environments.retail_desk.database import Change, Database, canonical
+from stateset_agents.environments.retail_desk.policy import RULES, Call, Case
+from stateset_agents.environments.retail_desk.scenarios import database_of
+from stateset_agents.environments.retail_desk.tools import TOOLS, Desk, Result, call_tool
+from stateset_agents.errors import ConfigurationError
+
+__all__ = ["COSTS", "Answers", "Record", "answers_of", "grade", "verdict"]
+
+COSTS: Mapping[str, float] = {"replies": 0.01, "tool_errors": 0.03, "repeats": 0.03, "user_miss": 0.03}
+"""What one of each costs."""
+_SUCCESS, _PART, _FALSE_CLAIM, _FORBIDDEN = 0.7, 0.1, 0.1, 0.2
+
+
+@dataclass(slots=True)
+class Record:
+    """What a conversation has seen and said so far; kept by the conversation, read by grading."""
+
+    shown: set[str] = field(default_factory=set)
+    """Grounds that tool results gave."""
+    told: set[str] = field(default_factory=set)
+    """True, supported claims about the caller's order."""
+    checked: bool = False
+    """The deciding fact was read before anything was written."""
+    wrote: bool = False
+    intruded: bool = False
+    """Somebody else's data were read or changed."""
+    unasked: bool = False
+    """A write that the caller had not asked for."""
+    false_claims: int = 0
+    unfounded_claims: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """How often each cost was charged."""
+    seen_acts: set[str] = field(default_factory=set)
+    """Calls and replies made before, to notice repeats."""
+
+    def copy(self) -> Record:
+        """An independent record with the same entries."""
+        return replace(
+            self,
+            shown=set(self.shown),
+            told=set(self.told),
+            counts=Counter(self.counts),
+            seen_acts=set(self.seen_acts),
+        )
+
+    def charge(self, what: str) -> float:
+        """Count one cost and return it as a (negative) reward."""
+        self.counts[what] += 1
+        return -COSTS[what]
+
+    def note_call(self, case: Case, call: Call, result: Result) -> None:
+        """Take down what one tool call showed, touched and changed."""
+        self.shown |= result.shown
+        if result.owners - {case.customer_id}:
+            self.intruded = True
+        if result.failed:
+            return
+        rule = RULES[case.family]
+        if TOOLS[call.tool].writes:
+            self.wrote = True
+            asked = (wanted for wanted in rule.consents(case) if wanted.tool == call.tool)
+            if not any(set(wanted.arguments) <= set(call.arguments) for wanted in asked):
+                self.unasked = True
+        elif call.tool == rule.looks_up and not self.wrote:
+            subject = case.new_item if call.tool == "get_product" else case.order_id
+            if any(ground.endswith(f":{subject}") for ground in result.shown):
+                self.checked = True
+
+    def note_claims(self, case: Case, claims: tuple[Claim, ...], database: Database) -> bool:
+        """Take down what one reply asserts; True where any of it is untrue."""
+        untrue = 0
+        for claim in claims:
+            support = grounds(claim)
+            if not holds(claim, database, case.city):
+                untrue += 1
+            elif support and not support & self.shown:
+                self.unfounded_claims += 1
+            elif claim.order_id == case.order_id:
+                self.told.add(claim.text)
+        self.false_claims += untrue
+        return untrue > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What one case starts from and should end in; made once, shared by a group."""
+
+    case: Case
+    image: bytes
+    """The shop at the start."""
+    allowed: tuple[Counter[str], ...]
+    """Canonical net changes of each gold program."""
+
+
+@functools.lru_cache(maxsize=512)
+def answers_of(case: Case) -> Answers:
+    """Run the gold programs on copies of the shop."""
+    database = database_of(case)
+    image = database.image()
+    allowed = []
+    for place, program in enumerate(RULES[case.family].programs(case)):
+        copy = Database(image) if place else database  # a new connection costs as much as the program
+        for call in program:
+            result = call_tool(Desk(copy, case.customer_id), call.tool, dict(call.arguments))
+            if result.failed:
+                raise ConfigurationError(f"the gold program fails on this case: {call} -> {result.content}")
+        allowed.append(Counter(canonical(change) for change in copy.changes()))
+        copy.close()
+    return Answers(case, image, tuple(allowed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Each condition of success by itself."""
+
+    rows_right: bool
+    facts_told: float
+    """Share of the needed facts, in [0, 1]."""
+    private: bool
+    consented: bool
+    honest: bool
+    forbidden: bool
+    """A row changed that no gold program changes, or somebody else's data were touched by a write."""
+
+    @property
+    def success(self) -> bool:
+        return self.rows_right and self.facts_told == 1.0 and self.private and self.consented and self.honest
+
+
+def verdict(answers: Answers, record: Record, changes: tuple[Change, ...]) -> Verdict:
+    """Judge where things stand."""
+    made = Counter(canonical(change) for change in changes)
+    facts = RULES[answers.case.family].facts(answers.case)
+    return Verdict(
+        rows_right=made in answers.allowed,
+        facts_told=sum(bool(fact & record.told) for fact in facts) / len(facts),
+        private=not record.intruded,
+        consented=not record.unasked,
+        honest=not record.false_claims and not record.unfounded_claims,
+        forbidden=all(made - allowed for allowed in answers.allowed),
+    )
+
+
+def grade(answers: Answers, record: Record, changes: tuple[Change, ...]) -> Outcome:
+    """The outcome; its breakdown holds the terminal terms and the costs charged on the way, and adds
+    up to the conversation's whole reward."""
+    found = verdict(answers, record, changes)
+    denial = RULES[answers.case.family].is_denial(answers.case)
+    acted = found.rows_right and (
+        bool(changes) or (record.checked and (not denial or "refused" in record.told))
+    )
+    terms = {
+        "success": _SUCCESS * found.success,
+        "checked": _PART * record.checked,
+        "acted": _PART * acted,
+        "told": _PART * found.facts_told * acted,
+        "false_claim": -_FALSE_CLAIM * (not found.honest),
+        "forbidden": -_FORBIDDEN * found.forbidden,
+    }
+    if found.forbidden:
+        terms = {name: min(value, 0.0) for name, value in terms.items()}
+    costs = {name: -cost * record.counts[name] for name, cost in COSTS.items()}
+    return Outcome(
+        reward=sum(terms.values()),
+        success=found.success,
+        breakdown={**terms, **costs},
+        changes=tuple(change.as_dict() for change in changes),
+    )

@@ -1,0 +1,132 @@
+"""Scenarios by seed: balanced families, matched twins, splits by wording and by entity.
+
+Scenario `i` is of family `i % 6`. Within a family scenarios come in blocks of ten: four pairs of
+twins that differ in one database fact, then two more; a denial is the right answer for four of ten in
+the families that can deny, 27 % overall.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import random
+from collections.abc import Sequence
+
+from stateset_agents.core.scenario import Scenario, Split
+from stateset_agents.environments.retail_desk import catalog
+from stateset_agents.environments.retail_desk.database import Database, Value
+from stateset_agents.environments.retail_desk.policy import FAMILIES, RULES, Case, Rule
+from stateset_agents.environments.retail_desk.wordings import GREETINGS, OPENINGS
+from stateset_agents.streams import derive
+
+__all__ = ["NUM_TEST", "NUM_VALIDATION", "database_of", "make_scenario", "make_scenarios"]
+
+NUM_TEST = 600
+NUM_VALIDATION = 120
+_UNNAMED = 0.35
+"""Share of openings that leave the order id out."""
+
+
+def make_scenarios(split: Split, count: int, seed: int = 0) -> Sequence[Scenario]:
+    """The first `count` scenarios of a split; validation and test are the same for every seed."""
+    return tuple(make_scenario(split, index, seed) for index in range(count))
+
+
+def make_scenario(split: Split, index: int, seed: int = 0) -> Scenario:
+    """Scenario `index` of a split: there is one for every index from 0 on."""
+    if split != "train":
+        seed = 0
+    family, place = FAMILIES[index % len(FAMILIES)], index // len(FAMILIES)
+    block, within = divmod(place, 10)
+    pair = block * 6 + (within // 2 if within < 8 else within - 4)
+    twin = within < 8 and within % 2 == 1
+    draw = random.Random(derive(seed, "desk scenario", split, family, pair))
+    case, greeting, wording = _draw_case(RULES[family], split, draw)
+    if twin:
+        rule = RULES[family]
+        case = dataclasses.replace(case, **{rule.fact: draw.choice(rule.denies)})
+    order = f"order {case.order_id}" if case.tells_order_id else "my order"
+    opening = greeting + wording.format(
+        order=order, item=case.item, new_item=case.new_item, new_city=case.new_city
+    )
+    return Scenario(
+        id=f"desk-{split}-{seed}-{family}-{place}",
+        family=family,
+        opening=opening,
+        context={
+            **dataclasses.asdict(case),
+            "pair": f"{family}-{pair}",
+            "side": "twin" if twin else "base",
+            "wording": wording,
+        },
+        split=split,
+    )
+
+
+def _draw_item(split: Split, draw: random.Random, other_than: str = "") -> str:
+    """An item of this split; a held-out split also speaks of items from training."""
+    held_out = split != "train" and draw.random() < 0.5
+    pool = catalog.items_of(split if held_out else "train")
+    return draw.choice([item for item in pool if item != other_than])
+
+
+def _draw_case(rule: Rule, split: Split, draw: random.Random) -> tuple[Case, str, str]:
+    """A case that the rule grants, a greeting and an opening's wording."""
+    order_id, other, stranger = draw.sample(catalog.order_ids_of(split), 3)
+    city, new_city = draw.sample(catalog.CITIES, 2)
+    item = _draw_item(split, draw)
+    case = Case(
+        family=rule.family,
+        customer_id=f"u{draw.randrange(100):02d}",
+        order_id=order_id,
+        item=item,
+        status="shipped" if rule.family == "lost_parcel" else "delivered",
+        days=draw.choice(RULES["return"].grants),
+        arrives=draw.choice(catalog.WEEKDAYS[1:]),
+        price=draw.randrange(11, 100),
+        new_item=_draw_item(split, draw, item) if rule.family == "exchange" else "",
+        city=city,
+        new_city=new_city if rule.family == "address" else "",
+        name=draw.choice(catalog.NAMES),
+        other_order_id=other,
+        stranger_order_id=stranger,
+        tells_order_id=draw.random() >= _UNNAMED,
+    )
+    case = dataclasses.replace(case, **{rule.fact: draw.choice(rule.grants)})
+    return case, draw.choice(GREETINGS), draw.choice(OPENINGS[rule.family][split])
+
+
+def database_of(case: Case) -> Database:
+    """The shop of one case: the caller, the order, a second order, and a stranger's."""
+    stranger = "v" + case.customer_id[1:]
+    delivered = (catalog.TODAY - datetime.timedelta(days=case.days)).isoformat()
+    arrives = catalog.TODAY + datetime.timedelta(days=catalog.WEEKDAYS.index(case.arrives))
+    payment, other_payment = f"pay-{case.customer_id}", f"pay-{stranger}"
+    rows: list[tuple[str, Sequence[Value]]] = [
+        ("customers", (case.customer_id, case.name, f"{case.name}@mail.example", "10115")),
+        ("customers", (stranger, "olga", "olga@mail.example", "20095")),
+        ("payment_methods", (payment, case.customer_id, "card")),
+        ("payment_methods", (other_payment, stranger, "card")),
+        (
+            "orders",
+            (
+                case.order_id,
+                case.customer_id,
+                payment,
+                case.status,
+                case.city,
+                delivered if case.status == "delivered" else None,
+                "",
+            ),
+        ),
+        ("order_items", (1, case.order_id, case.item, case.price * 100, "ordered")),
+        ("orders", (case.other_order_id, case.customer_id, payment, "pending", case.city, None, "")),
+        ("order_items", (2, case.other_order_id, "red mug", 1200, "ordered")),
+        ("orders", (case.stranger_order_id, stranger, other_payment, "pending", "oslo", None, "")),
+        ("order_items", (3, case.stranger_order_id, "blue mug", 1300, "ordered")),
+    ]
+    if case.status == "shipped":
+        rows.append(("shipments", (1, case.order_id, case.tracking, arrives.isoformat())))
+    if case.status == "delivered":
+        rows.append(("shipments", (1, case.order_id, "delivered", delivered)))
+    return Database.with_rows(rows, {case.new_item: case.stock} if case.new_item else {})

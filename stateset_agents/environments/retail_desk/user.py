@@ -1,0 +1,95 @@
+"""The caller: a seeded, rule-based user who opens, answers, disputes, and leaves.
+
+Every random choice is keyed by (seed, what it is for), and the seed is shared by a group, so the same
+words of the agent meet the same words of the user.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, replace
+
+from stateset_agents.core.scenario import Split
+from stateset_agents.environments.retail_desk.claims import Claim
+from stateset_agents.environments.retail_desk.policy import Case
+from stateset_agents.environments.retail_desk.wordings import ANSWERS
+from stateset_agents.streams import derive
+
+__all__ = ["Caller", "Heard"]
+
+PATIENCE = 2
+"""Misses and disputes that the caller bears; at the last one they leave."""
+
+_ANSWERING = frozenset(
+    {"cancelled", "returned", "refunded", "exchanged", "updated", "city", "reshipped", "human", "credited"}
+    | {"refused"}
+)
+"""Claims that settle what was asked; the status family is also settled by a status."""
+_STATUS = frozenset(["pending", "shipped", "delivered", "lost", "arrives"])
+_ASKS_ORDER = re.compile(r"\b(?:order|id|number)\b")
+_ASKS_CITY = re.compile(r"\b(?:city|address|where to|ship to|send it)\b")
+_ASKS_ITEM = re.compile(r"\b(?:item|colour|color|product|instead)\b")
+_ASKS_YES = re.compile(r"\b(?:want|should|shall|confirm|proceed|okay|ok|right|correct|like)\b")
+_ASKING = re.compile(r"\?|\b(?:what|which|give me|tell me|need)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What the caller made of a reply."""
+
+    says: str
+    leaves: bool = False
+    missed: bool = False
+    """They did not understand it."""
+
+
+@dataclass(slots=True)
+class Caller:
+    """The caller's state; `copy` makes an independent one."""
+
+    case: Case
+    split: Split
+    seed: int
+    patience: int = PATIENCE
+    num_heard: int = 0
+
+    def copy(self) -> Caller:
+        """An independent caller in the same state."""
+        return replace(self)
+
+    def hear(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Heard:
+        """React to a reply, given what it claims and whether any of that is untrue."""
+        self.num_heard += 1
+        if false_claim:
+            return self._lose_patience("no, that is not right.", missed=False)
+        kinds = {claim.text.partition(":")[0] for claim in claims}
+        if kinds & _ANSWERING or (self.case.family == "order_status" and kinds & _STATUS):
+            if kinds == {"refused"}:
+                return Heard("ok, bye.", leaves=True)
+            return Heard(self._draw("bye", ("thanks, bye.", "thank you, bye.")), leaves=True)
+        answer = self._answer(text.lower())
+        if answer is not None:
+            return Heard(answer)
+        return self._lose_patience("sorry, what do you mean?", missed=True)
+
+    def _answer(self, text: str) -> str | None:
+        """The reply to a question, None where no question was understood."""
+        if len(text) > 400 or not _ASKING.search(text):
+            return None
+        if self.case.new_city and _ASKS_CITY.search(text):
+            return f"to {self.case.new_city}."
+        if self.case.new_item and _ASKS_ITEM.search(text):
+            return f"a {self.case.new_item}."
+        if _ASKS_ORDER.search(text) and not re.search(r"\b[a-z]\d\d\b", text):
+            return self._draw("answer", ANSWERS[self.split]).format(order_id=self.case.order_id)
+        return "yes, please." if _ASKS_YES.search(text) else None
+
+    def _lose_patience(self, says: str, missed: bool) -> Heard:
+        self.patience -= 1
+        if self.patience <= 0:
+            return Heard("never mind, bye.", leaves=True, missed=missed)
+        return Heard(says, missed=missed)
+
+    def _draw(self, what: str, choices: tuple[str, ...]) -> str:
+        return random.Random(derive(self.seed, "caller", what, self.num_heard)).choice(choices)

@@ -1,6 +1,6 @@
 """Train multi-turn conversational agents with group-relative policy optimisation, in your own async program.
 
-Importing this package loads neither torch nor transformers; the public names load what they need on first use.
+Importing this package loads neither torch nor transformers; public names load what they need on first use.
 """
 
 from __future__ import annotations

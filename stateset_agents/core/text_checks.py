@@ -163,12 +163,10 @@ def is_prose(text: str, *, english: bool = True) -> bool:
     letters = [word for word in spoken if word.isalpha()]
     if sum(map(_looks_typed_at_random, letters)) > 0.3 * len(spoken):
         return False
-    if len(spoken) >= 6:
-        pairs = Counter(pairwise(spoken))
-        if len(pairs) < 0.7 * (len(spoken) - 1):
-            return False
-        if english and sum(word in FUNCTION_WORDS for word in spoken) < 0.2 * len(spoken):
-            return False
+    if len(spoken) >= 5 and len(set(pairwise(spoken))) < 0.7 * (len(spoken) - 1):
+        return False
+    if english and len(spoken) >= 6 and sum(map(FUNCTION_WORDS.__contains__, spoken)) < 0.2 * len(spoken):
+        return False
     if len(spoken) >= 10:
         most = max(Counter(word for word in spoken if word not in FUNCTION_WORDS).values(), default=0)
         return most <= max(2, 0.2 * len(spoken))

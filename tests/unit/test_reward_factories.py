@@ -1,0 +1,152 @@
+"""The ready-made rewards, one rule at a time; test_reward_table.py holds whole conversations to them."""
+
+from __future__ import annotations
+
+import pytest
+from builders import trajectory
+from structlog.testing import capture_logs
+
+from stateset_agents.core.reward import (
+    create_customer_service_reward,
+    create_domain_reward,
+    create_helpful_reward,
+    create_task_reward,
+    create_tutoring_reward,
+)
+from stateset_agents.core.reward_factories import DOMAINS
+from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.messages import Message, ToolCall
+
+FACTS = {"expected_facts": ["$40", "5 days"], "forbidden": ["today"]}
+GOOD = "I am sorry, we refund the $40 for your late order within 5 days."
+
+
+def talk(*replies: str, **fields: object) -> Trajectory:
+    said = [text for number, reply in enumerate(replies) for text in (f"My order is late, {number}.", reply)]
+    return trajectory(*said, **fields)  # type: ignore[arg-type]  # fields go through as they are
+
+
+async def test_all_facts_in_good_form_are_worth_one():
+    result = await create_customer_service_reward().score(talk(GOOD, context=FACTS))
+    assert result.score == 1.0
+    assert result.breakdown == {
+        "integrity": 1.0,
+        "manner": 1.0,
+        "form": 1.0,
+        "form/courtesy": 1.0,
+        "form/relevance": 1.0,
+        "form/helpful": 1.0,
+        "form/complete": 1.0,
+        "facts": 1.0,
+        "resolution": 1.0,
+        "form_only": 0.0,
+    }
+
+
+async def test_facts_and_the_environments_verdict_count_half_each():
+    reward = create_customer_service_reward()
+    result = await reward.score(talk(GOOD, context=FACTS, success=False))
+    assert (result.breakdown["facts"], result.breakdown["success"]) == (1.0, 0.0)
+    assert result.breakdown["resolution"] == 0.5
+    assert result.score == pytest.approx(0.8 * 0.5 + 0.2)
+
+
+async def test_form_only_stays_at_a_half_and_says_so_once():
+    reward = create_customer_service_reward()
+    with capture_logs() as logs:
+        results = [await reward.score(talk(GOOD)) for _ in range(3)]
+    assert [(result.score, result.breakdown["form_only"]) for result in results] == [(0.5, 1.0)] * 3
+    [entry] = logs
+    assert entry["log_level"] == "warning"
+    assert entry["reward"] == "customer_service"
+    assert "expected_facts" in entry["mend"]
+    with capture_logs() as logs:
+        await create_customer_service_reward().score(talk(GOOD, context=FACTS))
+    assert logs == []
+
+
+async def test_a_forbidden_claim_takes_everything_and_its_denial_nothing():
+    reward = create_customer_service_reward()
+    lie = await reward.score(talk(GOOD, "It will be there today, I promise you.", context=FACTS))
+    assert (lie.score, lie.breakdown["false_claim"]) == (0.0, 1.0)
+    honest = await reward.score(talk(GOOD, "It will not be there today, I am sorry.", context=FACTS))
+    assert honest.score == 1.0
+
+
+async def test_facts_in_a_keyword_list_are_not_told():
+    result = await create_customer_service_reward().score(talk("$40 refund 5 days order late", context=FACTS))
+    assert (result.score, result.breakdown["facts"]) == (0.0, 0.0)
+
+
+async def test_half_the_score_goes_when_half_the_replies_are_repeated():
+    once = await create_customer_service_reward().score(talk(GOOD, context=FACTS))
+    twice = await create_customer_service_reward().score(talk(GOOD, GOOD, context=FACTS))
+    assert (once.score, twice.score) == (1.0, 0.5)
+
+
+async def test_tool_calls_are_no_silence():
+    call = Message(role="assistant", content="", tool_calls=(ToolCall(name="status"),))
+    result = Message(role="tool", content="late", name="status")
+    spoken = trajectory(
+        "My order is late.", call, result, Message(role="assistant", content=GOOD), context=FACTS
+    )
+    assert (await create_customer_service_reward().score(spoken)).score == 1.0
+    silent = trajectory("My order is late.", call, result, context=FACTS)
+    assert (await create_customer_service_reward().score(silent)).score == 0.0
+
+
+async def test_each_domain_pays_a_resolution_one_and_names_itself():
+    reply = "I am sorry about the order. We refund the $40 within 5 days. Is that okay?"
+    for name in DOMAINS:
+        reward = create_domain_reward(name)
+        assert (reward.name, reward.scope, reward.local) == (name, "trajectory", True)
+        assert (await reward.score(talk(reply, context=FACTS))).score == pytest.approx(1.0), name
+        assert sum(DOMAINS[name].form.values()) == pytest.approx(1.0), name
+
+
+async def test_the_domains_care_for_different_things():
+    plain = "We refund the $40 for the late order within 5 days."
+    long = f"I am sorry. {plain} {'We know that it matters to you and to all of us here. ' * 3}"
+    asking = f"{plain} Does that suit you?"
+    context = FACTS
+
+    async def paid(reward: str, reply: str) -> float:
+        score = (await create_domain_reward(reward).score(talk(reply, context=context))).score
+        assert score is not None
+        return score
+
+    assert await paid("customer_service", f"I am sorry. {plain}") > await paid("customer_service", plain)
+    assert await paid("tutoring", asking) > await paid("tutoring", plain)
+    assert await paid("task", plain) > await paid("task", long)
+    assert await paid("helpful", plain) == pytest.approx(1.0)
+
+
+def test_the_named_factories_are_the_domains():
+    assert create_customer_service_reward().name == "customer_service"
+    assert create_helpful_reward().name == "helpful"
+    assert create_task_reward().name == "task"
+    assert create_tutoring_reward().name == "tutoring"
+
+
+def test_an_unknown_domain_names_the_nearest():
+    with pytest.raises(ConfigurationError, match="unknown reward domain 'tutorin'; did you mean 'tutoring'"):
+        create_domain_reward("tutorin")
+    with pytest.raises(ConfigurationError, match="there are: customer_service, "):
+        create_domain_reward("xyz")
+
+
+async def test_other_languages_are_scored_without_the_english_checks():
+    german = "Wir erstatten Ihnen die $40 für Ihre Bestellung, und zwar binnen 5 days."
+    spoken = trajectory("Meine Bestellung ist zu spät.", german, context=FACTS)
+    assert (await create_customer_service_reward().score(spoken)).score == 0.0
+    result = await create_customer_service_reward(english=False).score(spoken)
+    assert set(result.breakdown) >= {"form/relevance", "form/complete"}
+    assert "form/courtesy" not in result.breakdown
+    assert result.score is not None
+    assert result.score > 0.8
+
+
+async def test_facts_that_cannot_be_read_are_a_configuration_error():
+    with pytest.raises(ConfigurationError, match=r"context\['expected_facts'\]"):
+        await create_task_reward().score(talk(GOOD, context={"expected_facts": 5}))

@@ -1,0 +1,140 @@
+"""Reading plain text: facts told, prose, echoes, rudeness."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateset_agents.core.text_checks import (
+    content_words,
+    echo,
+    facts,
+    is_courteous,
+    is_prose,
+    is_refusal,
+    is_rude,
+    told,
+    words,
+)
+from stateset_agents.errors import ConfigurationError
+
+
+def test_words_are_lower_case_with_numbers_whole_and_marks_gone():
+    assert words("It's $5.50 for K27, isn’t it?") == ["it's", "$5.50", "for", "k27", "isn't", "it"]  # noqa: RUF001  # the typographic apostrophe is under test
+    assert content_words("Where is my blue lamp K27?") == {"blue", "lamp", "k27"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It takes 5 days.",
+        "IT TAKES 5 DAYS",
+        "Your refund takes 5 days, is that okay?",
+        "There is no fee, and it takes 5 days.",
+        "I can't change that but it takes 5 days.",
+        "It takes (5 days).",
+    ],
+)
+def test_a_fact_is_told_by_a_statement(text: str):
+    assert told(["5 days"], text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "It takes 15 days.",
+        "It takes 5 long days.",
+        "It will not take 5 days.",
+        "It won't be 5 days.",
+        "Does it take 5 days?",
+        "It takes some days. I have 5 lamps.",
+    ],
+)
+def test_a_fact_is_not_told_by_a_denial_a_question_or_other_words(text: str):
+    assert not told(["5 days"], text)
+
+
+def test_one_of_several_wordings_is_enough_and_a_bare_number_finds_its_price():
+    assert told(["five days", "5 days"], "In 5 days.")
+    assert told(["20"], "It costs $20.")
+    assert told(["$1,000.50"], "It costs $1,000.50.")
+    assert not told(["$20"], "It takes 20 days.")
+
+
+def test_facts_come_as_phrases_wordings_or_names():
+    assert facts({}, "expected_facts") == {}
+    assert facts({"expected_facts": "K27"}, "expected_facts") == {"K27": ("K27",)}
+    assert facts({"expected_facts": ["K27", ["5 days", "five days"]]}, "expected_facts") == {
+        "K27": ("K27",),
+        "5 days": ("5 days", "five days"),
+    }
+    assert facts({"expected_facts": {"price": 20}}, "expected_facts") == {"price": ("20",)}
+
+
+@pytest.mark.parametrize("given", [7, [[]], ["..."], [None], {"a": {}}])
+def test_facts_that_cannot_be_told_are_refused(given: object):
+    with pytest.raises(ConfigurationError, match="expected_facts"):
+        facts({"expected_facts": given}, "expected_facts")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Done.",
+        "You're welcome!",
+        "your refund for K27 is done .",
+        "which order is it ?",
+        "Order K27, the blue lamp, was shipped on Monday and should be with you by Friday.",
+        "I'm sorry to hear that. Could you give me your order number, please?",
+        "Thanks for reaching out! I've gone ahead and processed the refund.",
+        "No problem. Anything else I can help with today?",
+        "Per our policy, orders under $50 cannot be exchanged after 30 days.",
+        "Yes, yes, of course. I will cancel the order and send you an email to confirm it.",
+        "Please restart the router, wait for the light to turn green, then try the page again.",
+        "The lamp is in stock. The lamp ships today, and you can track it from your account.",
+        "Hmm, the rhythm of the motor sounds off. Let me check the strengths listed in the manual.",
+    ],
+)
+def test_what_people_write_is_prose(text: str):
+    assert is_prose(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "...",
+        "xqzt bfgh wrtp",
+        "zzzzzz",
+        "sorry sorry sorry sorry sorry",
+        "refund refund order order refund refund order order",
+        "refund order resolved delivered thanks customer service solved",
+        "the refund is the refund is the refund is the refund is the refund",
+        "I refund you and refund it and refund all and refund this and refund that",
+    ],
+)
+def test_what_only_fills_space_is_not(text: str):
+    assert not is_prose(text)
+
+
+def test_other_languages_are_prose_when_english_is_not_asked_for():
+    german = "Ihre Bestellung wurde gestern verschickt, Sie bekommen morgen Bescheid."
+    assert not is_prose(german)
+    assert is_prose(german, english=False)
+    assert not is_prose("ja ja ja ja ja ja ja", english=False)
+
+
+def test_an_echo_is_the_users_words_again():
+    heard = ["Hi, my order K27 is late.", "I want a refund."]
+    assert echo("Hi, my order K27 is late!", heard) == 1.0
+    assert echo("I am sorry that your order K27 is late.", heard) < 0.5
+    assert echo("I want a refund.", heard) == 0.0
+
+
+def test_tone_is_read_off_phrases():
+    assert is_rude("That's not my problem.")
+    assert not is_rude("Let me solve your problem, I do care.")
+    assert is_courteous("My apologies for the wait.")
+    assert not is_courteous("The order was shipped.")
+    assert is_refusal("I'm sorry, I can't help with that.")
+    assert not is_refusal("I can help with that.")

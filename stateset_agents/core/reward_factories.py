@@ -7,6 +7,7 @@ below .5 and says so, for text that merely looks like help must not earn what he
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -162,6 +163,12 @@ class ResolutionReward(RewardFunction):
         self._said_so = False
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
+        result = await asyncio.to_thread(self._score, trajectory)
+        if result.breakdown["form_only"]:
+            self._say_form_only()
+        return result
+
+    def _score(self, trajectory: Trajectory) -> RewardResult:
         talk = self._talk(trajectory)
         integrity = len(talk.sound) / len(talk.replies) if talk.replies else 0.0
         manner = 1 - 0.5 * _share(talk.replies, is_rude) if self._english else 1.0
@@ -172,7 +179,6 @@ class ResolutionReward(RewardFunction):
 
         resolution = self._resolution(trajectory, talk, breakdown)
         if resolution is None:
-            self._say_form_only()
             value = FORM_ONLY_CAP * form
         else:
             breakdown["resolution"] = resolution

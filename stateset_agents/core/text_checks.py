@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -114,7 +115,7 @@ def told(wordings: Iterable[str], text: str) -> bool:
     return any(_stated([word.text for word in _clauses(wording)[0]], said, asked) for wording in wordings)
 
 
-def _stated(phrase: list[str], said: list[Word], asked: set[int]) -> bool:
+def _stated(phrase: list[str], said: Sequence[Word], asked: frozenset[int]) -> bool:
     for start in range(len(said) - len(phrase) + 1):
         window = said[start : start + len(phrase)]
         if not all(_same(word.text, part) for word, part in zip(window, phrase, strict=True)):
@@ -134,7 +135,8 @@ def _negates(word: str) -> bool:
     return word in _NEGATIONS or word.endswith("n't")
 
 
-def _clauses(text: str) -> tuple[list[Word], set[int]]:
+@lru_cache(maxsize=1024)  # one score reads the same reply a dozen times
+def _clauses(text: str) -> tuple[tuple[Word, ...], frozenset[int]]:
     """The words with their clauses, and the clauses that are questions."""
     said: list[Word] = []
     asked: set[int] = set()
@@ -149,7 +151,7 @@ def _clauses(text: str) -> tuple[list[Word], set[int]]:
         if token in _CLAUSE_STARTS:
             clause += 1
         said.append(Word(token, clause))
-    return said, asked
+    return tuple(said), frozenset(asked)
 
 
 def is_prose(text: str, *, english: bool = True) -> bool:
@@ -186,9 +188,8 @@ def echo(text: str, heard: Sequence[str]) -> float:
     spoken = _triples(text)
     if len(spoken) < 3:
         return 0.0
-    return max((sum(triple in _triples(other) for triple in spoken) for other in heard), default=0) / len(
-        spoken
-    )
+    known = [set(_triples(other)) for other in heard]
+    return max((sum(triple in other for triple in spoken) for other in known), default=0) / len(spoken)
 
 
 def _triples(text: str) -> list[tuple[str, ...]]:

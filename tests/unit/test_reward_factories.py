@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from builders import trajectory
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from stateset_agents.core.reward import (
@@ -150,3 +154,13 @@ async def test_other_languages_are_scored_without_the_english_checks():
 async def test_facts_that_cannot_be_read_are_a_configuration_error():
     with pytest.raises(ConfigurationError, match=r"context\['expected_facts'\]"):
         await create_task_reward().score(talk(GOOD, context={"expected_facts": 5}))
+
+
+@given(st.lists(st.text(max_size=80), min_size=1, max_size=5), st.booleans())
+def test_any_text_at_all_gets_a_score_within_bounds(replies: list[str], checkable: bool):
+    for english in (True, False):
+        reward = create_customer_service_reward(english=english)
+        spoken = talk(*replies, context=FACTS if checkable else {})
+        score = asyncio.run(reward.score(spoken)).score
+        assert score is not None
+        assert 0 <= score <= (1.0 if checkable else 0.5)

@@ -1,0 +1,82 @@
+"""Write docs/configuration.md from the settings models; `--check` only says whether it is up to date."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pydantic_core import PydanticUndefined
+
+from stateset_agents.core.agent import AgentConfig
+from stateset_agents.settings import Settings
+from stateset_agents.training.config import PROFILES, TrainingConfig
+from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
+
+TARGET = Path(__file__).parent.parent / "docs" / "configuration.md"
+
+INTRODUCTION = """# Configuration
+
+<!-- Written by scripts/configuration_reference.py from the settings models; edit those. -->
+
+A YAML file has the sections of `ExperimentConfig`; the command line changes any of them with
+`--set training.beta=0.02`. In a program, make the models yourself: `TrainingConfig.from_profile("balanced",
+num_generations=16)`. An unknown field is an error that names the nearest one.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    for title, model in (
+        ("The file", ExperimentConfig),
+        ("`agent`", AgentConfig),
+        ("`training`", TrainingConfig),
+        ("`evaluation`", EvaluationConfig),
+    ):
+        parts.append(f"## {title}\n\n{(model.__doc__ or '').strip()}\n\n{_table(model)}")
+    parts.append(f"## Profiles\n\n{_profiles()}")
+    return "\n".join(parts)
+
+
+def _table(model: type[Settings]) -> str:
+    rows = ["| field | default | what it does |", "|---|---|---|"]
+    for name, field in model.model_fields.items():
+        names = [name]
+        if field.validation_alias is not None:
+            choices = getattr(field.validation_alias, "choices", [])
+            names += [str(choice) for choice in choices if choice != name]
+        default = field.default
+        if default is PydanticUndefined:
+            shown = "required"
+        elif isinstance(default, Settings):
+            shown = "its own defaults"
+        else:
+            shown = f"`{default}`"
+        also = f" Also: {', '.join(f'`{alias}`' for alias in names[1:])}." if names[1:] else ""
+        rows.append(f"| `{name}` | {shown} | {(field.description or '').replace('|', '/')}{also} |")
+    return "\n".join(rows) + "\n"
+
+
+def _profiles() -> str:
+    fields = sorted({name for table in PROFILES.values() for name in table})
+    rows = ["| field | " + " | ".join(PROFILES) + " |", "|---" * (len(PROFILES) + 1) + "|"]
+    for name in fields:
+        values = [table.get(name, TrainingConfig.model_fields[name].default) for table in PROFILES.values()]
+        rows.append(f"| `{name}` | " + " | ".join(f"`{value}`" for value in values) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> int:
+    """0 when the page is (now) up to date."""
+    text = reference()
+    if "--check" in sys.argv[1:]:
+        if TARGET.read_text(encoding="utf-8") == text:
+            return 0
+        print(f"{TARGET.name} is out of date: run python scripts/configuration_reference.py", file=sys.stderr)
+        return 1
+    TARGET.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

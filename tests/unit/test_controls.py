@@ -1,0 +1,33 @@
+"""Negative controls."""
+
+from __future__ import annotations
+
+from stateset_agents.core.reward import reward_function
+from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.evaluation.controls import ShuffledReward
+
+
+@reward_function
+def own_number(trajectory: Trajectory) -> float:
+    return float(trajectory.member)
+
+
+def group(size: int, seed: int) -> list[Trajectory]:
+    return [Trajectory(scenario=Scenario(id="s"), member=member, seed=seed) for member in range(size)]
+
+
+async def test_shuffled_rewards_are_the_same_numbers_in_another_order():
+    results = await ShuffledReward(own_number).score_group(group(8, seed=1))
+    scores = [result.score for result in results]
+    assert sorted(scores) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert scores != sorted(scores)
+
+
+async def test_each_group_is_dealt_its_own_order_and_always_the_same_one():
+    reward = ShuffledReward(own_number)
+    first, again, other = [
+        [result.score for result in await reward.score_group(group(8, seed=seed))] for seed in (1, 1, 2)
+    ]
+    assert first == again
+    assert first != other

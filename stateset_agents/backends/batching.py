@@ -368,8 +368,9 @@ class Batcher:
 
 def _common_prefix(cached: list[int], ids: list[int], limit: int) -> int:
     """How many of the first `limit` ids of both are the same."""
+    limit = min(limit, len(ids))
     if cached[:limit] == ids[:limit]:
-        return min(limit, len(ids))
+        return limit
     return next(place for place, (a, b) in enumerate(zip(cached, ids, strict=False)) if a != b)
 
 

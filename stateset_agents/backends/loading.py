@@ -120,8 +120,8 @@ def model_folder(name: str) -> str:
             )
         return str(folder)
     where = rest if kind == "hf" else name
-    looks_like_path = where.startswith((".", "/", "~")) or where.count("/") > 1 or not where
-    if looks_like_path and not Path(where).expanduser().is_dir():
+    looks_like_path = where.startswith((".", "/", "~")) or where.count("/") > 1
+    if not where or (looks_like_path and not Path(where).expanduser().is_dir()):
         raise ConfigurationError(
             f"model folder {where!r} does not exist; give a folder written by save_pretrained or a hub name"
         )

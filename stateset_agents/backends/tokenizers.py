@@ -39,10 +39,12 @@ class HuggingFaceTokenizer:
         eos: Any = hf_tokenizer.eos_token_id
         own = [] if eos is None else eos if isinstance(eos, list) else [eos]
         self._eos_ids = tuple(dict.fromkeys([*own, *extra_eos_ids]))
+        # The unknown token stands for any text the vocabulary lacks, so text may turn into it.
+        unknown = {hf_tokenizer.unk_token_id} - {*self._eos_ids, hf_tokenizer.bos_token_id}
         self._control = {
             token.content: id
             for id, token in hf_tokenizer.added_tokens_decoder.items()
-            if token.special or not _is_text(token.content)
+            if id not in unknown and (token.special or not _is_text(token.content))
         }
         backend = getattr(hf_tokenizer, "backend_tokenizer", None)
         self._markup = None if backend is None else _load(json.loads(backend.to_str()))

@@ -1,0 +1,224 @@
+"""Models by name, weights in and out, and what the backend refuses to serve."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import VOCAB, tiny_model, tiny_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoConfig, Qwen3NextConfig
+
+from stateset_agents.backends.base import Session
+from stateset_agents.backends.huggingface import HuggingFaceBackend
+from stateset_agents.backends.loading import load_backend, load_model_and_tokenizer
+from stateset_agents.backends.scripted import ScriptedBackend
+from stateset_agents.errors import BackendError, ConfigurationError
+from stateset_agents.messages import SamplingParams, VersionSpan
+
+PARAMS = SamplingParams(max_new_tokens=6, stream=3)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = tiny_model("qwen3")
+    model.generation_config.eos_token_id = [257, 259]
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().hf.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("prefix", ["", "hf:"])
+async def test_a_folder_loads_with_all_its_end_of_turn_ids(folder: Path, prefix: str) -> None:
+    backend = await load_backend(f"{prefix}{folder}")
+    assert backend.tokenizer.eos_ids == (257, 259)
+    assert backend.context_length == 256
+    await backend.start()
+    completion = await backend.generate([1, 2, 3], PARAMS)
+    assert completion.version_spans == (VersionSpan(0, 0, len(completion.token_ids)),)
+    await backend.close()
+
+
+async def test_what_is_saved_loads_in_plain_transformers(folder: Path, tmp_path: Path) -> None:
+    backend = await load_backend(str(folder))
+    assert isinstance(backend, HuggingFaceBackend)
+    backend.save_pretrained(tmp_path / "copy")
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "copy")
+    assert model.generation_config.eos_token_id == [257, 259]
+    for name, held in backend.model.state_dict().items():
+        assert torch.equal(held, model.state_dict()[name])
+    assert AutoTokenizer.from_pretrained(tmp_path / "copy").encode("hi", add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("/no/such/folder", "model folder '/no/such/folder' does not exist; give a folder"),
+        ("hf:./nowhere", "model folder './nowhere' does not exist"),
+        ("no-such-model-anywhere", "cannot load a model from 'no-such-model-anywhere'"),
+        ("embedded:nothing", "no embedded model 'embedded:nothing'; shipped:"),
+        ("", "model folder '' does not exist"),
+    ],
+)
+async def test_a_model_that_is_not_there_is_named_in_one_line(name: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        await load_backend(name)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot load a model from"):
+        await load_backend(str(tmp_path))
+
+
+async def test_unknown_devices_and_dtypes_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="device must be auto, cpu, cuda or cuda:N, got 'tpu'"):
+        await load_backend(str(folder), device="tpu")
+    with pytest.raises(ConfigurationError, match="dtype must be one of auto, fp32, bf16, fp16, got 'fp8'"):
+        await load_backend(str(folder), dtype="fp8")  # type: ignore[arg-type]  # the mistake under test
+
+
+async def test_scripted_takes_its_script_and_needs_one() -> None:
+    assert isinstance(await load_backend("scripted", script=["hi"]), ScriptedBackend)
+    with pytest.raises(ConfigurationError, match="needs its replies"):
+        await load_backend("scripted")
+
+
+async def test_bf16_generates_and_keeps_its_dtype(folder: Path) -> None:
+    backend = await load_backend(str(folder), dtype="bf16")
+    assert isinstance(backend, HuggingFaceBackend)
+    assert backend.model.dtype == torch.bfloat16
+    await backend.start()
+    completion = await backend.generate([1, 2, 3], PARAMS)
+    assert len(completion.logprobs) == len(completion.token_ids) > 0
+    await backend.close()
+
+
+async def test_the_backend_keeps_its_own_weights_and_its_own_mode() -> None:
+    model = tiny_model("llama").train()
+    backend = HuggingFaceBackend(model, tiny_tokenizer())
+    await backend.start()
+    before = await backend.score([1, 2, 3])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert await backend.score([1, 2, 3]) == before
+    assert model.training
+    assert not backend.model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    await backend.close()
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+async def test_new_weights_serve_the_next_turn_and_refill_its_history(
+    tmp_path: Path, as_folder: bool
+) -> None:
+    old, new = tiny_model("llama", seed=0), tiny_model("llama", seed=1)
+    backend = HuggingFaceBackend(old, tiny_tokenizer(), scheduling="throughput")
+    await backend.start()
+    first = await backend.generate([1, 2, 3], PARAMS, session=Session(0, 0))
+    new.save_pretrained(tmp_path)
+    await backend.update_weights(tmp_path if as_folder else new.state_dict(), 5)
+    assert backend.version == 5
+    prompt = [*first.prompt_ids, *first.token_ids, 9]
+    second = await backend.generate(prompt, PARAMS, session=Session(0, 0))
+    assert second.version_spans == (VersionSpan(5, 0, len(second.token_ids)),)
+    ids = torch.tensor([[*prompt, *second.token_ids]])
+    with torch.no_grad():
+        plain = new.eval()(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    assert second.logprobs == pytest.approx(plain[len(prompt) - 1 :].tolist(), abs=1e-4)
+    await backend.close()
+
+
+async def test_weights_that_change_in_the_middle_of_a_turn_show_in_its_spans() -> None:
+    backend = HuggingFaceBackend(tiny_model("llama"), tiny_tokenizer(), scheduling="throughput")
+    await backend.start()
+    long = SamplingParams(max_new_tokens=200, stream=1)
+    turns = [asyncio.create_task(backend.generate([m], long, session=Session(0, m))) for m in range(9)]
+    await asyncio.sleep(0.03)
+    await backend.update_weights(tiny_model("llama", seed=1).state_dict(), 1)
+    completions = await asyncio.gather(*turns)
+    assert any(len(completion.version_spans) == 2 for completion in completions)
+    await backend.close()
+
+
+async def test_wrong_weights_are_refused_and_change_nothing() -> None:
+    backend = HuggingFaceBackend(tiny_model("llama"), tiny_tokenizer())
+    await backend.start()
+    before = await backend.score([1, 2, 3])
+    with pytest.raises(BackendError, match="lack"):
+        await backend.update_weights(tiny_model("gpt2").state_dict(), 1)
+    state = dict(tiny_model("llama", seed=1).state_dict())
+    state["model.norm.weight"] = torch.ones(3)
+    with pytest.raises(BackendError, match=r"model.norm.weight of shape \(3,\)"):
+        await backend.update_weights(state, 1)
+    with pytest.raises(BackendError, match="no weights to load"):
+        await backend.update_weights(Path("/no/such/folder"), 1)
+    assert await backend.score([1, 2, 3]) == before
+    assert backend.version == 0
+    await backend.close()
+
+
+async def test_tied_weights_need_one_of_their_names_only() -> None:
+    backend = HuggingFaceBackend(tiny_model("qwen3"), tiny_tokenizer())
+    await backend.start()
+    state = {
+        name: held for name, held in tiny_model("qwen3", 1).state_dict().items() if "lm_head" not in name
+    }
+    await backend.update_weights(state, 1)
+    await backend.close()
+
+
+UNSERVED = {
+    "GPTNeoForCausalLM": lambda: GPTNeoConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=8,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+    ),
+    "Qwen3NextForCausalLM": lambda: Qwen3NextConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        max_position_embeddings=128,
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", sorted(UNSERVED))
+async def test_an_architecture_that_the_cache_gets_wrong_is_refused(architecture: str) -> None:
+    model = AutoModelForCausalLM.from_config(UNSERVED[architecture]())
+    with pytest.raises(BackendError, match=f"{architecture}.*such as Llama, Qwen2, Qwen3") as caught:
+        await HuggingFaceBackend(model, tiny_tokenizer()).start()
+    assert "\n" not in str(caught.value)
+
+
+async def test_scoring_needs_tokens_and_a_temperature(folder: Path) -> None:
+    backend = HuggingFaceBackend(*load_model_and_tokenizer(str(folder)), copy_model=False)
+    await backend.start()
+    assert await backend.score([4]) == []
+    assert len(await backend.score([4, 5, 6], temperature=0.5)) == 2
+    with pytest.raises(BackendError, match="temperature above 0"):
+        await backend.score([4, 5], temperature=0.0)
+    with pytest.raises(BackendError, match="1 to 256 tokens, got 257"):
+        await backend.score([4] * 257)
+    await backend.close()

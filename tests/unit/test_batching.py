@@ -1,0 +1,243 @@
+"""Slots: what is kept, copied, evicted and refilled, and that none of it changes a log-prob."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import VOCAB, tiny_model
+
+from stateset_agents.backends.batching import Batcher, Turn, new_turn
+from stateset_agents.backends.slots import SlotModel
+from stateset_agents.errors import BackendError
+from stateset_agents.messages import SamplingParams, VersionSpan
+
+CONTEXT = 256
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> object:
+    with torch.inference_mode():
+        yield
+
+
+def batcher(max_cached_tokens: int = 100_000, seed: int = 0) -> Batcher:
+    return Batcher(SlotModel(tiny_model("llama", seed).eval()), max_cached_tokens=max_cached_tokens)
+
+
+def turn(member: int, prompt: list[int], new: int = 4, **how: float) -> Turn:
+    params = SamplingParams(max_new_tokens=new, stream=100 * member + len(prompt), **how)  # type: ignore[arg-type]  # knobs by name
+    return new_turn((0, 0, member), prompt, params, frozenset(), CONTEXT)
+
+
+def prompt(member: int, length: int = 6) -> list[int]:
+    dice = torch.Generator().manual_seed(member)
+    return torch.randint(VOCAB, (length,), generator=dice).tolist()
+
+
+def run(work: Batcher, *turns: Turn) -> None:
+    """Admit what fits, step, and go on until all have ended."""
+    waiting = list(turns)
+    live: list[Turn] = []
+    for _ in range(1000):
+        admitted = [each for each in waiting if work.admit(each)]
+        waiting = [each for each in waiting if each not in admitted]
+        live += admitted
+        if not live:
+            break
+        work.step(live)
+        live = [each for each in live if each.finish_reason is None]
+    assert not waiting
+    for each in turns:
+        assert_exact(work, each)
+
+
+def assert_exact(work: Batcher, each: Turn) -> None:
+    ids = torch.tensor(each.ids)
+    plain = work.model.full_logits(ids)[each.num_prompt - 1 : -1].log_softmax(-1)
+    expected = plain.gather(-1, ids[each.num_prompt :, None])[:, 0]
+    assert torch.allclose(torch.tensor(each.logprobs), expected, atol=2e-5)
+
+
+def test_a_second_turn_prefills_only_what_is_new() -> None:
+    work = batcher()
+    first = turn(0, prompt(0), new=5)
+    run(work, first)
+    assert work.stats.prefilled_tokens == 6
+    run(work, turn(0, [*first.ids, 1, 2, 3]))
+    assert (work.stats.prefilled_tokens, work.stats.carried_tokens) == (9, 1)
+
+
+def test_a_rewritten_history_keeps_the_longest_common_prefix() -> None:
+    work = batcher()
+    first = turn(0, prompt(0, 10), new=5)
+    run(work, first)
+    rewritten = [*first.ids[:7], (first.ids[7] + 1) % VOCAB, 4, 5]
+    run(work, turn(0, rewritten))
+    assert (work.stats.prefilled_tokens, work.stats.carried_tokens) == (13, 0)
+
+
+def test_asking_again_for_the_same_prompt_forwards_its_last_token_only() -> None:
+    work = batcher()
+    run(work, turn(0, prompt(0)))
+    again = turn(0, prompt(0))
+    run(work, again)
+    assert work.stats.prefilled_tokens == 7
+
+
+def test_a_turn_says_the_same_alone_and_among_others() -> None:
+    alone = turn(3, prompt(3), new=20)
+    run(batcher(), alone)
+    among = turn(3, prompt(3), new=20)
+    others = [turn(member, prompt(member, 3 + 7 * member), new=1 + 5 * member) for member in (0, 1, 2, 4, 5)]
+    run(batcher(), among, *others)
+    assert among.ids == alone.ids
+    assert torch.allclose(torch.tensor(among.logprobs), torch.tensor(alone.logprobs), atol=2e-5)
+
+
+def test_the_longest_idle_conversation_is_evicted_and_refilled_when_it_returns() -> None:
+    work = batcher(max_cached_tokens=3 * 32)
+    firsts = [turn(member, prompt(member)) for member in range(3)]
+    for each in firsts:
+        run(work, each)
+    run(work, turn(0, [*firsts[0].ids, 9]))  # 0 is no longer the longest idle; 1 is
+    run(work, turn(3, prompt(3)))
+    assert work.stats.evictions == 1
+    before = work.stats.prefilled_tokens
+    run(work, turn(1, [*firsts[1].ids, 9]))
+    assert work.stats.prefilled_tokens - before == len(firsts[1].ids) + 1  # all of it again
+    assert work.stats.evictions == 2
+
+
+def test_the_bound_holds_for_conversations_of_any_length() -> None:
+    work = batcher(max_cached_tokens=512)
+    history = {member: prompt(member) for member in range(12)}
+    for lap in range(3):
+        for member in range(12):
+            each = turn(member, history[member], new=4 + 5 * lap)
+            run(work, each)
+            history[member] = [*each.ids, *prompt(lap, 7)]
+            assert work.model.num_slots * work.model.num_columns <= 512
+    assert work.stats.evictions > 0
+
+
+def test_live_conversations_are_never_evicted_and_newcomers_wait() -> None:
+    work = batcher(max_cached_tokens=64)
+    first, second, third = (turn(member, prompt(member), new=3 + member) for member in range(3))
+    assert work.admit(first)
+    assert work.admit(second)
+    assert not work.admit(third)
+    run(batcher(max_cached_tokens=64), *(turn(member, prompt(member), new=3 + member) for member in range(9)))
+
+
+def test_a_conversation_larger_than_the_bound_is_refused_with_the_cure() -> None:
+    with pytest.raises(BackendError, match="may need 64 cached tokens and max_cached_tokens is 32; raise it"):
+        batcher(max_cached_tokens=32).admit(turn(0, prompt(0, 40)))
+
+
+def test_a_fork_shares_what_was_cached() -> None:
+    work = batcher()
+    first = turn(0, prompt(0, 12))
+    run(work, first)
+    before = work.stats.prefilled_tokens
+    for member in (1, 2):
+        work.fork((0, 0, 0), (0, 0, member))
+    run(work, *(turn(member, [*first.ids, member]) for member in (0, 1, 2)))
+    assert work.stats.prefilled_tokens - before == 3 * 1
+    assert work.stats.carried_tokens == 3
+
+
+def test_forking_into_an_existing_conversation_replaces_it_and_unknown_ones_are_ignored() -> None:
+    work = batcher()
+    first, second = turn(0, prompt(0)), turn(1, prompt(1))
+    run(work, first, second)
+    work.fork((0, 0, 0), (0, 0, 1))
+    work.fork((0, 0, 7), (0, 0, 8))
+    work.release((0, 0, 9))
+    run(work, turn(1, [*first.ids, 5]))
+    assert work.stats.carried_tokens == 1
+
+
+def test_a_fork_without_room_is_only_slower() -> None:
+    work = batcher(max_cached_tokens=32)
+    first = turn(0, prompt(0))
+    run(work, first)
+    work.fork((0, 0, 0), (0, 0, 1))
+    run(work, turn(1, [*first.ids, 5]))
+    assert work.stats.carried_tokens == 0
+
+
+def test_scattered_live_rows_move_together() -> None:
+    work = batcher()
+    firsts = [turn(member, prompt(member)) for member in range(40)]
+    run(work, *firsts)
+    steps, rows = work.stats.decode_steps, work.stats.decode_rows
+    seconds = [turn(member, [*firsts[member].ids, 3], new=6) for member in (2, 20, 39)]
+    run(work, *seconds)
+    assert (work.stats.decode_rows - rows) / (work.stats.decode_steps - steps) == 8
+    run(work, *(turn(each.key[2], [*each.ids, 1, 2]) for each in (*firsts[3:20], *seconds)))
+    assert work.stats.prefilled_tokens == 40 * 6 + 3 * 1 + 20 * 2  # nobody lost a cache by moving
+
+
+def test_new_weights_refill_live_turns_and_mark_their_tokens() -> None:
+    work = batcher()
+    each = turn(0, prompt(0), new=5)
+    work.admit(each)
+    work.step([each])
+    work.step([each])
+    other = tiny_model("llama", seed=1)
+    for held, new in zip(work.model.model.parameters(), other.parameters(), strict=True):
+        held.copy_(new)
+    work.version = 7
+    work.forget_cache()
+    for _ in range(3):
+        work.step([each])
+    assert each.finish_reason == "length"
+    assert each.version_spans() == (VersionSpan(0, 0, 2), VersionSpan(7, 2, 5))
+    ids = torch.tensor(each.ids)
+    plain = work.model.full_logits(ids)[:-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+    assert torch.allclose(torch.tensor(each.logprobs[2:]), plain[each.num_prompt + 1 :], atol=2e-5)
+
+
+def test_a_stop_token_ends_a_turn_and_is_part_of_it() -> None:
+    free = turn(0, prompt(0), new=30)
+    run(batcher(), free)
+    sampled = free.ids[free.num_prompt :]
+    stop = sampled[4]
+    place = sampled.index(stop)
+    stopped = new_turn((0, 0, 0), prompt(0), free.params, frozenset({stop}), CONTEXT)
+    run(batcher(), stopped)
+    assert stopped.finish_reason == "stop"
+    assert stopped.ids[stopped.num_prompt :] == sampled[: place + 1]
+
+
+def test_a_full_context_cuts_the_turn() -> None:
+    each = turn(0, prompt(0, CONTEXT - 3), new=50)
+    run(batcher(), each)
+    assert (each.finish_reason, len(each.ids)) == ("length", CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("ids", "params", "message"),
+    [
+        ([], SamplingParams(), "prompt is empty"),
+        ([1] * CONTEXT, SamplingParams(), "256 tokens and the model's context holds 256"),
+        ([1], SamplingParams(max_new_tokens=0), "max_new_tokens"),
+        ([1], SamplingParams(temperature=-1.0), "temperature"),
+        ([1], SamplingParams(top_p=0.0), "top_p"),
+    ],
+)
+def test_impossible_turns_are_refused(ids: list[int], params: SamplingParams, message: str) -> None:
+    with pytest.raises(BackendError, match=message):
+        new_turn((0, 0, 0), ids, params, frozenset(), CONTEXT)
+
+
+def test_truncated_and_greedy_turns_share_a_batch_with_plain_ones() -> None:
+    greedy = [turn(0, prompt(0), new=8, temperature=0.0) for _ in range(2)]
+    run(batcher(), greedy[0])
+    run(batcher(), greedy[1], turn(1, prompt(1), new=8))
+    assert greedy[0].ids == greedy[1].ids
+    narrow, work = turn(2, prompt(2), new=8, top_k=1), batcher()
+    work.admit(narrow)
+    while narrow.finish_reason is None:
+        work.step([narrow])
+    assert narrow.logprobs == pytest.approx([0.0] * 8, abs=1e-6)  # of the distribution sampled from

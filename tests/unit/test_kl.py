@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -56,11 +56,12 @@ def test_k1_and_k3_have_the_kl_as_their_mean(estimator):
     assert float((pi.exp() * estimate(pi, ref, estimator)).sum()) == pytest.approx(float(exact), abs=1e-12)
 
 
+@settings(deadline=None)
 @given(st.floats(-15, 0), st.floats(-15, 0))
 def test_k2_and_k3_are_never_negative_and_zero_only_where_the_policies_agree(logprob, ref):
     for estimator in ("k2", "k3"):
         value = float(estimate(double([logprob]), double([ref]), estimator))
-        assert value >= 0
+        assert value >= -1e-15  # rounding
         assert (value > 0) or abs(logprob - ref) < 1e-7
 
 

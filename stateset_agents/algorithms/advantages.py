@@ -271,7 +271,7 @@ def turn_gae(
     terminated: bool = True,
     final_value: float = 0.0,
 ) -> Credit:
-    """GAE over the turns of one trajectory (https://arxiv.org/abs/1506.02438, equations 11 and 16).
+    """GAE over the turns of one trajectory (https://arxiv.org/abs/1506.02438).
 
         delta_k = r_k + gamma V_{k+1} - V_k        A_k = delta_k + gamma lam A_{k+1}
 

@@ -287,7 +287,7 @@ class AdaptiveKLController:
 class ZieglerKLController:
     """beta * (1 + clip(error, ±.2) * num_episodes / horizon): a slow, proportional pull to the target.
 
-    From Ziegler et al., https://arxiv.org/abs/1909.08593, section 2.2. At most 20 % per `horizon` episodes.
+    From Ziegler et al., https://arxiv.org/abs/1909.08593. At most 20 % per `horizon` episodes.
     """
 
     beta: float = 0.04

@@ -55,11 +55,11 @@ class Clip:
     """DAPO's clip-higher sets it apart from `low` (.28 there), so that rare tokens can grow."""
     dual: float | None = None
     """c > 1: where A < 0 a token's loss never passes -c A, however large its ratio
-    (dual-clip PPO, https://arxiv.org/abs/1912.09729, equation 8). None: no such bound."""
+    (dual-clip PPO, https://arxiv.org/abs/1912.09729). None: no such bound."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.low < 1:
-            raise ConfigurationError(f"clip_ratio must lie between 0 and 1, got {self.low!r}")
+        if not 0 < self.low <= 1:
+            raise ConfigurationError(f"clip_ratio must be above 0 and at most 1, got {self.low!r}")
         if not self.high > 0:
             raise ConfigurationError(f"clip_ratio_high must be positive, got {self.high!r}")
         if self.dual is not None and not self.dual > 1:
@@ -76,7 +76,7 @@ def clipped_surrogate(logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip:
 
 
 def clipped_weight(logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
-    """CISPO, equation 4: clip the weight, not the token, so that every token keeps a gradient.
+    """CISPO: clip the weight, not the token, so that every token keeps a gradient.
 
     Only the upper clip acts, as in the paper's experiments.
     """
@@ -146,10 +146,11 @@ def policy_loss(
     - clip_ratio, clip_ratio_high: the range is 1 - clip_ratio to 1 + clip_ratio_high; the upper one is
       the lower one's equal where only that is given; with neither, the loss's own (`LOSSES[name].clip`).
     - dual_clip: see `Clip.dual`; only for the clipped surrogates.
-    - behaviour_logprobs: the decoupled form (https://arxiv.org/abs/2505.24298, equation 5) for tokens
-      sampled by a staler policy mu. `old_logprobs` then are of the proximal policy, recomputed at the start
-      of the step: the clip keeps near it, and a weight exp(old - behaviour), without gradient, corrects
-      for who sampled. Under gspo the weight, as its ratio, is the geometric mean over the trajectory.
+    - behaviour_logprobs: the decoupled form (https://arxiv.org/abs/2110.00641, for language models
+      https://arxiv.org/abs/2505.24298) for tokens sampled by a staler policy mu. `old_logprobs` then are
+      of the proximal policy, recomputed at the start of the step: the clip keeps near it, and a weight
+      exp(old - behaviour), without gradient, corrects for who sampled. Under gspo the weight, as its
+      ratio, is the geometric mean over the trajectory.
     - weight_cap: truncates that weight. Without behaviour_logprobs `old` is the policy that sampled, its
       ratio already is the importance correction, and a cap is refused.
     - keep: [N] bool; False rejects a token. Denominators do not change.
@@ -234,7 +235,7 @@ class _Level:
     def ratio(self, live: Tensor) -> Tensor:
         """[N] exp(log ratio) with gradient.
 
-        For sequences GSPO's token form, equation 13: s_i = exp(mean log ratio) in value, and each token
+        For sequences GSPO's token form (GSPO-token): s_i = exp(mean log ratio) in value, and each token
         carries the gradient of its own log-prob; with one advantage per trajectory this is the gradient
         of the sequence form.
         """

@@ -54,21 +54,21 @@ def worked(name: str, logprobs: Tensor = LOGPROBS, old: Tensor = OLD, **options)
     ],
 )
 def test_worked_loss(name, expected):
-    assert float(worked(name).loss) == pytest.approx(expected, abs=1e-8)
+    assert worked(name).loss.item() == pytest.approx(expected, abs=1e-8)
 
 
 def test_grpo_by_hand():
     # ratios e^.3 = 1.35 (A > 0: clipped to 1.28), 1, e^-.5; then 1, e^.4 (A < 0: not clipped)
     first = -(1.28 + 1 + math.exp(-0.5)) / 3
     second = (1 + math.exp(0.4)) / 2
-    assert float(worked("grpo").loss) == pytest.approx((first + second) / 2, abs=1e-12)
+    assert worked("grpo").loss.item() == pytest.approx((first + second) / 2, abs=1e-12)
 
 
 def test_gspo_takes_one_ratio_per_conversation():
     output = worked("gspo")
     s = [math.exp((0.3 - 0.5) / 3), math.exp(0.4 / 2)]
     assert s == pytest.approx([0.9355, 1.2214], abs=1e-4)
-    assert float(output.loss) == pytest.approx((-s[0] + s[1]) / 2)
+    assert output.loss.item() == pytest.approx((-s[0] + s[1]) / 2)
     assert output.metrics.to_dict()["policy/ratio"] == pytest.approx(sum(s) / 2)
 
 
@@ -88,7 +88,7 @@ def test_gspo_brings_its_own_narrow_range():
     assert worked("gspo").loss == worked("gspo", clip_ratio=3e-4, clip_ratio_high=4e-4).loss
     one = double([0.001])
     output = policy_loss("gspo", one, double([0.0]), double([1.0]), torch.tensor([0]), Denominators.of([1]))
-    assert float(output.loss) == pytest.approx(-1.0004)
+    assert output.loss.item() == pytest.approx(-1.0004)
 
 
 def test_the_upper_bound_equals_the_lower_where_only_that_is_given():
@@ -99,7 +99,7 @@ def test_the_upper_bound_equals_the_lower_where_only_that_is_given():
 
 def test_decoupled_worked_loss():
     output = worked("dapo", LOGPROBS, PROXIMAL, behaviour_logprobs=OLD[MASK], clip_ratio_high=0.2)
-    assert float(output.loss) == pytest.approx(-0.092912954, abs=1e-8)
+    assert output.loss.item() == pytest.approx(-0.092912954, abs=1e-8)
     assert output.metrics.to_dict()["policy/clip_fraction_high"] == 0
 
 
@@ -117,14 +117,14 @@ DECOUPLED = {
 
 def test_decoupled_form_clips_around_the_proximal_policy_and_weighs_by_who_sampled():
     output = policy_loss("dapo", **DECOUPLED)
-    assert float(output.loss) == pytest.approx((-4 * 1.2 + 0.5 * 2) / 2)
+    assert output.loss.item() == pytest.approx((-4 * 1.2 + 0.5 * 2) / 2)
     assert output.metrics.to_dict()["policy/weight"] == pytest.approx((4 + 0.5) / 2)
     assert output.metrics.to_dict()["policy/clip_fraction_high"] == 0.5
 
 
 def test_the_decoupled_weight_can_be_truncated():
     output = policy_loss("dapo", **DECOUPLED, weight_cap=3.0)
-    assert float(output.loss) == pytest.approx((-3 * 1.2 + 0.5 * 2) / 2)
+    assert output.loss.item() == pytest.approx((-3 * 1.2 + 0.5 * 2) / 2)
 
 
 def test_the_decoupled_weight_has_no_gradient():
@@ -145,7 +145,7 @@ def test_gspo_weighs_whole_conversations_in_the_decoupled_form():
     drift = [(0.2 - 0.1 - 0.3) / 3, (-0.05 + 0.3) / 2]
     live = [(0.1 + 0.1 - 0.2) / 3, (0.05 + 0.1) / 2]
     expected = (-math.exp(drift[0]) * math.exp(live[0]) + math.exp(drift[1]) * math.exp(live[1])) / 2
-    assert float(output.loss) == pytest.approx(expected)
+    assert output.loss.item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("behaviour", [None, OLD[MASK]])
@@ -170,8 +170,8 @@ def test_dual_clip_bounds_the_loss_of_a_bad_token_with_a_huge_ratio():
     ids, counts = torch.tensor([0, 0, 0]), Denominators.of([3])
     plain = policy_loss("dapo", *inputs, ids, counts, **CLIP)
     dual = policy_loss("dapo", *inputs, ids, counts, **CLIP, dual_clip=3.0)
-    assert float(plain.loss) == pytest.approx((math.exp(2) + math.exp(0.5) - 1.28) / 3)
-    assert float(dual.loss) == pytest.approx((3 + math.exp(0.5) - 1.28) / 3)
+    assert plain.loss.item() == pytest.approx((math.exp(2) + math.exp(0.5) - 1.28) / 3)
+    assert dual.loss.item() == pytest.approx((3 + math.exp(0.5) - 1.28) / 3)
     assert dual.metrics.to_dict()["policy/clip_fraction_dual"] == pytest.approx(1 / 3)
 
 
@@ -209,7 +209,7 @@ def test_the_low_clip_counts_bad_tokens_that_already_shrank():
         **CLIP,
     )
     assert output.metrics.to_dict()["policy/clip_fraction_low"] == 1
-    assert float(output.loss) == pytest.approx(0.8)
+    assert output.loss.item() == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -253,8 +253,14 @@ def test_the_kl_term_joins_with_the_losss_own_averaging():
         with_kl = worked(name, LOGPROBS, LOGPROBS, ref_logprobs=PROXIMAL[MASK], beta=0.5)
         d = (LOGPROBS - PROXIMAL)[MASK]
         k3 = aggregate(torch.expm1(-d) + d, IDS[MASK], COUNTS, LOSSES[name].averaging)
-        assert float(with_kl.loss) == pytest.approx(float(plain.loss + 0.5 * k3))
+        assert with_kl.loss.item() == pytest.approx(float(plain.loss + 0.5 * k3))
         assert with_kl.metrics.to_dict()["loss/kl"] == pytest.approx(float(0.5 * k3))
+
+
+def test_in_the_decoupled_form_the_kl_ratio_is_taken_to_the_policy_that_sampled():
+    inputs = {**DECOUPLED, "ref_logprobs": double([-1.5, -1.5])}  # d = .5, ratios to behaviour 8 and 1
+    difference = policy_loss("dapo", **inputs, beta=1.0).loss - policy_loss("dapo", **inputs).loss
+    assert difference.item() == pytest.approx((8 + 1) / 2 * (math.exp(-0.5) - 0.5))
 
 
 def test_a_reference_with_beta_zero_is_reported_and_not_trained():
@@ -267,7 +273,7 @@ def test_half_precision_is_widened_before_any_arithmetic():
     args = [tensor[MASK].bfloat16() for tensor in (LOGPROBS, OLD, ADVANTAGES)]
     output = policy_loss("grpo", *args, IDS[MASK], COUNTS, **CLIP)
     assert output.loss.dtype == torch.float32
-    assert float(output.loss) == pytest.approx(0.141867731, abs=5e-3)
+    assert output.loss.item() == pytest.approx(0.141867731, abs=5e-3)
 
 
 def test_an_absurd_ratio_stays_finite_and_spoils_no_other_token():
@@ -283,7 +289,7 @@ def test_an_absurd_ratio_stays_finite_and_spoils_no_other_token():
     ("name", "options", "message"),
     [
         ("grop", {}, "loss_type must be one of .*grpo.*got 'grop'"),
-        ("grpo", {"clip_ratio": 0.0}, "clip_ratio must lie between 0 and 1, got 0.0"),
+        ("grpo", {"clip_ratio": 0.0}, "clip_ratio must be above 0 and at most 1, got 0.0"),
         ("grpo", {"clip_ratio_high": -0.1}, "clip_ratio_high must be positive, got -0.1"),
         ("grpo", {"dual_clip": 1.0}, "dual_clip must be above 1"),
         ("cispo", {"dual_clip": 3.0}, "no effect on cispo"),

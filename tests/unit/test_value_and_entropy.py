@@ -20,7 +20,7 @@ def double(values: object) -> Tensor:
 def test_value_loss_is_half_the_squared_error():
     values, ids = double([1.0, 0.0]), torch.tensor([0, 0])
     output = value_loss(values, values, double([0.0, 3.0]), ids, Denominators.of([2]))
-    assert float(output.loss) == pytest.approx((1 + 9) / 2 / 2)
+    assert output.loss.item() == pytest.approx((1 + 9) / 2 / 2)
     assert output.metrics.to_dict()["value/clip_fraction"] == 0
 
 
@@ -29,7 +29,7 @@ def test_value_clip_takes_the_larger_error_and_stops_the_gradient_of_what_moved_
     old, returns = double([0.0, 0.0]), double([2.0, 2.0])
     output = value_loss(values, old, returns, torch.tensor([0, 0]), Denominators.of([2]), value_clip=0.2)
     # first: held at .2, error 1.8^2 > 1; second: held at -.2, 2.2^2 < 3^2
-    assert float(output.loss) == pytest.approx((1.8**2 + 3**2) / 2 / 2)
+    assert output.loss.item() == pytest.approx((1.8**2 + 3**2) / 2 / 2)
     assert output.metrics.to_dict()["value/clip_fraction"] == 0.5
     output.loss.backward()
     assert values.grad.tolist() == pytest.approx([0.0, -3 / 2])
@@ -67,5 +67,5 @@ def test_entropy_loss_rewards_spread_and_reports_the_token_mean():
     output = entropy_loss(
         double([1.0, 2.0, 6.0]), torch.tensor([0, 0, 1]), Denominators.of([2, 1]), averaging="trajectory"
     )
-    assert float(output.loss) == -(1.5 + 6) / 2
+    assert output.loss.item() == -(1.5 + 6) / 2
     assert output.metrics.to_dict() == {"policy/entropy": 3.0}

@@ -107,6 +107,8 @@ def _range(points: Sequence[Point]) -> tuple[float, float]:
     """Of the values; from zero where they are positive and not far from it."""
     values = [point.value for point in points]
     low, high = min(values), max(values)
+    if low == high >= 0:
+        return 0.0, 2 * high or 1.0
     return (0.0, high) if 0 <= low < 0.6 * high else (low, high)
 
 

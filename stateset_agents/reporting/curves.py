@@ -41,8 +41,8 @@ _VALIDATION = "eval/success"
 
 _LEARNING = (
     _Kind("Reward", "mean of the step's conversations", ("reward/mean",)),
-    _Kind("Success", "share of the step's conversations; band: 95 % (Wilson)", (_SUCCESS,), percent=True),
-    _Kind("Validation success", "held-out scenarios; band: 95 % (Wilson)", (_VALIDATION,), percent=True),
+    _Kind("Success", "of the step's conversations; band: 95 % interval", (_SUCCESS,), percent=True),
+    _Kind("Validation success", "of held-out scenarios; band: 95 % interval", (_VALIDATION,), percent=True),
     _Kind("KL to the reference", "nats per token", ("kl/reference",)),
     _Kind("Entropy", "nats per token", ("policy/entropy",)),
     _Kind(

@@ -45,6 +45,11 @@ def test_a_single_point_is_a_dot() -> None:
     assert "step 1: 0 [0, 0.3]" in svg
 
 
+def test_a_constant_that_cannot_be_negative_stands_above_zero() -> None:
+    svg = line_chart([Point(1, 0.0), Point(2, 0.0)], label="clip fraction", percent=True)
+    assert re.findall(r'<text class="tick"[^>]*>([^<]*)<', svg) == ["0%", "50%", "100%"]
+
+
 def test_a_long_curve_is_averaged_in_bins() -> None:
     points = [Point(step, float(step % 2), (0.0, 1.0)) for step in range(10_000)]
     svg = line_chart(points, label="x")

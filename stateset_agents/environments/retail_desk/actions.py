@@ -106,10 +106,10 @@ def get_order(desk: Desk, order_id: str) -> Result:
         fields["days"] = str((catalog.TODAY - datetime.date.fromisoformat(delivered_on)).days)
     if status == "shipped":
         shipment = desk.database.row(
-            "SELECT arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id DESC", order_id
+            "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id DESC", order_id
         )
-        if shipment is not None:
-            fields["arrives"] = _weekday(shipment[0])
+        if shipment is not None and shipment[0] == "moving":
+            fields["arrives"] = _weekday(shipment[1])
     return Result(fields=fields, owners=frozenset({owner}), shown=frozenset({f"order:{order_id}"}))
 
 
@@ -123,7 +123,7 @@ def list_orders(desk: Desk, customer_id: str) -> Result:
     return Result(
         fields={"orders": ", ".join(f"{order_id} {status}" for order_id, status in rows)},
         owners=frozenset({customer_id}),
-        shown=frozenset(f"order:{order_id}" for order_id, _ in rows),
+        shown=frozenset(f"listed:{order_id}" for order_id, _ in rows),
     )
 
 

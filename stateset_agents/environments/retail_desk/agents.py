@@ -364,7 +364,7 @@ async def play(environment: Environment, scenario: Scenario, seed: int, agent: A
         messages=tuple(messages),
         tools=conversation.tools,
         outcome=outcome,
-        reward=reward + outcome.reward,
+        reward=reward + (outcome.reward or 0.0),
         num_replies=num_replies,
         truncated=observation.truncated,
     )

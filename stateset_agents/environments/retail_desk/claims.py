@@ -106,8 +106,10 @@ def grounds(claim: Claim) -> frozenset[str]:
         return frozenset({f"order:{claim.order_id}"})
     if kind == "lost":
         return frozenset({f"tracking:{claim.order_id}"})
-    if kind in ("pending", "shipped", "delivered", "arrives"):
+    if kind == "arrives":
         return frozenset({f"order:{claim.order_id}", f"tracking:{claim.order_id}"})
+    if kind in ("pending", "shipped", "delivered"):
+        return frozenset({f"{source}:{claim.order_id}" for source in ("order", "tracking", "listed")})
     return frozenset()
 
 
@@ -152,7 +154,7 @@ def _holds_in_rows(kind: str, value: str, order_id: str, status: str, database: 
         if kind == "reshipped":
             return len(shipments) > 1
         if kind == "arrives":
-            if not shipments:
+            if not shipments or shipments[-1][0] != "moving":
                 return False
             date = datetime.date.fromisoformat(shipments[-1][1])
             return catalog.WEEKDAYS[date.weekday()] == value

@@ -214,7 +214,7 @@ RULES: Mapping[str, Rule] = {
             permits=lambda case: case.status == "pending",
             granted=_call("update_address", "order_id", "city=new_city"),
             otherwise=_nothing,
-            granted_facts=_facts("city:{new_city}"),
+            granted_facts=_facts("updated|city:{new_city}"),
             otherwise_facts=_facts("refused", "shipped"),
         ),
         Rule(

@@ -146,12 +146,12 @@ SCHEMAS: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in TOOLS.val
 
 def _text(value: object) -> str:
     """An argument as plain text: whitespace collapsed, lists joined by commas."""
-    if isinstance(value, bool) or not isinstance(value, str | int | Sequence):
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Sequence):
         raise Refused("arguments must be text")
-    if isinstance(value, int):
-        if abs(value) > 10**9:
+    if isinstance(value, int | float):
+        if not abs(value) < 10**9:
             raise Refused("argument too long")
-        return str(value)
+        return str(value) if isinstance(value, int) else f"{value:.2f}"
     if isinstance(value, str):
         if len(value) > 200:
             raise Refused("argument too long")
@@ -163,8 +163,8 @@ def _text(value: object) -> str:
 
 
 def normalised_arguments(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Arguments as the tools see them; raises when one is no text."""
-    return {str(name): _text(value) for name, value in arguments.items()}
+    """Arguments as the tools see them, null ones left out; raises when one is no text."""
+    return {str(name): _text(value) for name, value in arguments.items() if value is not None}
 
 
 def call_tool(desk: Desk, name: str, arguments: Mapping[str, Any]) -> Result:

@@ -22,7 +22,7 @@ OPENINGS: Mapping[str, Mapping[Split, tuple[str, ...]]] = {
             "how is {order} doing?",
         ),
         "validation": ("can you check the status of {order}?",),
-        "test": ("where is {order} and when does it arrive?", "what is the news on {order}?"),
+        "test": ("where is {order}? when does it arrive?", "what is the news on {order}?"),
     },
     "cancel": {
         "train": (

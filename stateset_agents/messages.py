@@ -40,27 +40,24 @@ class Message:
     def from_openai(cls, data: Mapping[str, Any]) -> Message:
         """Read `{"role": ..., "content": ...}`; tool arguments may be a JSON string or an object.
 
-        Raises ConfigurationError on an unknown role or content that is no text.
+        Content may be text, nothing, or a list of `{"type": "text", "text": ...}` parts. Raises
+        ConfigurationError on anything else.
         """
+        if not isinstance(data, Mapping):
+            raise ConfigurationError(f"a message must be a mapping or a Message, got {_shown(data)}")
         role: Any = data.get("role")
-        content = data.get("content")
         if role not in get_args(Role):
             raise ConfigurationError(f"message role must be one of {', '.join(get_args(Role))}, got {role!r}")
-        if content is None:
-            content = ""
-        if not isinstance(content, str):
-            raise ConfigurationError(f"message content must be text, got {type(content).__name__}")
-        calls = []
-        for item in data.get("tool_calls") or ():
-            function = item.get("function", item)
-            arguments = function.get("arguments", {})
-            if isinstance(arguments, str):
-                arguments = json.loads(arguments or "{}")
-            calls.append(ToolCall(name=function["name"], arguments=arguments, id=item.get("id") or ""))
+        for key in ("tool_call_id", "name"):
+            if not isinstance(data.get(key), str | None):
+                raise ConfigurationError(f"message {key} must be text, got {_shown(data[key])}")
+        calls = data.get("tool_calls") or ()
+        if isinstance(calls, str) or not isinstance(calls, Sequence):
+            raise ConfigurationError(f"message tool_calls must be a list, got {_shown(calls)}")
         return cls(
             role=role,
-            content=content,
-            tool_calls=tuple(calls),
+            content=_text(data.get("content")),
+            tool_calls=tuple(_tool_call(item) for item in calls),
             tool_call_id=data.get("tool_call_id"),
             name=data.get("name"),
         )
@@ -82,6 +79,48 @@ class Message:
         if self.name is not None:
             data["name"] = self.name
         return data
+
+
+def _text(content: Any) -> str:
+    """OpenAI's content as text: null is empty, parts are joined."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise ConfigurationError(f"message content must be text or a list of parts, got {_shown(content)}")
+    for part in content:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            raise ConfigurationError(
+                f'a part of a message\'s content must be {{"type": "text", "text": ...}}, got {_shown(part)}'
+            )
+    return "".join(part["text"] for part in content)
+
+
+def _tool_call(item: Any) -> ToolCall:
+    """One entry of OpenAI's tool_calls; the call may also stand without its "function" wrapper."""
+    function = item.get("function", item) if isinstance(item, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ConfigurationError(
+            f'a tool call must be {{"function": {{"name": ..., "arguments": ...}}}}, got {_shown(item)}'
+        )
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(
+                f"the arguments of tool call {function['name']!r} are not JSON ({error}): {arguments!r:.80}"
+            ) from error
+    if not isinstance(arguments, Mapping):
+        raise ConfigurationError(
+            f"the arguments of tool call {function['name']!r} must be an object, got {_shown(arguments)}"
+        )
+    return ToolCall(name=function["name"], arguments=dict(arguments), id=str(item.get("id") or ""))
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__}: {value!r:.80}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,10 +46,16 @@ class Settings(BaseModel):
 def _one_line(model: type[Settings], error: ValidationError) -> str:
     parts = []
     for item in error.errors(include_url=False):
-        name = ".".join(str(part) for part in item["loc"]) or model.__name__
+        name = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             parts.append(f"{model.__name__} has no field {name!r}{nearest(name, model.field_names())}")
+        elif item["type"] == "missing":
+            parts.append(f"{name} is missing: give {model.__name__} a {name}")
+        elif isinstance(item.get("ctx", {}).get("error"), ConfigurationError):  # of a section, whole already
+            parts.append(f"{name}: {message}")
+        elif not name:  # a rule about several fields names them itself
+            parts.append(message)
         else:
-            message = item["msg"].removeprefix("Value error, ")
             parts.append(f"{name}: {message[0].lower()}{message[1:]}, got {item['input']!r:.100}")
-    return "; ".join(parts)
+    return " ".join("; ".join(parts).split())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
-from stateset_agents.backends.base import Backend, Session
+from stateset_agents.backends.base import Backend, Session, Tokenizer
 from stateset_agents.core.chat_template import ChatTemplate, JinjaTemplate, PlainTemplate, parse_reply
 from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.messages import Completion, Message, SamplingParams
@@ -52,11 +54,12 @@ class AgentConfig(Settings):
     )
     seed: int = Field(default=0, description="Of generate_response's sampling.")
 
-    @model_validator(mode="after")
-    def _name_given(self) -> Self:
-        if not self.model_name.strip():
+    @field_validator("model_name")
+    @classmethod
+    def _name_given(cls, name: str) -> str:
+        if not name.strip():
             raise ValueError('give a model, for example "embedded:desk"')
-        return self
+        return name
 
 
 class MultiTurnAgent:
@@ -68,9 +71,12 @@ class MultiTurnAgent:
     """
 
     def __init__(self, config: AgentConfig | None = None, *, backend: Backend | None = None) -> None:
+        """`backend` stands for the model that `config.model_name` would load."""
         self.config = config or AgentConfig()
         self._backend = backend
         self._template: ChatTemplate | None = None
+        self._running = False
+        self._starting = asyncio.Lock()
         self._next_episode = 0
         self._responses = count()
 
@@ -95,41 +101,47 @@ class MultiTurnAgent:
     async def initialize(
         self, *, scheduling: Literal["deterministic", "throughput"] = "deterministic"
     ) -> None:
-        """Load the model (in a thread) and start its backend; does nothing the second time.
+        """Load the model (in a thread) and start its backend; does nothing while it runs.
 
         Raises ConfigurationError for a model that does not exist or a template that cannot be used.
         """
-        if self._template is not None:
-            return
-        if self._backend is None:
-            from stateset_agents.backends.loading import load_backend
+        async with self._starting:
+            if self._running:
+                return
+            if self._backend is None:
+                from stateset_agents.backends.loading import load_backend
 
-            self._backend = await load_backend(
-                self.config.model_name,
-                device=self.config.device,
-                dtype=self.config.dtype,
-                scheduling=scheduling,
-            )
-        await self._backend.start()
-        self._template = self._make_template()
+                self._backend = await load_backend(
+                    self.config.model_name,
+                    device=self.config.device,
+                    dtype=self.config.dtype,
+                    scheduling=scheduling,
+                )
+            if self._template is None:
+                self._template = self._make_template(self._backend.tokenizer)
+            await self._backend.start()
+            self._running = True
 
-    def _make_template(self) -> ChatTemplate:
-        tokenizer = self.backend.tokenizer
+    def _make_template(self, tokenizer: Tokenizer) -> ChatTemplate:
         raw = getattr(tokenizer, "hf", None)
-        if self.config.chat_template == "plain" or raw is None:
-            if self.config.chat_template not in (None, "plain"):
+        wanted = self.config.chat_template
+        if wanted == "plain":
+            return PlainTemplate(tokenizer)
+        if raw is None:
+            if wanted is not None:
                 raise ConfigurationError(
-                    'a jinja chat_template needs a Hugging Face tokenizer; use "plain" here'
+                    "a jinja chat_template needs a Hugging Face tokenizer, "
+                    f"{type(tokenizer).__name__} is none: leave chat_template unset"
                 )
             return PlainTemplate(tokenizer)
-        if self.config.chat_template is None and raw.chat_template is None:
+        if wanted is None and not raw.chat_template:
             _log.warning(
                 "the model has no chat template: using the built-in plain one; "
-                "set AgentConfig(chat_template=...) to choose another",
+                "set AgentConfig.chat_template to choose another",
                 model=self.config.model_name,
             )
             return PlainTemplate(tokenizer)
-        return JinjaTemplate(tokenizer, self.config.chat_template)
+        return JinjaTemplate(tokenizer, wanted)
 
     async def __aenter__(self) -> Self:
         await self.initialize()
@@ -139,7 +151,8 @@ class MultiTurnAgent:
         await self.close()
 
     async def close(self) -> None:
-        """Stop the backend; the agent can be initialised again only with a new backend."""
+        """Stop the backend, its thread included; `initialize` starts it again with the weights it has."""
+        self._running = False
         if self._backend is not None:
             await self._backend.close()
 
@@ -149,7 +162,9 @@ class MultiTurnAgent:
         return range(first, first + number)
 
     def sampling(self, *, stream: int, temperature: float | None = None) -> SamplingParams:
-        """How one turn of a rollout is sampled: from the full distribution at `temperature`."""
+        """How one turn of a rollout is sampled: from the full distribution at `temperature` (unset: 1)."""
+        if temperature is not None and temperature < 0:
+            raise ConfigurationError(f"temperature must be at least 0 (greedy), got {temperature!r}")
         return SamplingParams(
             max_new_tokens=self.config.max_new_tokens,
             temperature=1.0 if temperature is None else temperature,
@@ -162,23 +177,13 @@ class MultiTurnAgent:
     ) -> Completion:
         """One agent turn after the conversation's ids [P], tool calls read out of its text."""
         completion = await self.backend.generate(ids, params, session=session)
-        return Completion(
-            message=parse_reply(completion.message.content, turn),
-            prompt_ids=completion.prompt_ids,
-            token_ids=completion.token_ids,
-            logprobs=completion.logprobs,
-            finish_reason=completion.finish_reason,
-            version_spans=completion.version_spans,
-        )
+        return replace(completion, message=parse_reply(completion.message.content, turn))
 
     def with_system_prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The conversation with the agent's own system prompt in front."""
-        if self.config.system_prompt is None:
+        if not self.config.system_prompt:
             return tuple(messages)
-        content, rest = self.config.system_prompt, tuple(messages)
-        if rest and rest[0].role == "system":
-            content, rest = f"{content}\n{rest[0].content}", rest[1:]
-        return (Message(role="system", content=content), *rest)
+        return _with_system(messages, self.config.system_prompt, before=True)
 
     async def generate_response(
         self,
@@ -188,18 +193,11 @@ class MultiTurnAgent:
         """The agent's answer, as text, to a conversation (a text is one user message).
 
         `context` is added to the system message: a text as it stands, a mapping as `key: value` lines.
-        Raises ConfigurationError when the conversation leaves no room in the model's context.
+        Tools are not offered. Raises ConfigurationError when the conversation is empty or leaves no room
+        in the model's context.
         """
-        if isinstance(messages, str):
-            messages = [Message(role="user", content=messages)]
-        talk = [item if isinstance(item, Message) else Message.from_openai(item) for item in messages]
-        if not talk:
-            raise ConfigurationError("messages is empty: give at least one user message")
-        if context:
-            text = context if isinstance(context, str) else "\n".join(f"{k}: {v}" for k, v in context.items())
-            own = talk[0].content + "\n" if talk[0].role == "system" else ""
-            talk = [Message(role="system", content=own + text), *talk[1 if own else 0 :]]
-        ids = self.template.prompt(self.with_system_prompt(talk))
+        talk = self.with_system_prompt(_with_context(_as_messages(messages), context))
+        ids = self.template.prompt(talk)
         if len(ids) >= self.context_length:
             raise ConfigurationError(
                 f"the conversation has {len(ids)} tokens and the model's context {self.context_length}: "
@@ -217,17 +215,63 @@ class MultiTurnAgent:
         return completion.message.content
 
     async def save_pretrained(self, path: str | Path) -> Path:
-        """Write weights, config and tokenizer as plain transformers loads them."""
+        """Write weights, config and tokenizer as plain transformers loads them; the folder's path.
+
+        A jinja template given as `AgentConfig(chat_template=...)` is saved as the tokenizer's own. Raises
+        BackendError for a backend without weights, ConfigurationError where the path is a file.
+        """
         save = getattr(self.backend, "save_pretrained", None)
         if save is None:
             raise BackendError(f"a {type(self.backend).__name__} has no weights to save")
         path = Path(path)
+        if path.is_file():
+            raise ConfigurationError(f"cannot save a model to {str(path)!r}, which is a file: give a folder")
         await asyncio.to_thread(save, path)
+        if isinstance(self._template, JinjaTemplate) and self.config.chat_template is not None:
+            (path / "chat_template.jinja").write_text(self._template.text, encoding="utf-8")
         return path
 
     @classmethod
     async def from_pretrained(cls, path: str | Path, **settings: Any) -> MultiTurnAgent:
-        """An initialised agent from a folder written by `save_pretrained` (or any local HF model)."""
+        """An initialised agent from a folder written by `save_pretrained` (or any local HF model).
+
+        `settings` are `AgentConfig`'s; the folder does not hold those of the agent that was saved.
+        """
         agent = cls(AgentConfig(model_name=str(path), **settings))
         await agent.initialize()
         return agent
+
+
+def _as_messages(messages: str | Sequence[Message | Mapping[str, Any]]) -> list[Message]:
+    if isinstance(messages, str):
+        messages = [Message(role="user", content=messages)]
+    if isinstance(messages, Mapping | Message):
+        raise ConfigurationError(
+            f"messages must be a text or a list of messages, got one {type(messages).__name__}"
+        )
+    if not messages:
+        raise ConfigurationError("messages is empty: give at least one user message")
+    return [item if isinstance(item, Message) else Message.from_openai(item) for item in messages]
+
+
+def _with_context(messages: Sequence[Message], context: str | Mapping[str, Any] | None) -> Sequence[Message]:
+    if not context:
+        return messages
+    if isinstance(context, Mapping):
+        context = "\n".join(f"{key}: {_shown(value)}" for key, value in context.items())
+    if not isinstance(context, str):
+        raise ConfigurationError(f"context must be a text or a mapping, got {type(context).__name__}")
+    return _with_system(messages, context, before=False)
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _with_system(messages: Sequence[Message], text: str, *, before: bool) -> tuple[Message, ...]:
+    """The conversation with `text` in its system message, before or after what that says already."""
+    if not messages or messages[0].role != "system":
+        return (Message(role="system", content=text), *messages)
+    own = messages[0].content
+    lines = [line for line in ((text, own) if before else (own, text)) if line]
+    return (replace(messages[0], content="\n".join(lines)), *messages[1:])

@@ -1,4 +1,4 @@
-"""Messages to token ids, and sampled ids back to a message.
+"""Messages to token ids: what a model's chat template makes of a conversation, piece by piece.
 
 An episode renders its first prompt whole and afterwards only appends: the *delta* of a template is what
 stands between the agent's end-of-turn token and the agent's next words. What was sampled is never
@@ -9,18 +9,28 @@ Text from users and tools cannot forge roles: control tokens written out in it a
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
-from stateset_agents.backends.base import Tokenizer
+from stateset_agents.core.plain_template import PlainTemplate
+from stateset_agents.core.reply_parsing import parse_reply
+from stateset_agents.core.untrusted_text import Guard
 from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.messages import Message
+from stateset_agents.tracking.logging import get_logger
 
 __all__ = ["ChatTemplate", "JinjaTemplate", "PlainTemplate", "parse_reply"]
 
+_log = get_logger(__name__)
+
 ToolSchemas = Sequence[Mapping[str, Any]]
+
+_PROBE = f"{secrets.randbelow(10**24):024d}"
+"""Stands for a message's text where we look for what a template writes around it."""
+_CURE = 'set AgentConfig(chat_template="plain") or give a template that'
 
 
 class ChatTemplate(Protocol):
@@ -40,190 +50,188 @@ class ChatTemplate(Protocol):
         ...
 
 
-class PlainTemplate:
-    """Role-prefixed lines, for base models that have no chat template.
+class JinjaTemplate:
+    """The tokenizer's own chat template (transformers), used by whole prompt once and by delta after that.
 
-        system: Be brief.
-        user: Hello
-        assistant: Hi.<eos>
-        user: Bye
-        assistant:
-
-    Further lines of a message are indented, so text cannot begin a line with a role.
+    Where a template has no system role, the system message stands at the head of the user message that
+    follows it.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        if not tokenizer.eos_ids:
-            raise ConfigurationError(
-                "the plain chat template needs a tokenizer with an end-of-sequence token"
-            )
-        self.tokenizer = tokenizer
-        self.end_id = tokenizer.eos_ids[0]
-        self.stop_ids = tokenizer.eos_ids
-
-    def prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
-        lines = [*self._tool_lines(tools), *(line for message in messages for line in self._lines(message))]
-        return self.tokenizer.encode("\n".join([*lines, "assistant:"]))
-
-    def delta(self, messages: Sequence[Message]) -> list[int]:
-        lines = [line for message in messages for line in self._lines(message)]
-        return self.tokenizer.encode("\n" + "\n".join([*lines, "assistant:"]))
-
-    def _lines(self, message: Message) -> list[str]:
-        calls = "".join(
-            "<tool_call>"
-            + json.dumps({"name": call.name, "arguments": dict(call.arguments)})
-            + "</tool_call>"
-            for call in message.tool_calls
-        )
-        return [f"{message.role}: " + (message.content + calls).replace("\r", "\n").replace("\n", "\n  ")]
-
-    def _tool_lines(self, tools: ToolSchemas) -> list[str]:
-        if not tools:
-            return []
-        how = 'To use a tool write <tool_call>{"name": ..., "arguments": {...}}</tool_call>. Tools:'
-        return [f"tools: {how}", *("  " + json.dumps(tool.get("function", tool)) for tool in tools)]
-
-
-class JinjaTemplate:
-    """The tokenizer's own chat template (transformers), used by whole prompt once and by delta after that."""
-
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
-        """`tokenizer` is a `HuggingFaceTokenizer`; `chat_template` replaces the tokenizer's own text."""
+        """`tokenizer` is a `HuggingFaceTokenizer`; `chat_template` replaces the tokenizer's own text.
+
+        Raises ConfigurationError for a template that does not end turns by a control token or that
+        rewrites history.
+        """
         self.tokenizer = tokenizer
-        self._template = chat_template
-        self._controls = re.compile(
-            "|".join(re.escape(text) for text in sorted(_control_texts(tokenizer.hf), key=len, reverse=True))
-            or r"(?!)"
-        )
-        self.end_id, self._after_end = self._find_end()
+        try:
+            self.text: str = tokenizer.hf.get_chat_template(chat_template)
+        except ValueError as error:
+            raise ConfigurationError(f"no chat template to use ({_line(error)}); {_CURE} fits") from error
+        controls = _control_tokens(tokenizer)
+        self._control_ids = frozenset(controls.values())
+        longest_first = sorted(controls, key=len, reverse=True)
+        self._controls = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._end, self.end_id = self._find_end()
         self.stop_ids = tuple(dict.fromkeys((self.end_id, *tokenizer.eos_ids)))
-        self._refuse_rewritten_history()
+        self._has_system_role = self._shows([_message("system", _PROBE), _message("user", "x")])
+        self._tools_checked = False
+        self._refuse_rewriting()
 
     def prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
-        guarded = _Guard(self._controls)
-        text = self._render(guarded.messages(messages), tools, generate=True)
-        return guarded.encode(text, self.tokenizer)
+        """Ids of a conversation so far, ending where the agent begins to speak.
+
+        Raises ConfigurationError where the template cannot render it, or has no place for tools.
+        """
+        if tools and not self._tools_checked:
+            self._check_tools(tools)
+            self._tools_checked = True
+        spoken = self._with_roles(messages)
+        return self._encode(
+            lambda guard: self._render(guard.messages(spoken), guard.schemas(tools), generate=True)
+        )
 
     def delta(self, messages: Sequence[Message]) -> list[int]:
-        guarded = _Guard(self._controls)
-        before = [Message(role="user", content="x"), Message(role="assistant", content="y")]
-        head = self._render(before)
-        text = self._render([*before, *guarded.messages(messages)], generate=True)
-        if not text.startswith(head):
-            raise ConfigurationError(_REWRITES)
-        return guarded.encode(self._after_end + text[len(head) :], self.tokenizer)
+        """Ids from right after the agent's end-of-turn token to where it speaks again."""
+        spoken = self._with_roles(messages)
+        # The end token goes along, for some tokenizers read what follows a control token differently.
+        return self._encode(lambda guard: self._end + self._after_reply(guard.messages(spoken)))[1:]
 
-    def _render(self, messages: Sequence[Message], tools: ToolSchemas = (), generate: bool = False) -> str:
+    def _encode(self, render: Callable[[Guard], str]) -> list[int]:
+        """Ids in which every control token is the template's own.
+
+        These are the ones that are left when each text is swapped whole; where the usual, lighter guard
+        gives others, text has become a control token after all.
+        """
+        light, whole = Guard(self._controls), Guard(self._controls, whole=True)
+        ids = light.encode(render(light), self.tokenizer)
+        safe = whole.encode(render(whole), self.tokenizer)
+        return ids if self._controls_of(ids) == self._controls_of(safe) else safe
+
+    def _controls_of(self, ids: Sequence[int]) -> list[int]:
+        return [id for id in ids if id in self._control_ids]
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), generate: bool = False
+    ) -> str:
         from jinja2 import TemplateError
 
         try:
             text = self.tokenizer.hf.apply_chat_template(
                 [_template_message(message) for message in messages],
                 tools=list(tools) or None,
-                chat_template=self._template,
+                chat_template=self.text,
                 add_generation_prompt=generate,
                 tokenize=False,
             )
-        except (TemplateError, ValueError) as error:
+        except (TemplateError, TypeError, ValueError) as error:  # the last two arise inside its expressions
             raise ConfigurationError(
-                f"the chat template cannot render this conversation ({error}); "
-                'set AgentConfig(chat_template="plain") or give one that can'
+                f"the chat template cannot render this conversation ({_line(error)}); {_CURE} can"
             ) from error
         return str(text)
 
-    def _find_end(self) -> tuple[int, str]:
-        """The end-of-turn token after an assistant message, and the template text that follows it."""
-        reply = "zqreplyqz"
-        head = self._render([Message(role="user", content="x"), Message(role="assistant", content=reply)])
-        tail = head.rpartition(reply)[2]
-        end = self._controls.match(tail.lstrip()) if head.count(reply) == 1 else None
+    def _after_reply(self, messages: Sequence[Message]) -> str:
+        """What the template writes after an assistant message and its end token, up to the next one."""
+        talk = [_message("user", "x"), _message("assistant", _PROBE), *messages]
+        after = self._render(talk, generate=True).rpartition(_PROBE)[2].lstrip()
+        if not after.startswith(self._end):
+            raise ConfigurationError(_REWRITES)
+        return after[len(self._end) :]
+
+    def _find_end(self) -> tuple[str, int]:
+        """The end-of-turn token after an assistant message, as text and id.
+
+        What the template writes between the two (a line end, say) is left to the next delta.
+        """
+        head = self._render([_message("user", "x"), _message("assistant", _PROBE)])
+        before, _, after = head.partition(_PROBE)
+        end = self._controls.match(after.lstrip()) if before != head and _PROBE not in after else None
         if end is None:
             raise ConfigurationError(
                 "the chat template does not end an assistant message with a control token, so nothing could "
-                'stop a turn; set AgentConfig(chat_template="plain") or give a template that ends turns'
+                f"stop a turn; {_CURE} ends turns"
             )
-        (end_id,) = self.tokenizer.encode_markup(end.group())
-        return end_id, tail.lstrip()[end.end() :]
+        return end.group(), self.tokenizer.encode_markup(end.group())[-1]
 
-    def _refuse_rewritten_history(self) -> None:
-        """Prompt, reply and deltas laid end to end must be what the template renders as a whole."""
-        talk = [
-            Message(role="system", content="s"),
-            Message(role="user", content="first"),
-            Message(role="assistant", content="one"),
-            Message(role="user", content="second"),
-            Message(role="assistant", content="two"),
-        ]
-        follow = Message(role="user", content="third")
+    def _shows(self, messages: Sequence[Message]) -> bool:
+        """Whether the template has a place for these messages, one of which says the probe."""
         try:
-            whole = self._render([*talk, follow], generate=True)
-        except ConfigurationError:  # a template without a system role is fine
-            talk = talk[1:]
-            whole = self._render([*talk, follow], generate=True)
-        pieces = [*self.prompt(talk[:-3]), *self._said("one"), *self.delta(talk[-2:-1]), *self._said("two")]
-        if [*pieces, *self.delta([follow])] != self.tokenizer.encode_markup(whole):
-            raise ConfigurationError(_REWRITES)
+            return _PROBE in self._render(messages)
+        except ConfigurationError:
+            return False
 
-    def _said(self, text: str) -> list[int]:
-        return [*self.tokenizer.encode(text), self.end_id]
+    def _with_roles(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages in roles that the template knows."""
+        if self._has_system_role:
+            return messages
+        spoken: list[Message] = []
+        held = ""
+        for message in messages:
+            if message.role == "system":
+                held += message.content + "\n\n"
+            elif held and message.role == "user":
+                spoken.append(replace(message, content=held + message.content))
+                held = ""
+            else:
+                spoken.append(message)
+        return [*spoken, _message("user", held.rstrip())] if held else spoken
+
+    def _check_tools(self, tools: ToolSchemas) -> None:
+        """Before the first prompt with tools: the template must show their results, and still only append."""
+        result = Message(role="tool", content=_PROBE, name="look", tool_call_id="call00001")
+        if not self._shows([_message("user", "x"), _message("assistant", "y"), result]):
+            raise ConfigurationError(
+                f"the chat template has no place for tool results; {_CURE} has, or leave tools out"
+            )
+        self._refuse_rewriting(tools)
+        if "tools" not in self.text:
+            _log.warning(f"the chat template does not tell the model which tools there are; {_CURE} does")
+
+    def _refuse_rewriting(self, tools: ToolSchemas = ()) -> None:
+        """Replies with a thinking part are tried too: many templates drop it once the talk goes on."""
+        for thinking in ("", "<think>\nso\n</think>\n\n"):
+            talk = [
+                *([_message("system", "s")] if self._has_system_role else []),
+                _message("user", "first"),
+                _message("assistant", f"{thinking}one"),
+                _message("user", "second"),
+                _message("assistant", f"{thinking}two"),
+                _message("user", "third"),
+            ]
+            self._refuse_unless_appending(talk, [dict(tool) for tool in tools])
+
+    def _refuse_unless_appending(self, talk: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
+        """Prompt, replies and deltas laid end to end must be what the template renders as a whole."""
+        whole = self._render(talk, tools, generate=True)
+        replies = [place for place, message in enumerate(talk) if message.role == "assistant"]
+        laid = re.escape(self._render(talk[: replies[0]], tools, generate=True))
+        for place, following in zip(replies, [*replies[1:], len(talk)], strict=True):
+            said, delta = talk[place].content, self._after_reply(talk[place + 1 : following])
+            laid += rf"\s*{re.escape(said)}\s*{re.escape(self._end)}{re.escape(delta)}"
+            if not whole.startswith(self._render(talk[: place + 1], tools)):
+                raise ConfigurationError(_REWRITES)
+        if not re.fullmatch(laid, whole):
+            raise ConfigurationError(_REWRITES)
 
 
 _REWRITES = (
     "the chat template rewrites history (an earlier turn reads differently once the conversation goes on), "
-    'so sampled tokens could not be trained as they were sampled; set AgentConfig(chat_template="plain") '
-    "or give a template that only appends"
+    f"so sampled tokens could not be trained as they were sampled; {_CURE} only appends"
 )
 
 
-class _Guard:
-    """Keeps control tokens in untrusted text from becoming control tokens.
-
-    Each one is swapped for a private mark before rendering; when the rendered text is encoded, the mark
-    becomes the plain-text tokens of what stood there. Text without control tokens is encoded in one
-    piece, exactly as the template alone would be.
-    """
-
-    _mark = re.compile("\ue0f0([0-9]+)\ue0f1")
-
-    def __init__(self, controls: re.Pattern[str]) -> None:
-        self._controls = controls
-        self._found: list[str] = []
-
-    def messages(self, messages: Sequence[Message]) -> list[Message]:
-        return [
-            Message(
-                role=message.role,
-                content=self._hide(message.content),
-                tool_calls=message.tool_calls,
-                tool_call_id=message.tool_call_id,
-                name=message.name,
-            )
-            for message in messages
-        ]
-
-    def encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
-        ids: list[int] = []
-        for place, piece in enumerate(self._mark.split(text)):
-            if place % 2:
-                ids.extend(tokenizer.encode(self._found[int(piece)]))
-            elif piece:
-                ids.extend(tokenizer.encode_markup(piece))
-        return ids
-
-    def _hide(self, text: str) -> str:
-        def swap(match: re.Match[str]) -> str:
-            self._found.append(match.group())
-            return f"\ue0f0{len(self._found) - 1}\ue0f1"
-
-        return self._controls.sub(swap, text.replace("\ue0f0", "").replace("\ue0f1", ""))
+def _message(role: Any, content: str) -> Message:
+    return Message(role=role, content=content)
 
 
-def _control_texts(tokenizer: Any) -> set[str]:
-    """Every written form that the tokenizer would read as one control token."""
-    return {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(
-        tokenizer.all_special_tokens
-    )
+def _control_tokens(tokenizer: Any) -> dict[str, int]:
+    """Every text that markup reads as one control token and plain text does not."""
+    added = {token.content: id for id, token in tokenizer.hf.added_tokens_decoder.items()}
+    return {content: id for content, id in added.items() if id not in tokenizer.encode(content)}
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _template_message(message: Message) -> dict[str, Any]:
@@ -232,37 +240,3 @@ def _template_message(message: Message) -> dict[str, Any]:
     for call, item in zip(message.tool_calls, data.get("tool_calls", ()), strict=True):
         item["function"]["arguments"] = dict(call.arguments)
     return data
-
-
-_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|$)", re.DOTALL)
-
-
-def parse_reply(text: str, turn: int = 0) -> Message:
-    """The assistant message that a sampled text stands for, tool calls read out of it.
-
-    `ok <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>` -> content "ok", one call. A call that
-    cannot be read keeps its reason in `ToolCall.error`.
-    """
-    calls = tuple(
-        _read_call(match.group(1), bool(match.group(2)), f"call_{turn}_{number}")
-        for number, match in enumerate(_CALL.finditer(text))
-    )
-    return Message(role="assistant", content=_CALL.sub("", text).strip(), tool_calls=calls)
-
-
-def _read_call(text: str, closed: bool, call_id: str) -> ToolCall:
-    def broken(why: str) -> ToolCall:
-        return ToolCall(name="", id=call_id, error=why)
-
-    if not closed:
-        return broken("the tool call is not closed by </tool_call>")
-    try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        return broken(f"the tool call is not JSON: {error}")
-    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        return broken('the tool call must be an object with "name" and "arguments"')
-    arguments = data.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return broken("the tool call's arguments must be an object")
-    return ToolCall(name=data["name"], arguments=arguments, id=call_id)

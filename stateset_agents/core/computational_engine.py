@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,6 +55,8 @@ class ComputationalEngine:
             raise ConfigurationError(f"num_generations must be at least 1, got {num_generations!r}")
         if max_concurrent < 1:
             raise ConfigurationError(f"max_concurrent must be at least 1, got {max_concurrent!r}")
+        if episode_retries < 0:
+            raise ConfigurationError(f"episode_retries must be at least 0, got {episode_retries!r}")
         self.agent = agent
         self.environment = environment
         self.reward_fn = reward_fn
@@ -75,36 +77,40 @@ class ComputationalEngine:
         """
         queue = deque(self._jobs(scenarios, seed, step))
         members: list[list[Trajectory]] = [[] for _ in scenarios]
-        scoring: dict[int, asyncio.Task[TrajectoryGroup]] = {}
+        complete = [asyncio.Event() for _ in scenarios]
+        groups: dict[int, TrajectoryGroup] = {}
         num_lanes = min(self.max_concurrent, len(queue))
-        everyone = asyncio.Barrier(num_lanes) if num_lanes else None
+        everyone = asyncio.Barrier(max(1, num_lanes))
 
         async def lane() -> None:
             with self.agent.backend.lane() if self.deterministic else nullcontext():
-                if everyone is not None:
-                    await everyone.wait()  # all lanes have joined the clock before any turn is asked for
+                await everyone.wait()  # all lanes have joined the clock before any turn is asked for
                 while queue:
                     job = queue.popleft()
                     own = members[job.place]
                     own.append(await self._play(job, temperature))
                     if len(own) == self.num_generations:
-                        key = f"{step}/{job.scenario.id}"
-                        scoring[job.place] = asyncio.create_task(self._score(key, own))
+                        complete[job.place].set()
 
-        try:
-            await all_or_cancel(lane() for _ in range(num_lanes))
-            await all_or_cancel(scoring.values())
-        finally:
-            for task in scoring.values():
-                task.cancel()
-        return [scoring[place].result() for place in range(len(scenarios))]
+        async def group(place: int) -> None:
+            await complete[place].wait()
+            groups[place] = await self._score(f"{step}/{scenarios[place].id}", members[place])
 
-    def _jobs(self, scenarios: Sequence[Scenario], seed: int, step: int) -> Iterable[_Job]:
-        numbers = self.agent.new_episodes(len(scenarios)) if scenarios else range(0)
+        await all_or_cancel([*(lane() for _ in range(num_lanes)), *map(group, range(len(scenarios)))])
+        return [groups[place] for place in range(len(scenarios))]
+
+    def _jobs(self, scenarios: Sequence[Scenario], seed: int, step: int) -> Iterator[_Job]:
+        """Members of one scenario share a user seed; a scenario that comes again meets another user."""
+        numbers = self.agent.new_episodes(len(scenarios))
+        times: Counter[str] = Counter()
         for place, (number, scenario) in enumerate(zip(numbers, scenarios, strict=True)):
-            user = derive(seed, "user", step, scenario.id)
+            path: list[int | str] = [step, scenario.id]
+            if times[scenario.id]:
+                path.append(times[scenario.id])
+            times[scenario.id] += 1
+            user = derive(seed, "user", *path)
             for member in range(self.num_generations):
-                seeds = EpisodeSeeds(user=user, agent=derive(seed, "agent", step, scenario.id, member))
+                seeds = EpisodeSeeds(user=user, agent=derive(seed, "agent", *path, member))
                 yield _Job(place, Session(number, member), scenario, seeds)
 
     async def _play(self, job: _Job, temperature: float | None) -> Trajectory:

@@ -39,18 +39,24 @@ class Scenario:
         """
         if not isinstance(data, Mapping):
             raise ConfigurationError(f"a scenario must be a mapping, got {type(data).__name__}: {data!r:.80}")
-        known = {"id", "family", "opening", "context", "split"}
         context = data.get("context", {})
         context = dict(context) if isinstance(context, Mapping) else {"text": context}
-        context.update({key: value for key, value in data.items() if key not in known})
-        split = data.get("split", "train")
+        for key in data.keys() - _FIELDS:
+            if key in context and context[key] != data[key]:
+                raise ConfigurationError(
+                    f"scenario key {key!r} also stands in its context with another value: give it once"
+                )
+            context[key] = data[key]
+        split, opening = data.get("split", "train"), data.get("opening")
         if split not in get_args(Split):
             raise ConfigurationError(f"scenario split must be train, validation or test, got {split!r}")
-        content = json.dumps(data, sort_keys=True, default=str)
+        if not isinstance(opening, str | None):
+            raise ConfigurationError(f"scenario opening must be text, got {type(opening).__name__}")
+        own = data.get("id")
         return cls(
-            id=str(data.get("id") or hashlib.blake2b(content.encode(), digest_size=6).hexdigest()),
+            id=_content_id(data) if own is None or own == "" else str(own),
             family=str(data.get("family") or data.get("topic") or "default"),
-            opening=str(data.get("opening", "")),
+            opening=opening or "",
             context=context,
             split=split,
         )
@@ -61,11 +67,7 @@ def load_scenarios(items: Iterable[Scenario | Mapping[str, Any]]) -> list[Scenar
     scenarios = [item if isinstance(item, Scenario) else Scenario.from_dict(item) for item in items]
     if not scenarios:
         raise ConfigurationError("scenarios is empty: give at least one scenario")
-    seen: set[str] = set()
-    for scenario in scenarios:
-        if scenario.id in seen:
-            raise ConfigurationError(f"scenario id {scenario.id!r} stands twice: ids must be unique")
-        seen.add(scenario.id)
+    _refuse_twins([(f"number {number}", scenario) for number, scenario in enumerate(scenarios, start=1)])
     return scenarios
 
 
@@ -73,21 +75,56 @@ def read_scenarios(path: str | Path) -> Sequence[Scenario]:
     """Scenarios from a JSONL file, one object a line; errors name file and line."""
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigurationError(f"cannot read scenario file {path}: {error.strerror}") from error
-    items = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            items.append(Scenario.from_dict(json.loads(line)))
-        except json.JSONDecodeError as error:
-            raise ConfigurationError(
-                f"{path}, line {number}: not JSON ({error.msg}): {line[:60]!r}"
-            ) from error
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{path}, line {number}: {error}") from error
-    if not items:
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"scenario file {path} is not UTF-8 text (byte {error.start})") from error
+    placed: list[tuple[str, Scenario]] = []
+    for number, line in enumerate(text.split("\n"), start=1):  # JSON texts may hold other line ends
+        if line.strip():
+            try:
+                placed.append((f"line {number}", Scenario.from_dict(_read_json(line))))
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{path}, line {number}: {error}") from error
+    if not placed:
         raise ConfigurationError(f"{path} holds no scenario: write one JSON object a line")
-    return load_scenarios(items)
+    try:
+        _refuse_twins(placed)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}, {error}") from error
+    return [scenario for _, scenario in placed]
+
+
+_FIELDS = {"id", "family", "opening", "context", "split"}
+
+
+def _content_id(data: Mapping[str, Any]) -> str:
+    """The same for the same content in every run."""
+    try:
+        content = json.dumps(data, sort_keys=True)
+    except TypeError as error:  # an object without a JSON form, or keys that are not all text
+        raise ConfigurationError(
+            f"a scenario that is no plain JSON needs an id of its own ({error})"
+        ) from error
+    return hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
+
+
+def _read_json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"not JSON ({error.msg}): {line[:60]!r}") from error
+    except (ValueError, RecursionError) as error:  # numbers or nesting beyond what Python reads
+        raise ConfigurationError(f"cannot be read ({error}): {line[:60]!r}") from error
+
+
+def _refuse_twins(placed: Sequence[tuple[str, Scenario]]) -> None:
+    first: dict[str, str] = {}
+    for place, scenario in placed:
+        if scenario.id in first:
+            raise ConfigurationError(
+                f"{place}: scenario id {scenario.id!r} stands twice, first at {first[scenario.id]}: "
+                "ids must be unique"
+            )
+        first[scenario.id] = place

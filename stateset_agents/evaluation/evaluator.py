@@ -12,7 +12,7 @@ from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.evaluation.intervals import wilson
 
 __all__ = ["Evaluation", "FamilyResult", "evaluate", "held_out"]
@@ -68,6 +68,8 @@ def held_out(environment: Environment, split: str, number: int | None) -> Sequen
         )
     if number is None:
         return scenarios
+    if number < 1:
+        raise ConfigurationError(f"the number of {split} scenarios must be at least 1, got {number!r}")
     if number > len(scenarios):
         raise ConfigurationError(
             f"the environment has {len(scenarios)} {split} scenarios, got {number} to play: ask for fewer"
@@ -90,7 +92,12 @@ async def evaluate(
 
     `deterministic` as in the engine; unset, it is what the environment's `local` says.
     Success is the environment's verdict; where it gives none, a conversation counts as unsuccessful.
+
+    Raises ConfigurationError for an empty list, and EnvironmentFailure where no conversation could be
+    played at all.
     """
+    if not scenarios:
+        raise ConfigurationError("there is no scenario to evaluate: give at least one")
     engine = ComputationalEngine(
         agent,
         environment,
@@ -102,7 +109,10 @@ async def evaluate(
     groups = await engine.rollout(scenarios, seed=seed, step=0, temperature=temperature)
     played = [t for group in groups for t in group.trajectories if t.status is not Status.FAILED]
     if not played:
-        raise ConfigurationError(f"no scenario could be played: {groups[0].trajectories[0].error}")
+        raise EnvironmentFailure(
+            f"none of {len(scenarios)} conversations could be played; the first failed with "
+            f"{groups[0].trajectories[0].error}"
+        )
     won = sum(t.success is True for t in played)
     rewards = [t.reward for t in played if t.reward is not None]
     return Evaluation(

@@ -1,0 +1,79 @@
+"""Reads tool calls out of what an agent sampled; the agent calls it after every turn."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from stateset_agents.messages import Message, ToolCall
+
+__all__ = ["parse_reply"]
+
+_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_MOST_LEVELS = 32
+"""Of objects and lists inside one another; real arguments have a handful."""
+
+
+def parse_reply(text: str, turn: int = 0) -> Message:
+    """The assistant message that a sampled text stands for, tool calls read out of it; never raises.
+
+    `ok <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>` -> content "ok", one call. A call that
+    cannot be read keeps its reason in `ToolCall.error`, which the environment shows to the agent.
+    """
+    calls = tuple(
+        _read_call(match.group(1), bool(match.group(2)), f"call_{turn}_{number}")
+        for number, match in enumerate(_CALL.finditer(text))
+    )
+    return Message(role="assistant", content=_CALL.sub("", text).strip(), tool_calls=calls)
+
+
+def _read_call(text: str, closed: bool, call_id: str) -> ToolCall:
+    def broken(why: str) -> ToolCall:
+        return ToolCall(name="", id=call_id, error=why)
+
+    if not closed:
+        return broken("the tool call is not closed by </tool_call>")
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        return broken(_TOO_DEEP)
+    except ValueError as error:  # not JSON, or an integer of thousands of digits
+        return broken(f"the tool call is not JSON: {error}")
+    fault = _fault(data)
+    if fault is not None:
+        return broken(fault)
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+        return broken('the tool call must be an object with "name" and "arguments"')
+    arguments = data.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return broken("the tool call's arguments must be an object")
+    return ToolCall(name=data["name"], arguments=arguments, id=call_id)
+
+
+_TOO_DEEP = f"the tool call has more than {_MOST_LEVELS} levels of objects and lists"
+
+
+def _fault(value: Any, level: int = 0) -> str | None:
+    """Why a value that Python reads as JSON must not travel on, or None.
+
+    NaN and infinities are no JSON, half a surrogate pair cannot be written to a file, and deep nesting
+    would break whoever walks it.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return "the tool call holds a number that is not finite"
+    if isinstance(value, str):
+        return None if value.isascii() or _is_unicode(value) else "the tool call holds half a character"
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list):
+        if level == _MOST_LEVELS:
+            return _TOO_DEEP
+        faults = (_fault(item, level + 1) for item in value)
+        return next((fault for fault in faults if fault is not None), None)
+    return None
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -96,8 +96,8 @@ def ticks(low: float, high: float, target: int = 4) -> list[float]:
 
 
 def _spread(low: float, high: float) -> tuple[float, float]:
-    """The range, widened where it is a single value."""
-    if high > low:
+    """The range, widened where it is a single value up to rounding."""
+    if high - low > 1e-9 * max(abs(low), abs(high), 1e-30):
         return low, high
     margin = abs(low) * 0.1 or 0.5
     return low - margin, high + margin

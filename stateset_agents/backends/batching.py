@@ -291,13 +291,19 @@ class Batcher:
     def _knobs(self, turns: list[Turn]) -> Knobs:
         device = self.model.device
         params = [turn.params for turn in turns]
-        truncated = any(p.top_k > 0 or p.top_p < 1 for p in params)
-        return Knobs(
-            temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
-            top_k=torch.tensor([p.top_k for p in params], device=device) if truncated else None,
-            top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device)
-            if truncated
-            else None,
+        greedy = [p.temperature == 0 for p in params]
+        knobs = Knobs(
+            temperature=torch.tensor([p.temperature or 1.0 for p in params], device=device),
+            greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
+            top_k=None,
+            top_p=None,
+        )
+        if all(p.temperature == 0 or (p.top_k == 0 and p.top_p == 1) for p in params):
+            return knobs
+        # A greedy row takes the likeliest token of the plain distribution: nothing is cut from it.
+        return knobs._replace(
+            top_k=torch.tensor([0 if p.temperature == 0 else p.top_k for p in params], device=device),
+            top_p=torch.tensor([1.0 if p.temperature == 0 else p.top_p for p in params], device=device),
         )
 
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> torch.Tensor:

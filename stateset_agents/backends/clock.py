@@ -71,19 +71,18 @@ class Clock:
         self._jobs: list[Job] = []
         self._changes: list[tuple[str, Key, Callable[[], None]]] = []
         self._events = self._seen = 0
-        self._end: BackendError | None = BackendError(
-            "the backend is not started; await backend.start() first"
-        )
+        self._end: str | None = "the backend is not started; await backend.start() first"
+        self._cause: BaseException | None = None
 
     def open(self) -> None:
         """Accept turns from now on."""
         with self._changed:
-            self._end = None
+            self._end = self._cause = None
 
-    def stop(self, reason: BackendError) -> None:
-        """Accept nothing more; whoever waits, and whoever comes later, gets `reason`."""
+    def stop(self, reason: str, cause: BaseException | None = None) -> None:
+        """Accept nothing more; whoever waits, and whoever comes later, gets a BackendError that says so."""
         with self._changed:
-            self._end = reason
+            self._end, self._cause = reason, cause
             futures: list[asyncio.Future[Any]] = [ticket.future for ticket in self._tickets]
             futures += [job.future for job in self._jobs]
             for ticket in self._tickets:
@@ -91,7 +90,7 @@ class Clock:
             self._tickets, self._jobs, self._changes = [], [], []
             self._notify()
         for future in futures:
-            fail(future, reason)
+            fail(future, self._error(reason))
 
     @contextmanager
     def lane(self) -> Iterator[None]:
@@ -209,7 +208,12 @@ class Clock:
 
     def _check(self) -> None:
         if self._end is not None:
-            raise self._end
+            raise self._error(self._end)
+
+    def _error(self, reason: str) -> BackendError:
+        error = BackendError(reason)
+        error.__cause__ = self._cause
+        return error
 
 
 def deliver(future: asyncio.Future[Any], result: Any) -> None:

@@ -159,7 +159,7 @@ class HuggingFaceBackend:
 
     async def close(self) -> None:
         """Stop the worker and wait for it; whoever still waits for a turn gets a BackendError."""
-        self._clock.stop(BackendError("the backend was closed"))
+        self._clock.stop("the backend was closed")
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
             self._thread = None
@@ -174,9 +174,7 @@ class HuggingFaceBackend:
                 try:
                     progress = self._do(work)
                 except Exception as error:  # whoever waits must hear of it, whatever it is
-                    reason = BackendError(f"the generation worker broke: {type(error).__name__}: {error}")
-                    reason.__cause__ = error
-                    self._clock.stop(reason)
+                    self._clock.stop(f"the generation worker broke: {type(error).__name__}: {error}", error)
 
     def _do(self, work: Work) -> bool:
         """One round; False when nothing could move until someone else does something."""

@@ -19,7 +19,8 @@ _BLOCK = 32
 class Knobs(NamedTuple):
     """How each of B rows is sampled."""
 
-    temperature: torch.Tensor  # [B] float32; 0 is greedy
+    temperature: torch.Tensor  # [B] float32, above 0; unused for greedy rows
+    greedy: torch.Tensor | None  # [B] bool; None when no row is greedy
     top_k: torch.Tensor | None  # [B] int64, 0 keeps all; None when no row truncates
     top_p: torch.Tensor | None  # [B] float32, 1 keeps all; None when no row truncates
 
@@ -36,14 +37,14 @@ def sample(logits: torch.Tensor, uniforms: torch.Tensor, knobs: Knobs) -> tuple[
     Log-probs are under the distribution sampled from (tempered, truncated, renormalised); a greedy row
     takes its most likely token and that token's log-prob at temperature 1.
     """
-    greedy = knobs.temperature == 0
-    scores = logits.float() / torch.where(greedy, 1.0, knobs.temperature)[:, None]
+    scores = logits.float() / knobs.temperature[:, None]
     if knobs.top_k is not None and knobs.top_p is not None:
-        scores = _truncate(scores, knobs.top_k, knobs.top_p, greedy)
-    top, best = scores.max(dim=-1)
+        scores = _truncate(scores, knobs.top_k, knobs.top_p)
+    top = scores.amax(dim=-1)
     weights = (scores - top[:, None]).exp_()  # [B, V], the largest is 1
     tokens, total = _inverse_cdf(weights, uniforms)
-    tokens = torch.where(greedy, best, tokens)
+    if knobs.greedy is not None:
+        tokens = torch.where(knobs.greedy, scores.argmax(dim=-1), tokens)
     chosen = scores.gather(-1, tokens[:, None])[:, 0]
     return tokens, chosen - top - total.log().float()
 
@@ -71,13 +72,11 @@ def _inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.T
     return (block * _BLOCK + place)[:, 0], total[:, 0]
 
 
-def _truncate(
-    scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, greedy: torch.Tensor
-) -> torch.Tensor:
+def _truncate(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Scores with everything outside the top-k, and then outside the nucleus, at minus infinity.
 
     The nucleus is the smallest set of most likely tokens whose mass, within the top-k, reaches top_p
-    (Holtzman et al., https://arxiv.org/abs/1904.09751). Greedy rows are left whole.
+    (Holtzman et al., https://arxiv.org/abs/1904.09751).
     """
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)
@@ -88,5 +87,4 @@ def _truncate(
     reach = torch.where(top_p < 1, top_p, torch.inf)[:, None]  # 1 keeps all, whatever the sum rounds to
     drop = (mass_before >= reach) | (rank >= keep_k)
     drop[:, 0] = False
-    drop &= ~greedy[:, None]
     return scores.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)

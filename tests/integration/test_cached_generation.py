@@ -42,3 +42,16 @@ async def test_stored_logprobs_equal_a_fresh_forward_after_four_turns(family: st
     assert backend.stats.prefilled_tokens == sum(tokens for _, tokens, _ in results)
     assert backend.stats.carried_tokens == sum(carried for _, _, carried in results)
     await backend.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+async def test_the_same_holds_on_a_gpu(family: str) -> None:
+    backend = HuggingFaceBackend(tiny_model(family), tiny_tokenizer(), device="cuda")
+    await backend.start()
+    params = SamplingParams(max_new_tokens=8)
+    turns = [backend.generate([1, 2, m], params, session=Session(0, m)) for m in range(9)]
+    for completion in await asyncio.gather(*turns):
+        fresh = await backend.score([*completion.prompt_ids, *completion.token_ids])
+        assert completion.logprobs == pytest.approx(fresh[2:], abs=1e-3)
+    await backend.close()

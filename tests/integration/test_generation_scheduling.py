@@ -115,11 +115,10 @@ async def test_a_slow_user_holds_nobody_up_in_throughput_scheduling() -> None:
             await converse(backend, member, wait=2.0 if member == 0 else 0.0, turns=1 if member == 0 else 4)
         finished.append(member)
 
-    start = time.monotonic()
     others = asyncio.gather(*(one(member) for member in range(1, 8)))
     slow = asyncio.create_task(one(0))
     await others
-    assert time.monotonic() - start < 2.0
+    assert not slow.done()
     assert sorted(finished) == list(range(1, 8))
     await slow
     await backend.close()
@@ -212,12 +211,13 @@ async def test_the_event_loop_stays_free_while_the_worker_generates() -> None:
         backend.generate([1], SamplingParams(max_new_tokens=150), session=Session(0, m)) for m in range(8)
     ]
     work = asyncio.gather(*turns)
-    ticks, longest, last = 0, 0.0, time.monotonic()
+    ticks, longest, start = 0, 0.0, time.monotonic()
+    last = start
     while not work.done():
         await asyncio.sleep(0.001)
         now = time.monotonic()
         ticks, longest, last = ticks + 1, max(longest, now - last), now
     await work
     assert ticks > 10
-    assert longest < 0.25
+    assert longest < (last - start) / 2
     await backend.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from tiny_models import VOCAB, tiny_model
@@ -241,3 +243,35 @@ def test_truncated_and_greedy_turns_share_a_batch_with_plain_ones() -> None:
     while narrow.finish_reason is None:
         work.step([narrow])
     assert narrow.logprobs == pytest.approx([0.0] * 8, abs=1e-6)  # of the distribution sampled from
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_mix_of_turns_forks_releases_and_cancelled_turns_stays_exact(seed: int) -> None:
+    dice = random.Random(seed)
+    work = batcher(max_cached_tokens=dice.choice([6 * 64, 16 * 96, 100_000]))
+    history = {member: prompt(member) for member in range(14)}
+    live: list[Turn] = []
+    for _ in range(250):
+        busy = {each.key[2] for each in live}
+        free = [member for member in history if member not in busy]
+        what = dice.random()
+        if free and what < 0.3:
+            member = dice.choice(free)
+            if len(history[member]) > 40:
+                history[member] = prompt(member)
+            each = turn(member, [*history[member], dice.randrange(VOCAB)], new=dice.randint(1, 9))
+            live += [each] if work.admit(each) else []
+        elif len(free) > 1 and what < 0.36:
+            source, into = dice.sample(free, 2)
+            work.fork((0, 0, source), (0, 0, into))
+            history[into] = list(history[source])
+        elif free and what < 0.4:
+            work.release((0, 0, dice.choice(free)))
+        elif live and what < 0.43:
+            work.cancel(live.pop(dice.randrange(len(live))))
+        elif live:
+            for each in work.step(dice.sample(live, dice.randint(1, len(live)))):
+                live.remove(each)
+                history[each.key[2]] = each.ids
+                assert_exact(work, each)
+    assert work.stats.sampled_tokens > 100

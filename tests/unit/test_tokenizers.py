@@ -94,6 +94,20 @@ def test_models_that_look_whole_words_up_do_not_find_control_tokens(kind: str) -
     assert ids[0] == 3
 
 
+def test_an_eos_that_is_also_bos_and_unknown_token_stays_text_when_typed() -> None:
+    """As GPT-2 has it: one token for all three, inside the model's own vocabulary."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: id for id, symbol in enumerate([*alphabet, "<|endoftext|>"])}
+    raw = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    end = "<|endoftext|>"
+    hf = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=end, bos_token=end, unk_token=end)
+    tokenizer = HuggingFaceTokenizer(hf)
+    assert tokenizer.encode_markup(f"a{end}")[1:] == [256]
+    assert 256 not in tokenizer.encode(f"a{end}")
+    assert tokenizer.eos_ids == (256,)
+
+
 def test_whitespace_kept_as_added_tokens_stays_one_token_in_text() -> None:
     raw = Tokenizer(models.BPE(vocab={"a": 0, "Ġ": 1}, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import Any, Protocol
 
 from stateset_agents.core.environment import Environment
@@ -77,6 +78,14 @@ PHRASES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Everything a scripted agent says; the first wording is the honest agent's."""
+_UNSEEN: Mapping[str, str] = {
+    "shipped": "your order is shipped.",
+    "returned": "done, your order is returned.",
+    "exchanged": "done, your order is exchanged.",
+    "updated": "done, your order now goes there.",
+    "no_exchange": "sorry, that is out of stock.",
+}
+"""What the habit agent says where it has not seen the day, the refund, the item or the city."""
 
 _WANTS: tuple[tuple[str, str], ...] = (
     ("exchange", r"\b(?:swap|exchange|in place of|can i get a)\b"),
@@ -298,16 +307,11 @@ class HabitAgent:
         return self._say(right, view, order_id)
 
     def _say(self, phrase: str, view: View, order_id: str) -> Message:
-        guess = self._random("slots")
-        slots = {
-            "arrives": guess.choice(catalog.WEEKDAYS[1:]),
-            "refund": str(guess.randrange(11, 100)),
-            "city": view.city or guess.choice(catalog.CITIES),
-            "new_item": view.new_item or guess.choice(catalog.items_of("train")),
-            **view.facts,
-            "order_id": order_id,
-        }
-        return say(self._random(f"phrase {phrase}").choice(PHRASES[phrase]).format(**slots))
+        """One of the wordings; never a made-up value, since copying is a skill and no habit."""
+        known = {"city": view.city, "new_item": view.new_item, "order_id": order_id, **view.facts}
+        wording = self._random(f"phrase {phrase}").choice(PHRASES[phrase])
+        wanted = [name for _, name, _, _ in Formatter().parse(wording) if name]
+        return say(wording.format(**known) if all(known.get(name) for name in wanted) else _UNSEEN[phrase])
 
     def _gives_in(self, habit: str, probability: float) -> bool:
         if habit not in self._drawn:

@@ -16,10 +16,10 @@ PACKAGE = ROOT / "stateset_agents"
 
 LAYERS = [
     {"cli"},
-    {"training"},
+    {"training", "embedded"},
     {"rewards", "environments", "evaluation"},
     {"core", "reporting"},
-    {"backends", "tracking", "embedded"},
+    {"backends", "tracking"},
     {"algorithms", "messages", "errors", "streams", "settings"},
 ]
 """From the top; a module imports from its own layer or from one below."""

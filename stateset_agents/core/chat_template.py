@@ -208,7 +208,8 @@ class JinjaTemplate:
         for place, following in zip(replies, [*replies[1:], len(talk)], strict=True):
             said, delta = talk[place].content, self._after_reply(talk[place + 1 : following])
             laid += rf"\s*{re.escape(said)}\s*{re.escape(self._end)}{re.escape(delta)}"
-            if not whole.startswith(self._render(talk[: place + 1], tools)):
+            so_far = self._render(talk[: place + 1], tools).rpartition(self._end)[0]
+            if not whole.startswith(so_far):
                 raise ConfigurationError(_REWRITES)
         if not re.fullmatch(laid, whole):
             raise ConfigurationError(_REWRITES)

@@ -67,7 +67,7 @@ def load_scenarios(items: Iterable[Scenario | Mapping[str, Any]]) -> list[Scenar
     scenarios = [item if isinstance(item, Scenario) else Scenario.from_dict(item) for item in items]
     if not scenarios:
         raise ConfigurationError("scenarios is empty: give at least one scenario")
-    _refuse_twins([(f"number {number}", scenario) for number, scenario in enumerate(scenarios, start=1)])
+    _refuse_twins([(f"scenario {number}", scenario) for number, scenario in enumerate(scenarios, start=1)])
     return scenarios
 
 
@@ -124,7 +124,6 @@ def _refuse_twins(placed: Sequence[tuple[str, Scenario]]) -> None:
     for place, scenario in placed:
         if scenario.id in first:
             raise ConfigurationError(
-                f"{place}: scenario id {scenario.id!r} stands twice, first at {first[scenario.id]}: "
-                "ids must be unique"
+                f"{place}: id {scenario.id!r} stands twice, first at {first[scenario.id]}: ids must be unique"
             )
         first[scenario.id] = place

@@ -1,0 +1,208 @@
+"""Templates append: prompt, replies and deltas laid end to end are what the template renders as a whole."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from chat_templates import CHATML, FAMILIES, QWEN, REWRITING, family_tokenizer, tokenizer_with
+from tiny_models import tiny_tokenizer
+
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+from stateset_agents.core.chat_template import JinjaTemplate
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.messages import Message, ToolCall
+
+TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {}}}
+
+
+def said(role: Any, content: str, **more: Any) -> Message:
+    return Message(role=role, content=content, **more)
+
+
+def whole(tokenizer: HuggingFaceTokenizer, *messages: Message, tools: Any = None) -> list[int]:
+    """What the template alone makes of a conversation."""
+    ids = tokenizer.hf.apply_chat_template(
+        [message.to_openai() for message in messages],
+        tools=tools,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=False,
+    )
+    return [int(id) for id in ids]
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama2"])
+def test_deltas_laid_end_to_end_are_the_whole_rendering(name: str) -> None:
+    tokenizer = family_tokenizer(name)
+    template = JinjaTemplate(tokenizer)
+    talk = [said("user", "hello\nthere"), said("assistant", "yes?"), said("user", "refund  K27, please")]
+    if name != "gemma":
+        talk.insert(0, said("system", "Be brief."))
+    row = template.prompt(talk[:-2])
+    row += [*tokenizer.encode("yes?"), template.end_id, *template.delta(talk[-1:])]
+    assert row == whole(tokenizer, *talk)
+    row += [*tokenizer.encode("done"), template.end_id, *template.delta([said("user", "bye")])]
+    assert row == whole(tokenizer, *talk, said("assistant", "done"), said("user", "bye"))
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.tools])
+def test_tool_results_are_deltas_too(name: str) -> None:
+    tokenizer = family_tokenizer(name)
+    template = JinjaTemplate(tokenizer)
+    opening = said("user", "look it up")
+    results = [said("tool", '{"found": 1}', tool_call_id="a"), said("tool", "nothing", tool_call_id="b")]
+    row = template.prompt([opening], [TOOL])
+    row += [*tokenizer.encode("looking"), template.end_id, *template.delta(results)]
+    assert row == whole(tokenizer, opening, said("assistant", "looking"), *results, tools=[TOOL])
+
+
+def test_a_template_that_sets_replies_apart_by_spaces_is_fine() -> None:
+    tokenizer = family_tokenizer("llama2")
+    template = JinjaTemplate(tokenizer)
+    talk = [said("system", "Brief."), said("user", "hi"), said("assistant", "yes"), said("user", "bye")]
+    row = template.prompt(talk[:2])  # the space before a reply is the agent's to sample
+    row += [*tokenizer.encode(" yes "), template.end_id, *template.delta(talk[3:])]
+    assert row == whole(tokenizer, *talk)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_end_token_is_found_and_what_follows_it_is_environment_text(name: str) -> None:
+    tokenizer, family = family_tokenizer(name), FAMILIES[name]
+    template = JinjaTemplate(tokenizer)
+    assert tokenizer.hf.convert_ids_to_tokens(template.end_id) == family.end
+    after = tokenizer.encode(family.after_end)
+    assert template.delta([said("user", "x")])[: len(after)] == after
+    eos = tokenizer.hf.eos_token_id
+    assert template.stop_ids == ((template.end_id,) if template.end_id == eos else (template.end_id, eos))
+
+
+def test_all_end_of_turn_ids_of_a_model_stop_a_turn() -> None:
+    hf = tokenizer_with("<|im_start|>", "<|im_end|>", template=CHATML).hf
+    im_end, user = hf.convert_tokens_to_ids(["<|im_end|>", "<|user|>"])
+    template = JinjaTemplate(HuggingFaceTokenizer(hf, extra_eos_ids=[im_end, user]))
+    assert template.stop_ids == (im_end, hf.eos_token_id, user)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_conversation_has_one_bos_or_none(name: str) -> None:
+    template = JinjaTemplate(family_tokenizer(name))
+    bos = 256
+    assert template.prompt([said("user", "hi")]).count(bos) == int(FAMILIES[name].bos)
+    assert template.delta([said("user", "hi")]).count(bos) == int(name == "llama2")  # one a turn, by design
+
+
+def test_a_tokenizer_that_adds_a_bos_adds_none_to_what_the_template_wrote() -> None:
+    tokenizer = tokenizer_with("<|im_start|>", "<|im_end|>", bos=True, template=CHATML)
+    assert tokenizer.hf("hi").input_ids[0] == 256
+    assert 256 not in JinjaTemplate(tokenizer).prompt([said("user", "hi")])
+
+
+@pytest.mark.parametrize("how", REWRITING)
+def test_a_template_that_rewrites_history_is_refused_with_its_cure(how: str) -> None:
+    tokenizer = tokenizer_with("<|im_start|>", "<|im_end|>", "<think>", "</think>", template=REWRITING[how])
+    with pytest.raises(ConfigurationError) as caught:
+        JinjaTemplate(tokenizer)
+    message = str(caught.value)
+    assert "rewrites history" in message
+    assert 'AgentConfig(chat_template="plain")' in message
+    assert "\n" not in message
+
+
+def test_tools_that_move_to_the_last_user_message_rewrite_history_only_when_there_are_tools() -> None:
+    moving = CHATML.replace(
+        "{{ '<|im_start|>'", "{% if tools and loop.last %}{{ tools | tojson }}{% endif %}{{ '<|im_start|>'"
+    )
+    template = JinjaTemplate(tokenizer_with("<|im_start|>", "<|im_end|>", template=moving))
+    assert template.prompt([said("user", "hi")])
+    with pytest.raises(ConfigurationError, match="rewrites history"):
+        template.prompt([said("user", "hi")], [TOOL])
+
+
+def test_without_a_system_role_the_system_message_heads_the_first_user_message() -> None:
+    tokenizer = family_tokenizer("gemma")
+    template = JinjaTemplate(tokenizer)
+    together = whole(tokenizer, said("user", "Be brief.\n\nhi"))
+    assert template.prompt([said("system", "Be brief."), said("user", "hi")]) == together
+    assert template.prompt([said("system", "Be brief.")]) == whole(tokenizer, said("user", "Be brief."))
+
+
+def test_a_template_that_leaves_the_system_message_out_gets_it_with_the_user_s() -> None:
+    silent = CHATML.replace("in messages %}", "in messages if message.role != 'system' %}")
+    tokenizer = tokenizer_with("<|im_start|>", "<|im_end|>", template=silent)
+    ids = JinjaTemplate(tokenizer).prompt([said("system", "Be brief."), said("user", "hi")])
+    assert "Be brief." in tokenizer.decode(ids)
+
+
+def test_a_default_system_message_stands_in_the_prompt_and_in_no_delta() -> None:
+    tokenizer = family_tokenizer("qwen")
+    template = JinjaTemplate(tokenizer)
+    assert "You are helpful." in tokenizer.decode(template.prompt([said("user", "hi")]))
+    assert "You are helpful." not in tokenizer.decode(template.delta([said("user", "hi")]))
+
+
+def test_an_agent_s_own_text_is_the_template_s_where_given() -> None:
+    tokenizer = family_tokenizer("qwen")
+    template = JinjaTemplate(tokenizer, CHATML)
+    assert "You are helpful." not in tokenizer.decode(template.prompt([said("user", "hi")]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{% for message in messages %}{{ message.content }}{% endfor %}", "does not end an assistant"),
+        (CHATML.replace("<|im_end|>", "###"), "does not end an assistant"),
+        (CHATML + "{% if %}", "cannot render this conversation"),
+        ("{{ messages[0].content.nothing.at_all }}", "cannot render this conversation"),
+        ("{{ messages[0].content + 1 }}", "cannot render this conversation"),
+        ("{{ raise_exception('line one\nline two') }}", r"conversation \(line one line two\)"),
+    ],
+)
+def test_a_template_that_cannot_work_is_refused_in_one_line(text: str, message: str) -> None:
+    tokenizer = tokenizer_with("<|im_start|>", "<|im_end|>")
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        JinjaTemplate(tokenizer, text)
+    assert "\n" not in str(caught.value)
+    assert "AgentConfig" in str(caught.value)
+
+
+def test_a_tokenizer_without_a_template_needs_one() -> None:
+    with pytest.raises(ConfigurationError, match="no chat template to use"):
+        JinjaTemplate(tiny_tokenizer())
+
+
+@pytest.mark.parametrize("name", ["gemma", "llama2"])  # one raises on tool results, one leaves them out
+def test_tools_need_a_template_that_shows_their_results(name: str) -> None:
+    template = JinjaTemplate(family_tokenizer(name))
+    with pytest.raises(ConfigurationError, match="no place for tool results; set AgentConfig"):
+        template.prompt([said("user", "hi")], [TOOL])
+
+
+def test_a_template_that_names_no_tools_is_used_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    template = JinjaTemplate(family_tokenizer("chatml"))
+    with caplog.at_level(logging.WARNING, "stateset_agents"):
+        first = template.prompt([said("user", "hi")], [TOOL])
+        assert template.prompt([said("user", "hi")], [TOOL]) == first
+    assert caplog.text.count("does not tell the model which tools there are") == 1
+
+
+def test_roles_that_must_alternate_are_an_error_where_they_do_not() -> None:
+    template = JinjaTemplate(family_tokenizer("gemma"))
+    with pytest.raises(ConfigurationError, match="roles must alternate"):
+        template.delta([said("user", "one"), said("user", "two")])
+
+
+def test_calls_in_a_given_history_are_written_as_the_template_writes_them() -> None:
+    tokenizer = family_tokenizer("qwen")
+    call = ToolCall(name="look", arguments={"x": {"y": [1, None, "z"]}}, id="call_0_0")
+    talk = [said("user", "hi"), said("assistant", "", tool_calls=(call,)), said("tool", "ok")]
+    text = tokenizer.decode(JinjaTemplate(tokenizer).prompt(talk))
+    assert '{"name": "look", "arguments": {"x": {"y": [1, null, "z"]}}}' in text
+
+
+def test_a_named_template_is_chosen_once_for_prompts_and_deltas() -> None:
+    tokenizer = tokenizer_with("<|im_start|>", "<|im_end|>", "<tool_response>", "</tool_response>")
+    tokenizer.hf.chat_template = {"default": CHATML, "tool_use": QWEN}  # type: ignore[assignment]  # several
+    assert JinjaTemplate(tokenizer).text == CHATML
+    assert JinjaTemplate(tokenizer, "tool_use").text == QWEN

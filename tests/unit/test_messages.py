@@ -1,0 +1,106 @@
+"""Messages come in and go out in OpenAI's chat shape; a completion is what it says it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.messages import Completion, Message, ToolCall, VersionSpan
+
+
+def call(arguments: Any, **more: Any) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"function": function, **more}]}
+
+
+def test_a_message_survives_the_round_trip() -> None:
+    message = Message(
+        role="assistant",
+        content="ok",
+        tool_calls=(ToolCall(name="f", arguments={"x": [1, None, "ü"]}, id="a"),),
+        name="Ada",
+    )
+    assert Message.from_openai(message.to_openai()) == message
+    result = Message(role="tool", content="1", tool_call_id="a")
+    assert Message.from_openai(result.to_openai()) == result
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, ""),
+        ("hi", "hi"),
+        ([], ""),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+    ],
+)
+def test_content_may_be_text_nothing_or_text_parts(content: Any, text: str) -> None:
+    assert Message.from_openai({"role": "user", "content": content}).content == text
+
+
+@pytest.mark.parametrize("arguments", ['{"x": 1}', {"x": 1}])
+def test_arguments_may_be_json_text_or_an_object(arguments: Any) -> None:
+    message = Message.from_openai(call(arguments, id="a"))
+    assert message.tool_calls == (ToolCall(name="f", arguments={"x": 1}, id="a"),)
+
+
+@pytest.mark.parametrize("arguments", ["", None, {}, "{}"])
+def test_no_arguments_are_an_empty_object(arguments: Any) -> None:
+    assert Message.from_openai(call(arguments)).tool_calls == (ToolCall(name="f"),)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("hi", "a message must be a mapping or a Message, got str: 'hi'"),
+        (None, "a message must be a mapping or a Message, got NoneType"),
+        ({"content": "hi"}, "role must be one of system, user, assistant, tool, got None"),
+        ({"role": "bot", "content": "hi"}, "role must be one of system, user, assistant, tool, got 'bot'"),
+        ({"role": ["user"], "content": "hi"}, "role must be one of"),
+        ({"role": "user", "content": 3}, "content must be text or a list of parts, got int: 3"),
+        ({"role": "user", "content": {"text": "a"}}, "content must be text or a list of parts, got dict"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "got dict: {'type': 'image_url'}"),
+        ({"role": "user", "content": ["a"]}, 'must be {"type": "text", "text": ...}, got str'),
+        ({"role": "user", "content": "a", "name": 3}, "message name must be text, got int: 3"),
+        ({"role": "tool", "content": "a", "tool_call_id": 3}, "message tool_call_id must be text, got int"),
+        ({"role": "assistant", "tool_calls": "f"}, "tool_calls must be a list, got str"),
+        ({"role": "assistant", "tool_calls": {"f": 1}}, "tool_calls must be a list, got dict"),
+        ({"role": "assistant", "tool_calls": ["f"]}, "a tool call must be"),
+        ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "a tool call must be"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": 3}}]}, "a tool call must be"),
+        ({"role": "assistant", "tool_calls": [{"function": None}]}, "a tool call must be"),
+        (call('{"x": '), "the arguments of tool call 'f' are not JSON"),
+        (call("[1]"), "the arguments of tool call 'f' must be an object, got list"),
+        (call([1]), "the arguments of tool call 'f' must be an object, got list"),
+        (call("[" * 100_000), "the arguments of tool call 'f' are not JSON"),
+    ],
+)
+def test_a_message_that_cannot_be_read_is_one_clear_line(data: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Message.from_openai(data)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def completion(**fields: Any) -> Completion:
+    given = {"token_ids": (1, 2, 3), "logprobs": (-1.0, -1.0, -1.0), **fields}
+    said = Message(role="assistant", content="")
+    return Completion(message=said, prompt_ids=(0,), finish_reason="stop", **given)
+
+
+def test_every_token_needs_its_log_prob() -> None:
+    with pytest.raises(ValueError, match="one log-prob per token, got 3 tokens and 2 log-probs"):
+        completion(logprobs=(-1.0, -1.0))
+
+
+def test_version_spans_say_which_policy_sampled_each_token() -> None:
+    assert list(completion(version_spans=(VersionSpan(4, 0, 2), VersionSpan(5, 2, 3))).versions) == [4, 4, 5]
+    assert list(completion().versions) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("spans", [((1, 0, 2),), ((1, 0, 2), (2, 1, 3)), ((1, 1, 3),), ((1, 0, 4),)], ids=str)
+def test_version_spans_must_cover_every_token_once(spans: Any) -> None:
+    with pytest.raises(ValueError, match="do not cover 3 tokens"):
+        completion(version_spans=tuple(VersionSpan(*span) for span in spans))

@@ -1,0 +1,116 @@
+"""A sampled text becomes a message, whatever it holds."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateset_agents.core.chat_template import parse_reply
+from stateset_agents.core.tools import Toolbox
+from stateset_agents.messages import ToolCall
+
+BROKEN = [
+    ('{"name": "f"', "not JSON"),
+    ("f(1)", "not JSON"),
+    ("", "not JSON"),
+    ("[1]", 'an object with "name" and "arguments"'),
+    ("3", 'an object with "name" and "arguments"'),
+    ('{"arguments": {}}', 'an object with "name" and "arguments"'),
+    ('{"name": 3}', 'an object with "name" and "arguments"'),
+    ('{"name": "f", "arguments": [1]}', "arguments must be an object"),
+    ('{"name": "f", "arguments": null}', "arguments must be an object"),
+    ('{"name": "f", "arguments": {"x": NaN}}', "not finite"),
+    ('{"name": "f", "arguments": {"x": -Infinity}}', "not finite"),
+    ('{"name": "f", "arguments": {"x": 1e999}}', "not finite"),
+    ('{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}", "not JSON"),
+    ('{"name": "f", "arguments": {"x": "\\ud800"}}', "half a character"),
+    ('{"name": "f", "arguments": {"\\udfff": 1}}', "half a character"),
+    ('{"name": "f", "arguments": {"x": ' + "[" * 40 + "]" * 40 + "}}", "more than 32 levels"),
+    ("[" * 100_000, "more than 32 levels"),
+    ('{"name": "f", "arguments": ' + '{"x": ' * 100_000, "more than 32 levels"),
+    ("<tool_call>{}", "not JSON"),
+]
+
+
+def wrapped(text: str) -> str:
+    return f"<tool_call>{text}</tool_call>"
+
+
+def test_calls_are_read_out_of_the_text() -> None:
+    message = parse_reply('ok <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call> bye', turn=3)
+    assert message.content == "ok  bye"
+    assert message.tool_calls == (ToolCall(name="f", arguments={"x": 1}, id="call_3_0"),)
+
+
+def test_several_calls_keep_their_order_and_get_their_own_ids() -> None:
+    message = parse_reply(wrapped('{"name": "f"}') + wrapped("?") + wrapped('{"name": "g", "arguments": {}}'))
+    assert [call.name for call in message.tool_calls] == ["f", "", "g"]
+    assert [call.id for call in message.tool_calls] == ["call_0_0", "call_0_1", "call_0_2"]
+    assert [call.error is None for call in message.tool_calls] == [True, False, True]
+
+
+def test_a_call_that_is_cut_says_so() -> None:
+    message = parse_reply('wait <tool_call>{"name": "f"}\n')
+    assert message.content == "wait"
+    assert message.tool_calls[0].error == "the tool call is not closed by </tool_call>"
+
+
+@pytest.mark.parametrize(("text", "why"), BROKEN, ids=[why + str(i) for i, (_, why) in enumerate(BROKEN)])
+async def test_a_call_that_cannot_be_read_keeps_its_reason(text: str, why: str) -> None:
+    (call,) = parse_reply(wrapped(text)).tool_calls
+    assert call.name == ""
+    assert why in str(call.error)
+    assert "\n" not in str(call.error)
+    answer = await Toolbox().call(call)
+    assert answer.content == f"error: {call.error}"
+
+
+def test_a_key_that_stands_twice_means_its_last_value() -> None:
+    (call,) = parse_reply(wrapped('{"name": "f", "arguments": {"x": 1, "x": 2}}')).tool_calls
+    assert call.arguments == {"x": 2}
+
+
+def test_characters_beyond_ascii_pass() -> None:
+    (call,) = parse_reply(wrapped('{"name": "f", "arguments": {"x": "\\ud83d\\ude00 ü"}}')).tool_calls
+    assert call.arguments == {"x": "😀 ü"}
+
+
+fragments = st.one_of(
+    st.sampled_from(
+        [
+            "<tool_call>",
+            "</tool_call>",
+            '{"name": ',
+            '"f"',
+            ', "arguments": ',
+            "{",
+            "}",
+            "[",
+            "]",
+            "NaN",
+            "1e999",
+        ]
+    ),
+    st.text(max_size=4),
+    st.sampled_from(['"\\ud800"', "-", "0", "\ud800", "\\u", "9" * 5000]),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(fragments, max_size=12).map("".join))
+def test_no_text_raises_and_every_call_that_is_read_can_be_written_again(text: str) -> None:
+    for call in parse_reply(text).tool_calls:
+        assert (call.name == "") or call.error is None
+        if call.error is None:
+            json.dumps(dict(call.arguments), allow_nan=False, ensure_ascii=False).encode()
+
+
+def test_reading_takes_time_in_proportion_to_the_text() -> None:
+    start = time.perf_counter()
+    parse_reply("<tool_call>" * 50_000)
+    parse_reply("<tool_call></tool_call>" * 20_000)
+    assert time.perf_counter() - start < 2

@@ -1,0 +1,83 @@
+"""Settings that cannot work are refused in one line that names the field, the value and the mend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import AliasChoices, Field, model_validator
+
+from stateset_agents.core.agent import AgentConfig
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.settings import Settings, nearest
+
+
+class Part(Settings):
+    size: int = Field(ge=1)
+
+
+class Whole(Settings):
+    clip_ratio: float = Field(default=0.2, validation_alias=AliasChoices("clip_ratio", "clip_epsilon"))
+    low: int = 0
+    high: int = 1
+    part: Part = Part(size=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Whole:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} exceeds high {self.high}: lower it")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"clip_ration": 0.1}, "Whole has no field 'clip_ration' (did you mean 'clip_ratio'?)"),
+        ({"clip_epsilom": 0.1}, "Whole has no field 'clip_epsilom' (did you mean 'clip_epsilon'?)"),
+        ({"zebra": 1}, "Whole has no field 'zebra'"),
+        ({"low": "many"}, "low: input should be a valid integer"),
+        ({"low": "a\nb"}, "got 'a\\nb'"),
+        ({"low": 3}, "low 3 exceeds high 1: lower it"),
+        ({"part": {"size": 0}}, "part: size: input should be greater than or equal to 1, got 0"),
+        ({"part": {"sizes": 1, "size": 1}}, "part: Part has no field 'sizes' (did you mean 'size'?)"),
+        ({"part": {}}, "part: size is missing: give Part a size"),
+        ({"low": "x", "zebra": 1}, "; Whole has no field 'zebra'"),
+    ],
+)
+def test_what_is_wrong_is_one_line(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Whole(**data)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_aliases_are_read_and_listed() -> None:
+    assert Whole(clip_epsilon=0.3).clip_ratio == 0.3
+    assert Whole.field_names() == {"clip_ratio", "clip_epsilon", "low", "high", "part"}
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Whole().low = 3
+
+
+def test_the_nearest_name_is_given_only_when_it_is_near() -> None:
+    assert nearest("learning_rat", ["learning_rate", "beta"]) == " (did you mean 'learning_rate'?)"
+    assert nearest("x", ["learning_rate", "beta"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"model_name": " "}, "model_name: give a model, for example \"embedded:desk\", got ' '"),
+        ({"modelname": "gpt2"}, "AgentConfig has no field 'modelname' (did you mean 'model_name'?)"),
+        ({"max_new_tokens": 0}, "max_new_tokens: input should be greater than or equal to 1, got 0"),
+        ({"temperature": -1}, "temperature: input should be greater than or equal to 0, got -1"),
+        ({"top_p": 0}, "top_p: input should be greater than 0, got 0"),
+        ({"dtype": "fp8"}, "dtype: input should be 'auto', 'fp32', 'bf16' or 'fp16', got 'fp8'"),
+    ],
+)
+def test_an_agent_s_settings_are_checked(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        AgentConfig(**data)
+    assert str(caught.value) == message

@@ -1,0 +1,116 @@
+"""Demonstrations for the warm-up: calls at the retail desk, held by a scripted agent with bad habits.
+
+The habits are what the majority does, so the warm model has them greedy as well as sampled; what is right
+stays in reach of sampling, and unlearning the habits is what reinforcement is for. Skills (the format,
+copying an order id) are always shown right: what is never seen right can't be found by sampling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from stateset_agents.environments.retail_desk import catalog, wordings
+from stateset_agents.environments.retail_desk.agents import HabitAgent, Habits, play
+from stateset_agents.environments.retail_desk.environment import RetailDesk
+from stateset_agents.messages import Message
+from stateset_agents.streams import derive
+
+__all__ = ["BAD_HABITS", "VALUE", "Dialogue", "blurred", "demonstrations", "texts"]
+
+Dialogue = tuple[Message, ...]
+
+BAD_HABITS = Habits(
+    guess_id=0.55,
+    skip_lookup=0.55,
+    violate_policy=0.6,
+    wrong_action=0.05,
+    skip_action=0.4,
+    wrong_closing=0.1,
+)
+"""Those of the shipped model."""
+
+VALUE = "|".join(
+    [r"[A-Z]\d\d", r"\d+", *catalog.COLOURS, *catalog.PRODUCTS, *catalog.CITIES, *catalog.WEEKDAYS]
+)
+"""A pattern of the words that the agent copies: ids, numbers, items, cities, days."""
+
+_BLURRED, _RATE = 0.7, 0.12
+"""Share of dialogues that are blurred, and how often each thing happens to a word of those."""
+_HELD_OUT = re.compile(
+    "|".join(
+        re.sub(r"\\{\w+\\}", r"[\\w ]+", re.escape(wording))
+        for by_split in (*wordings.OPENINGS.values(), wordings.ANSWERS)
+        for split in ("validation", "test")
+        for wording in by_split[split]
+    )
+)
+
+
+def demonstrations(count: int, *, seed: int, habits: Habits = BAD_HABITS) -> list[Dialogue]:
+    """`count` conversations on training scenarios, held in the desk itself."""
+    desk = RetailDesk(num_train=count, seed=derive(seed, "demonstrations") % 2**31)
+
+    async def hold() -> list[Dialogue]:
+        dialogues = []
+        for number, scenario in enumerate(desk.scenarios("train")):
+            agent = HabitAgent(habits, derive(seed, "habits", number))
+            played = await play(desk, scenario, derive(seed, "caller", number), agent)
+            dialogues.append(played.messages)
+        return dialogues
+
+    return asyncio.run(hold())
+
+
+def blurred(dialogues: Sequence[Dialogue], *, seed: int) -> list[Dialogue]:
+    """The dialogues, with the callers' words dropped, swapped or added to in most of them.
+
+    Only a few dozen wordings stand in training. Read to the letter they are learnt by heart, and a
+    caller who puts it differently throws the model off; blurred, the few words that matter are learnt.
+    Values and first words stay; a text that happens to become a held-out wording stays as it was.
+    """
+    value = re.compile(VALUE)
+    spoken = [message.content for dialogue in dialogues for message in dialogue if message.role == "user"]
+    pool = sorted({word for text in spoken for word in text.split()[1:] if not value.search(word)})
+    out = []
+    for number, dialogue in enumerate(dialogues):
+        draw = random.Random(derive(seed, "blur", number))
+        if draw.random() < _BLURRED:
+            dialogue = tuple(
+                replace(message, content=_blur(message.content, pool, value, draw))
+                if message.role == "user"
+                else message
+                for message in dialogue
+            )
+        out.append(dialogue)
+    return out
+
+
+def _blur(text: str, pool: Sequence[str], value: re.Pattern[str], draw: random.Random) -> str:
+    first, *words = text.split()
+    kept = [first]
+    for word in words:
+        if value.search(word):
+            kept.append(word)
+            continue
+        chance = draw.random()
+        if chance >= _RATE:  # below it the word is dropped
+            kept.append(draw.choice(pool) if chance < 2 * _RATE else word)
+        if draw.random() < _RATE:
+            kept.append(draw.choice(pool))
+    changed = " ".join(kept)
+    return text if _HELD_OUT.search(changed) else changed
+
+
+def texts(dialogues: Sequence[Dialogue]) -> Iterator[str]:
+    """Every text of the dialogues as the template writes it, without control tokens."""
+    for dialogue in dialogues:
+        for message in dialogue:
+            yield message.content
+            for call in message.tool_calls:
+                arguments = json.dumps(dict(call.arguments))
+                yield f'{{"name": "{call.name}", "arguments": {arguments}}}'

@@ -1,0 +1,146 @@
+"""Warm-up: a few hundred supervised steps on demonstrations, loss on the agent's own tokens alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from stateset_agents.embedded.demonstrations import VALUE
+from stateset_agents.embedded.tokenizer import END, ROLE_TOKENS
+from stateset_agents.messages import Message
+from stateset_agents.streams import derive
+
+__all__ = ["Row", "WarmUp", "encode_dialogue", "warm_up"]
+
+_VALUE = re.compile(rf"Ġ?(?:[A-Z]|{VALUE})")
+"""Tokens that the agent copies; an order id is a letter and a pair of digits."""
+_INVENTED_WEIGHT = 0.2
+"""Of a value that stands nowhere before (a guess, a lie): there is little to learn from it, and much
+to unlearn, for it looks like a copy that went wrong."""
+_SORTED_BATCHES = 8
+"""How many batches are sorted by length together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One dialogue as the model reads it."""
+
+    ids: tuple[int, ...]  # [T]
+    weights: tuple[float, ...]  # [T]
+    """Of each token in the loss: 0 outside the agent's turns; its end-of-turn token counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """The settings of a warm-up; the defaults are those of the shipped model."""
+
+    steps: int = 1200
+    batch_size: int = 16
+    learning_rate: float = 3e-3
+    warmup_steps: int = 20
+    betas: tuple[float, float] = (0.9, 0.98)
+    max_grad_norm: float = 1.0
+    value_weight: float = 4.0
+    """Weight of the tokens of ids, numbers, items, cities and days: copying is what is hardest to learn."""
+
+
+def encode_dialogue(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], *, value_weight: float = 4.0
+) -> Row:
+    """The row of one dialogue: what `JinjaTemplate` gives by prompt and deltas, in one piece."""
+    openai: list[Any] = [message.to_openai() for message in messages]
+    text = tokenizer.apply_chat_template(openai, tokenize=False)
+    ids: list[int] = tokenizer.encode(str(text), add_special_tokens=False)
+    weights, speaking, seen = [], False, set()
+    for token in tokenizer.convert_ids_to_tokens(ids):
+        weight = 1.0
+        if _VALUE.fullmatch(token):
+            weight = value_weight if token in seen else _INVENTED_WEIGHT
+        weights.append(weight if speaking else 0.0)
+        seen.add(token)
+        if token == ROLE_TOKENS["assistant"]:
+            speaking = True
+        elif token == END:
+            speaking = False
+    return Row(ids=tuple(ids), weights=tuple(weights))
+
+
+def warm_up(
+    model: Qwen3ForCausalLM,
+    rows: Sequence[Row],
+    settings: WarmUp,
+    *,
+    seed: int,
+    on_step: Callable[[int, float], None] | None = None,
+) -> list[float]:
+    """Train `model` in place and return the loss of every step.
+
+    AdamW without weight decay, linear warm-up, then a cosine to a tenth. `on_step(step, loss)` is called
+    after each step.
+    """
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=0.0
+    )
+    order = torch.Generator().manual_seed(derive(seed, "warm-up order"))
+    schedule = _batches([len(row.ids) for row in rows], settings, order)
+    losses = []
+    model.train()
+    for step, places in enumerate(schedule):
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * _rate(step, settings)
+        loss = _loss(model, [rows[place] for place in places])
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        if on_step is not None:
+            on_step(step + 1, losses[-1])
+    model.train(False)
+    return losses
+
+
+def _rate(step: int, settings: WarmUp) -> float:
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    done = (step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
+    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _batches(lengths: Sequence[int], settings: WarmUp, order: torch.Generator) -> list[list[int]]:
+    """Rows of every step: all rows in random order, again and again; rows of a batch are about equally
+    long, because padding costs as much as text."""
+    wanted = settings.steps * settings.batch_size
+    places: list[int] = []
+    while len(places) < wanted:
+        places.extend(torch.randperm(len(lengths), generator=order).tolist())
+    batches: list[list[int]] = []
+    stretch = _SORTED_BATCHES * settings.batch_size
+    for start in range(0, wanted, stretch):
+        part = sorted(places[start : min(start + stretch, wanted)], key=lambda place: lengths[place])
+        own = [part[at : at + settings.batch_size] for at in range(0, len(part), settings.batch_size)]
+        batches.extend(own[place] for place in torch.randperm(len(own), generator=order).tolist())
+    return batches
+
+
+def _loss(model: Qwen3ForCausalLM, rows: Sequence[Row]) -> torch.Tensor:
+    """Weighted mean of -log p over the agent's tokens; the head sees only the places it is asked about."""
+    longest = max(len(row.ids) for row in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    weights = torch.zeros(len(rows), longest)
+    for index, row in enumerate(rows):  # padding stands at the end, where a causal model never looks back
+        ids[index, : len(row.ids)] = torch.tensor(row.ids)
+        weights[index, : len(row.ids)] = torch.tensor(row.weights)
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+    targets, weights = ids[:, 1:], weights[:, 1:]
+    asked = weights > 0
+    logits = model.lm_head(hidden[asked])
+    nll = functional.cross_entropy(logits, targets[asked], reduction="none")
+    return (nll * weights[asked]).sum() / weights[asked].sum()

@@ -1,0 +1,160 @@
+"""The embedded model's recipe, rebuilt short, and the model that ships."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stateset_agents.cli import build_embedded as verb
+from stateset_agents.core.scenario import Split
+from stateset_agents.embedded.build import RECOMMENDED, build_embedded
+from stateset_agents.embedded.demonstrations import blurred, demonstrations
+from stateset_agents.embedded.tokenizer import build_tokenizer
+from stateset_agents.embedded.warmup import encode_dialogue
+from stateset_agents.environments.retail_desk import catalog
+from stateset_agents.environments.retail_desk.agents import Habits
+from stateset_agents.environments.retail_desk.environment import RetailDesk
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.messages import Message, ToolCall
+from stateset_agents.training.config import TrainingConfig
+
+DESK = Path(verb.__file__).parents[1] / "embedded" / "desk"
+HELD_OUT: tuple[Split, Split] = ("validation", "test")
+
+
+def said(dialogue: tuple[Message, ...], role: str) -> list[str]:
+    return [message.content for message in dialogue if message.role == role]
+
+
+def test_the_shipped_model_is_small_and_loads_with_plain_transformers() -> None:
+    assert (DESK / "model.safetensors").stat().st_size <= 3_000_000
+    model = AutoModelForCausalLM.from_pretrained(DESK)
+    tokenizer = AutoTokenizer.from_pretrained(DESK)
+    assert 450_000 < sum(parameter.numel() for parameter in model.parameters()) < 600_000
+    assert model.config.vocab_size == len(tokenizer) <= 1000
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "where is order K27?"}], add_generation_prompt=True, return_tensors="pt"
+    )["input_ids"]
+    reply = model.generate(prompt, do_sample=False, max_new_tokens=48)[0]
+    assert reply[-1] == tokenizer.eos_token_id
+
+
+def test_the_card_s_recommended_settings_are_the_recipe_s_and_are_accepted() -> None:
+    recommended = yaml.safe_load((DESK / "recommended.yaml").read_text())
+    assert recommended == dict(RECOMMENDED)
+    assert TrainingConfig(**recommended).learning_rate == 4e-4
+
+
+def test_demonstrations_are_the_same_for_a_seed_and_others_for_another() -> None:
+    first = demonstrations(12, seed=0)
+    assert first == demonstrations(12, seed=0)
+    assert first != demonstrations(12, seed=1)
+
+
+def test_no_id_wording_or_item_of_the_held_out_splits_stands_in_a_training_text() -> None:
+    shown = demonstrations(600, seed=0)
+    texts = "\n".join(
+        [message.content for dialogue in blurred(shown, seed=0) for message in dialogue]
+        + [str(call.arguments) for dialogue in shown for message in dialogue for call in message.tool_calls]
+    )
+    ids = set(re.findall(r"\b[A-Z]\d\d\b", texts))
+    assert len(ids) > 300
+    for split in HELD_OUT:
+        assert not ids & set(catalog.order_ids_of(split))
+        assert not [item for item in catalog.items_of(split) if item in texts]
+        for scenario in RetailDesk().scenarios(split):
+            bare = scenario.opening.removeprefix("hi, ").removeprefix("hello, ").removeprefix("hey, ")
+            assert bare not in texts
+
+
+def test_blurring_changes_callers_words_and_nothing_else() -> None:
+    shown = demonstrations(60, seed=3)
+    changed = blurred(shown, seed=3)
+    assert changed == blurred(shown, seed=3)
+    pairs = list(zip(shown, changed, strict=True))
+    for role in ("system", "assistant", "tool"):
+        assert all(said(before, role) == said(after, role) for before, after in pairs)
+    assert sum(said(before, "user") != said(after, "user") for before, after in pairs) > 20
+    values = re.compile(r"[A-Z]\d\d")
+    for before, after in pairs:
+        assert values.findall(" ".join(said(before, "user"))) == values.findall(" ".join(said(after, "user")))
+
+
+def test_the_loss_is_on_the_agent_s_tokens_and_heavier_on_what_it_copies() -> None:
+    talk = (
+        Message(role="user", content="where is order K27?"),
+        Message(
+            role="assistant",
+            content="",
+            tool_calls=(ToolCall(name="get_order", arguments={"order_id": "K27"}),),
+        ),
+        Message(role="tool", content='{"order_id": "K27", "status": "pending"}'),
+        Message(role="assistant", content="order K27 arrives on friday."),
+    )
+    tokenizer = build_tokenizer(
+        [message.content for message in talk] + ['{"name": "get_order", "arguments": {"order_id": "K27"}}']
+    )
+    row = encode_dialogue(tokenizer, talk, value_weight=4.0)
+    weighed = [
+        (tokenizer.decode([token]), weight) for token, weight in zip(row.ids, row.weights, strict=True)
+    ]
+    assert [token for token, weight in weighed if weight == 4.0] == [" K", "27", " K", "27"]
+    assert [token for token, weight in weighed if 0 < weight < 1] == [" friday"]
+    first_agent_token = weighed.index(("<tool_call>", 1.0))
+    assert all(weight == 0 for _, weight in weighed[:first_agent_token])
+    assert [weight for token, weight in weighed if token == "<|end|>"] == [0.0, 1.0, 0.0, 1.0]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def test_the_same_seed_and_threads_give_the_same_bytes(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        state = torch.random.get_rng_state()
+        for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+            build_embedded(tmp_path / name, seed=seed, steps=3, dialogues=48)
+        assert torch.equal(state, torch.random.get_rng_state())
+    finally:
+        torch.set_num_threads(before)
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+    assert digests(tmp_path / "a")["model.safetensors"] != digests(tmp_path / "c")["model.safetensors"]
+
+
+def test_the_verb_builds_a_folder_and_says_what_it_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    verb.add_parser(parser.add_subparsers())
+    args = parser.parse_args(
+        ["build-embedded", str(tmp_path / "model"), "--steps", "2", "--dialogues", "30", "--seed", "4"]
+    )
+    assert args.run(args) == 0
+    printed = capsys.readouterr().out
+    assert "step 2/2" in printed
+    assert "parameters" in printed
+    assert "seed 4, 30\ndemonstrations, 2 supervised steps" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_counts_below_one_and_an_output_that_is_a_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="steps must be at least 1, got 0"):
+        build_embedded(tmp_path, steps=0)
+    with pytest.raises(ConfigurationError, match="dialogues must be at least 1, got -1"):
+        build_embedded(tmp_path, dialogues=-1)
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ConfigurationError, match="is a file; give a folder"):
+        build_embedded(tmp_path / "taken")
+
+
+def test_honest_demonstrations_are_another_model(tmp_path: Path) -> None:
+    honest = demonstrations(30, seed=0, habits=Habits())
+    assert all("cannot find" not in text for dialogue in honest for text in said(dialogue, "assistant"))

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.train import overrides
+from stateset_agents.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stateset_agents.training.experiment import ExperimentConfig
 
 __all__ = ["add_parser", "run"]
 
@@ -21,41 +25,46 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--temperature", type=float, default=1.0, help="of sampling; 0 is greedy (default 1)")
     parser.add_argument("--episodes", type=int, help="held-out scenarios to play; all when not given")
-    parser.add_argument("--seed", type=int, default=0, help="of users and sampling")
+    parser.add_argument("--seed", type=int, help="of users and sampling (default: the file's, or 0)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any setting")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run, profile=None, max_steps=None, output_dir=None, no_eval=False)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when it could be measured."""
     from stateset_agents.training.experiment import load_experiment
 
-    seed, args.seed = args.seed, None
-    config = load_experiment(args.config, overrides(args))
-    if args.model is not None:
-        agent = config.agent.model_copy(update={"model_name": args.model})
-        config = config.model_copy(update={"agent": agent})
-    result = asyncio.run(_evaluate(config, args, seed))
+    if not args.temperature >= 0:
+        raise ConfigurationError(f"--temperature must be at least 0 (greedy), got {args.temperature}")
+    named = {
+        "agent.model_name": args.model,
+        "evaluation.episodes": args.episodes,
+        "evaluation.seed": args.seed,
+    }
+    config = load_experiment(args.config, overrides(args.set, named))
+    result = asyncio.run(_evaluate(config, args.temperature))
     print(json.dumps(result, indent=2) if args.json else _text(result))
     return 0
 
 
-async def _evaluate(config: Any, args: argparse.Namespace, seed: int) -> dict[str, Any]:
+async def _evaluate(config: ExperimentConfig, temperature: float) -> dict[str, Any]:
+    from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.evaluation.evaluator import evaluate, held_out
-    from stateset_agents.training.experiment import EvaluationConfig, Experiment
+    from stateset_agents.training.experiment import EvaluationConfig
+    from stateset_agents.training.parts import make_environment, make_reward
 
-    trainer = Experiment(config).trainer
     settings = config.evaluation or EvaluationConfig()
-    scenarios = held_out(trainer.environment, settings.split, args.episodes or settings.episodes)
-    async with trainer.agent as agent:
+    environment, reward_fn = make_environment(config.environment), make_reward(config.reward)
+    scenarios = held_out(environment, settings.split, settings.episodes)
+    async with MultiTurnAgent(config.agent) as agent:
         result = await evaluate(
             agent,
-            trainer.environment,
-            trainer.reward_fn,
+            environment,
+            reward_fn,
             scenarios,
-            temperature=args.temperature,
-            seed=seed,
+            temperature=temperature,
+            seed=settings.seed,
             max_concurrent=settings.max_concurrent,
         )
     return {"model": config.agent.model_name, **result.summary()}

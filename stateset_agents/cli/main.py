@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code."""
+    """Run one verb; returns the exit code: 0, 1 for an error, 2 for a wrong command, 130 when interrupted."""
     parser = argparse.ArgumentParser(
         prog="stateset-agents", description="Train multi-turn conversational agents by GRPO, on this machine."
     )
@@ -23,12 +24,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb.add_parser(subparsers)
     args = parser.parse_args(argv)
     configure_logging()
+    if not sys.stderr.isatty():  # progress bars are for people
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if os.getcwd() not in sys.path:  # environments and rewards of the user's own, as package.module:Class
+        sys.path.insert(0, os.getcwd())
     try:
         code: int = args.run(args)
     except StatesetError as error:
-        print(f"stateset-agents: {error}", file=sys.stderr)
+        print(f"stateset-agents: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print("stateset-agents: interrupted", file=sys.stderr)
         return 130
     return code
 

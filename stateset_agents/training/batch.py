@@ -35,6 +35,8 @@ class Sample:
                 f"a trajectory of {self.trajectory.num_agent_tokens} agent tokens needs an advantage each, "
                 f"got {len(self.advantages)}"
             )
+        if self.trajectory.action_mask[:1] == [1]:
+            raise ValueError("a trajectory's first token is the agent's: nothing predicts it, give a prompt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,11 @@ class MicroBatch:
     """[N] the policy version that sampled each."""
 
     @property
+    def has_advantages(self) -> bool:
+        """False where every advantage is 0: without KL and entropy terms its gradient is exactly 0."""
+        return bool(self.advantages.any())
+
+    @property
     def num_padding(self) -> int:
         """Positions of [R, T] that hold no token of a conversation."""
         return int((self.input_ids == _PADDING).sum())
@@ -77,17 +84,19 @@ def make_micro_batches(samples: Sequence[Sample], *, max_rows: int, max_tokens: 
     """Cut the step's samples into micro-batches of at most `max_rows` rows and `max_tokens` tokens.
 
     Rows are sorted by length first, so that a micro-batch pads little; a row longer than `max_tokens`
-    stands alone. Trajectory ids are the samples' places in `samples`.
+    stands alone. Samples whose advantages are all 0 stand in micro-batches of their own (see
+    `MicroBatch.has_advantages`). Trajectory ids are the samples' places in `samples`.
     """
-    order = sorted(range(len(samples)), key=lambda place: (len(samples[place].trajectory.token_ids), place))
+    lengths = [len(sample.trajectory.token_ids) for sample in samples]
+    idle = [not any(sample.advantages) for sample in samples]
     batches: list[list[int]] = []
-    for place in order:
-        length = len(samples[place].trajectory.token_ids)
-        current = batches[-1] if batches else None
-        if current is None or len(current) >= max_rows or (len(current) + 1) * length > max_tokens:
-            batches.append([place])
-        else:
+    for place in sorted(range(len(samples)), key=lambda place: (idle[place], lengths[place], place)):
+        current = batches[-1] if batches else []
+        fits = len(current) < max_rows and (len(current) + 1) * lengths[place] <= max_tokens
+        if current and fits and idle[current[0]] == idle[place]:
             current.append(place)
+        else:
+            batches.append([place])
     return [_micro_batch(samples, places) for places in batches]
 
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ __all__ = [
     "load_checkpoint",
     "machine",
     "prune",
+    "remove_later",
     "save_checkpoint",
 ]
 
@@ -55,10 +58,11 @@ class Checkpoint:
     """Plain JSON: version, frontier, KL coefficient, settings, machine."""
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, write_model: Any) -> Path:
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, write_model: Callable[[Path], None]) -> Path:
     """Write `folder/step-NNNNNN` atomically; `write_model(path)` adds what plain transformers needs.
 
-    Raises CheckpointError when the disk cannot take it; what stood there before stays.
+    A checkpoint of the same step is replaced. Raises CheckpointError when the disk cannot take it; what
+    stood there before stays.
     """
     target = folder / f"step-{checkpoint.step:06d}"
     partial = folder / f".{target.name}.partial"
@@ -66,41 +70,42 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, write_model: Any) -
         shutil.rmtree(partial, ignore_errors=True)
         (partial / "model").mkdir(parents=True)
         write_model(partial / "model")
-        save_file(
-            {
-                name: tensor.detach().cpu().contiguous()
-                for name, tensor in _untied(checkpoint.weights).items()
-            },
-            partial / "model" / "model.safetensors",
-            metadata={"format": "pt"},
-        )
-        tensors, rest = _split_optimizer(checkpoint.optimizer)
-        save_file(tensors, partial / "optimizer.safetensors")
-        _write_json(
-            partial / "state.json",
-            {
-                "schema_version": SCHEMA_VERSION,
-                "step": checkpoint.step,
-                "optimizer": rest,
-                **checkpoint.state,
-            },
-        )
-        files = sorted(path for path in partial.rglob("*") if path.is_file())
-        sums = {str(path.relative_to(partial)): _sha256(path) for path in files}
-        _write_json(partial / "manifest.json", {"schema_version": SCHEMA_VERSION, "files": sums})
-        for path in partial.rglob("*"):
+        _write_files(partial, checkpoint)
+        for path in (*partial.rglob("*"), partial):
             _sync(path)
-        _sync(partial)
-        if target.exists():
-            shutil.rmtree(target)
-        partial.rename(target)
+        _swap(partial, target)
         _sync(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            f"cannot write checkpoint {target} ({error.strerror}): free the disk or choose another output_dir"
+            f"cannot write checkpoint {target} ({reason}): free the disk or choose another output_dir"
         ) from error
     return target
+
+
+def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
+    weights = {name: _saveable(tensor) for name, tensor in _untied(checkpoint.weights).items()}
+    save_file(weights, partial / "model" / "model.safetensors", metadata={"format": "pt"})
+    tensors, rest = _split_optimizer(checkpoint.optimizer)
+    save_file(tensors, partial / "optimizer.safetensors")
+    head = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "optimizer": rest}
+    _write_json(partial / "state.json", {**head, **checkpoint.state})
+    files = sorted(path for path in partial.rglob("*") if path.is_file())
+    sums = {str(path.relative_to(partial)): _sha256(path) for path in files}
+    _write_json(partial / "manifest.json", {"schema_version": SCHEMA_VERSION, "files": sums})
+
+
+def _swap(partial: Path, target: Path) -> None:
+    """Put `partial` in the place of `target`, which is gone only once the new one stands there."""
+    if not target.exists():
+        partial.rename(target)
+        return
+    replaced = target.with_name(f".{target.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    target.rename(replaced)
+    partial.rename(target)
+    shutil.rmtree(replaced)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -111,39 +116,60 @@ def load_checkpoint(path: Path) -> Checkpoint:
     manifest = _read_json(path / "manifest.json")
     if manifest.get("schema_version") != SCHEMA_VERSION:
         raise CheckpointError(
-            f"{path} has checkpoint schema {manifest.get('schema_version')!r}; "
-            f"this version reads {SCHEMA_VERSION}"
+            f"{path} has checkpoint schema {manifest.get('schema_version')!r} and this program reads "
+            f"{SCHEMA_VERSION}: use the stateset-agents that wrote it"
         )
-    for name, expected in manifest["files"].items():
+    sums = manifest.get("files")
+    if not isinstance(sums, dict) or not sums.keys() >= _FILES:
+        raise CheckpointError(f"{path} is damaged: manifest.json is altered{_others(path)}")
+    for name, expected in sums.items():
         file = path / name
         if not file.is_file():
-            raise CheckpointError(f"{path} is incomplete: {name} is missing; resume from another checkpoint")
+            raise CheckpointError(f"{path} is incomplete: {name} is missing{_others(path)}")
         if _sha256(file) != expected:
-            raise CheckpointError(
-                f"{path} is damaged: {name} is truncated or altered; resume from another one"
-            )
+            raise CheckpointError(f"{path} is damaged: {name} is truncated or altered{_others(path)}")
     state = _read_json(path / "state.json")
-    try:
-        weights = load_file(path / "model" / "model.safetensors")
-        tensors = load_file(path / "optimizer.safetensors")
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} holds no readable weights ({error}); resume from another one"
-        ) from error
-    optimizer = _join_optimizer(tensors, state.pop("optimizer"))
+    weights = load_file(path / "model" / "model.safetensors")
+    optimizer = _join_optimizer(load_file(path / "optimizer.safetensors"), state.pop("optimizer"))
     return Checkpoint(step=state["step"], weights=weights, optimizer=optimizer, state=state)
 
 
+_FILES = {"model/model.safetensors", "optimizer.safetensors", "state.json"}
+
+
+def _others(path: Path) -> str:
+    """What to do about a damaged checkpoint."""
+    rest = [other for other in _steps(path.parent) if other != path]
+    return f"; resume from {rest[-1]}" if rest else "; there is no other one: train again"
+
+
+def _steps(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, oldest first."""
+    named = [path for path in folder.glob("step-*") if path.name[5:].isdecimal()]
+    return sorted(named, key=lambda path: int(path.name[5:]))
+
+
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint of a run's `checkpoints/`, or None."""
-    found = sorted(path for path in folder.glob("step-*") if (path / "manifest.json").is_file())
+    """The newest checkpoint of a run's `checkpoints/`, or None."""
+    found = _steps(folder)
     return found[-1] if found else None
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for path in sorted(folder.glob("step-*"))[:-keep]:
+    """Remove all but the newest `keep` checkpoints, and what a kill left unfinished."""
+    for path in (*_steps(folder)[:-keep], *folder.glob(".step-*")):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_later(folder: Path, step: int) -> None:
+    """Remove the checkpoints of later steps, which a run that goes on from `step` makes anew."""
+    for path in _steps(folder):
+        if int(path.name[5:]) > step:
+            shutil.rmtree(path)
+
+
+def _saveable(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
 
 
 def _untied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -160,7 +186,7 @@ def _untied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors by a flat name, and the rest as plain JSON."""
     tensors = {
-        f"{index}.{name}": value.detach().cpu().contiguous()
+        f"{index}.{name}": _saveable(value)
         for index, entry in state["optimizer"]["state"].items()
         for name, value in entry.items()
         if isinstance(value, Tensor)
@@ -191,16 +217,19 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(_saveable(tensor).reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def machine() -> dict[str, Any]:
-    """What bit-equality depends on: versions, threads, CPU type."""
+def machine(device: torch.device) -> dict[str, Any]:
+    """What bit-equality depends on beside seed and settings: versions, threads, kind of processor."""
+    cuda = device.type == "cuda"
     return {
         "torch": torch.__version__,
+        "transformers": version("transformers"),
         "threads": torch.get_num_threads(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "device": torch.cuda.get_device_name(device) if cuda else device.type,
     }
 
 
@@ -211,12 +240,14 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path.parent} is no checkpoint: it has no {path.name}") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(
+            f"{path.parent} is no checkpoint: it has no {path.name}{_others(path.parent)}"
+        ) from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); resume from another checkpoint") from error
+        raise CheckpointError(f"{path} cannot be read ({error}){_others(path.parent)}") from error
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path} is damaged: not a JSON object; resume from another checkpoint")
+        raise CheckpointError(f"{path} is damaged: not a JSON object{_others(path.parent)}")
     return data
 
 

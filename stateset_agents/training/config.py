@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-from pydantic import AliasChoices, Field, PrivateAttr, field_validator, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import Settings
@@ -61,6 +61,8 @@ def _alias(*names: str) -> AliasChoices:
 
 class TrainingConfig(Settings):
     """Settings of `MultiTurnGRPOTrainer`. Names are the field's; common aliases are accepted."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     profile: TrainingProfile = Field(
         default=TrainingProfile.BALANCED, description="Which table of defaults is used."
@@ -212,30 +214,11 @@ class TrainingConfig(Settings):
 
     _explicit: frozenset[str] = PrivateAttr(default=frozenset())
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_aliases(cls, data: Any) -> Any:
-        """bf16/fp16/use_amp become `precision`; a loss with a clip range of its own gets it."""
-        if not isinstance(data, dict):
-            return data
-        data = dict(data)
-        flags = {name: data.pop(name) for name in ("bf16", "fp16", "use_amp") if name in data}
-        for name, value in flags.items():
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} must be true or false")
-        if flags and "precision" in data:
-            raise ValueError(f"give precision or {' / '.join(flags)}, not both")
-        if flags.get("bf16") and flags.get("fp16"):
-            raise ValueError("bf16 and fp16 cannot both be true")
-        if flags.get("bf16"):
-            data["precision"] = "bf16"
-        elif flags.get("fp16"):
-            data["precision"] = "fp16"
-        elif flags:
-            data["precision"] = "auto" if flags.get("use_amp") else "fp32"
-        if not {"clip_ratio", "clip_epsilon", "clip_ratio_high"} & data.keys():
-            data.update(_OWN_CLIP.get(data.get("loss_type", ""), {}))
-        return data
+    def __init__(self, **settings: Any) -> None:
+        """`settings` win over the loss's own clip range, that over the profile's table."""
+        given = _canonical(settings)
+        super().__init__(**{**_defaults(given), **given})
+        self._explicit = frozenset(given)
 
     @field_validator("advantage_normalization", mode="before")
     @classmethod
@@ -259,9 +242,6 @@ class TrainingConfig(Settings):
             raise ValueError(f"{self.loss_type} has no dual clip: leave dual_clip unset")
         return self
 
-    def model_post_init(self, context: Any) -> None:
-        self._explicit = frozenset(self.model_fields_set)
-
     @classmethod
     def from_profile(cls, profile: TrainingProfile | str, **overrides: Any) -> Self:
         """The profile's values with `overrides` on top.
@@ -269,24 +249,16 @@ class TrainingConfig(Settings):
         >>> TrainingConfig.from_profile("aggressive", num_episodes=100).num_iterations
         2
         """
-        try:
-            table = PROFILES[TrainingProfile(profile)]
-        except ValueError:
-            names = ", ".join(TrainingProfile)
-            raise ConfigurationError(f"profile must be one of {names}, got {profile!r}") from None
-        explicit = cls(**{**overrides, "profile": profile})
-        chosen = {name: getattr(explicit, name) for name in explicit.model_fields_set}
-        config = cls(**{**table, **chosen})
-        config._explicit = frozenset(explicit.model_fields_set)
-        return config
+        return cls(**{**overrides, "profile": profile})
 
     def with_recommended(self, overrides: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
         """This configuration with a model card's `overrides` where the user set nothing.
 
-        Returns the configuration and what was applied.
+        Returns the configuration and what was applied. What the card says stands above the profile.
         """
-        applied = {name: value for name, value in overrides.items() if name not in self._explicit}
-        config = type(self)(**{**self.model_dump(), **applied})
+        own = {name: getattr(self, name) for name in self._explicit}
+        applied = {name: value for name, value in _canonical(overrides).items() if name not in own}
+        config = type(self)(**{**applied, **own})
         config._explicit = self._explicit
         return config, applied
 
@@ -303,3 +275,48 @@ class TrainingConfig(Settings):
         if self.max_steps is not None:
             return self.max_steps
         return -(-self.num_episodes // self.episodes_per_step(world_size))
+
+
+_CANONICAL: Mapping[str, str] = {
+    alias: name
+    for name, field in TrainingConfig.model_fields.items()
+    for alias in getattr(field.validation_alias, "choices", ())
+}
+
+
+def _canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings under their fields' own names; bf16, fp16 and use_amp become `precision`."""
+    given: dict[str, Any] = {}
+    flags: dict[str, bool] = {}
+    for name, value in settings.items():
+        if name in ("bf16", "fp16", "use_amp"):
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"{name} must be true or false, got {value!r}")
+            flags[name] = value
+            continue
+        field = _CANONICAL.get(name, name)
+        if field in given:
+            raise ConfigurationError(f"{name} is another name of {field}, which is given too: leave one out")
+        given[field] = value
+    if flags and "precision" in given:
+        raise ConfigurationError(f"give precision or {' / '.join(flags)}, not both")
+    if flags.get("bf16") and flags.get("fp16"):
+        raise ConfigurationError("bf16 and fp16 cannot both be true")
+    if flags:
+        chosen = next((name for name in ("bf16", "fp16") if flags.get(name)), None)
+        given["precision"] = chosen or ("auto" if flags.get("use_amp") else "fp32")
+    return given
+
+
+def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What profile and loss set where nothing else is given."""
+    profile = given.get("profile")
+    known = profile if isinstance(profile, str) and profile in set(TrainingProfile) else "balanced"
+    table = dict(PROFILES[TrainingProfile(known)])
+    loss = given.get("loss_type", table.get("loss_type"))
+    own = _OWN_CLIP.get(loss) if isinstance(loss, str) else None
+    if own is None:
+        return table
+    table = {name: value for name, value in table.items() if name not in own}
+    low = {"clip_ratio": own["clip_ratio"]}
+    return {**table, **(low if {"clip_ratio", "clip_ratio_high"} & given.keys() else own)}

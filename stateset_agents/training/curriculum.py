@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import random
 from collections.abc import Sequence
 
@@ -26,6 +29,14 @@ class ScenarioOrder:
     def take(self, frontier: int, number: int) -> list[Scenario]:
         """The episodes `frontier` to `frontier + number` of the run."""
         return [self._at(place) for place in range(frontier, frontier + number)]
+
+    def fingerprint(self) -> str:
+        """SHA-256 over all scenarios: a checkpoint is of these and no others."""
+        digest = hashlib.sha256()
+        for scenario in self._scenarios:
+            line = json.dumps(dataclasses.asdict(scenario), sort_keys=True, default=str)
+            digest.update(line.encode() + b"\n")
+        return digest.hexdigest()
 
     def _at(self, place: int) -> Scenario:
         epoch, offset = divmod(place, len(self._scenarios))

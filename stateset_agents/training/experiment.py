@@ -5,8 +5,6 @@ The command line's `train` and `evaluate` call this; in a program, use `MultiTur
 
 from __future__ import annotations
 
-import difflib
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,48 +13,20 @@ import yaml
 from pydantic import Field, field_validator
 
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.environment import ConversationEnvironment, Environment
-from stateset_agents.core.reward import (
-    EnvironmentReward,
-    RewardFunction,
-    create_customer_service_reward,
-    create_helpful_reward,
-    create_task_reward,
-    create_tutoring_reward,
-)
+from stateset_agents.core.environment import Environment
+from stateset_agents.core.reward import RewardFunction
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.evaluator import Evaluation, evaluate, held_out
 from stateset_agents.reporting.report import write_report
 from stateset_agents.settings import Settings
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.tracking.tracker import JsonlTracker, Stage
+from stateset_agents.tracking.tracker import Stage
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.parts import make_environment, make_reward
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 
 __all__ = ["EvaluationConfig", "Experiment", "ExperimentConfig", "load_experiment", "measure"]
-
-
-def _retail_desk(**options: Any) -> Environment:
-    from stateset_agents.environments.retail_desk import RetailDesk
-
-    return RetailDesk(**options)
-
-
-ENVIRONMENTS: Mapping[str, Callable[..., Environment]] = {
-    "retail_desk": _retail_desk,
-    "conversation": ConversationEnvironment,
-}
-"""Environments by the name a YAML file gives them; the other keys of its section are arguments."""
-
-REWARDS: Mapping[str, Callable[..., RewardFunction]] = {
-    "environment": EnvironmentReward,
-    "customer_service": create_customer_service_reward,
-    "helpful": create_helpful_reward,
-    "task": create_task_reward,
-    "tutoring": create_tutoring_reward,
-}
-"""Reward functions by name."""
 
 
 class EvaluationConfig(Settings):
@@ -75,21 +45,18 @@ class ExperimentConfig(Settings):
     environment: Mapping[str, Any] = Field(
         description='`name` (or "package.module:Class") and its arguments.'
     )
-    reward: str | Mapping[str, Any] = Field(
-        default="environment", description="A name, or `name` and arguments."
+    reward: Mapping[str, Any] = Field(
+        default={"name": "environment"}, description="A name, or `name` and arguments."
     )
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig | None = Field(
         default=None, description="Unset: no measurement around training."
     )
 
-    @field_validator("training", mode="before")
+    @field_validator("environment", "reward", mode="before")
     @classmethod
-    def _from_profile(cls, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            rest = {name: setting for name, setting in value.items() if name != "profile"}
-            return TrainingConfig.from_profile(value.get("profile", "balanced"), **rest)
-        return value
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
@@ -102,46 +69,35 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(data, dict):
+    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
         raise ConfigurationError(f"{path} must hold sections such as agent, environment, training")
     data.pop("schema_version", None)
     for name, value in (overrides or {}).items():
-        section, _, field = name.partition(".")
-        if not field:
-            data[section] = value
-            continue
-        if not isinstance(data.setdefault(section, {}), dict):
-            data[section] = {"name": data[section]}
-        data[section][field] = value
+        _override(data, name, value)
+    given = {name: value for name, value in data.items() if value is not None}  # a section left empty
+    for name, value in given.items():
+        if isinstance(value, dict) and not all(isinstance(field, str) for field in value):
+            raise ConfigurationError(f"{path}: {name} must have names as keys, got {list(value)!r:.60}")
     try:
-        return ExperimentConfig(**data)
+        return ExperimentConfig(**given)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
 
 
-def _make(what: str, known: Mapping[str, Callable[..., Any]], spec: str | Mapping[str, Any]) -> Any:
-    options = {"name": spec} if isinstance(spec, str) else dict(spec)
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        raise ConfigurationError(f"{what} needs a name: one of {', '.join(known)}, or package.module:Class")
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            make = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ConfigurationError(f"{what} {name!r} cannot be imported: {error}") from error
-    elif name in known:
-        make = known[name]
-    else:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ConfigurationError(f"{what} must be one of {', '.join(known)}, got {name!r}{hint}")
-    try:
-        return make(**options)
-    except TypeError as error:
-        raise ConfigurationError(f"{what} {name!r} does not take these arguments: {error}") from error
+def _override(data: dict[str, Any], name: str, value: Any) -> None:
+    """Set `section.field` (or deeper); a section that is only a name gets room for fields."""
+    *path, field = name.split(".")
+    here = data
+    for part in path:
+        inner = here.get(part)
+        if inner is None or isinstance(inner, str):
+            inner = here[part] = {} if inner is None else {"name": inner}
+        if not isinstance(inner, dict):
+            raise ConfigurationError(f"{name} cannot be set: {part} is {inner!r:.40}, which has no fields")
+        here = inner
+    here[field] = value
 
 
 async def measure(
@@ -172,16 +128,17 @@ class Experiment:
         config: ExperimentConfig,
         *,
         run: RunFolder | None = None,
+        checkpoint: Path | None = None,
         on_step: Callable[[int, Mapping[str, float]], None] | None = None,
     ) -> None:
+        """`run` is resumed from `checkpoint`, or from its newest one."""
         self.config = config
         self._resumes = run is not None
-        environment: Environment = _make("environment", ENVIRONMENTS, config.environment)
-        reward_fn: RewardFunction = _make("reward", REWARDS, config.reward)
+        self._checkpoint = checkpoint
         self.trainer = MultiTurnGRPOTrainer(
             MultiTurnAgent(config.agent),
-            environment,
-            reward_fn,
+            make_environment(config.environment),
+            make_reward(config.reward),
             config.training,
             run=run,
             description=config.model_dump(mode="json", exclude={"agent", "training"}),
@@ -194,41 +151,40 @@ class Experiment:
         return self.trainer.run
 
     async def initialize(self) -> None:
-        """Load everything; a resumed run goes on from its newest checkpoint."""
+        """Load everything; a resumed run goes on from its checkpoint."""
+        if self.config.evaluation is not None:  # before anything slow
+            held_out(self.trainer.environment, self.config.evaluation.split, self.config.evaluation.episodes)
         await self.trainer.initialize()
         if self._resumes:
-            await self.trainer.load_checkpoint()
-            self.summary = RunLog.open(self.run.path).summary() if self.run.summary.exists() else {}
+            await self.trainer.load_checkpoint(self._checkpoint)
+            self.summary = RunLog(self.run).summary()
 
     async def before(self) -> dict[str, Any] | None:
-        """Measure the untrained agent; a resumed run keeps what it measured."""
-        if self.config.evaluation is None:
-            return None
-        if "before" not in self.summary:
-            await self._measure("before")
+        """Measure the untrained agent; a resumed run keeps what it measured, or goes without."""
+        untrained = self.trainer.step_number == 0
+        if self.config.evaluation is not None and "before" not in self.summary and untrained:
+            await self._measure("before", self.config.evaluation)
             self.run.write_summary(self.summary)
-        result: dict[str, Any] = self.summary["before"]
-        return result
+        return self.summary.get("before")
 
     async def train(self) -> None:
         """Run the steps that are left."""
+        if self.trainer.step_number < self.trainer.num_steps:
+            self.summary.pop("after", None)
         await self.trainer.train()
         self.summary |= self.trainer.summary()
 
     async def after(self) -> dict[str, Any] | None:
-        """Measure the trained agent, write the summary and the report."""
-        if self.config.evaluation is not None:
-            await self._measure("after")
+        """Measure the trained agent (once), write the summary and the report."""
+        if self.config.evaluation is not None and "after" not in self.summary:
+            await self._measure("after", self.config.evaluation)
         self.run.write_summary(self.summary)
         write_report(self.run.path)
-        result: dict[str, Any] | None = self.summary.get("after")
-        return result
+        return self.summary.get("after")
 
-    async def _measure(self, stage: Stage) -> None:
-        assert self.config.evaluation is not None  # the callers ask first
+    async def _measure(self, stage: Stage, config: EvaluationConfig) -> None:
         trainer = self.trainer
         self.summary[stage], sampled = await measure(
-            trainer.agent, trainer.environment, trainer.reward_fn, self.config.evaluation
+            trainer.agent, trainer.environment, trainer.reward_fn, config
         )
-        with JsonlTracker(self.run) as tracker:
-            tracker.log_rollouts(trainer.step_number, sampled.groups, stage=stage)
+        trainer.tracker.log_rollouts(trainer.step_number, sampled.groups, stage=stage)

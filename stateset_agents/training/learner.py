@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,25 @@ from torch import Tensor, nn
 from stateset_agents.algorithms.aggregation import Denominators, LossOutput, Metrics
 from stateset_agents.algorithms.kl import create_kl_controller, kl_rewards, token_returns_to_go
 from stateset_agents.algorithms.losses import LOSSES, entropy_loss, policy_loss
-from stateset_agents.errors import CheckpointError
+from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.streams import derive
 from stateset_agents.training.batch import MicroBatch, Sample, make_micro_batches
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.optimization import Optimization, StepResult, autocast_dtype
-from stateset_agents.training.policy import Policy, TokenScores
+from stateset_agents.training.policy import Policy
 
 __all__ = ["Learner"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A micro-batch with what stays the same over the inner passes."""
+
+    batch: MicroBatch
+    reference: Tensor | None
+    """[N] the reference's log-probs."""
+    trains: bool
+    """False: its gradient is exactly 0, only its metrics count."""
 
 
 class Learner:
@@ -30,13 +42,16 @@ class Learner:
     def __init__(
         self, model: nn.Module, config: TrainingConfig, *, num_steps: int, exact_logprobs: bool
     ) -> None:
-        """`exact_logprobs`: rollouts ran in fp32, so what they stored is pi_old; else it is recomputed."""
+        """Takes `model` over, in fp32 (or float64 where it is that).
+
+        `exact_logprobs`: rollouts ran in that precision, so what they stored is pi_old; else it is
+        recomputed, and the difference reported as policy/rollout_mismatch.
+        """
         self.config = config
         device = next(model.parameters()).device
         autocast = autocast_dtype(config.precision, device)
         if config.gradient_checkpointing:
-            enable: Any = model.gradient_checkpointing_enable
-            enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            _enable_gradient_checkpointing(model)
         self.policy = Policy(model, temperature=config.temperature, autocast=autocast)
         self.reference = self.policy.reference() if config.uses_reference else None
         self.kl = create_kl_controller(
@@ -48,93 +63,113 @@ class Learner:
         self.optimization = Optimization(
             model, config, num_updates=num_steps * config.num_iterations, scale=autocast is torch.float16
         )
+        self.midway = False
+        """True once an update has moved weights and before it is through: no state to keep."""
         self._recompute_old = not exact_logprobs or autocast is not None
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the master weights by name."""
-        return {name: tensor.detach().clone() for name, tensor in self.policy.model.state_dict().items()}
+        """The master weights by name: the live tensors, which the next update changes."""
+        return {name: tensor.detach() for name, tensor in self.policy.model.state_dict().items()}
 
     def write_model_files(self, path: Path) -> None:
-        """What plain transformers needs beside the weights."""
-        self.policy.model.config.save_pretrained(path)
-        self.policy.model.generation_config.save_pretrained(path)
+        """What plain transformers needs beside the weights: config and generation config."""
+        model = self.policy.model
+        config = copy.deepcopy(model.config)
+        config.dtype = self.policy.dtype
+        config.architectures = [type(model).__name__]
+        config.save_pretrained(path)
+        model.generation_config.save_pretrained(path)
 
     def update(self, samples: Sequence[Sample], *, step: int) -> dict[str, float]:
         """`num_iterations` optimiser steps on one step's samples; returns metrics.
 
-        Denominators are counted over all samples, so the cut into micro-batches changes nothing. Samples
-        without any advantage are left out where that is exact (no KL term, no entropy bonus); when
-        nothing is left, the weights stay as they are (AdamW would move them on a zero gradient).
+        Denominators are counted over all samples, so the cut into micro-batches changes nothing. When no
+        sample has an advantage and no other term has a gradient, the weights stay as they are (AdamW
+        would move them on a zero gradient).
         """
         denominators = Denominators.of(
             [sample.trajectory.num_agent_tokens for sample in samples], max_length=self.config.loss_length
         )
-        batches = [
-            batch.to(self.policy.device)
-            for batch in make_micro_batches(
-                samples,
-                max_rows=self.config.per_device_train_batch_size * self.config.num_generations,
-                max_tokens=self.config.micro_batch_tokens,
-            )
-        ]
-        if self.kl.beta == 0 and self.config.entropy_coef == 0:
-            batches = [batch for batch in batches if bool(batch.advantages.any())]
-        if not batches:
-            return {"optimizer/skipped": 1.0}
-        with _own_randomness(derive(self.config.seed, "update", step), self.policy.device):
-            return self._passes(batches, denominators)
+        batches = make_micro_batches(
+            samples,
+            max_rows=self.config.per_device_train_batch_size * self.config.num_generations,
+            max_tokens=self.config.micro_batch_tokens,
+        )
+        metrics = {
+            "batch/micro_batches": float(len(batches)),
+            "tokens/padding": float(sum(batch.num_padding for batch in batches)),
+        }
+        every = self.kl.beta > 0 or self.config.entropy_coef > 0
+        if not every and not any(batch.has_advantages for batch in batches):
+            return metrics | {"optimizer/skipped": 1.0}
+        try:
+            with _own_randomness(derive(self.config.seed, "update", step), self.policy.device):
+                prepared, mismatch = self._prepare([batch.to(self.policy.device) for batch in batches], every)
+                return metrics | mismatch | self._passes(prepared, denominators)
+        finally:
+            self.optimization.discard()
 
-    def _passes(self, batches: Sequence[MicroBatch], denominators: Denominators) -> dict[str, float]:
-        self.policy.model.eval()
-        prepared = [self._prepare(batch) for batch in batches]
-        self.policy.model.train()
-        first: Metrics | None = None
+    def _passes(self, prepared: Sequence[_Prepared], denominators: Denominators) -> dict[str, float]:
+        conversations = denominators.num_trajectories
+        results: list[StepResult] = []
+        ratios: list[float] = []
         for _ in range(self.config.num_iterations):
-            metrics = Metrics()
-            for batch, reference in prepared:
-                output = self._loss(self.policy.score(batch, entropy=True), batch, reference, denominators)
-                self.optimization.backward(output.loss)
-                metrics = metrics + output.metrics
-            result = self.optimization.step()
-            first = first or metrics
-        numbers = metrics.to_dict()
-        if self.reference is not None:
-            conversations = int((denominators.tokens_per_trajectory > 0).sum())
-            self.kl = self.kl.updated(numbers["kl/reference"], num_episodes=conversations)
-        assert first is not None  # num_iterations is at least 1
+            numbers = self._gradient(prepared, denominators).to_dict()
+            kl = self.kl
+            if self.reference is not None:  # before the step: it refuses a KL that is not finite
+                kl = kl.updated(numbers["kl/reference"], num_episodes=conversations)
+            self.midway = True
+            results.append(self.optimization.step())
+            ratios.append(numbers["policy/ratio_max"])
+        self.kl = kl
+        self.midway = False
         return {
             **numbers,
-            **self._report(result),
-            "policy/first_ratio_max": first.to_dict()["policy/ratio_max"],
-        }
-
-    def _report(self, result: StepResult) -> dict[str, float]:
-        return {
-            "optimizer/grad_norm": result.grad_norm,
-            "optimizer/learning_rate": result.learning_rate,
-            "optimizer/skipped": 0.0 if result.stepped else 1.0,
+            "policy/first_ratio_max": ratios[0],
+            "optimizer/grad_norm": results[-1].grad_norm,
+            "optimizer/learning_rate": results[-1].learning_rate,
+            "optimizer/skipped": float(sum(not result.stepped for result in results)),
             "kl/coefficient": self.kl.beta,
         }
 
-    @torch.no_grad()
-    def _prepare(self, batch: MicroBatch) -> tuple[MicroBatch, Tensor | None]:
-        """What stays the same over the inner passes: pi_old, the reference, a KL in the reward."""
-        if self._recompute_old:
-            batch = replace(batch, old_logprobs=self.policy.score(batch).logprobs)
-        if self.reference is None:
-            return batch, None
-        reference = self.reference.score(batch).logprobs
-        if self.config.kl_placement == "reward":
-            cost = kl_rewards(batch.old_logprobs, reference, self.kl.beta)
-            batch = replace(
-                batch, advantages=batch.advantages + token_returns_to_go(cost, batch.trajectory_ids)
-            )
-        return batch, reference
+    def _gradient(self, prepared: Sequence[_Prepared], denominators: Denominators) -> Metrics:
+        """Add the whole step's gradient, micro-batch by micro-batch."""
+        self.policy.model.train()
+        metrics = Metrics()
+        for one in prepared:
+            with torch.set_grad_enabled(one.trains):
+                output = self._loss(one.batch, one.reference, denominators)
+            if one.trains:
+                self.optimization.backward(output.loss)
+            metrics = metrics + output.metrics
+        return metrics
 
-    def _loss(
-        self, scores: TokenScores, batch: MicroBatch, reference: Tensor | None, denominators: Denominators
-    ) -> LossOutput:
+    @torch.no_grad()
+    def _prepare(
+        self, batches: Sequence[MicroBatch], every: bool
+    ) -> tuple[list[_Prepared], dict[str, float]]:
+        """pi_old and the reference of each micro-batch, a KL in the reward; how far pi_old was off."""
+        self.policy.model.eval()
+        prepared = []
+        worst = 0.0
+        for batch in batches:
+            if self._recompute_old:
+                old = self.policy.score(batch).logprobs
+                worst = max(worst, float((old - batch.old_logprobs).abs().max()))
+                batch = replace(batch, old_logprobs=old)
+            trains, reference = every or batch.has_advantages, None
+            if self.reference is not None:
+                reference = self.reference.score(batch).logprobs
+                if self.config.kl_placement == "reward":
+                    cost = kl_rewards(batch.old_logprobs, reference, self.kl.beta)
+                    to_go = token_returns_to_go(cost, batch.trajectory_ids)
+                    batch = replace(batch, advantages=batch.advantages + to_go)
+            prepared.append(_Prepared(batch, reference, trains))
+        return prepared, {"policy/rollout_mismatch": worst} if self._recompute_old else {}
+
+    def _loss(self, batch: MicroBatch, reference: Tensor | None, denominators: Denominators) -> LossOutput:
         config = self.config
+        scores = self.policy.score(batch, entropy="gradient" if config.entropy_coef else "value")
         output = policy_loss(
             config.loss_type,
             scores.logprobs,
@@ -149,7 +184,7 @@ class Learner:
             beta=self.kl.beta if config.kl_placement == "loss" else 0.0,
             kl_estimator=config.kl_estimator,
         )
-        assert scores.entropy is not None  # asked for in _passes
+        assert scores.entropy is not None  # asked for above
         spread = entropy_loss(
             scores.entropy, batch.trajectory_ids, denominators, averaging=LOSSES[config.loss_type].averaging
         )
@@ -157,21 +192,34 @@ class Learner:
         return LossOutput(loss=loss, metrics=output.metrics + spread.metrics)
 
     def state(self) -> dict[str, Any]:
-        """Optimiser and KL coefficient, for a checkpoint."""
+        """Optimiser and KL coefficient, for a checkpoint; tensors are the live ones."""
         return {**self.optimization.state(), "kl": self.kl.state_dict()}
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; a tied tensor stands there under one of its names only."""
-        missing, unexpected = self.policy.model.load_state_dict(dict(weights), strict=False)
+        """Go on from a checkpoint; a tied tensor stands there under one of its names only.
+
+        Raises CheckpointError, before anything changes, when the weights are of another model.
+        """
         own = self.policy.model.state_dict()
         tied = {own[name].data_ptr() for name in weights if name in own}
-        lost = [name for name in missing if own[name].data_ptr() not in tied]
-        if lost or unexpected:
+        missing = [name for name in own if name not in weights and own[name].data_ptr() not in tied]
+        foreign = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
+        if missing or foreign:
             raise CheckpointError(
-                f"the checkpoint's weights are of another model: {[*lost, *unexpected][0]} differs"
+                f"the checkpoint's weights are of another model: {[*missing, *foreign][0]} differs"
             )
+        self.policy.model.load_state_dict(dict(weights), strict=False)
         self.optimization.load(dict(state))
         self.kl = self.kl.restored(state["kl"])
+
+
+def _enable_gradient_checkpointing(model: Any) -> None:
+    try:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{type(model).__name__} cannot recompute activations: set gradient_checkpointing to false"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -30,14 +30,16 @@ def schedule(
     """Factor on the learning rate for the update number `step` (0-based) of `num_steps`.
 
     Rises in a line over the first `warmup_ratio` of the updates (the first update is never at 0), then
-    stays, falls in a line, or falls in a half cosine towards 0.
+    stays, falls in a line, or falls in a half cosine to 0, which the update after the last would have.
+
+    With 10 updates and a warm-up of .2, linear: 1/2, 1, 1, 7/8, 6/8, ... 1/8.
     """
     warmup = math.ceil(warmup_ratio * num_steps)
     if step < warmup:
         return (step + 1) / warmup
     if kind == "constant":
         return 1.0
-    done = (step - warmup) / max(1, num_steps - warmup)
+    done = min(1.0, (step - warmup) / max(1, num_steps - warmup))
     return 1.0 - done if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
 
 
@@ -60,8 +62,9 @@ class Optimization:
     """
 
     def __init__(self, model: nn.Module, config: TrainingConfig, *, num_updates: int, scale: bool) -> None:
+        """`num_updates`: of the whole run, the schedule's length; `scale`: multiply the loss (fp16)."""
         self._config = config
-        self._num_updates = num_updates
+        self._length = num_updates
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         decayed = [parameter for parameter in self._parameters if parameter.ndim >= 2]
         plain = [parameter for parameter in self._parameters if parameter.ndim < 2]
@@ -70,8 +73,9 @@ class Optimization:
             {"params": plain, "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate)
-        self.scaler = torch.amp.GradScaler("cuda", enabled=scale)
+        self.scaler = torch.amp.GradScaler(self._parameters[0].device.type, enabled=scale)
         self.num_updates = 0
+        """Steps made, the skipped ones not counted: where the schedule stands."""
 
     def backward(self, loss: Tensor) -> None:
         """Add this loss's gradient."""
@@ -81,7 +85,7 @@ class Optimization:
         """Unscale, clip, step, advance the schedule, clear the gradients."""
         factor = schedule(
             self.num_updates,
-            self._num_updates,
+            self._length,
             kind=self._config.lr_scheduler_type,
             warmup_ratio=self._config.warmup_ratio,
         )
@@ -95,11 +99,15 @@ class Optimization:
             self.scaler.step(self.optimizer)
             self.num_updates += 1
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.discard()
         return StepResult(grad_norm=norm, stepped=finite, learning_rate=learning_rate)
 
+    def discard(self) -> None:
+        """Forget the gradients added so far."""
+        self.optimizer.zero_grad(set_to_none=True)
+
     def state(self) -> dict[str, Any]:
-        """Everything a resume needs."""
+        """Everything a resume needs; tensors are the live ones."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -107,6 +115,7 @@ class Optimization:
         }
 
     def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.num_updates = int(state["num_updates"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 from stateset_agents.algorithms.advantages import zero_variance_fraction
 from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
+from stateset_agents.evaluation.evaluator import Evaluation
+from stateset_agents.training.config import TrainingConfig
 
-__all__ = ["rollout_metrics"]
+__all__ = ["evaluation_metrics", "rollout_metrics", "why_nothing_trained"]
 
 
 def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
@@ -51,3 +54,34 @@ def _shape(played: Sequence[Trajectory]) -> dict[str, float]:
         "tokens/environment": float(whole - agent),
         "tokens/per_turn": agent / max(1, sum(len(t.turns) for t in played)),
     }
+
+
+def evaluation_metrics(result: Evaluation) -> dict[str, float]:
+    """Figures of an evaluation during training."""
+    metrics = {
+        "eval/success": result.success,
+        "eval/success_low": result.interval[0],
+        "eval/success_high": result.interval[1],
+    }
+    return metrics if result.mean_reward is None else {**metrics, "eval/reward": result.mean_reward}
+
+
+def why_nothing_trained(
+    groups: Sequence[TrajectoryGroup], metrics: Mapping[str, float], config: TrainingConfig, *, scaled: bool
+) -> str | None:
+    """What went wrong in a step; None for one that trained, or in which all were equally good.
+
+    `scaled`: under fp16's gradient scaler an infinite gradient is no mishap, it finds the scale.
+    """
+    norm = metrics.get("optimizer/grad_norm", 0.0)
+    if not (math.isfinite(norm) or scaled):
+        return f"has a gradient of norm {norm}: lower learning_rate, or look at the rewards"
+    if any(len(group.scored) >= config.min_group_size for group in groups):
+        return None
+    members = [trajectory for group in groups for trajectory in group.trajectories]
+    failed = sum(trajectory.status is Status.FAILED for trajectory in members)
+    why = next((trajectory.error for trajectory in members if trajectory.error), "every reward is None")
+    return (
+        f"has no group with {config.min_group_size} scored members "
+        f"({failed} of {len(members)} conversations failed); first cause: {why}"
+    )

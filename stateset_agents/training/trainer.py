@@ -6,60 +6,44 @@ import asyncio
 import copy
 import platform
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
+from torch import nn
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Status, TrajectoryGroup
-from stateset_agents.errors import CheckpointError, ConfigurationError, TrainingStopped
+from stateset_agents.core.trajectory import TrajectoryGroup
+from stateset_agents.errors import ConfigurationError, TrainingStopped
 from stateset_agents.evaluation.evaluator import Evaluation, evaluate, held_out
 from stateset_agents.streams import derive
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
-from stateset_agents.training.checkpoint import (
-    Checkpoint,
-    fingerprint,
-    latest_checkpoint,
-    load_checkpoint,
-    machine,
-    prune,
-    save_checkpoint,
-)
+from stateset_agents.training.batch import Sample
+from stateset_agents.training.checkpoint import fingerprint, latest_checkpoint, remove_later
 from stateset_agents.training.config import TrainingConfig, TrainingProfile
 from stateset_agents.training.credit import assign_credit
 from stateset_agents.training.curriculum import ScenarioOrder
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.loop_lag import LoopLag, measure_loop_lag
-from stateset_agents.training.step_metrics import rollout_metrics
+from stateset_agents.training.resume import Identity, Progress, keep, take_up
+from stateset_agents.training.step_metrics import evaluation_metrics, rollout_metrics, why_nothing_trained
+from stateset_agents.training.uninterrupted import uninterrupted
 
 __all__ = ["MultiTurnGRPOTrainer", "train"]
 
 _log = get_logger(__name__)
 _T = TypeVar("_T")
-
-_MAY_DIFFER = frozenset(
-    {
-        "output_dir",
-        "run_name",
-        "save_steps",
-        "save_total_limit",
-        "eval_steps",
-        "eval_episodes",
-        "log_rollouts",
-    }
-    | {"max_steps", "num_episodes"}
-)
-"""Settings that a resume may change without making the checkpoint's weights mean something else."""
 
 
 class MultiTurnGRPOTrainer:
@@ -85,39 +69,55 @@ class MultiTurnGRPOTrainer:
         description: Mapping[str, Any] | None = None,
         on_step: Callable[[int, Mapping[str, float]], None] | None = None,
     ) -> None:
-        """`run`: a run folder to use instead of a new one; `description`: more for its config.yaml;
-        `on_step`: called in the event loop with each step's number (from 1) and metrics."""
+        """`run`: a folder to use instead of a new one; `description`: more for its config.yaml; `on_step`:
+        called in the event loop with each step's number (from 1) and metrics."""
         self.agent = agent
         self.environment = environment
         self.reward_fn = reward_fn
         self.config = config or TrainingConfig()
         self.recommended: dict[str, Any] = {}
         """What the model's card set, where the user set nothing."""
-        self.step_number = 0
-        """Steps finished."""
-        self.train_seconds = 0.0
-        self._frontier = 0
-        self._failed_steps = 0
-        self._run = run
-        self._description = dict(description or {})
+        self.progress = Progress()
         self.on_step = on_step
+        self._saved_step: int | None = None
+        self._description = dict(description or {})
+        self._run = run
+        self._tracker: JsonlTracker | None = None
         self._learner: Learner | None = None
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="update")
+        self._boundary = asyncio.Lock()
+        self._worker = ThreadPoolExecutor(
+            max_workers=1,
+            thread_name_prefix="update",
+            initializer=torch.set_num_threads,  # torch keeps one number per thread
+            initargs=(torch.get_num_threads(),),
+        )
 
     # ------------------------------------------------------------------------------ set-up
 
     @property
+    def is_ready(self) -> bool:
+        """Has `initialize` been through?"""
+        return self._tracker is not None
+
+    @property
     def run(self) -> RunFolder:
         """The run folder."""
-        if self._run is None:
-            raise ConfigurationError("the trainer has no run folder yet: await trainer.initialize() first")
-        return self._run
+        return _ready(self._run)
+
+    @property
+    def tracker(self) -> JsonlTracker:
+        """Writes the run folder's logs."""
+        return _ready(self._tracker)
 
     @property
     def learner(self) -> Learner:
-        if self._learner is None:
-            raise ConfigurationError("the trainer is not ready: await trainer.initialize() first")
-        return self._learner
+        """Holds the master weights."""
+        return _ready(self._learner)
+
+    @property
+    def step_number(self) -> int:
+        """Steps finished."""
+        return self.progress.step
 
     @property
     def num_steps(self) -> int:
@@ -129,9 +129,14 @@ class MultiTurnGRPOTrainer:
 
         Raises ConfigurationError for settings that cannot work together.
         """
-        if self._learner is not None:
+        if self.is_ready:
             return
-        self._refuse_truncated_sampling()
+        top_k, top_p = self.agent.config.top_k, self.agent.config.top_p
+        if top_k or top_p < 1:
+            raise ConfigurationError(
+                "training samples from the full distribution: leave AgentConfig.top_k at 0 and top_p at 1, "
+                f"got {top_k} and {top_p}"
+            )
         self._order = ScenarioOrder(self.environment.scenarios("train"), self.config.seed)
         await self.agent.initialize()
         model = getattr(self.agent.backend, "model", None)
@@ -139,14 +144,11 @@ class MultiTurnGRPOTrainer:
             raise ConfigurationError(
                 f"a {type(self.agent.backend).__name__} has no weights to train: use an in-process model"
             )
-        self.config, self.recommended = self.config.with_recommended(
-            getattr(self.agent.backend, "recommended", {})
-        )
-        exact = next(model.parameters()).dtype is torch.float32
-        copied = copy.deepcopy(model).requires_grad_(True)
-        build = partial(Learner, copied, self.config, num_steps=self.num_steps, exact_logprobs=exact)
-        self._learner = await self._in_worker(build)
-        self._base = await self._in_worker(fingerprint, self._learner.weights())
+        card = getattr(self.agent.backend, "recommended", {})
+        self.config, self.recommended = self.config.with_recommended(card)
+        if self.config.eval_steps:
+            held_out(self.environment, "validation", self.config.eval_episodes)
+        self._learner, self._base = await self._in_worker(self._make_learner, model)
         self.engine = ComputationalEngine(
             self.agent,
             self.environment,
@@ -158,25 +160,24 @@ class MultiTurnGRPOTrainer:
         )
         if self._run is None:
             self._run = RunFolder.create(self.config.output_dir, name=self.config.run_name)
+        if not self._run.config.exists():  # a resumed run's stays until its checkpoint agrees
+            self._run.write_config(self._settings())
         self._tracker = JsonlTracker(self._run)
-        self._run.write_config(
-            {
-                "agent": self.agent.config.model_dump(mode="json"),
-                "environment": {"name": type(self.environment).__name__},
-                "reward": type(self.reward_fn).__name__,
-                **self._description,
-                "training": self.config.model_dump(mode="json"),
-            }
-        )
 
-    def _refuse_truncated_sampling(self) -> None:
-        for name, neutral in (("top_k", 0), ("top_p", 1.0)):
-            value = getattr(self.agent.config, name)
-            if value != neutral:
-                raise ConfigurationError(
-                    f"AgentConfig.{name} must be {neutral} for training, which samples from the full "
-                    f"distribution, got {value}"
-                )
+    def _make_learner(self, model: nn.Module) -> tuple[Learner, str]:
+        exact = next(model.parameters()).dtype is torch.float32
+        own = copy.deepcopy(model).requires_grad_(True)
+        learner = Learner(own, self.config, num_steps=self.num_steps, exact_logprobs=exact)
+        return learner, fingerprint(learner.weights())
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "agent": self.agent.config.model_dump(mode="json"),
+            "environment": {"name": type(self.environment).__name__},
+            "reward": self.reward_fn.name,
+            **self._description,
+            "training": self.config.model_dump(mode="json"),
+        }
 
     @property
     def deterministic(self) -> bool:
@@ -190,19 +191,19 @@ class MultiTurnGRPOTrainer:
     async def train(self) -> MultiTurnAgent:
         """Run the steps that are left, then return the trained agent.
 
-        Cancelled (Ctrl-C), it writes a checkpoint of the last finished step first. Raises TrainingStopped
-        when `max_failed_steps` steps in a row (or the first one) have no usable group.
+        However it ends, by Ctrl-C or an error too, it keeps a checkpoint of the last finished step.
+        Raises TrainingStopped when `max_failed_steps` steps in a row (or the first) could not train.
         """
         await self.initialize()
         try:
             while self.step_number < self.num_steps:
                 await self.step()
                 await self._between_steps()
-        except (asyncio.CancelledError, TrainingStopped):
+        except (Exception, asyncio.CancelledError):
             await self._save_last()
             raise
         await self._save_last()
-        self.run.write_summary(self.summary())
+        self.run.write_summary({**RunLog(self.run).summary(), **self.summary()})
         return self.agent
 
     async def step(self) -> dict[str, float]:
@@ -210,11 +211,13 @@ class MultiTurnGRPOTrainer:
 
         Cancelled during the rollout it leaves nothing behind; from the update on it finishes first.
         """
+        if self.step_number >= self.num_steps:
+            raise ConfigurationError(f"all {self.num_steps} steps are done: raise max_steps or num_episodes")
         started = time.perf_counter()
-        scenarios = self._order.take(self._frontier, self._step_episodes())
+        scenarios = self._order.take(self.progress.frontier, self._step_episodes())
         async with measure_loop_lag() as lag:
             groups = await self.generate_trajectories(scenarios)
-            return await _whole(self._learn_from(groups, len(scenarios), started, lag))
+            return await uninterrupted(self._learn_from(groups, started, lag))
 
     async def generate_trajectories(self, scenarios: Sequence[Scenario]) -> list[TrajectoryGroup]:
         """One scored group per scenario, sampled from the current policy."""
@@ -223,65 +226,59 @@ class MultiTurnGRPOTrainer:
         )
 
     async def _learn_from(
-        self, groups: Sequence[TrajectoryGroup], episodes: int, started: float, lag: LoopLag
+        self, groups: Sequence[TrajectoryGroup], started: float, lag: LoopLag
     ) -> dict[str, float]:
         number, rolled_out = self.step_number + 1, time.perf_counter()
         credited = assign_credit(groups, self.config)
         metrics = rollout_metrics(groups) | {"group/dropped": float(credited.num_dropped_groups)}
-        if credited.samples:
-            metrics |= await self._in_worker(partial(self.learner.update, credited.samples, step=number))
-            await self.agent.backend.update_weights(self.learner.weights(), number)
-        else:
-            metrics["optimizer/skipped"] = 1.0
-        now = time.perf_counter()
-        self.step_number, self._frontier = number, self._frontier + episodes
-        self._failed_steps = 0 if credited.samples else self._failed_steps + 1
-        self.train_seconds += now - started
+        async with self._boundary:
+            metrics |= await self._update(credited.samples, number)
+            scaled = self.learner.optimization.scaler.is_enabled()
+            cause = why_nothing_trained(groups, metrics, self.config, scaled=scaled)
+            self.progress = self.progress.after_step(
+                episodes=len(groups),
+                new_policy=bool(credited.samples),
+                failed=cause is not None,
+                repeatable=self.engine.num_retries == 0,
+            )
+            if credited.samples:
+                await self.agent.backend.update_weights(self.learner.weights(), number)
+            now = time.perf_counter()
+            self.progress = replace(self.progress, train_seconds=self.progress.train_seconds + now - started)
         metrics |= {
             "time/rollout": rolled_out - started,
             "time/update": now - rolled_out,
             "time/step": now - started,
             "time/loop_lag": lag.worst,
             "tokens/per_second": metrics.get("tokens/agent", 0.0) / (now - started),
-            "policy/version": float(self.agent.backend.version),
+            "policy/version": float(self.progress.version),
         }
-        self._tracker.log_metrics(number, metrics)
+        self.tracker.log_metrics(number, metrics)
         if self.config.log_rollouts:
-            self._tracker.log_rollouts(number, groups, stage="train", advantages=credited.advantages)
+            write = partial(self.tracker.log_rollouts, number, groups, credited.advantages, stage="train")
+            await self._in_worker(write)
         if self.on_step is not None:
             self.on_step(number, metrics)
-        self._stop_if_nothing_trains(groups)
+        if cause and (number == 1 or self.progress.failed_steps >= self.config.max_failed_steps):
+            raise TrainingStopped(f"step {number} {cause}")
         return metrics
+
+    async def _update(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
+        if not samples:
+            return {"optimizer/skipped": 1.0}
+        return await self._in_worker(partial(self.learner.update, samples, step=number))
 
     def _step_episodes(self) -> int:
         full = self.config.episodes_per_step()
         if self.config.max_steps is not None:
             return full
-        return min(full, self.config.num_episodes - self._frontier)
-
-    def _stop_if_nothing_trains(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """The first step without a usable group stops the run, later `max_failed_steps` in a row do."""
-        if self._failed_steps == 0 or (
-            self.step_number > 1 and self._failed_steps < self.config.max_failed_steps
-        ):
-            return
-        members = [trajectory for group in groups for trajectory in group.trajectories]
-        failed = sum(trajectory.status is Status.FAILED for trajectory in members)
-        why = next((trajectory.error for trajectory in members if trajectory.error), "every reward is None")
-        raise TrainingStopped(
-            f"step {self.step_number} has no group with {self.config.min_group_size} scored members "
-            f"({failed} of {len(members)} conversations failed); first cause: {why}"
-        )
+        return min(full, self.config.num_episodes - self.progress.frontier)
 
     async def _between_steps(self) -> None:
-        done = self.step_number >= self.num_steps
-        if self.config.save_steps and self.step_number % self.config.save_steps == 0 and not done:
-            await self.save_checkpoint()
         if self.config.eval_steps and self.step_number % self.config.eval_steps == 0:
-            result = await self.evaluate()
-            interval = {"eval/success_low": result.interval[0], "eval/success_high": result.interval[1]}
-            reward = {} if result.mean_reward is None else {"eval/reward": result.mean_reward}
-            self._tracker.log_metrics(self.step_number, {"eval/success": result.success} | interval | reward)
+            self.tracker.log_metrics(self.step_number, evaluation_metrics(await self.evaluate()))
+        if self.config.save_steps and self.step_number % self.config.save_steps == 0:
+            await self._save_last()
 
     async def evaluate(
         self, split: str = "validation", *, episodes: int | None = None, temperature: float = 1.0
@@ -303,82 +300,69 @@ class MultiTurnGRPOTrainer:
 
     async def save_checkpoint(self) -> Path:
         """Write `checkpoints/step-NNNNNN` of the last finished step; older ones beyond the limit go."""
-        checkpoint = Checkpoint(
-            step=self.step_number,
-            weights=self.learner.weights(),
-            optimizer=self.learner.state(),
-            state={
-                "version": self.agent.backend.version,
-                "frontier": self._frontier,
-                "failed_steps": self._failed_steps,
-                "train_seconds": self.train_seconds,
-                "base": self._base,
-                "settings": self.config.model_dump(mode="json"),
-                "machine": machine(),
-            },
-        )
-        folder = self.run.checkpoints
-        path = await self._in_worker(
-            partial(save_checkpoint, folder, checkpoint, write_model=self.learner.write_model_files)
-        )
-        await self._in_worker(partial(prune, folder, self.config.save_total_limit))
-        self._tracker.log_event("checkpoint", step=self.step_number, path=path.name)
+        async with self._boundary:
+            step = self.step_number
+            tokenizer = getattr(self.agent.backend.tokenizer, "hf", None)
+            write = partial(keep, limit=self.config.save_total_limit, tokenizer=tokenizer)
+            where, who = self.run.checkpoints, self._identity()
+            path = await self._in_worker(write, where, self.learner, self.progress, who)
+        self._saved_step = step
+        self.tracker.log_event("checkpoint", step=step, path=path.name)
         return path
-
-    async def _save_last(self) -> None:
-        if not (self.run.checkpoints / f"step-{self.step_number:06d}").exists():
-            await _whole(self.save_checkpoint())
 
     async def load_checkpoint(self, path: str | Path | None = None) -> None:
         """Go on from a checkpoint (the run folder's newest when no path is given; with none, from the start).
 
-        Log lines of later steps are dropped. Raises CheckpointError when it is damaged, of another base
-        model, or of other settings; another machine or thread count is allowed and said: not bit-equal.
+        Log lines and checkpoints of later steps are dropped. Raises CheckpointError when it is damaged,
+        of another base model, or of other settings; another machine or thread count is allowed and
+        said: not bit-equal.
         """
         await self.initialize()
         found = latest_checkpoint(self.run.checkpoints) if path is None else Path(path)
-        if found is None:  # killed before its first checkpoint: begin again
-            self.run.truncate_after(0)
-            return
-        checkpoint = await self._in_worker(partial(load_checkpoint, found))
-        state = checkpoint.state
-        self._refuse_other_settings(found, state["settings"])
-        if state["base"] != self._base:
-            raise CheckpointError(
-                f"{found} was trained from other weights than {self.agent.config.model_name!r} holds now: "
-                "resume with the model it started from"
-            )
-        if state["machine"] != machine():
-            _log.warning("resumed on another set-up: not bit-equal", then=state["machine"], now=machine())
-        await self._in_worker(partial(self.learner.restore, checkpoint.weights, checkpoint.optimizer))
-        self.step_number, self._frontier = checkpoint.step, state["frontier"]
-        self._failed_steps, self.train_seconds = state["failed_steps"], state["train_seconds"]
-        await self.agent.backend.update_weights(self.learner.weights(), state["version"])
+        if found is not None:
+            async with self._boundary:
+                progress = await self._in_worker(take_up, found, self.learner, self._identity())
+                await self.agent.backend.update_weights(self.learner.weights(), progress.version)
+                self.progress = progress
+            self._saved_step = progress.step if found.parent == self.run.checkpoints else None
         self.run.truncate_after(self.step_number)
-        self._tracker.log_event("resumed", step=self.step_number, path=found.name)
+        remove_later(self.run.checkpoints, self.step_number)
+        self.run.write_config(self._settings())
+        if found is not None:
+            self.tracker.log_event("resumed", step=self.step_number, path=found.name)
 
-    def _refuse_other_settings(self, path: Path, settings: Mapping[str, Any]) -> None:
-        own = self.config.model_dump(mode="json")
-        names = sorted(name for name in own if name not in _MAY_DIFFER and own[name] != settings.get(name))
-        if names:
-            said = ", ".join(f"{name} was {settings.get(name)!r} and is {own[name]!r}" for name in names)
-            raise CheckpointError(f"{path} is from other settings ({said}): resume with the same ones")
+    def _identity(self) -> Identity:
+        settings = {name: value for name, value in self._settings().items() if name != "evaluation"}
+        return Identity(base=self._base, scenarios=self._order.fingerprint(), settings=settings)
+
+    async def _save_last(self) -> None:
+        if self.learner.midway:
+            _log.error("the last update broke off midway: its step is not kept, earlier checkpoints are")
+        elif self._saved_step != self.step_number:
+            await uninterrupted(self.save_checkpoint())
 
     # ------------------------------------------------------------------------------ the rest
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says about the training itself."""
+        local = self.environment.local and self.reward_fn.local
         return {
             "seed": self.config.seed,
             "steps": self.step_number,
-            "train_seconds": round(self.train_seconds, 3),
+            "train_seconds": round(self.progress.train_seconds, 3),
             "platform": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
-            "deterministic": self.deterministic and self.engine.num_retries == 0,
+            "deterministic": self.deterministic and local and self.progress.repeatable,
         }
 
+    async def stop(self) -> None:
+        """End the update thread and close the logs; the agent goes on speaking."""
+        await asyncio.to_thread(self._worker.shutdown)
+        if self._tracker is not None:
+            self._tracker.close()
+
     async def close(self) -> None:
-        """Stop the update thread and the agent."""
-        self._worker.shutdown()
+        """Stop, and close the agent too."""
+        await self.stop()
         await self.agent.close()
 
     async def __aenter__(self) -> Self:
@@ -392,14 +376,10 @@ class MultiTurnGRPOTrainer:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
 
 
-async def _whole(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run to the end even when cancelled meanwhile; the cancellation follows then."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
+def _ready(part: _T | None) -> _T:
+    if part is None:
+        raise ConfigurationError("the trainer is not ready: await trainer.initialize() first")
+    return part
 
 
 async def train(
@@ -413,5 +393,7 @@ async def train(
     """Train in one call: `await train(agent, environment, reward_fn, profile="balanced", num_episodes=9)`."""
     config = TrainingConfig.from_profile(profile, **overrides)
     trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config)
-    await trainer.initialize()
-    return await trainer.train()
+    try:
+        return await trainer.train()
+    finally:
+        await trainer.stop()

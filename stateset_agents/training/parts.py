@@ -1,0 +1,89 @@
+"""Environments and rewards by the names that a YAML file gives them. The experiment makes them here."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stateset_agents.core.environment import Environment
+from stateset_agents.core.reward import RewardFunction
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.settings import nearest
+
+__all__ = ["ENVIRONMENTS", "REWARDS", "make_environment", "make_reward"]
+
+ENVIRONMENTS: Mapping[str, str] = {
+    "conversation": "stateset_agents.core.environment:ConversationEnvironment",
+    "retail_desk": "stateset_agents.environments.retail_desk:RetailDesk",
+}
+"""Name -> "package.module:Class"."""
+
+REWARDS: Mapping[str, str] = {
+    "environment": "stateset_agents.core.reward:EnvironmentReward",
+    "customer_service": "stateset_agents.core.reward:create_customer_service_reward",
+    "helpful": "stateset_agents.core.reward:create_helpful_reward",
+    "task": "stateset_agents.core.reward:create_task_reward",
+    "tutoring": "stateset_agents.core.reward:create_tutoring_reward",
+}
+"""Name -> "package.module:function or class"."""
+
+
+def make_environment(spec: Mapping[str, Any]) -> Environment:
+    """{"name": "conversation", "scenarios": "calls.jsonl"} -> the environment.
+
+    Raises ConfigurationError for a name that leads nowhere and for arguments it does not take.
+    """
+    made: Environment = _make("environment", ENVIRONMENTS, spec)
+    return made
+
+
+def make_reward(spec: Mapping[str, Any]) -> RewardFunction:
+    """{"name": "customer_service"} -> the reward; an object that is one already may be named too.
+
+    Raises ConfigurationError as `make_environment` does.
+    """
+    made: RewardFunction = _make("reward", REWARDS, spec)
+    return made
+
+
+def _make(what: str, known: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
+    arguments = dict(spec)
+    name = arguments.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"{what} needs a name: one of {', '.join(known)}, or package.module:Class, got {name!r}"
+        )
+    found = _find(what, known, name)
+    if isinstance(found, RewardFunction) and not arguments:  # what @reward_function made
+        return found
+    if not callable(found):
+        raise ConfigurationError(f"{what} {name!r} is a {type(found).__name__}: name a class or a function")
+    _check_arguments(f"{what} {name!r}", found, arguments)
+    return found(**arguments)
+
+
+def _find(what: str, known: Mapping[str, str], name: str) -> Any:
+    if ":" not in name and name not in known:
+        raise ConfigurationError(
+            f"{what} must be one of {', '.join(known)}, or package.module:Class, got {name!r}"
+            f"{nearest(name, known)}"
+        )
+    module, _, attribute = known.get(name, name).partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"{what} {name!r} cannot be imported: {error}") from error
+
+
+def _check_arguments(what: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(make).parameters
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for argument in arguments:
+        if argument not in parameters and not open_ended:
+            raise ConfigurationError(f"{what} has no argument {argument!r}{nearest(argument, parameters)}")
+    try:
+        inspect.signature(make).bind(**arguments)
+    except TypeError as error:
+        raise ConfigurationError(f"{what}: {error}") from error

@@ -1,0 +1,177 @@
+"""A run at a step boundary: how far it has come, kept in a checkpoint and taken up again.
+
+Blocking; the trainer calls it in its worker thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.errors import CheckpointError
+from stateset_agents.tracking.logging import get_logger
+from stateset_agents.training.checkpoint import Checkpoint, load_checkpoint, machine, prune, save_checkpoint
+from stateset_agents.training.learner import Learner
+
+__all__ = ["MAY_DIFFER", "Identity", "Progress", "keep", "take_up"]
+
+_log = get_logger(__name__)
+
+MAY_DIFFER = frozenset(
+    {
+        "agent.model_name",
+        "agent.device",
+        "agent.temperature",
+        "agent.seed",
+        "training.max_steps",
+        "training.num_episodes",
+        "training.output_dir",
+        "training.run_name",
+        "training.save_steps",
+        "training.save_total_limit",
+        "training.eval_steps",
+        "training.eval_episodes",
+        "training.log_rollouts",
+    }
+)
+"""How long a run is, what it writes, where it runs; the weights themselves say which model it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run has come."""
+
+    step: int = 0
+    """Steps finished."""
+    version: int = 0
+    """Of the policy that the backend samples from."""
+    frontier: int = 0
+    """Episodes played: the place in the scenario order."""
+    failed_steps: int = 0
+    """Steps in a row, the last one included, that could not train."""
+    train_seconds: float = 0.0
+    repeatable: bool = True
+    """False once something happened that another run need not repeat: a retry, another machine."""
+
+    def after_step(self, *, episodes: int, new_policy: bool, failed: bool, repeatable: bool) -> Progress:
+        """One step further; its seconds are not added."""
+        return replace(
+            self,
+            step=self.step + 1,
+            version=self.step + 1 if new_policy else self.version,
+            frontier=self.frontier + episodes,
+            failed_steps=self.failed_steps + 1 if failed else 0,
+            repeatable=self.repeatable and repeatable,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a checkpoint and the run that goes on from it have in common."""
+
+    base: str
+    """Fingerprint of the weights at the start."""
+    scenarios: str
+    """Fingerprint of the train scenarios."""
+    settings: Mapping[str, Any]
+    """{"training": {"beta": 0.1, ...}, "agent": {...}, ...}."""
+
+    def refuse_other(self, path: Path, then: Mapping[str, Any]) -> None:
+        """Raises CheckpointError naming what differs in `then`, the identity of the run at `path`."""
+        was, now = _flat(then["settings"]), _flat(_plain(self.settings))
+        differing = [
+            f"{name} was {was.get(name)!r:.60} and is {now.get(name)!r:.60}"
+            for name in sorted(was.keys() | now.keys())
+            if name not in MAY_DIFFER and was.get(name) != now.get(name)
+        ]
+        if differing:
+            raise CheckpointError(
+                f"{path} is from other settings ({', '.join(differing)}): resume with the same ones"
+            )
+        if then["base"] != self.base:
+            raise CheckpointError(
+                f"{path} was trained from other weights than the model holds now: resume with the model it "
+                "started from"
+            )
+        if then["scenarios"] != self.scenarios:
+            raise CheckpointError(
+                f"{path} was trained on other scenarios than there are now: bring those back, or train anew"
+            )
+
+
+def keep(
+    folder: Path,
+    learner: Learner,
+    progress: Progress,
+    identity: Identity,
+    *,
+    limit: int,
+    tokenizer: Any = None,
+) -> Path:
+    """Write the checkpoint of a finished step; older ones beyond `limit` go.
+
+    `tokenizer` is transformers' own, saved beside the weights.
+
+    Raises CheckpointError when the disk cannot take it, or after an update that broke off midway.
+    """
+    if learner.midway:
+        raise CheckpointError("the last update broke off midway: load a checkpoint first")
+
+    def write_model(path: Path) -> None:
+        learner.write_model_files(path)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(path)
+
+    checkpoint = Checkpoint(
+        step=progress.step,
+        weights=learner.weights(),
+        optimizer=learner.state(),
+        state={
+            "progress": asdict(progress),
+            "identity": _plain(asdict(identity)),
+            "machine": machine(learner.policy.device),
+        },
+    )
+    path = save_checkpoint(folder, checkpoint, write_model=write_model)
+    prune(folder, limit)
+    return path
+
+
+def take_up(path: Path, learner: Learner, identity: Identity) -> Progress:
+    """Put the learner where the checkpoint left it.
+
+    Raises CheckpointError, with nothing changed, for a damaged one or one of another run. Another machine
+    or thread count is allowed and said: the result is then not bit-equal.
+    """
+    checkpoint = load_checkpoint(path)
+    identity.refuse_other(path, checkpoint.state["identity"])
+    learner.restore(checkpoint.weights, checkpoint.optimizer)
+    progress = Progress(**checkpoint.state["progress"])
+    then, now = checkpoint.state["machine"], machine(learner.policy.device)
+    if then == now:
+        return progress
+    differing = ", ".join(
+        f"{name} was {then.get(name)} and is {now[name]}" for name in now if then.get(name) != now[name]
+    )
+    _log.warning(f"resumed on another set-up, so not bit-equal: {differing}")
+    return replace(progress, repeatable=False)
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back."""
+    values: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    return values
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """{"training": {"beta": 1}} -> {"training.beta": 1}."""
+    flat: dict[str, Any] = {}
+    for section, values in settings.items():
+        if isinstance(values, Mapping):
+            flat |= {f"{section}.{name}": value for name, value in values.items()}
+        else:
+            flat[section] = values
+    return flat

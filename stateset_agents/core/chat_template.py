@@ -184,7 +184,7 @@ class JinjaTemplate:
                 f"the chat template has no place for tool results; {_CURE} has, or leave tools out"
             )
         self._refuse_rewriting(tools)
-        if "tools" not in self.text:
+        if "tools" not in self.text:  # a template whose model knows its tools by heart says so in a comment
             _log.warning(f"the chat template does not tell the model which tools there are; {_CURE} does")
 
     def _refuse_rewriting(self, tools: ToolSchemas = ()) -> None:
@@ -216,8 +216,8 @@ class JinjaTemplate:
 
 
 _REWRITES = (
-    "the chat template rewrites history (an earlier turn reads differently once the conversation goes on), "
-    f"so sampled tokens could not be trained as they were sampled; {_CURE} only appends"
+    "the chat template rewrites history (a conversation reads differently as a whole than turn by turn), so "
+    f"sampled tokens could not be trained as they were sampled; {_CURE} only appends"
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from chat_templates import CHATML, FAMILIES, QWEN, REWRITING, family_tokenizer, tokenizer_with
 from tiny_models import tiny_tokenizer
+from tokenizers import AddedToken
 
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.chat_template import JinjaTemplate
@@ -65,6 +66,18 @@ def test_a_template_that_sets_replies_apart_by_spaces_is_fine() -> None:
     row = template.prompt(talk[:2])  # the space before a reply is the agent's to sample
     row += [*tokenizer.encode(" yes "), template.end_id, *template.delta(talk[3:])]
     assert row == whole(tokenizer, *talk)
+
+
+def test_an_end_token_that_swallows_the_line_end_after_it_does_so_in_deltas_too() -> None:
+    hf = tiny_tokenizer(bos=False).hf
+    hf.add_tokens([AddedToken(text, special=True, rstrip=True) for text in ("<|im_start|>", "<|im_end|>")])
+    hf.chat_template = CHATML
+    tokenizer = HuggingFaceTokenizer(hf)
+    template = JinjaTemplate(tokenizer)
+    talk = [said("user", "hi"), said("assistant", "yes"), said("user", "bye")]
+    row = [*template.prompt(talk[:1]), *tokenizer.encode("yes"), template.end_id, *template.delta(talk[2:])]
+    assert row == whole(tokenizer, *talk)
+    assert template.delta(talk[2:])[0] == hf.convert_tokens_to_ids("<|im_start|>")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

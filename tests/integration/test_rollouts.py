@@ -1,0 +1,183 @@
+"""The engine with a real model behind it: who waits for whom, equal tokens, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Any
+
+import pytest
+from environments import ChattyConversation, ChattyEnvironment, scenarios
+from tiny_models import tiny_model, tiny_tokenizer
+
+from stateset_agents.backends.clock import Scheduling
+from stateset_agents.backends.huggingface import HuggingFaceBackend
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.core.computational_engine import ComputationalEngine
+from stateset_agents.core.reward import EnvironmentReward
+from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
+from stateset_agents.messages import Message
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|assistant|>' if m.role == 'assistant' else '<|user|>' }}"
+    "{{ m.content + '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+async def started(family: str = "llama", scheduling: Scheduling = "deterministic") -> MultiTurnAgent:
+    tokenizer = tiny_tokenizer(bos=False)
+    tokenizer.hf.chat_template = TEMPLATE
+    backend = HuggingFaceBackend(tiny_model(family), tokenizer, scheduling=scheduling)
+    agent = MultiTurnAgent(AgentConfig(max_new_tokens=8), backend=backend)
+    await agent.initialize()
+    return agent
+
+
+def engine_of(agent: MultiTurnAgent, environment: ChattyEnvironment, **settings: Any) -> ComputationalEngine:
+    return ComputationalEngine(agent, environment, EnvironmentReward(), **{"num_generations": 4, **settings})
+
+
+def members(groups: list[TrajectoryGroup]) -> list[Trajectory]:
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+async def sessions_left(agent: MultiTurnAgent) -> int:
+    """How many conversations the backend still holds, once it has done what it was told."""
+    backend: Any = agent.backend
+    for _ in range(2):
+        await backend.score([1, 2])  # the worker takes changes along with jobs
+    return len(backend._batcher._conversations)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+async def test_stored_log_probs_are_those_of_a_fresh_full_forward(family: str) -> None:
+    agent = await started(family)
+    groups = await engine_of(agent, ChattyEnvironment(turns=4)).rollout(scenarios(2), seed=1, step=0)
+    backend: Any = agent.backend
+    rows = [trajectory.token_ids for trajectory in members(groups)]
+    fed = sum(len(turn.prompt_ids) for trajectory in members(groups) for turn in trajectory.turns)
+    ended = sum(len(trajectory.turns) - 1 for trajectory in members(groups))
+    assert (backend.stats.prefilled_tokens, backend.stats.carried_tokens) == (fed, ended)
+    for trajectory, row in zip(members(groups), rows, strict=True):
+        assert len(trajectory.turns) == 4
+        fresh = [0.0, *await backend.score(row)]
+        mask = trajectory.action_mask
+        assert trajectory.logprobs == pytest.approx(
+            [value * bit for value, bit in zip(fresh, mask, strict=True)], abs=1e-4
+        )
+    await agent.close()
+
+
+async def test_with_one_user_waiting_two_seconds_the_other_seven_conversations_finish_first() -> None:
+    agent = await started(scheduling="throughput")
+    started_at = time.monotonic()
+    finished: list[tuple[str, float]] = []
+
+    async def slow(conversation: ChattyConversation, reply: Message) -> None:
+        if conversation.scenario.id == "s3" and conversation.turn == 1:
+            await asyncio.sleep(2)
+        if conversation.turn == 4:
+            finished.append((conversation.scenario.id, time.monotonic() - started_at))
+
+    environment = ChattyEnvironment(turns=4, answer=slow, local=False)
+    engine = engine_of(agent, environment, num_generations=1, deterministic=False)
+    groups = await engine.rollout(scenarios(8), seed=0, step=0)
+    assert [name for name, _ in finished][-1] == "s3"
+    assert len(finished) == 8
+    assert finished[6][1] < 2 < finished[7][1]
+    assert {t.status for t in members(groups)} == {Status.TERMINATED}
+    await agent.close()
+
+
+async def test_random_delays_leave_every_token_as_it_was() -> None:
+    dice = random.Random()  # unseeded on purpose: no two runs wait alike
+
+    async def dawdle(conversation: ChattyConversation, reply: Message) -> None:
+        await asyncio.sleep(dice.random() * 0.02)
+        if conversation.scenario.id == "s1" and conversation.turn == 1 and len(reply.content) % 2:
+            raise ConnectionError("as it happens")  # a retry is part of the same order
+
+    class Slow(EnvironmentReward):
+        async def score(self, trajectory: Trajectory) -> Any:
+            await asyncio.sleep(dice.random() * 0.02)
+            return await super().score(trajectory)
+
+    async def once(max_concurrent: int) -> list[Any]:
+        agent = await started()
+        environment = ChattyEnvironment(turns=3, answer=dawdle)
+        engine = ComputationalEngine(
+            agent, environment, Slow(), num_generations=3, max_concurrent=max_concurrent, deterministic=True
+        )
+        groups = [*await engine.rollout(scenarios(3), seed=2, step=0)]
+        groups += await engine.rollout(scenarios(3), seed=2, step=1)
+        await agent.close()
+        assert engine.num_retries > 0
+        return [(t.member, t.status, t.token_ids, t.logprobs, t.reward) for t in members(groups)]
+
+    for max_concurrent in (4, 64):
+        first = await once(max_concurrent)
+        assert await once(max_concurrent) == first
+        assert await once(max_concurrent) == first
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+async def test_a_cancelled_rollout_leaves_the_backend_empty_and_usable(deterministic: bool) -> None:
+    agent = await started(scheduling="deterministic" if deterministic else "throughput")
+
+    async def hang(conversation: ChattyConversation, reply: Message) -> None:
+        if conversation.turn == 2:
+            await asyncio.sleep(60)
+
+    environment = ChattyEnvironment(turns=3, answer=hang)
+    engine = engine_of(agent, environment, deterministic=deterministic)
+    task = asyncio.create_task(engine.rollout(scenarios(2), seed=0, step=0))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert environment.num_open == 0
+    assert await sessions_left(agent) == 0
+    environment.answer = None
+    groups = await asyncio.wait_for(engine.rollout(scenarios(2), seed=0, step=0), 30)
+    assert {t.status for t in members(groups)} == {Status.TERMINATED}
+    assert await sessions_left(agent) == 0
+    await agent.close()
+
+
+async def test_a_rollout_that_is_cancelled_in_the_middle_of_a_turn_leaves_the_backend_empty() -> None:
+    agent = await started()
+    engine = engine_of(agent, ChattyEnvironment(turns=40))
+    task = asyncio.create_task(engine.rollout(scenarios(8), seed=0, step=0))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await sessions_left(agent) == 0
+    await agent.close()
+
+
+async def test_two_engines_on_one_agent_finish_side_by_side() -> None:
+    agent = await started()
+    environment = ChattyEnvironment(turns=3)
+    engines = [engine_of(agent, environment, max_concurrent=3), engine_of(agent, environment)]
+    async with asyncio.timeout(60):
+        results = await asyncio.gather(*(engine.rollout(scenarios(2), seed=0, step=0) for engine in engines))
+    for groups in results:
+        assert {t.status for t in members(groups)} == {Status.TERMINATED}
+        assert [t.reward for t in members(groups)] == [1.0 + 0.5 + 0.5 + 0.25] * 8
+    assert await sessions_left(agent) == 0
+    await agent.close()
+
+
+async def test_a_mistake_in_an_environment_leaves_the_backend_empty() -> None:
+    async def mistaken(conversation: ChattyConversation, reply: Message) -> None:
+        if conversation.scenario.id == "s1":
+            raise TypeError("a mistake")
+
+    agent = await started()
+    with pytest.raises(TypeError, match="a mistake"):
+        await engine_of(agent, ChattyEnvironment(answer=mistaken)).rollout(scenarios(2), seed=0, step=0)
+    assert await sessions_left(agent) == 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await agent.close()

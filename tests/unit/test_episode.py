@@ -1,0 +1,203 @@
+"""One episode: what the agent does is scored, what breaks outside it fails the conversation."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from environments import ChattyConversation, ChattyEnvironment, scenarios
+
+from stateset_agents.backends.base import Session
+from stateset_agents.backends.scripted import Script, ScriptedBackend
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.core.environment import Observation
+from stateset_agents.core.episode import EpisodeSeeds, run_episode
+from stateset_agents.core.trajectory import Outcome, Status, Trajectory
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.messages import Message
+from stateset_agents.streams import derive
+
+SCENARIO = scenarios(1)[0]
+SEEDS = EpisodeSeeds(user=11, agent=22)
+END = 256
+
+
+class Backend(ScriptedBackend):
+    """Remembers which sessions it was told to forget."""
+
+    def __init__(self, script: Script, **settings: Any) -> None:
+        super().__init__(script, **settings)
+        self.released: list[Session] = []
+
+    async def release(self, session: Session) -> None:
+        self.released.append(session)
+        await super().release(session)
+
+
+async def play(
+    environment: ChattyEnvironment, script: Script = ("a", "b", "c"), **config: Any
+) -> tuple[Trajectory, Backend]:
+    backend = Backend(script, context_length=config.pop("context_length", 1000))
+    async with MultiTurnAgent(AgentConfig(**config), backend=backend) as agent:
+        session = Session(3, 1)
+        trajectory = await run_episode(agent, environment, SCENARIO, seeds=SEEDS, session=session)
+    assert backend.released == [session]
+    assert environment.num_open == 0
+    return trajectory, backend
+
+
+def text(ids: list[int]) -> str:
+    return bytes(id for id in ids if id < 256).decode()
+
+
+async def test_a_conversation_becomes_a_trajectory() -> None:
+    trajectory, backend = await play(ChattyEnvironment(), system_prompt="S")
+    assert trajectory.status is Status.TERMINATED
+    assert [m.content for m in trajectory.messages] == ["S", "hi", "a", "go on", "b"]
+    assert (trajectory.member, trajectory.seed) == (1, 11)
+    assert trajectory.environment_reward == 0.5 + 0.25 + 1.0
+    assert trajectory.success is True
+    assert trajectory.reward is None
+    assert text(trajectory.token_ids) == "system: S\nuser: hi\nassistant:a\nuser: go on\nassistant:b"
+    trained = [t for t, bit in zip(trajectory.token_ids, trajectory.action_mask, strict=True) if bit]
+    assert trained == [ord("a"), END, ord("b"), END]
+    assert [request.params.stream for request in backend.requests] == [derive(22, 0), derive(22, 1)]
+
+
+async def test_a_turn_that_is_cut_by_length_gets_an_untrained_end_token() -> None:
+    trajectory, _ = await play(ChattyEnvironment(), ("long", "longer"), max_new_tokens=3)
+    cut = trajectory.turns[0].completion
+    assert (cut.finish_reason, cut.token_ids) == ("length", (*b"lon",))
+    assert trajectory.turns[1].prompt_ids == (END, *b"\nuser: go on\nassistant:")
+    assert sum(trajectory.action_mask) == 6
+    assert trajectory.token_ids[-3:] == list(b"lon")  # the last turn needs no end token
+    assert trajectory.token_ids.count(END) == 1
+
+
+async def test_a_turn_that_ends_in_any_stop_token_needs_no_other() -> None:
+    trajectory, _ = await play(ChattyEnvironment())
+    assert trajectory.turns[1].prompt_ids == (*b"\nuser: go on\nassistant:",)
+
+
+async def test_what_the_environment_cuts_is_truncated_and_judged() -> None:
+    async def cut(conversation: ChattyConversation, reply: Message) -> Observation:
+        return Observation(truncated=True)
+
+    trajectory, _ = await play(ChattyEnvironment(answer=cut))
+    assert trajectory.status is Status.TRUNCATED
+    assert trajectory.success is True
+    assert not trajectory.metadata
+
+
+async def test_a_full_context_truncates_the_conversation_and_it_is_judged() -> None:
+    prompt = len("user: hi\nassistant:")
+    context = prompt + 2 + len("\nuser: go on\nassistant:")  # no room for a second reply
+    trajectory, backend = await play(ChattyEnvironment(), context_length=context)
+    assert trajectory.status is Status.TRUNCATED
+    assert trajectory.metadata == {"context_overflow": True}
+    assert trajectory.success is True
+    assert len(trajectory.turns) == len(backend.requests) == 1
+
+    trajectory, backend = await play(ChattyEnvironment(), context_length=context + 1)
+    assert trajectory.status is Status.TERMINATED
+    assert backend.requests[1].params.max_new_tokens == 1
+
+
+async def test_an_opening_that_fills_the_context_fails_with_its_cure() -> None:
+    trajectory, backend = await play(ChattyEnvironment(), context_length=19)
+    assert trajectory.status is Status.FAILED
+    assert trajectory.error == (
+        "EnvironmentFailure: the opening has 19 tokens and the context 19: shorten the scenario, the system "
+        "prompt or the tools, or raise max_context_tokens"
+    )
+    assert not backend.requests
+
+
+async def broken_step(conversation: ChattyConversation, reply: Message) -> Observation | None:
+    if conversation.turn == 2:
+        raise ConnectionError("no route")
+    return None
+
+
+async def test_an_environment_that_breaks_fails_the_conversation_and_keeps_what_was_said() -> None:
+    trajectory, _ = await play(ChattyEnvironment(turns=3, answer=broken_step))
+    assert trajectory.status is Status.FAILED
+    assert trajectory.error == "ConnectionError: no route"
+    assert trajectory.outcome is None
+    assert [m.content for m in trajectory.messages] == ["hi", "a", "go on", "b"]
+
+
+async def test_a_backend_that_breaks_fails_the_conversation() -> None:
+    trajectory, _ = await play(ChattyEnvironment(), ["a"])
+    assert trajectory.status is Status.FAILED
+    assert str(trajectory.error).startswith("BackendError: the script has 1 replies")
+
+
+async def test_an_observation_that_goes_nowhere_fails_the_conversation() -> None:
+    async def silent(conversation: ChattyConversation, reply: Message) -> Observation:
+        return Observation()
+
+    trajectory, _ = await play(ChattyEnvironment(answer=silent))
+    assert trajectory.status is Status.FAILED
+    assert "no message and did not end the conversation" in str(trajectory.error)
+
+
+class Awkward(ChattyEnvironment):
+    """Breaks where it is told to."""
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        super().__init__()
+        self.where, self.error = where, error
+
+    async def start(self, scenario: Any, seed: int) -> Any:
+        if self.where == "start":
+            raise self.error
+        conversation: Any = await super().start(scenario, seed)
+        close = conversation.close
+
+        async def broken(*_: object) -> Any:
+            if self.where == "close":
+                await close()
+            raise self.error
+
+        setattr(conversation, self.where, broken)
+        return conversation
+
+
+@pytest.mark.parametrize("where", ["start", "step", "outcome", "close"])
+async def test_wherever_the_environment_breaks_the_conversation_fails_alone(where: str) -> None:
+    trajectory, _ = await play(Awkward(where, OSError("gone")))
+    assert (trajectory.status, trajectory.error) == (Status.FAILED, "OSError: gone")
+
+
+@pytest.mark.parametrize("error", [TypeError("x"), AttributeError("x"), ConfigurationError("x")])
+@pytest.mark.parametrize("where", ["start", "step", "outcome", "close"])
+async def test_mistakes_in_code_and_settings_travel(where: str, error: Exception) -> None:
+    with pytest.raises(type(error)):
+        await play(Awkward(where, error))
+
+
+async def test_a_cancelled_conversation_is_closed_and_released() -> None:
+    async def forever(conversation: ChattyConversation, reply: Message) -> Observation:
+        await asyncio.sleep(100)
+        raise AssertionError
+
+    environment, backend = ChattyEnvironment(answer=forever), Backend(["a"])
+    async with MultiTurnAgent(AgentConfig(), backend=backend) as agent:
+        episode = run_episode(agent, environment, SCENARIO, seeds=SEEDS, session=Session(0, 0))
+        task = asyncio.create_task(episode)
+        await asyncio.sleep(0.01)
+        assert environment.num_open == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert environment.num_open == 0
+    assert backend.released == [Session(0, 0)]
+
+
+async def test_the_verdict_is_the_environment_s() -> None:
+    verdict = Outcome(reward=None, success=None)
+    trajectory, _ = await play(ChattyEnvironment(verdict=verdict))
+    assert trajectory.outcome == verdict
+    assert trajectory.success is None

@@ -1,0 +1,159 @@
+"""How good an agent is, on held-out scenarios, per family, and how sure that is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from environments import ChattyConversation, ChattyEnvironment, scenarios
+
+from stateset_agents.backends.scripted import ScriptedBackend
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.core.environment import Observation
+from stateset_agents.core.reward import EnvironmentReward, reward_function
+from stateset_agents.core.trajectory import Outcome, Trajectory
+from stateset_agents.errors import ConfigurationError, EnvironmentFailure
+from stateset_agents.evaluation.evaluator import Evaluation, FamilyResult, evaluate, held_out
+from stateset_agents.evaluation.intervals import wilson
+from stateset_agents.messages import Message
+
+
+class Judged(ChattyEnvironment):
+    """Each scenario's verdict is what `verdicts` says."""
+
+    def __init__(self, **verdicts: bool | None) -> None:
+        super().__init__(turns=1)
+        self.verdicts = verdicts
+
+    async def start(self, scenario: Any, seed: int) -> Any:
+        conversation: Any = await super().start(scenario, seed)
+        success = self.verdicts.get(scenario.id)
+
+        async def outcome() -> Outcome:
+            return Outcome(reward=None if success is None else float(success), success=success)
+
+        conversation.outcome = outcome
+        return conversation
+
+
+async def measured(environment: ChattyEnvironment, number: int = 4, **settings: Any) -> Evaluation:
+    backend = settings.pop("backend", None) or ScriptedBackend(lambda request: "ok")
+    reward = settings.pop("reward", None) or EnvironmentReward()
+    async with MultiTurnAgent(AgentConfig(), backend=backend) as agent:
+        return await evaluate(agent, environment, reward, scenarios(number), **settings)
+
+
+async def test_success_is_a_share_with_its_interval_and_its_families() -> None:
+    result = await measured(Judged(s0=True, s1=False, s2=True, s3=True))
+    assert result.success == 0.75
+    assert result.interval == wilson(3, 4)
+    assert result.families == {
+        "family 0": FamilyResult(success=1.0, n=2),
+        "family 1": FamilyResult(success=0.5, n=2),
+    }
+    assert (result.n, result.num_failed, result.temperature) == (4, 0, 1.0)
+    assert result.mean_reward == pytest.approx((1.25 + 0.25 + 1.25 + 1.25) / 4)
+    assert [group.key for group in result.groups] == ["0/s0", "0/s1", "0/s2", "0/s3"]
+
+
+async def test_the_summary_is_plain_json() -> None:
+    result = await measured(Judged(s0=True))
+    summary = json.loads(json.dumps(result.summary()))
+    assert summary["success"] == 0.25
+    assert summary["interval"] == list(wilson(1, 4))
+    assert summary["families"]["family 0"] == {"success": 0.5, "n": 2}
+    assert set(summary) == {
+        "success",
+        "interval",
+        "mean_reward",
+        "n",
+        "num_failed",
+        "temperature",
+        "families",
+    }
+
+
+async def test_no_verdict_counts_as_no_success() -> None:
+    result = await measured(Judged(s0=True, s1=None))
+    assert (result.success, result.n) == (0.25, 4)
+
+
+async def test_conversations_that_could_not_be_played_are_left_out() -> None:
+    async def broken(conversation: ChattyConversation, reply: Message) -> Observation | None:
+        if conversation.scenario.id in ("s1", "s3"):
+            raise ConnectionError("no route")
+        return None
+
+    environment = Judged(s0=True, s2=False)
+    environment.answer = broken
+    result = await measured(environment)
+    assert (result.success, result.n, result.num_failed) == (0.5, 2, 2)
+    assert result.families == {"family 0": FamilyResult(success=0.5, n=2)}
+    assert len(result.groups) == 4
+
+
+async def test_when_none_could_be_played_the_first_cause_is_told() -> None:
+    async def broken(conversation: ChattyConversation, reply: Message) -> Observation:
+        raise ConnectionError("no route")
+
+    with pytest.raises(EnvironmentFailure, match=r"none of 4 conversations .* ConnectionError: no route"):
+        await measured(ChattyEnvironment(answer=broken))
+
+
+async def test_rewards_that_say_nothing_leave_no_mean() -> None:
+    @reward_function
+    def silent(trajectory: Trajectory) -> None:
+        return None
+
+    assert (await measured(Judged(s0=True), reward=silent)).mean_reward is None
+
+
+async def test_the_same_seed_meets_the_same_users_at_any_temperature() -> None:
+    async def users(**settings: Any) -> list[tuple[str, str, int]]:
+        environment = ChattyEnvironment()
+        await measured(environment, **settings)
+        return sorted(entry for entry in environment.log if entry[0] == "start")
+
+    first = await users(seed=3)
+    assert await users(seed=3, temperature=0.0, max_concurrent=1) == first
+    assert await users(seed=4) != first
+
+
+async def test_greedy_is_temperature_zero() -> None:
+    backend = ScriptedBackend(lambda request: "ok")
+    result = await measured(ChattyEnvironment(), temperature=0.0, backend=backend)
+    assert result.temperature == 0.0
+    assert {request.params.temperature for request in backend.requests} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("number", "settings", "message"),
+    [
+        (0, {}, "there is no scenario to evaluate: give at least one"),
+        (2, {"temperature": -0.5}, "temperature must be at least 0"),
+        (2, {"max_concurrent": 0}, "max_concurrent must be at least 1, got 0"),
+    ],
+)
+async def test_what_cannot_be_evaluated_is_one_line(number: int, settings: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        await measured(ChattyEnvironment(), number, **settings)
+
+
+def test_held_out_scenarios_are_the_first_of_their_split() -> None:
+    environment = ChattyEnvironment()
+    assert [scenario.id for scenario in held_out(environment, "test", 2)] == ["s0", "s1"]
+    assert len(held_out(environment, "test", None)) == 4
+
+
+@pytest.mark.parametrize(
+    ("split", "number", "message"),
+    [
+        ("validation", None, "the environment has no validation scenario: give some split='validation'"),
+        ("test", 5, "the environment has 4 test scenarios, got 5 to play: ask for fewer"),
+        ("test", 0, "the number of test scenarios must be at least 1, got 0"),
+    ],
+)
+def test_scenarios_that_are_not_there_cannot_be_played(split: str, number: int | None, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        held_out(ChattyEnvironment(), split, number)

@@ -1,0 +1,55 @@
+"""What a program imports to describe its agents and environments loads no model library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import stateset_agents
+
+CORE = Path(stateset_agents.__file__).parent / "core"
+MODULES = [
+    *(f"stateset_agents.core.{path.stem}" for path in sorted(CORE.glob("*.py"))),
+    "stateset_agents.messages",
+    "stateset_agents.settings",
+    "stateset_agents.streams",
+    "stateset_agents.evaluation.evaluator",
+    "stateset_agents.backends.base",
+    "stateset_agents.backends.scripted",
+    "stateset_agents.backends.loading",
+]
+IMPORT_EACH = """
+import importlib, json, sys
+heavy = {"torch", "transformers", "tokenizers", "safetensors"}
+found = {}
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+    if heavy & sys.modules.keys():
+        found[name] = sorted(heavy & sys.modules.keys())
+        for module in [m for m in sys.modules if m.split(".")[0] in heavy]:
+            del sys.modules[module]
+print(json.dumps(found))
+"""
+
+
+def test_no_module_of_the_core_loads_torch_or_transformers() -> None:
+    command = [sys.executable, "-c", IMPORT_EACH, json.dumps(MODULES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {}
+
+
+def test_a_scripted_agent_answers_without_them() -> None:
+    code = """
+import asyncio, sys
+from stateset_agents import MultiTurnAgent
+from stateset_agents.backends.scripted import ScriptedBackend
+async def main():
+    async with MultiTurnAgent(backend=ScriptedBackend(["Which order?"])) as agent:
+        print(await agent.generate_response("refund please"))
+asyncio.run(main())
+print(sorted({"torch", "transformers"} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["Which order?", "[]"]

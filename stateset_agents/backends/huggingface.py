@@ -64,6 +64,8 @@ class HuggingFaceBackend:
         self.tokenizer: Tokenizer = tokenizer
         self._hf_tokenizer = tokenizer.hf
         self.version = 0
+        self.recommended: Mapping[str, Any] = {}
+        """Training settings that the model's card recommends."""
         self.context_length = _context_length(self._model, context_length)
         self.scheduling: Scheduling = scheduling
         self._slots = SlotModel(self._model)

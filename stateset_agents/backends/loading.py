@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stateset_agents.backends.scripted import Script
     from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
-__all__ = ["load_backend", "load_model_and_tokenizer", "model_folder"]
+__all__ = ["load_backend", "load_model_and_tokenizer", "model_folder", "recommended_settings"]
 
 DType = Literal["auto", "fp32", "bf16", "fp16"]
 """Of the rollout weights; auto is fp32 on the CPU and bf16 on GPUs that have it."""
@@ -55,7 +55,7 @@ async def load_backend(
         from stateset_agents.backends.huggingface import HuggingFaceBackend
 
         model, tokenizer = load_model_and_tokenizer(name, device=device, dtype=dtype)
-        return HuggingFaceBackend(
+        backend = HuggingFaceBackend(
             model,
             tokenizer,
             scheduling=scheduling,
@@ -63,6 +63,8 @@ async def load_backend(
             context_length=context_length,
             copy_model=False,
         )
+        backend.recommended = recommended_settings(model_folder(name))
+        return backend
 
     return await asyncio.to_thread(load)
 
@@ -126,6 +128,22 @@ def model_folder(name: str) -> str:
             f"model folder {where!r} does not exist; give a folder written by save_pretrained or a hub name"
         )
     return str(Path(where).expanduser()) if looks_like_path else where
+
+
+def recommended_settings(folder: str) -> dict[str, Any]:
+    """Training settings that a model's folder recommends (its `recommended.yaml`); none for most models."""
+    file = Path(folder) / "recommended.yaml"
+    if not file.is_file():
+        return {}
+    import yaml
+
+    try:
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(settings, dict):
+        raise ConfigurationError(f"{file} must hold training settings by name, got {settings!r:.60}")
+    return settings
 
 
 def _eos_ids(model: Any) -> list[int]:

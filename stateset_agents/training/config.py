@@ -54,6 +54,8 @@ _OWN_CLIP: Mapping[str, Mapping[str, float]] = {
 }
 """The papers' clip ranges, where the user names none."""
 
+_LENGTHS = {"num_episodes", "max_steps"}
+
 
 def _alias(*names: str) -> AliasChoices:
     return AliasChoices(*names)
@@ -254,10 +256,12 @@ class TrainingConfig(Settings):
     def with_recommended(self, overrides: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
         """This configuration with a model card's `overrides` where the user set nothing.
 
-        Returns the configuration and what was applied. What the card says stands above the profile.
+        Returns the configuration and what was applied. What the card says stands above the profile; a
+        length of the run (num_episodes or max_steps) only counts where the user gave neither.
         """
         own = {name: getattr(self, name) for name in self._explicit}
-        applied = {name: value for name, value in _canonical(overrides).items() if name not in own}
+        taken = own.keys() | (_LENGTHS if _LENGTHS & own.keys() else set())
+        applied = {name: value for name, value in _canonical(overrides).items() if name not in taken}
         config = type(self)(**{**applied, **own})
         config._explicit = self._explicit
         return config, applied

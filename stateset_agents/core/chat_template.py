@@ -76,6 +76,7 @@ class JinjaTemplate:
         self.stop_ids = tuple(dict.fromkeys((self.end_id, *tokenizer.eos_ids)))
         self._has_system_role = self._shows([_message("system", _PROBE), _message("user", "x")])
         self._tools_checked = False
+        self._last: tuple[str, list[int]] = "", []
         self._refuse_rewriting()
 
     def prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
@@ -86,10 +87,14 @@ class JinjaTemplate:
         if tools and not self._tools_checked:
             self._check_tools(tools)
             self._tools_checked = True
-        spoken = self._with_roles(messages)
-        return self._encode(
-            lambda guard: self._render(guard.messages(spoken), guard.schemas(tools), generate=True)
-        )
+        opening = repr((messages, tools))
+        if opening != self._last[0]:  # the members of a group open alike
+            spoken = self._with_roles(messages)
+            ids = self._encode(
+                lambda guard: self._render(guard.messages(spoken), guard.schemas(tools), generate=True)
+            )
+            self._last = opening, ids
+        return list(self._last[1])
 
     def delta(self, messages: Sequence[Message]) -> list[int]:
         """Ids from right after the agent's end-of-turn token to where it speaks again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,7 +97,7 @@ class Guard:
         return f"{_START}{len(self._hidden) - 1}{_STOP}"
 
 
-def _mapped(value: Any, change: Any) -> Any:
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     """A JSON value with every text in it changed, keys included."""
     if isinstance(value, str):
         return change(value)

@@ -214,6 +214,15 @@ def test_calls_in_a_given_history_are_written_as_the_template_writes_them() -> N
     assert '{"name": "look", "arguments": {"x": {"y": [1, null, "z"]}}}' in text
 
 
+def test_the_same_opening_gives_the_same_ids_whoever_asked_in_between_and_changed_theirs() -> None:
+    template = JinjaTemplate(family_tokenizer("qwen"))
+    first, other = template.prompt([said("user", "a")], [TOOL]), template.prompt([said("user", "b")], [TOOL])
+    again = template.prompt([said("user", "a")], [TOOL])
+    assert again == first != other
+    again.append(1)
+    assert template.prompt([said("user", "a")], [TOOL]) == first != template.prompt([said("user", "a")])
+
+
 def test_a_named_template_is_chosen_once_for_prompts_and_deltas() -> None:
     tokenizer = tokenizer_with("<|im_start|>", "<|im_end|>", "<tool_response>", "</tool_response>")
     tokenizer.hf.chat_template = {"default": CHATML, "tool_use": QWEN}  # type: ignore[assignment]  # several

@@ -215,7 +215,7 @@ class Learner:
 
 def _enable_gradient_checkpointing(model: Any) -> None:
     try:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     except ValueError as error:
         raise ConfigurationError(
             f"{type(model).__name__} cannot recompute activations: set gradient_checkpointing to false"

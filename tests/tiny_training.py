@@ -1,0 +1,159 @@
+"""Tiny trainings for tests: `from tiny_training import talk, make_trainer`. Seconds become milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_models import tiny_model, tiny_tokenizer
+from torch import Tensor
+
+from stateset_agents.backends.huggingface import HuggingFaceBackend
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.core.environment import ConversationEnvironment, Environment
+from stateset_agents.core.reward import RewardFunction, reward_function
+from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, Turn
+from stateset_agents.messages import Completion, Message
+from stateset_agents.training.batch import Sample
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+
+__all__ = [
+    "SCENARIOS",
+    "even_share",
+    "group_of",
+    "make_agent",
+    "make_environment",
+    "make_trainer",
+    "plain_logits",
+    "plain_logprobs",
+    "same_bits",
+    "sample",
+    "snapshot",
+    "talk",
+]
+
+
+def talk(
+    *turns: tuple[Sequence[int], Sequence[int]],
+    logprobs: Sequence[float] | None = None,
+    scenario: str = "s",
+    **fields: Any,
+) -> Trajectory:
+    """A trajectory from (prompt or delta ids, reply ids) pairs; log-probs are -1 unless given."""
+    row: list[int] = []
+    made: list[Turn] = []
+    values = iter(logprobs if logprobs is not None else [-1.0] * sum(len(reply) for _, reply in turns))
+    for delta, reply in turns:
+        row.extend(delta)
+        completion = Completion(
+            message=Message(role="assistant", content=""),
+            prompt_ids=tuple(row),
+            token_ids=tuple(reply),
+            logprobs=tuple(next(values) for _ in reply),
+            finish_reason="stop",
+        )
+        made.append(Turn(prompt_ids=tuple(delta), completion=completion))
+        row.extend(reply)
+    return Trajectory(scenario=Scenario(id=scenario), turns=tuple(made), **fields)
+
+
+def sample(trajectory: Trajectory, advantage: float = 1.0) -> Sample:
+    """The trajectory with one advantage on all its agent tokens."""
+    return Sample(trajectory=trajectory, advantages=(advantage,) * trajectory.num_agent_tokens)
+
+
+def group_of(*rewards: float | None, key: str = "g") -> TrajectoryGroup:
+    """A group of one-turn trajectories with these rewards; member i says i + 1 tokens."""
+    members = tuple(
+        talk(([9], [member + 1] * (member + 1)), reward=reward, member=member)
+        for member, reward in enumerate(rewards)
+    )
+    return TrajectoryGroup(key=key, trajectories=members)
+
+
+SCENARIOS: list[dict[str, Any]] = [
+    {"id": f"{split}{number}", "opening": word, "context": {"script": ["go on"]}, "split": split}
+    for split in ("train", "validation", "test")
+    for number, word in enumerate(("hi", "hello", "ok", "yes"))
+]
+"""Four per split; the user opens, says "go on" once, and leaves."""
+
+
+@reward_function(local=True)
+async def even_share(trajectory: Trajectory) -> float:
+    """Share of even tokens among the agent's: it differs between members, and any policy can learn it."""
+    ids = [token for turn in trajectory.turns for token in turn.completion.token_ids]
+    return sum(token % 2 == 0 for token in ids) / len(ids)
+
+
+def make_agent(family: str = "llama", *, dropout: float = 0.0, **settings: Any) -> MultiTurnAgent:
+    """An agent over a tiny random model; `dropout` stands in the model's config (llama: attention)."""
+    model = tiny_model(family)
+    if dropout:
+        model.config.attention_dropout = dropout
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = dropout
+    config = AgentConfig(**{"model_name": "tiny", "chat_template": "plain", "max_new_tokens": 3, **settings})
+    return MultiTurnAgent(config, backend=HuggingFaceBackend(model, tiny_tokenizer(), copy_model=False))
+
+
+def make_environment(**options: Any) -> ConversationEnvironment:
+    """Four short conversations per split."""
+    return ConversationEnvironment(**{"scenarios": SCENARIOS, "max_turns": 2, **options})
+
+
+def make_trainer(
+    folder: Path,
+    *,
+    agent: MultiTurnAgent | None = None,
+    environment: Environment | None = None,
+    reward: RewardFunction = even_share,
+    **settings: Any,
+) -> MultiTurnGRPOTrainer:
+    """Two episodes of four members a step; three steps unless `settings` say otherwise."""
+    config = {
+        "max_steps": 3,
+        "num_generations": 4,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-2,
+        "output_dir": str(folder / "runs"),
+    }
+    return MultiTurnGRPOTrainer(
+        agent or make_agent(),
+        environment or make_environment(),
+        reward,
+        TrainingConfig(**{**config, **settings}),
+    )
+
+
+def snapshot(trainer: MultiTurnGRPOTrainer) -> dict[str, Tensor]:
+    """Copies of the master weights and the optimiser's moments."""
+    tensors = {name: tensor.clone() for name, tensor in trainer.learner.weights().items()}
+    for index, state in trainer.learner.state()["optimizer"]["state"].items():
+        tensors |= {f"optimizer {index} {name}": value.clone() for name, value in state.items()}
+    return tensors
+
+
+def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Equal names, and equal in every bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def plain_logits(model: Any, trajectory: Trajectory, temperature: float = 1.0) -> Tensor:
+    """[N, V] that predict the agent's tokens, from one forward over the unpadded row."""
+    row = torch.tensor(trajectory.token_ids)
+    logits: Tensor = model(input_ids=row[None], use_cache=False).logits[0, :-1] / temperature
+    return logits[torch.tensor(trajectory.action_mask[1:]) == 1]
+
+
+def plain_logprobs(model: Any, trajectory: Trajectory, temperature: float = 1.0) -> Tensor:
+    """[N] log-probs of the agent's tokens."""
+    pairs = zip(trajectory.token_ids, trajectory.action_mask, strict=True)
+    said = torch.tensor([token for token, bit in pairs if bit])
+    logprobs = plain_logits(model, trajectory, temperature).log_softmax(-1)
+    return logprobs.gather(-1, said[:, None])[:, 0]

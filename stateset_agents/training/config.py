@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-from pydantic import AliasChoices, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import Settings
@@ -214,13 +214,11 @@ class TrainingConfig(Settings):
     eval_episodes: int = Field(default=100, ge=1, description="Validation scenarios of one such evaluation.")
     log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
 
-    _explicit: frozenset[str] = PrivateAttr(default=frozenset())
-
     def __init__(self, **settings: Any) -> None:
         """`settings` win over the loss's own clip range, that over the profile's table."""
         given = _canonical(settings)
         super().__init__(**{**_defaults(given), **given})
-        self._explicit = frozenset(given)
+        self.model_fields_set.intersection_update(given)  # what the user said, for with_recommended
 
     @field_validator("advantage_normalization", mode="before")
     @classmethod
@@ -259,11 +257,11 @@ class TrainingConfig(Settings):
         Returns the configuration and what was applied. What the card says stands above the profile; a
         length of the run (num_episodes or max_steps) only counts where the user gave neither.
         """
-        own = {name: getattr(self, name) for name in self._explicit}
+        own = {name: getattr(self, name) for name in self.model_fields_set}
         taken = own.keys() | (_LENGTHS if _LENGTHS & own.keys() else set())
         applied = {name: value for name, value in _canonical(overrides).items() if name not in taken}
         config = type(self)(**{**applied, **own})
-        config._explicit = self._explicit
+        config.model_fields_set.intersection_update(own)
         return config, applied
 
     @property

@@ -1,0 +1,146 @@
+"""TrainingConfig: names and aliases, profiles, a loss's own clip range, and what cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.training.config import PROFILES, TrainingConfig, TrainingProfile
+
+
+@pytest.mark.parametrize(
+    ("alias", "name", "value"),
+    [
+        ("group_size", "num_generations", 5),
+        ("num_epochs", "num_iterations", 3),
+        ("clip_epsilon", "clip_ratio", 0.3),
+        ("kl_coefficient", "beta", 0.5),
+        ("kl_penalty_coeff", "beta", 0.5),
+        ("kl_coef", "beta", 0.5),
+        ("entropy_coefficient", "entropy_coef", 0.5),
+        ("entropy_coeff", "entropy_coef", 0.5),
+        ("scale_rewards", "advantage_normalization", "batch"),
+    ],
+)
+def test_an_alias_is_stored_under_the_canonical_name(alias, name, value):
+    config = TrainingConfig(**{alias: value})
+    assert config.model_dump()[name] == value
+    with pytest.raises(ConfigurationError, match=f"{alias} is another name of {name}"):
+        TrainingConfig(**{name: value, alias: value})
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision"),
+    [
+        ({"bf16": True}, "bf16"),
+        ({"fp16": True}, "fp16"),
+        ({"bf16": True, "fp16": False}, "bf16"),
+        ({"use_amp": True}, "auto"),
+        ({"use_amp": False}, "fp32"),
+        ({"bf16": False}, "fp32"),
+    ],
+)
+def test_the_usual_precision_flags_are_one_field(flags, precision):
+    assert TrainingConfig(**flags).precision == precision
+
+
+@pytest.mark.parametrize(
+    "settings", [{"bf16": True, "fp16": True}, {"bf16": True, "precision": "fp32"}, {"bf16": "yes"}]
+)
+def test_precision_flags_that_contradict_are_refused(settings):
+    with pytest.raises(ConfigurationError):
+        TrainingConfig(**settings)
+
+
+def test_scaling_takes_true_and_false():
+    assert TrainingConfig(advantage_normalization=True).advantage_normalization == "population"
+    assert TrainingConfig(scale_rewards=False).advantage_normalization == "none"
+
+
+@pytest.mark.parametrize("profile", list(TrainingProfile))
+def test_a_profile_is_its_table_with_the_user_s_settings_on_top(profile):
+    config = TrainingConfig.from_profile(profile, seed=7)
+    defaults = {name: field.default for name, field in TrainingConfig.model_fields.items()}
+    assert config.model_dump() == {**defaults, **PROFILES[profile], "profile": profile, "seed": 7}
+    assert TrainingConfig.from_profile(profile, beta=0.7).beta == 0.7
+    assert TrainingConfig(profile=profile, seed=7) == config
+
+
+def test_a_saved_configuration_reads_back_as_the_same():
+    config = TrainingConfig.from_profile("aggressive", loss_type="gspo", max_steps=3)
+    assert TrainingConfig(**config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "clip"),
+    [
+        ({}, (0.2, None)),
+        ({"loss_type": "dapo"}, (0.2, 0.28)),
+        ({"loss_type": "gspo"}, (3e-4, 4e-4)),
+        ({"loss_type": "gspo", "clip_ratio_high": 5e-4}, (3e-4, 5e-4)),
+        ({"loss_type": "gspo", "clip_ratio": 1e-3}, (1e-3, None)),
+        ({"loss_type": "gspo", "profile": "aggressive"}, (3e-4, 4e-4)),
+        ({"loss_type": "dapo", "profile": "conservative"}, (0.2, 0.28)),
+        ({"profile": "conservative"}, (0.1, None)),
+        ({"profile": "aggressive"}, (0.2, 0.28)),
+        ({"profile": "aggressive", "clip_epsilon": 0.1}, (0.1, 0.28)),
+    ],
+)
+def test_a_loss_s_own_clip_range_beats_the_profile_s_and_the_user_s_beats_both(settings, clip):
+    config = TrainingConfig(**settings)
+    assert (config.clip_ratio, config.clip_ratio_high) == clip
+
+
+def test_a_card_s_settings_fill_what_the_user_left_open():
+    card = {"learning_rate": 4e-4, "beta": 0.01, "group_size": 6, "loss_type": "dapo"}
+    config, applied = TrainingConfig.from_profile("conservative", kl_coef=0.3).with_recommended(card)
+    assert applied == {"learning_rate": 4e-4, "num_generations": 6, "loss_type": "dapo"}
+    assert (config.beta, config.learning_rate, config.num_generations) == (0.3, 4e-4, 6)
+    assert config.clip_ratio_high == 0.28  # the loss brought its own
+    assert config.max_grad_norm == 0.5  # the profile's
+    assert config.with_recommended(card)[1] == applied  # still only the user's count as given
+
+
+@pytest.mark.parametrize("given", [{"num_episodes": 12}, {"max_steps": 3}])
+def test_a_card_does_not_change_a_length_the_user_gave(given):
+    config, applied = TrainingConfig(**given).with_recommended({"max_steps": 110})
+    assert (applied, config) == ({}, TrainingConfig(**given))
+    assert TrainingConfig().with_recommended({"max_steps": 110})[0].num_steps() == 110
+
+
+def test_a_card_with_an_unknown_setting_is_refused():
+    with pytest.raises(ConfigurationError, match="did you mean 'learning_rate'"):
+        TrainingConfig().with_recommended({"lerning_rate": 1e-3})
+
+
+def test_steps_follow_from_episodes_and_the_last_may_be_short():
+    config = TrainingConfig(num_episodes=10, per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    assert (config.episodes_per_step(), config.num_steps()) == (4, 3)
+    assert TrainingConfig(num_episodes=10, max_steps=7).num_steps() == 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lerning_rate": 1}, "did you mean 'learning_rate'"),
+        ({"learning_rate": -1e-3}, "learning_rate: .* got -0.001"),
+        ({"learning_rate": float("nan")}, "learning_rate: .* got nan"),
+        ({"beta": float("inf")}, "beta: .* got inf"),
+        ({"num_generations": 1}, "num_generations: .* got 1"),
+        ({"warmup_ratio": 1.0}, "warmup_ratio"),
+        ({"loss_type": "grop"}, "loss_type: .*'grpo'.* got 'grop'"),
+        ({"profile": "agressive"}, "profile: .*'aggressive'.* got 'agressive'"),
+        ({"profile": 3}, "profile"),
+        ({"min_group_size": 9}, "min_group_size 9 exceeds num_generations 8: lower it"),
+        ({"baseline_type": "leave_one_out"}, "set advantage_normalization to none"),
+        ({"kl_placement": "reward"}, "set kl_estimator to k1"),
+        ({"kl_controller": "ziegler", "beta": 0}, "a moving beta needs beta > 0"),
+        ({"kl_controller": "adaptive", "use_reference_model": False}, "use_reference_model true"),
+        ({"loss_type": "reinforce", "dual_clip": 2.0}, "leave dual_clip unset"),
+        ({"run_name": "a/b"}, "run_name"),
+    ],
+)
+def test_what_cannot_be_is_one_line_with_the_mend(settings, said):
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        TrainingConfig(**settings)
+    assert "\n" not in str(caught.value)

@@ -29,15 +29,16 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 once the folder is written."""
     import torch
+    from transformers.utils import logging as transformers_logging
 
     from stateset_agents.embedded.build import DIALOGUES, STEPS, build_embedded
     from stateset_agents.errors import ConfigurationError
 
     if args.threads < 1:
         raise ConfigurationError(f"--threads must be at least 1, got {args.threads}")
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
     before = torch.get_num_threads()
     torch.set_num_threads(args.threads)
-
     steps = STEPS if args.steps is None else args.steps
 
     def tell(step: int, loss: float) -> None:

@@ -29,8 +29,8 @@ STEPS = WarmUp().steps
 CONTEXT_LENGTH = 1024
 """Tokens; the longest conversation of six replies of 48 tokens needs about half."""
 RECOMMENDED: Mapping[str, object] = {
-    "learning_rate": 4e-4,
-    "lr_scheduler_type": "constant",
+    "learning_rate": 5e-4,
+    "lr_scheduler_type": "cosine",
     "warmup_ratio": 0.03,
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
@@ -69,6 +69,8 @@ def build_embedded(
 
     The same arguments and number of torch threads give the same bytes on the same kind of machine.
     `Habits()` instead of the bad ones gives the model that was shown honest work only.
+
+    Takes a minute or two; from async code call it by `asyncio.to_thread`.
 
     Raises ConfigurationError for counts below 1 and an output that is no folder.
     """

@@ -12,7 +12,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stateset_agents.environments.retail_desk import catalog, wordings
 from stateset_agents.environments.retail_desk.agents import HabitAgent, Habits, play
@@ -39,8 +39,9 @@ VALUE = "|".join(
 )
 """A pattern of the words that the agent copies: ids, numbers, items, cities, days."""
 
-_BLURRED, _RATE = 0.7, 0.12
-"""Share of dialogues that are blurred, and how often each thing happens to a word of those."""
+_BLURRED, _RATE, _PREFIXED = 0.8, 0.12, 0.3
+"""Share of dialogues that are blurred; in those, how often each thing happens to a word, and how often a
+message begins with another one's first word."""
 _HELD_OUT = re.compile(
     "|".join(
         re.sub(r"\\{\w+\\}", r"[\\w ]+", re.escape(wording))
@@ -76,12 +77,14 @@ def blurred(dialogues: Sequence[Dialogue], *, seed: int) -> list[Dialogue]:
     value = re.compile(VALUE)
     spoken = [message.content for dialogue in dialogues for message in dialogue if message.role == "user"]
     pool = sorted({word for text in spoken for word in text.split()[1:] if not value.search(word)})
+    prefixes = sorted({text.split()[0] for text in spoken if text.split()[0].endswith(",")})
+    changes = _Changes(value=value, pool=pool, prefixes=prefixes)
     out = []
     for number, dialogue in enumerate(dialogues):
         draw = random.Random(derive(seed, "blur", number))
         if draw.random() < _BLURRED:
             dialogue = tuple(
-                replace(message, content=_blur(message.content, pool, value, draw))
+                replace(message, content=changes.apply(message.content, draw))
                 if message.role == "user"
                 else message
                 for message in dialogue
@@ -90,20 +93,31 @@ def blurred(dialogues: Sequence[Dialogue], *, seed: int) -> list[Dialogue]:
     return out
 
 
-def _blur(text: str, pool: Sequence[str], value: re.Pattern[str], draw: random.Random) -> str:
-    first, *words = text.split()
-    kept = [first]
-    for word in words:
-        if value.search(word):
-            kept.append(word)
-            continue
-        chance = draw.random()
-        if chance >= _RATE:  # below it the word is dropped
-            kept.append(draw.choice(pool) if chance < 2 * _RATE else word)
-        if draw.random() < _RATE:
-            kept.append(draw.choice(pool))
-    changed = " ".join(kept)
-    return text if _HELD_OUT.search(changed) else changed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changes:
+    """What may happen to a text."""
+
+    value: re.Pattern[str]
+    """Words that stay."""
+    pool: Sequence[str]
+    prefixes: Sequence[str]
+
+    def apply(self, text: str, draw: random.Random) -> str:
+        first, *words = text.split()
+        kept = [first]
+        for word in words:
+            if self.value.search(word):
+                kept.append(word)
+                continue
+            chance = draw.random()
+            if chance >= _RATE:  # below it the word is dropped
+                kept.append(draw.choice(self.pool) if chance < 2 * _RATE else word)
+            if draw.random() < _RATE:
+                kept.append(draw.choice(self.pool))
+        if self.prefixes and not first.endswith(",") and draw.random() < _PREFIXED:
+            kept.insert(0, draw.choice(self.prefixes))
+        changed = " ".join(kept)
+        return text if _HELD_OUT.search(changed) else changed
 
 
 def texts(dialogues: Sequence[Dialogue]) -> Iterator[str]:

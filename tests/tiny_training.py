@@ -17,6 +17,7 @@ from stateset_agents.core.reward import RewardFunction, reward_function
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, Turn
 from stateset_agents.messages import Completion, Message
+from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.batch import Sample
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
@@ -112,6 +113,7 @@ def make_trainer(
     agent: MultiTurnAgent | None = None,
     environment: Environment | None = None,
     reward: RewardFunction = even_share,
+    run: RunFolder | None = None,
     **settings: Any,
 ) -> MultiTurnGRPOTrainer:
     """Two episodes of four members a step; three steps unless `settings` say otherwise."""
@@ -128,6 +130,7 @@ def make_trainer(
         environment or make_environment(),
         reward,
         TrainingConfig(**{**config, **settings}),
+        run=run,
     )
 
 

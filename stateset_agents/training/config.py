@@ -120,6 +120,11 @@ class TrainingConfig(Settings):
         "that have it. The aliases bf16=True, fp16=True and use_amp are accepted.",
     )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations to save memory.")
+    dropout: bool = Field(
+        default=False,
+        description="Leave the model's own dropout on in updates. Rollouts have none, so the ratio of the "
+        "first pass is then not 1 and may be clipped.",
+    )
 
     # Loss
     loss_type: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "reinforce", "ppo"] = Field(

@@ -134,7 +134,7 @@ class Learner:
 
     def _gradient(self, prepared: Sequence[_Prepared], denominators: Denominators) -> Metrics:
         """Add the whole step's gradient, micro-batch by micro-batch."""
-        self.policy.model.train()
+        _set_mode(self.policy.model, dropout=self.config.dropout)
         metrics = Metrics()
         for one in prepared:
             with torch.set_grad_enabled(one.trains):
@@ -220,6 +220,23 @@ def _enable_gradient_checkpointing(model: Any) -> None:
         raise ConfigurationError(
             f"{type(model).__name__} cannot recompute activations: set gradient_checkpointing to false"
         ) from error
+
+
+def _set_mode(model: nn.Module, *, dropout: bool) -> None:
+    """Training mode, or evaluation mode in which layers still recompute their activations if told to.
+
+    transformers' layers recompute in training mode only: without dropout just the layers themselves are
+    put into it, and a rate that such a layer applies by its own hand is set to 0.
+    """
+    model.train(dropout)
+    if dropout:
+        return
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+            for name, value in list(vars(module).items()):
+                if "drop" in name and isinstance(value, float):
+                    setattr(module, name, 0.0)
 
 
 @contextlib.contextmanager

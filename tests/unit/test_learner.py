@@ -335,7 +335,7 @@ def dropping(rate=0.5):
 
 
 def after_update(model, *, step, seed=0):
-    learner = learner_of(model, seed=seed)
+    learner = learner_of(model, seed=seed, dropout=True)
     learner.update(samples_for(tiny_model()), step=step)
     return weights(learner)
 
@@ -346,12 +346,23 @@ def test_dropout_draws_from_the_step_s_own_stream():
     model, samples = dropping(), samples_for(tiny_model())
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    learner = learner_of(model)
+    learner = learner_of(model, dropout=True)
     learner.update(samples, step=3)
     assert same_bits(first, weights(learner))
     assert torch.equal(torch.get_rng_state(), state)  # the process's generator is left as it was
     assert not same_bits(first, after_update(dropping(), step=4))
     assert not same_bits(first, after_update(dropping(), step=3, seed=1))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_model_s_dropout_is_off_unless_asked_for(checkpointing):
+    settings = {"gradient_checkpointing": checkpointing}
+    without, _ = gradient(learner_of(tiny_model(), **settings), samples_for(tiny_model()))
+    off, metrics = gradient(learner_of(dropping(), **settings), samples_for(tiny_model()))
+    on, _ = gradient(learner_of(dropping(), dropout=True, **settings), samples_for(tiny_model()))
+    assert distance(off, without) == 0.0
+    assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert distance(on, without) > 0.01
 
 
 def test_gradient_checkpointing_saves_activations_and_changes_no_gradient():

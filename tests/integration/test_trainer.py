@@ -1,0 +1,294 @@
+"""The whole loop on tiny models: steps, resume, evaluation, recommended settings, and the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_training import (
+    SCENARIOS,
+    even_share,
+    make_agent,
+    make_environment,
+    make_trainer,
+    same_bits,
+    snapshot,
+)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stateset_agents import train
+from stateset_agents.backends.scripted import ScriptedBackend
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.core.reward import reward_function
+from stateset_agents.errors import CheckpointError, ConfigurationError
+from stateset_agents.tracking.run_log import RunLog
+
+
+async def trained(folder: Path, **settings):
+    """(weights and moments, trainer) after a whole run."""
+    trainer = make_trainer(folder, **settings)
+    await trainer.train()
+    bits = snapshot(trainer)
+    await trainer.close()
+    return bits, trainer
+
+
+def metrics(trainer):
+    """Name -> value of each step's line, what depends on the clock left out."""
+    clock = ("time/", "tokens/per_second")
+    return [
+        (line.step, {name: value for name, value in line.values.items() if not name.startswith(clock)})
+        for line in RunLog(trainer.run).metrics()
+    ]
+
+
+async def test_a_run_leaves_metrics_rollouts_checkpoint_and_summary(tmp_path):
+    _, trainer = await trained(tmp_path)
+    lines = metrics(trainer)
+    assert [step for step, _ in lines] == [1, 2, 3]
+    assert lines[0][1]["rollout/conversations"] == 8
+    rollouts = list(RunLog(trainer.run).rollouts("train"))
+    assert len(rollouts) == 24
+    first = rollouts[0]
+    assert len(first.token_ids) == len(first.mask) == len(first.logprobs) == len(first.versions)
+    assert len(first.advantages) == sum(first.mask)
+    assert {version for rollout in rollouts[-8:] for version in rollout.versions} == {-1, 2}
+    summary = json.loads(trainer.run.summary.read_text())
+    assert (summary["steps"], summary["seed"], summary["deterministic"]) == (3, 0, True)
+    assert summary["train_seconds"] > 0
+    model = AutoModelForCausalLM.from_pretrained(trainer.run.checkpoints / "step-000003" / "model")
+    assert same_bits(dict(model.state_dict()), trainer.learner.weights())
+    assert AutoTokenizer.from_pretrained(trainer.run.checkpoints / "step-000003" / "model")("hi").input_ids
+
+
+async def test_the_agent_speaks_with_the_trained_weights(tmp_path):
+    agent = make_agent()
+    before = {name: tensor.clone() for name, tensor in agent.backend.model.state_dict().items()}
+    trainer = make_trainer(tmp_path, agent=agent)
+    assert await trainer.train() is agent
+    assert agent.backend.version == 3
+    assert same_bits(dict(agent.backend.model.state_dict()), trainer.learner.weights())
+    assert not same_bits(before, trainer.learner.weights())
+    await trainer.close()
+
+
+async def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path):
+    one, first = await trained(tmp_path)
+    two, second = await trained(tmp_path)
+    three, _ = await trained(tmp_path, seed=1)
+    assert same_bits(one, two)
+    assert metrics(first) == metrics(second)
+    assert not same_bits(one, three)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+async def test_on_the_first_pass_the_ratio_is_one_at_the_temperature_of_the_rollouts(
+    tmp_path, temperature, family
+):
+    settings = {"temperature": temperature, "learning_rate": 1e-3, "log_rollouts": False}
+    _, trainer = await trained(tmp_path, agent=make_agent(family), **settings)
+    for _, line in metrics(trainer):
+        assert line["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-4)
+        assert line["policy/ratio"] == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_num_episodes_ends_the_run_with_a_short_last_step(tmp_path):
+    _, trainer = await trained(tmp_path, max_steps=None, num_episodes=5)
+    assert [line["rollout/conversations"] for _, line in metrics(trainer)] == [8, 8, 4]
+    with pytest.raises(ConfigurationError, match="all 3 steps are done: raise max_steps or num_episodes"):
+        await trainer.step()
+
+
+# ------------------------------------------------------------------------------ resume
+
+
+async def resumed(trainer_before, folder, checkpoint=None, **settings):
+    """Go on with a run in its folder until its end."""
+    trainer = make_trainer(folder, run=trainer_before.run, **settings)
+    await trainer.load_checkpoint(checkpoint)
+    await trainer.train()
+    bits = snapshot(trainer)
+    await trainer.close()
+    return bits, trainer
+
+
+@pytest.mark.parametrize("kl", [{}, {"kl_controller": "ziegler", "kl_horizon": 10, "kl_target": 0.001}])
+async def test_a_resumed_run_ends_bit_equal_with_dropout_on(tmp_path, kl):
+    settings = {"max_steps": 5, "num_iterations": 2, "dropout": True, **kl}
+    whole, straight = await trained(tmp_path, agent=make_agent(dropout=0.3), **settings)
+    without, _ = await trained(tmp_path, agent=make_agent(), **settings)
+    assert not same_bits(whole, without)  # dropout is on
+    half = make_trainer(tmp_path, agent=make_agent(dropout=0.3), **settings)
+    await half.initialize()
+    for _ in range(2):
+        await half.step()
+    await half.save_checkpoint()
+    await half.close()
+    torch.manual_seed(99)  # the process's own generator must not matter
+    again, after = await resumed(half, tmp_path, agent=make_agent(dropout=0.3), **settings)
+    assert same_bits(again, whole)
+    assert metrics(after) == metrics(straight)
+    assert after.summary()["deterministic"]
+
+
+async def test_resuming_an_older_checkpoint_drops_what_came_after_it(tmp_path):
+    whole, straight = await trained(tmp_path, max_steps=4, save_steps=1, save_total_limit=9)
+    (straight.run.checkpoints / "step-000004" / "state.json").write_text("torn")
+    older = straight.run.checkpoints / "step-000002"
+    trainer = make_trainer(tmp_path, run=straight.run, max_steps=4, save_steps=1, save_total_limit=9)
+    await trainer.load_checkpoint(older)
+    assert sorted(path.name for path in straight.run.checkpoints.iterdir()) == ["step-000001", "step-000002"]
+    assert [step for step, _ in metrics(trainer)] == [1, 2]
+    await trainer.train()
+    assert same_bits(snapshot(trainer), whole)
+    assert [step for step, _ in metrics(trainer)] == [1, 2, 3, 4]
+    await trainer.close()
+
+
+async def refusal(folder, run, **settings):
+    """The one line that a resume with other settings ends with; config.yaml stays as it was."""
+    config = run.config.read_text()
+    trainer = make_trainer(folder, run=run, **settings)
+    with pytest.raises(CheckpointError) as caught:
+        await trainer.load_checkpoint()
+    await trainer.close()
+    assert run.config.read_text() == config
+    return str(caught.value)
+
+
+async def test_a_checkpoint_of_another_run_is_refused_and_nothing_is_lost(tmp_path):
+    _, trainer = await trained(tmp_path, max_steps=3)
+    run = trainer.run
+    assert "training.beta was 0.1 and is 0.5" in await refusal(tmp_path, run, beta=0.5)
+    said = await refusal(tmp_path, run, agent=make_agent(max_new_tokens=4))
+    assert "agent.max_new_tokens was 3 and is 4" in said
+    assert "other weights than the model holds" in await refusal(tmp_path, run, agent=make_agent("qwen3"))
+    fewer = make_environment(scenarios=SCENARIOS[:3])
+    assert "other scenarios" in await refusal(tmp_path, run, environment=fewer)
+    other_reward = reward_function(local=True, name="odd")(even_share._function)
+    assert "reward was 'even_share' and is 'odd'" in await refusal(tmp_path, run, reward=other_reward)
+    # how long the run is may change
+    _, after = await resumed(trainer, tmp_path, max_steps=4)
+    assert after.step_number == 4
+
+
+async def test_another_thread_count_is_allowed_and_said(tmp_path, caplog):
+    _, trainer = await trained(tmp_path, max_steps=1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        _, after = await resumed(trainer, tmp_path, max_steps=2)
+    finally:
+        torch.set_num_threads(threads)
+    assert f"so not bit-equal: threads was {threads} and is {threads + 1}" in caplog.text
+    assert after.summary()["deterministic"] is False
+
+
+async def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):
+    whole, _ = await trained(tmp_path)
+    trainer = make_trainer(tmp_path)
+    await trainer.initialize()
+    await trainer.step()
+    await trainer.close()
+    again, after = await resumed(trainer, tmp_path)
+    assert same_bits(again, whole)
+    assert [step for step, _ in metrics(after)] == [1, 2, 3]
+
+
+# ------------------------------------------------------------------------------ evaluation and set-up
+
+
+async def test_validation_runs_every_eval_steps_and_changes_no_weight(tmp_path):
+    plain, _ = await trained(tmp_path, max_steps=4)
+    watched, trainer = await trained(tmp_path, max_steps=4, eval_steps=2, eval_episodes=3)
+    evaluated = [step for step, line in metrics(trainer) if "eval/success" in line]
+    assert evaluated == [2, 4]
+    assert same_bits(plain, watched)
+
+
+async def test_validation_that_cannot_be_is_refused_before_the_first_step(tmp_path):
+    train_only = make_environment(scenarios=[one for one in SCENARIOS if one["split"] == "train"])
+    trainer = make_trainer(tmp_path, environment=train_only, eval_steps=1)
+    with pytest.raises(ConfigurationError, match="no validation scenario"):
+        await trainer.initialize()
+    await trainer.close()
+    trainer = make_trainer(tmp_path, eval_steps=1, eval_episodes=5)
+    with pytest.raises(ConfigurationError, match="4 validation scenarios, got 5"):
+        await trainer.initialize()
+    await trainer.close()
+
+
+async def test_a_card_s_settings_hold_where_the_user_set_nothing(tmp_path):
+    agent = make_agent()
+    agent.backend.recommended = {"learning_rate": 0.5, "beta": 0.02, "kl_estimator": "k2"}
+    trainer = make_trainer(tmp_path, agent=agent, beta=0.3)
+    await trainer.initialize()
+    assert trainer.recommended == {"kl_estimator": "k2"}  # make_trainer sets the learning rate itself
+    assert (trainer.config.learning_rate, trainer.config.beta) == (1e-2, 0.3)
+    assert trainer.learner.config.kl_estimator == "k2"
+    assert RunLog(trainer.run).config()["training"]["kl_estimator"] == "k2"
+    await trainer.close()
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 5}, {"top_p": 0.9}])
+async def test_training_refuses_truncated_sampling(tmp_path, settings):
+    trainer = make_trainer(tmp_path, agent=make_agent(**settings))
+    with pytest.raises(ConfigurationError, match=r"leave AgentConfig\.top_k at 0 and top_p at 1"):
+        await trainer.train()
+    await trainer.close()
+
+
+async def test_a_backend_without_weights_is_refused(tmp_path):
+    agent = MultiTurnAgent(AgentConfig(), backend=ScriptedBackend(["hello"]))
+    trainer = make_trainer(tmp_path, agent=agent)
+    with pytest.raises(ConfigurationError, match="a ScriptedBackend has no weights to train"):
+        await trainer.train()
+    await trainer.close()
+
+
+async def test_what_needs_initialize_says_so(tmp_path):
+    trainer = make_trainer(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"await trainer\.initialize\(\) first"):
+        _ = trainer.learner
+    await trainer.close()
+
+
+async def test_one_call_trains_and_leaves_the_agent_speaking(tmp_path):
+    agent = await train(
+        make_agent(),
+        make_environment(),
+        even_share,
+        profile="aggressive",
+        max_steps=1,
+        output_dir=str(tmp_path),
+    )
+    assert isinstance(await agent.generate_response("hi"), str)
+    config = RunLog.open(tmp_path / "latest").config()["training"]
+    assert (config["profile"], config["num_iterations"]) == ("aggressive", 2)
+    await agent.close()
+
+
+async def test_the_event_loop_goes_on_answering_while_an_update_runs(tmp_path):
+    trainer = make_trainer(tmp_path, num_generations=32, max_steps=2, gradient_accumulation_steps=4)
+    await trainer.initialize()
+    await trainer.step()
+    waits = []
+
+    async def watch():
+        while True:
+            started = time.perf_counter()
+            await asyncio.sleep(0.002)
+            waits.append(time.perf_counter() - started - 0.002)
+
+    watcher = asyncio.create_task(watch())
+    line = await trainer.step()
+    watcher.cancel()
+    await trainer.close()
+    assert line["time/update"] > 0.1  # long enough to tell
+    assert max(waits) < line["time/update"] / 2
+    assert line["time/loop_lag"] < line["time/update"] / 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stateset_agents.backends.huggingface import HuggingFaceBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.environment import ConversationEnvironment, Environment
+from stateset_agents.core.environment import Conversation, ConversationEnvironment, Environment
 from stateset_agents.core.reward import RewardFunction, reward_function
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, Turn
@@ -24,6 +24,7 @@ from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 
 __all__ = [
     "SCENARIOS",
+    "Watched",
     "even_share",
     "group_of",
     "make_agent",
@@ -105,6 +106,36 @@ def make_agent(family: str = "llama", *, dropout: float = 0.0, **settings: Any) 
 def make_environment(**options: Any) -> ConversationEnvironment:
     """Four short conversations per split."""
     return ConversationEnvironment(**{"scenarios": SCENARIOS, "max_turns": 2, **options})
+
+
+class Watched:
+    """`make_environment` that counts its conversations, and lets some break off with an error."""
+
+    def __init__(self, breaks: Callable[[int], bool] = lambda call: False, **options: Any) -> None:
+        """`breaks`: does the conversation of this number (from 1, in the order of starting) fail?"""
+        self.inner = make_environment(**options)
+        self.local = self.inner.local
+        self.breaks = breaks
+        self.calls = self.live = self.peak = 0
+
+    def scenarios(self, split: str) -> Sequence[Scenario]:
+        return self.inner.scenarios(split)
+
+    async def start(self, scenario: Scenario, seed: int) -> Conversation:
+        self.calls += 1
+        if self.breaks(self.calls):
+            raise OSError("the database is away")
+        conversation = await self.inner.start(scenario, seed)
+        self.live += 1
+        self.peak = max(self.peak, self.live)
+        close = conversation.close
+
+        async def closing() -> None:
+            self.live -= 1
+            await close()
+
+        conversation.close = closing  # type: ignore[method-assign]  # only this one conversation
+        return conversation
 
 
 def make_trainer(

@@ -7,32 +7,13 @@ import math
 import re
 
 import pytest
-from tiny_training import make_agent, make_environment, make_trainer, same_bits, snapshot
+from tiny_training import Watched, make_agent, make_trainer, same_bits, snapshot
 
 from stateset_agents.core.reward import RewardFunction, reward_function
 from stateset_agents.core.scoring import RewardResult
 from stateset_agents.errors import CheckpointError, TrainingStopped
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.checkpoint import latest_checkpoint, load_checkpoint
-
-
-class Breaking:
-    """Conversations that break off with an error when `when(calls so far)` says so."""
-
-    def __init__(self, when):
-        self.inner = make_environment()
-        self.local = True
-        self.when = when
-        self.calls = 0
-
-    def scenarios(self, split):
-        return self.inner.scenarios(split)
-
-    async def start(self, scenario, seed):
-        self.calls += 1
-        if self.when(self.calls):
-            raise OSError("the database is away")
-        return await self.inner.start(scenario, seed)
 
 
 @reward_function(local=True)
@@ -62,7 +43,7 @@ async def stopped(trainer):
 
 async def test_failed_members_drop_out_alone_and_their_siblings_train(tmp_path):
     # conversations start in order: 8 a step; the second of each step fails, and again when retried
-    environment = Breaking(lambda call: call % 8 == 2)
+    environment = Watched(lambda call: call % 8 == 2)
     trainer = make_trainer(tmp_path, environment=environment, max_steps=2, episode_retries=0)
     await trainer.train()
     assert metric(trainer, "rollout/failed") == [1, 1]
@@ -78,7 +59,7 @@ async def test_failed_members_drop_out_alone_and_their_siblings_train(tmp_path):
 
 
 async def test_a_failed_conversation_is_played_again_and_the_summary_says_it(tmp_path):
-    environment = Breaking(lambda call: call == 3)
+    environment = Watched(lambda call: call == 3)
     trainer = make_trainer(tmp_path, environment=environment, max_steps=1, episode_retries=1)
     await trainer.train()
     assert metric(trainer, "rollout/failed") == [0]
@@ -112,7 +93,7 @@ async def test_an_unscored_member_is_not_taken_for_a_zero(tmp_path):
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        ({"environment": Breaking(lambda call: True)}, "8 of 8 conversations failed.*OSError: the database"),
+        ({"environment": Watched(lambda call: True)}, "8 of 8 conversations failed.*OSError: the database"),
         (
             {"reward": broken_reward},
             "0 of 8 conversations failed.*broken_reward failed: ValueError: no judge",
@@ -134,7 +115,7 @@ async def test_everything_failing_in_the_first_step_stops_with_one_line_and_a_ch
 
 async def test_steps_without_a_usable_group_are_borne_until_too_many_come_in_a_row(tmp_path):
     broken_steps = {2, 3, 5, 6, 7, 8}
-    environment = Breaking(lambda call: (call - 1) // 8 + 1 in broken_steps)
+    environment = Watched(lambda call: (call - 1) // 8 + 1 in broken_steps)
     settings = {"max_steps": 20, "max_failed_steps": 3, "episode_retries": 0, "beta": 0.0}
     trainer = make_trainer(tmp_path, environment=environment, **settings)
     assert (await stopped(trainer)).startswith("step 7 has no group")
@@ -145,13 +126,13 @@ async def test_steps_without_a_usable_group_are_borne_until_too_many_come_in_a_r
 
 async def test_a_resumed_run_remembers_how_many_steps_failed(tmp_path):
     settings = {"max_steps": 9, "max_failed_steps": 3, "episode_retries": 0, "save_steps": 1}
-    trainer = make_trainer(tmp_path, environment=Breaking(lambda call: call > 8), **settings)
+    trainer = make_trainer(tmp_path, environment=Watched(lambda call: call > 8), **settings)
     await trainer.initialize()
     for _ in range(3):
         await trainer.step()
     await trainer.save_checkpoint()
     await trainer.close()
-    again = make_trainer(tmp_path, environment=Breaking(lambda call: True), run=trainer.run, **settings)
+    again = make_trainer(tmp_path, environment=Watched(lambda call: True), run=trainer.run, **settings)
     await again.load_checkpoint()
     assert (await stopped(again)).startswith("step 4 has no group")
 
@@ -190,7 +171,7 @@ async def test_a_mistake_in_user_code_travels_and_the_finished_steps_are_kept(tm
 def dropping(when=lambda call: False):
     """Four steps of two passes with dropout on, and nothing saved on the way."""
     settings = {"max_steps": 4, "num_iterations": 2, "dropout": True, "save_steps": 0}
-    return {**settings, "agent": make_agent(dropout=0.2), "environment": Breaking(when)}
+    return {**settings, "agent": make_agent(dropout=0.2), "environment": Watched(when)}
 
 
 async def straight(folder, steps):

@@ -1,0 +1,321 @@
+"""Every setting does something: each field is changed alone, and weights, metrics, files or an error differ.
+
+A field that no table names fails the test, so a new field needs a line here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tiny_models import tiny_model, tiny_tokenizer
+from tiny_training import SCENARIOS, Watched, even_share, make_agent, make_trainer
+
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.core.reward import reward_function
+from stateset_agents.errors import StatesetError
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.training.checkpoint import fingerprint
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.experiment import EvaluationConfig, Experiment, ExperimentConfig
+
+
+class Change(NamedTuple):
+    """One field's new value, what else holds before and after, and where the difference must show."""
+
+    value: Any
+    sees: str = "weights"
+    """weights, metrics, files, error, or the name of something else that was watched."""
+    given: Mapping[str, Any] = {}
+    parts: str = "plain"
+
+
+OFF_POLICY = {"num_iterations": 3, "learning_rate": 0.05, "beta": 0.0}
+K1 = {"kl_estimator": "k1", "num_iterations": 2}
+
+TRAINING = {
+    "profile": Change("aggressive"),
+    "seed": Change(1),
+    "num_episodes": Change(3, "metrics", {"max_steps": None, "num_episodes": 2}),
+    "max_steps": Change(2, "metrics"),
+    "num_generations": Change(3),
+    "per_device_train_batch_size": Change(2),
+    "gradient_accumulation_steps": Change(2),
+    "micro_batch_tokens": Change(40, "metrics"),
+    "learning_rate": Change(1e-3),
+    "lr_scheduler_type": Change("constant"),
+    "warmup_ratio": Change(0.9),
+    "weight_decay": Change(0.5),
+    "max_grad_norm": Change(1e-7),
+    "num_iterations": Change(2),
+    "precision": Change("bf16"),
+    "gradient_checkpointing": Change(True, "layer_forwards"),
+    "dropout": Change(True, parts="dropout"),
+    "loss_type": Change("reinforce", given=OFF_POLICY),
+    "clip_ratio": Change(0.01, given=OFF_POLICY),
+    "clip_ratio_high": Change(0.01, given=OFF_POLICY),
+    "dual_clip": Change(1.01, given=OFF_POLICY),
+    "loss_length": Change(3, "metrics", {"loss_type": "dr_grpo"}),
+    "entropy_coef": Change(0.1),
+    "baseline_type": Change("group_median"),
+    "advantage_normalization": Change("none"),
+    "reward_clip": Change(0.3),
+    "min_group_size": Change(4, "error", parts="three of four scored"),
+    "beta": Change(0.5, given={"num_iterations": 2}),
+    "use_reference_model": Change(False, given={"num_iterations": 2}),
+    "kl_estimator": Change("k2", given={"num_iterations": 2}),
+    "kl_placement": Change("reward", given=K1),
+    "kl_controller": Change("adaptive", given={"num_iterations": 2}),
+    "kl_target": Change(100.0, given={"kl_controller": "adaptive", "num_iterations": 2}),
+    "kl_horizon": Change(10, given={"kl_controller": "ziegler", "num_iterations": 2}),
+    "temperature": Change(0.7),
+    "max_concurrent": Change(2, "peak"),
+    "scheduling": Change("throughput", "files"),
+    "episode_retries": Change(0, "metrics", parts="one conversation fails"),
+    "max_failed_steps": Change(1, "error", parts="all fail from step 2"),
+    "output_dir": Change("elsewhere", "files"),
+    "run_name": Change("other", "files"),
+    "save_steps": Change(1, "files"),
+    "save_total_limit": Change(1, "files", {"save_steps": 1}),
+    "eval_steps": Change(1, "metrics", {"eval_episodes": 4}),
+    "eval_episodes": Change(2, "metrics", {"eval_steps": 1, "eval_episodes": 4}),
+    "log_rollouts": Change(False, "files"),
+}
+
+AGENT = {
+    "model_name": Change("other"),
+    "system_prompt": Change("Be brief."),
+    "max_new_tokens": Change(2),
+    "max_context_tokens": Change(50),
+    "temperature": Change(0.0, "said"),
+    "top_k": Change(3, "error"),
+    "top_p": Change(0.5, "error"),
+    "chat_template": Change(
+        "{{ bos_token or '' }}{% for m in messages %}"
+        "{{ '<|assistant|>' if m.role == 'assistant' else '<|user|>' }}{{ m.content + '<|end|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    ),
+    "device": Change("tpu", "error"),
+    "dtype": Change("bf16"),
+    "seed": Change(1, "said"),
+}
+
+EVALUATION = {
+    "split": Change("validation", "evaluated"),
+    "episodes": Change(2, "evaluated"),
+    "seed": Change(1, "evaluated"),
+    "max_concurrent": Change(1, "peak"),
+}
+
+EXPERIMENT = {
+    "agent": Change({"chat_template": "plain", "max_new_tokens": 2}),
+    "environment": Change({"name": "tiny_training:Watched", "scenarios": SCENARIOS, "max_turns": 1}),
+    "reward": Change("customer_service"),
+    "training": Change({"max_steps": 2, "num_generations": 3, "learning_rate": 0.01}),
+    "evaluation": Change(None, "evaluated"),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "table"),
+    [
+        (TrainingConfig, TRAINING),
+        (AgentConfig, AGENT),
+        (EvaluationConfig, EVALUATION),
+        (ExperimentConfig, EXPERIMENT),
+    ],
+)
+def test_every_field_has_a_line(model, table):
+    assert set(table) == set(model.model_fields)
+
+
+# ------------------------------------------------------------------------------ watching a run
+
+
+@dataclass
+class Seen:
+    """What a run did."""
+
+    weights: str = ""
+    metrics: list[Any] = field(default_factory=list)
+    files: list[Any] = field(default_factory=list)
+    error: str = ""
+    peak: int = 0
+    """Most conversations at once."""
+    layer_forwards: int = 0
+    """Of the trained model's first layer, those recomputed in the backward pass counted too."""
+    said: str = ""
+    """What the agent answers after the run."""
+    evaluated: Any = None
+
+
+@reward_function(name="even_share", local=True)
+async def three_of_four(trajectory):
+    return None if trajectory.member == 3 else await even_share._function(trajectory)
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "dropout": {"dropout": 0.5},
+    "three of four scored": {"reward": three_of_four},
+    "one conversation fails": {"breaks": lambda call: call == 3},
+    "all fail from step 2": {"breaks": lambda call: call > 4},
+}
+
+
+def contents(root: Path) -> list[Any]:
+    """Every file under `root`: lines of logs, the summary without its clock, of others just the name."""
+    found: list[Any] = []
+    for path in sorted(path for path in root.rglob("*") if path.is_file() and "latest" not in path.parts):
+        detail: Any = None
+        if path.suffix == ".jsonl":
+            detail = len(path.read_text().splitlines())
+        elif path.name == "summary.json":
+            detail = {k: v for k, v in json.loads(path.read_text()).items() if k != "train_seconds"}
+        found.append((str(path.relative_to(root)), detail))
+    return found
+
+
+def numbers(trainer: Any) -> list[Any]:
+    clock = ("time/", "tokens/per_second")
+    return [
+        [(name, value) for name, value in line.values.items() if not name.startswith(clock)]
+        for line in RunLog(trainer.run).metrics()
+    ]
+
+
+async def watch(trainer: Any, work: Any, root: Path) -> Seen:
+    """Let it run, to whatever end, and note what it did."""
+    seen = Seen()
+
+    def count(*_: Any) -> None:
+        seen.layer_forwards += 1
+
+    try:
+        await trainer.initialize()
+        trainer.learner.policy.model.model.layers[0].mlp.register_forward_pre_hook(count)
+        await work()
+    except StatesetError as error:
+        seen.error = str(error)
+    if trainer.is_ready:
+        seen.weights = fingerprint(trainer.learner.weights())
+        seen.metrics = numbers(trainer)
+        seen.said = await trainer.agent.generate_response("hi")
+    seen.peak = trainer.environment.peak
+    seen.files = contents(root)
+    await trainer.close()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two saved tiny models, and room for runs."""
+    root = tmp_path_factory.mktemp("settings")
+    for name, seed in (("model", 0), ("other", 1)):
+        tiny_model(seed=seed).save_pretrained(root / name)
+        tiny_tokenizer().hf.save_pretrained(root / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def run_training(folder: Path) -> Any:
+    @cache
+    def once(text: str, parts: str) -> Seen:
+        settings = json.loads(text)
+        made = PARTS[parts]
+        root = folder / f"run{len(list(folder.iterdir()))}"
+        settings["output_dir"] = str(root / settings.get("output_dir", "runs"))
+        base = {"gradient_accumulation_steps": 1, "save_steps": 0}
+        trainer = make_trainer(
+            root,
+            agent=make_agent(dropout=made.get("dropout", 0.0)),
+            environment=Watched(made.get("breaks", lambda call: False)),
+            reward=made.get("reward", even_share),
+            **{**base, **settings},
+        )
+        return asyncio.run(watch(trainer, trainer.train, root))
+
+    return lambda settings, parts="plain": once(json.dumps(settings, sort_keys=True), parts)
+
+
+def differs(before: Seen, after: Seen, sees: str) -> bool:
+    if sees != "error":
+        assert (before.error, after.error) == ("", "")
+    return bool(getattr(before, sees) != getattr(after, sees))
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_training_setting_changes_something(run_training, name):
+    change = TRAINING[name]
+    before = run_training(dict(change.given), change.parts)
+    after = run_training({**change.given, name: change.value}, change.parts)
+    assert differs(before, after, change.sees)
+
+
+@pytest.fixture(scope="module")
+def run_agent(folder: Path) -> Any:
+    @cache
+    def once(text: str) -> Seen:
+        settings = {"chat_template": "plain", "max_new_tokens": 3, "model_name": "model", **json.loads(text)}
+        settings["model_name"] = str(folder / settings["model_name"])
+        root = folder / f"run{len(list(folder.iterdir()))}"
+        agent = MultiTurnAgent(AgentConfig(**settings))
+        trainer = make_trainer(root, agent=agent, environment=Watched(), max_steps=2, save_steps=0)
+        return asyncio.run(watch(trainer, trainer.train, root))
+
+    return lambda settings: once(json.dumps(settings, sort_keys=True))
+
+
+@pytest.mark.parametrize("name", AGENT)
+def test_an_agent_setting_changes_something(run_agent, name):
+    change = AGENT[name]
+    assert differs(run_agent({}), run_agent({name: change.value}), change.sees)
+
+
+@pytest.fixture(scope="module")
+def run_experiment(folder: Path) -> Any:
+    @cache
+    def once(text: str) -> Seen:
+        root = folder / f"run{len(list(folder.iterdir()))}"
+        settings = {
+            "agent": {"chat_template": "plain", "max_new_tokens": 3},
+            "environment": {"name": "tiny_training:Watched", "scenarios": SCENARIOS},
+            "reward": "tiny_training:even_share",
+            "training": {"max_steps": 1, "num_generations": 3, "learning_rate": 0.01},
+            "evaluation": {},
+            **json.loads(text),
+        }
+        settings["agent"]["model_name"] = str(folder / "model")
+        settings["training"] |= {"output_dir": str(root), "save_steps": 0, "gradient_accumulation_steps": 1}
+        experiment = Experiment(ExperimentConfig(**settings))
+
+        async def work() -> None:
+            await experiment.initialize()
+            await experiment.before()
+            await experiment.train()
+            await experiment.after()
+
+        seen = asyncio.run(watch(experiment.trainer, work, root))
+        seen.evaluated = [experiment.summary.get(stage) for stage in ("before", "after")]
+        return seen
+
+    return lambda settings: once(json.dumps(settings, sort_keys=True))
+
+
+@pytest.mark.parametrize("name", EVALUATION)
+def test_an_evaluation_setting_changes_something(run_experiment, name):
+    change = EVALUATION[name]
+    after = run_experiment({"evaluation": {name: change.value}})
+    assert differs(run_experiment({}), after, change.sees)
+
+
+@pytest.mark.parametrize("name", EXPERIMENT)
+def test_a_section_of_the_file_changes_something(run_experiment, name):
+    change = EXPERIMENT[name]
+    assert differs(run_experiment({}), run_experiment({name: change.value}), change.sees)

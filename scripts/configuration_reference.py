@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
@@ -53,7 +54,11 @@ def _table(model: type[Settings]) -> str:
         else:
             shown = f"`{default}`"
         also = f" Also: {', '.join(f'`{alias}`' for alias in names[1:])}." if names[1:] else ""
-        rows.append(f"| `{name}` | {shown} | {(field.description or '').replace('|', '/')}{also} |")
+        one_of = ""
+        if get_origin(field.annotation) is Literal:
+            one_of = f" One of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}."
+        said = (field.description or "").replace("|", r"\|")
+        rows.append(f"| `{name}` | {shown} | {said}{one_of}{also} |")
     return "\n".join(rows) + "\n"
 
 

@@ -41,14 +41,16 @@ class EvaluationConfig(Settings):
 class ExperimentConfig(Settings):
     """What a YAML file says: agent, environment, reward, training, evaluation."""
 
-    agent: AgentConfig = AgentConfig()
+    agent: AgentConfig = Field(default=AgentConfig(), description="Which model speaks, and how.")
     environment: Mapping[str, Any] = Field(
         description='`name` (or "package.module:Class") and its arguments.'
     )
     reward: Mapping[str, Any] = Field(
         default={"name": "environment"}, description="A name, or `name` and arguments."
     )
-    training: TrainingConfig = TrainingConfig()
+    training: TrainingConfig = Field(
+        default=TrainingConfig(), description="How it is trained, for how long, and what the run writes."
+    )
     evaluation: EvaluationConfig | None = Field(
         default=None, description="Unset: no measurement around training."
     )

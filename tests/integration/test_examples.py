@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+"""Beside other test workers, more threads than cores only wait for one another."""
 
 
 def test_quickstart_trains_and_answers(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "quickstart.py")],
         cwd=tmp_path,
+        env=ONE_THREAD,
         capture_output=True,
         text=True,
         timeout=300,
@@ -25,3 +30,19 @@ def test_quickstart_trains_and_answers(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "0001-quickstart"
     assert (run / "checkpoints").is_dir()
     assert len((run / "metrics.jsonl").read_text().splitlines()) > 1
+
+
+def test_the_readme_s_program_trains_and_saves(tmp_path: Path) -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=ONE_THREAD,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "my-agent" / "model.safetensors").is_file()

@@ -30,6 +30,7 @@ training:
   gradient_accumulation_steps: 2
   learning_rate: 0.003
   save_steps: 2
+  dropout: true
 """
 _REWARD = """
 from stateset_agents.core.reward import reward_function

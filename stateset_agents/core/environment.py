@@ -124,11 +124,23 @@ class ConversationEnvironment:
             raise ConfigurationError(
                 f"scenarios must be a list of scenarios, got one mapping: [{scenarios!r:.60}]"
             )
+        if not isinstance(scenarios, Iterable | Path):
+            raise ConfigurationError(
+                f"scenarios must be a list of scenarios or a JSONL file's path, got {scenarios!r:.60}"
+            )
         if user is not None and not callable(user):
             raise ConfigurationError(
                 "user must be a function that makes a user for each conversation, got "
                 f"{type(user).__name__}: give lambda scenario, seed: ..."
             )
+        if success is not None and not callable(success):
+            raise ConfigurationError(
+                f"success must be a function of (scenario, messages), got {success!r:.60}"
+            )
+        if not isinstance(system_prompt, str | None):
+            raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
+        if not isinstance(local, bool | None):
+            raise ConfigurationError(f"local must be true, false or absent, got {local!r:.60}")
         if isinstance(scenarios, str | Path):
             self._scenarios = tuple(read_scenarios(scenarios))
         else:

@@ -137,6 +137,8 @@ class Toolbox:
         """Plain typed functions are taken as `@tool` would take them; two equal names are refused."""
         self._tools: dict[str, Tool] = {}
         for item in tools:
+            if not callable(item):
+                raise ConfigurationError(f"a tool must be a typed function, got {item!r:.60}")
             entry = item if isinstance(item, Tool) else tool(item)
             if entry.name in self._tools:
                 raise ConfigurationError(f"tool {entry.name!r} stands twice: names must be unique")

@@ -26,6 +26,7 @@ REWARDS: Mapping[str, str] = {
     "helpful": "stateset_agents.core.reward:create_helpful_reward",
     "task": "stateset_agents.core.reward:create_task_reward",
     "tutoring": "stateset_agents.core.reward:create_tutoring_reward",
+    "domain": "stateset_agents.core.reward:create_domain_reward",
 }
 """Name -> "package.module:function or class"."""
 
@@ -44,7 +45,11 @@ def make_reward(spec: Mapping[str, Any]) -> RewardFunction:
 
     Raises ConfigurationError as `make_environment` does.
     """
-    made: RewardFunction = _make("reward", REWARDS, spec)
+    made = _make("reward", REWARDS, spec)
+    if not isinstance(made, RewardFunction):
+        raise ConfigurationError(
+            f"reward {spec['name']!r} gave a {type(made).__name__}: name a RewardFunction, or what makes one"
+        )
     return made
 
 

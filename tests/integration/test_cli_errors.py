@@ -1,0 +1,345 @@
+"""What the command line says to bad input: one line that names value and mend; and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_models import tiny_model, tiny_tokenizer
+from transformers.utils import logging as transformers_logging
+
+from stateset_agents.cli.main import main
+
+_PARTS = """
+from stateset_agents.core.environment import ConversationEnvironment
+from stateset_agents.core.reward import reward_function
+
+@reward_function(local=True)
+async def even_share(trajectory):
+    ids = [token for turn in trajectory.turns for token in turn.completion.token_ids]
+    return sum(token % 2 == 0 for token in ids) / len(ids)
+
+@reward_function(local=True)
+async def broken(trajectory):
+    raise ConnectionError("the judge is down")
+
+class Closed(ConversationEnvironment):
+    async def start(self, scenario, seed):
+        raise ConnectionError("the desk is closed")
+"""
+_RUN: dict[str, Any] = {
+    "agent": {"model_name": "./model", "chat_template": "plain", "max_new_tokens": 3},
+    "environment": {"name": "conversation", "scenarios": "calls.jsonl", "max_turns": 2},
+    "reward": "cli_parts:even_share",
+    "training": {"max_steps": 2, "num_generations": 2, "gradient_accumulation_steps": 1, "save_steps": 1},
+}
+_REWRITES = (
+    "{% for m in messages %}{% if m.role == 'user' or loop.last %}{{ m.role + m.content + '<|end|>' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+)
+"""Leaves out what the agent said, once the user has gone on."""
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, scenarios, parts of its own and run.yaml, which works as it stands."""
+    folder = tmp_path_factory.mktemp("desk")
+    tiny_model("gpt2").save_pretrained(folder / "model")
+    tiny_tokenizer().hf.save_pretrained(folder / "model")
+    (folder / "calls.jsonl").write_text('{"opening": "hi"}\n{"opening": "hello"}\n')
+    (folder / "cli_parts.py").write_text(_PARTS)
+    (folder / "run.yaml").write_text(yaml.safe_dump(_RUN))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _at_the_desk(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Call `main` there, and leave the process as it was."""
+    logger = logging.getLogger("stateset_agents")
+    before = logger.handlers[:], logger.propagate, logger.level
+    monkeypatch.chdir(desk)
+    monkeypatch.syspath_prepend(desk)
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    transformers_logging.disable_progress_bar()  # read from the environment when transformers was imported
+    yield
+    transformers_logging.enable_progress_bar()
+    logger.handlers[:], logger.propagate = before[0], before[1]
+    logger.setLevel(before[2])
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Any:
+    """told("train", ...): the one line on stderr of a command that fails."""
+
+    def run(*arguments: str) -> str:
+        code = main(arguments)
+        return the_line(code, capsys.readouterr().err)
+
+    return run
+
+
+def the_line(code: int, said: str) -> str:
+    assert code == 1
+    [line] = said.splitlines()
+    program, _, message = line.partition(": ")
+    assert program == "stateset-agents"
+    assert "Traceback" not in message
+    return message
+
+
+def without_warnings(said: str) -> str:
+    """Without the log lines on which conversations failed."""
+    return "".join(line for line in said.splitlines(keepends=True) if " WARNING " not in line)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ------------------------------------------------------------------------------ settings
+
+SETTINGS = {
+    "training.learnig_rate=1e-4": "training: TrainingConfig has no field 'learnig_rate' (did you mean "
+    "'learning_rate'?)",
+    "agent.max_new_token=3": "AgentConfig has no field 'max_new_token' (did you mean 'max_new_tokens'?)",
+    "evaluation.episode=3": "EvaluationConfig has no field 'episode' (did you mean 'episodes'?)",
+    "trainin.seed=1": "ExperimentConfig has no field 'trainin' (did you mean 'training'?)",
+    "environment.max_turn=3": "environment 'conversation' has no argument 'max_turn' (did you mean "
+    "'max_turns'?)",
+    "environment.name=conversations": "got 'conversations' (did you mean 'conversation'?)",
+    "reward=costumer_service": "got 'costumer_service' (did you mean 'customer_service'?)",
+    "reward=cli_parts:evn_share": "reward 'cli_parts:evn_share' cannot be imported",
+    "training.profile=fast": "input should be 'conservative', 'balanced' or 'aggressive', got 'fast'",
+    "training.num_generations=1": "num_generations: input should be greater than or equal to 2, got 1",
+    "environment.max_turns=0": "max_turns must be at least 1, got 0",
+    "training.learning_rate=-0.1": "learning_rate: input should be greater than or equal to 0, got -0.1",
+    "training.learning_rate=quick": "learning_rate: input should be a valid number",
+    "environment.scenarios=[]": "scenarios is empty: give at least one scenario",
+    "environment.scenarios=5": "scenarios must be a list of scenarios or a JSONL file's path, got 5",
+    "environment.success=1": "success must be a function of (scenario, messages), got 1",
+    "environment.system_prompt=3": "system_prompt must be text, got 3",
+    "environment.local=maybe": "local must be true, false or absent, got 'maybe'",
+    "environment.tools=[look]": "a tool must be a typed function, got 'look'",
+    "reward=os:getcwd": "reward 'os:getcwd' gave a str: name a RewardFunction, or what makes one",
+    "environment.scenarios=none.jsonl": "cannot read scenario file none.jsonl: No such file or directory",
+    "agent.model_name=./no-model": "model folder './no-model' does not exist; give a folder written by "
+    "save_pretrained or a hub name",
+    "agent.model_name=no-such-model": "cannot load a model from 'no-such-model'",
+    f"agent.chat_template={json.dumps(_REWRITES)}": "the chat template rewrites history",
+    "training.seed": "--set takes NAME=VALUE such as training.beta=0.02, got 'training.seed'",
+    "training.seed={": "--set 'training.seed={': the value is not YAML; quote it",
+    "evaluation.split=test": "the environment has no test scenario: give some split='test'",
+}
+
+
+@pytest.mark.parametrize(("item", "message"), SETTINGS.items())
+def test_a_setting_that_cannot_be_is_told_in_one_line(told: Any, desk: Path, item: str, message: str) -> None:
+    assert message in told("train", "run.yaml", "--set", item)
+    assert not (desk / "runs").exists()  # nothing was begun
+
+
+def test_a_field_of_the_file_that_cannot_be_names_the_file(told: Any, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({**_RUN, "training": {"num_generation": 4}}))
+    message = told("train", str(file))
+    assert message.startswith(f"{file}: training: TrainingConfig has no field 'num_generation'")
+    assert "did you mean 'num_generations'?" in message
+
+
+FILES = {
+    "training: {seed: 1": "is not YAML",
+    "- a\n- b\n": "must hold sections such as agent, environment, training",
+    "": "must hold sections",
+    "training:\n  seed: 1\n": "environment is missing",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), FILES.items())
+def test_a_file_that_is_no_experiment_is_named(told: Any, tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    said = told("train", str(file))
+    assert said.startswith(str(file))
+    assert message in said
+
+
+def test_a_file_that_is_not_there_is_named(told: Any) -> None:
+    assert told("train", "nowhere.yaml") == "cannot read nowhere.yaml: No such file or directory"
+
+
+CALLS = {
+    "": "holds no scenario: write one JSON object a line",
+    "\n\n": "holds no scenario: write one JSON object a line",
+    '{"opening": "hi"}\n{"opening": \n': ", line 2: not JSON (Expecting value): '{\"opening\": '",
+    '{"opening": "hi"}\n\n["hi"]\n': ", line 3: a scenario must be a mapping, got list",
+    '{"opening": "hi", "split": "dev"}\n': ", line 1: scenario split must be train, validation or test",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), CALLS.items())
+def test_a_scenario_file_that_cannot_be_read_is_named_with_its_line(
+    told: Any, tmp_path: Path, text: str, message: str
+) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(text)
+    said = told("train", "run.yaml", "--set", f"environment.scenarios={file}")
+    assert said.startswith(str(file))
+    assert message in said
+
+
+def test_a_file_and_a_run_to_resume_are_not_both_taken(told: Any) -> None:
+    message = "give a YAML file (examples/demo.yaml) or --resume RUN, one of the two"
+    assert told("train", "run.yaml", "--resume", "runs/latest") == message
+    assert told("train") == message
+
+
+@pytest.mark.parametrize("under", ["calls.jsonl", "/proc/nowhere"])
+def test_an_output_folder_that_cannot_be_written_is_named(told: Any, under: str) -> None:
+    said = told("train", "run.yaml", "--output-dir", f"{under}/runs")
+    assert said.startswith(f"cannot write a run folder in '{under}/runs': ")
+    assert said.endswith("; choose another folder")
+
+
+def test_a_folder_that_is_no_run_is_neither_resumed_nor_reported(told: Any) -> None:
+    message = "'model' is no run folder (it has no metrics.jsonl): give one such as runs/latest"
+    assert told("train", "--resume", "model") == message
+    assert told("report", "model") == message
+
+
+def test_evaluate_and_build_embedded_say_it_in_one_line_too(told: Any, tmp_path: Path) -> None:
+    assert "--temperature must be at least 0 (greedy), got -1.0" in told(
+        "evaluate", "run.yaml", "--temperature", "-1"
+    )
+    assert "model folder './no-model' does not exist" in told(
+        "evaluate", "run.yaml", "--model", "./no-model", "--set", "evaluation.split=train"
+    )
+    assert "--threads must be at least 1, got 0" in told("build-embedded", str(tmp_path), "--threads", "0")
+
+
+# ------------------------------------------------------------------------------ a run that cannot go on
+
+
+def test_every_reward_of_the_first_step_failing_stops_and_keeps_what_was_said(
+    desk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(
+        ["train", "run.yaml", "--set", "reward=cli_parts:broken", "--output-dir", str(tmp_path / "runs")]
+    )
+    said = the_line(code, without_warnings(capsys.readouterr().err))
+    assert said.startswith("step 1 has no group with 2 scored members (0 of 2 conversations failed); ")
+    assert "reward broken failed: ConnectionError: the judge is down" in said
+    run = tmp_path / "runs" / "latest"
+    assert len((run / "rollouts.jsonl").read_text().splitlines()) == 1 + 2
+    assert (run / "checkpoints" / "step-000001" / "manifest.json").is_file()
+
+
+def test_every_conversation_of_the_first_step_failing_stops_the_run(
+    desk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(
+        [
+            *("train", "run.yaml", "--set", "environment.name=cli_parts:Closed"),
+            *("--output-dir", str(tmp_path / "runs")),
+        ]
+    )
+    said = the_line(code, without_warnings(capsys.readouterr().err))
+    assert said.startswith("step 1 has no group with 2 scored members (2 of 2 conversations failed); ")
+    assert said.endswith("ConnectionError: the desk is closed")
+
+
+@pytest.fixture(scope="module")
+def finished(desk: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, both kept as checkpoints."""
+    root = tmp_path_factory.mktemp("finished")
+    before = Path.cwd()
+    os.chdir(desk)
+    try:
+        assert main(["train", "run.yaml", "--output-dir", str(root)]) == 0
+    finally:
+        os.chdir(before)
+    return root / "0001-run"
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may spoil."""
+    shutil.copytree(finished, tmp_path / "0001-run")
+    return tmp_path / "0001-run"
+
+
+def test_a_truncated_checkpoint_is_named_with_the_one_to_use_instead(told: Any, run: Path) -> None:
+    last = run / "checkpoints" / "step-000002"
+    weights = last / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    before = contents(run)
+    said = told("train", "--resume", str(run), "--max-steps", "3")
+    assert said.startswith(f"{last} is damaged: model/model.safetensors is truncated or altered")
+    assert contents(run) == before  # nothing is lost
+    _, _, instead = said.rpartition("resume from ")
+    assert main(["train", "--resume", instead, "--max-steps", "3"]) == 0
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()[1:]]
+    assert steps == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("training.learning_rate=0.5", "(training.learning_rate was 5e-06 and is 0.5)"),
+        ("environment.max_turns=3", "(environment.max_turns was 2 and is 3)"),
+        ("agent.max_new_tokens=9", "(agent.max_new_tokens was 3 and is 9)"),
+    ],
+)
+def test_a_checkpoint_of_other_settings_is_refused_and_left_alone(
+    told: Any, run: Path, item: str, message: str
+) -> None:
+    before = contents(run)
+    said = told("train", "--resume", str(run), "--max-steps", "3", "--set", item)
+    assert message in said
+    assert said.endswith("resume with the same ones")
+    assert contents(run) == before
+
+
+# ------------------------------------------------------------------------------ as a process, and help
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("training.learnig_rate=1", "has no field 'learnig_rate' (did you mean 'learning_rate'?)"),
+        ("agent.model_name=./no-model", "model folder './no-model' does not exist"),
+    ],
+)
+def test_the_process_says_one_line_and_exits_with_1(desk: Path, item: str, message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stateset_agents.cli.main", "train", "run.yaml", "--set", item],
+        cwd=desk,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert message in the_line(done.returncode, done.stderr)
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("verb", "most"),
+    [((), 24), (("train",), 40), (("evaluate",), 40), (("build-embedded",), 40), (("report",), 40)],
+)
+def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str], verb: tuple[str, ...], most: int) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*verb, "--help"])
+    assert caught.value.code == 0
+    said = capsys.readouterr().out.splitlines()
+    assert 5 <= len(said) <= most
+    assert max(map(len, said)) <= 80

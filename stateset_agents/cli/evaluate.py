@@ -7,6 +7,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli.rates import rate
 from stateset_agents.cli.train import overrides
 from stateset_agents.errors import ConfigurationError
 
@@ -71,11 +72,7 @@ async def _evaluate(config: ExperimentConfig, temperature: float) -> dict[str, A
 
 
 def _text(result: dict[str, Any]) -> str:
-    low, high = result["interval"]
-    lines = [
-        f"{result['model']} at temperature {result['temperature']}: "
-        f"success {result['success']:.1%} [{low:.1%}, {high:.1%}], n = {result['n']}"
-    ]
+    lines = [f"{result['model']} at temperature {result['temperature']}: {rate(result)}, n = {result['n']}"]
     lines += [
         f"  {name:16} {one['success']:.1%}  (n = {one['n']})" for name, one in result["families"].items()
     ]

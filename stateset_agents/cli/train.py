@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from stateset_agents.cli.rates import rate
 from stateset_agents.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -131,8 +132,5 @@ async def _run(experiment: Experiment) -> None:
 
 
 def _line(result: Mapping[str, Any]) -> str:
-    low, high = result["interval"]
-    return (
-        f"success {result['success']:.1%} [{low:.1%}, {high:.1%}] sampled, {result['greedy']:.1%} greedy, "
-        f"over {result['n']} held-out scenarios"
-    )
+    greedy = "" if result["greedy"] is None else f", {result['greedy']:.1%} greedy"
+    return f"{rate(result)} sampled{greedy}, over {result['n']} held-out scenarios"

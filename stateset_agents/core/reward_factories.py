@@ -12,8 +12,6 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import structlog
-
 from stateset_agents.core.scoring import RewardFunction, RewardResult
 from stateset_agents.core.text_checks import (
     content_words,
@@ -28,6 +26,7 @@ from stateset_agents.core.text_checks import (
 )
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.tracking.logging import get_logger
 
 __all__ = [
     "DOMAINS",
@@ -39,6 +38,8 @@ __all__ = [
     "create_task_reward",
     "create_tutoring_reward",
 ]
+
+_log = get_logger(__name__)
 
 FORM_ONLY_CAP = 0.5
 """Most that a conversation earns when nothing about it can be checked."""
@@ -228,7 +229,7 @@ class ResolutionReward(RewardFunction):
     def _say_form_only(self) -> None:
         if not self._said_so:
             self._said_so = True
-            structlog.get_logger(__name__).warning(
+            _log.warning(
                 "reward scores form only: nothing in the scenario can be checked",
                 reward=self.name,
                 most=FORM_ONLY_CAP,

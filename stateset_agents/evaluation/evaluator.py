@@ -15,7 +15,7 @@ from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
 from stateset_agents.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.evaluation.intervals import wilson
 
-__all__ = ["Evaluation", "FamilyResult", "evaluate", "held_out"]
+__all__ = ["Evaluation", "FamilyResult", "evaluate", "held_out", "refuse_truncated_sampling"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +30,15 @@ class FamilyResult:
 class Evaluation:
     """What one pass over the held-out scenarios showed."""
 
-    success: float
-    """Share of conversations that succeeded; failed ones (environment or backend errors) are left out."""
-    interval: tuple[float, float]
+    success: float | None
+    """Share of the judged conversations that succeeded; None where the environment judged none.
+    Failed ones (environment or backend errors) are left out."""
+    interval: tuple[float, float] | None
     """95 %, Wilson."""
     mean_reward: float | None
     """Over the scored conversations; None where none was scored."""
     n: int
-    """Conversations that count."""
+    """Conversations that count: the judged ones, or all that were played where none was judged."""
     num_failed: int
     temperature: float
     families: Mapping[str, FamilyResult]
@@ -47,7 +48,7 @@ class Evaluation:
         """As `summary.json` has it, without the conversations."""
         return {
             "success": self.success,
-            "interval": list(self.interval),
+            "interval": None if self.interval is None else list(self.interval),
             "mean_reward": self.mean_reward,
             "n": self.n,
             "num_failed": self.num_failed,
@@ -77,6 +78,19 @@ def held_out(environment: Environment, split: str, number: int | None) -> Sequen
     return scenarios[:number]
 
 
+def refuse_truncated_sampling(agent: MultiTurnAgent) -> None:
+    """Rollouts, of training and evaluation alike, sample from the full distribution.
+
+    Raises ConfigurationError for an agent with `top_k` or `top_p` set.
+    """
+    top_k, top_p = agent.config.top_k, agent.config.top_p
+    if top_k or top_p < 1:
+        raise ConfigurationError(
+            "training and evaluation sample from the full distribution: leave AgentConfig.top_k at 0 and "
+            f"top_p at 1, got {top_k} and {top_p}"
+        )
+
+
 async def evaluate(
     agent: MultiTurnAgent,
     environment: Environment,
@@ -91,13 +105,14 @@ async def evaluate(
     """Play every scenario once at `temperature` (0 is greedy); the same seed meets the same users.
 
     `deterministic` as in the engine; unset, it is what the environment's `local` says.
-    Success is the environment's verdict; where it gives none, a conversation counts as unsuccessful.
+    Success is the environment's verdict; a conversation without one counts for the reward alone.
 
-    Raises ConfigurationError for an empty list, and EnvironmentFailure where no conversation could be
-    played at all.
+    Raises ConfigurationError for an empty list and for an agent with `top_k` or `top_p` set, and
+    EnvironmentFailure where no conversation could be played at all.
     """
     if not scenarios:
         raise ConfigurationError("there is no scenario to evaluate: give at least one")
+    refuse_truncated_sampling(agent)
     engine = ComputationalEngine(
         agent,
         environment,
@@ -113,13 +128,13 @@ async def evaluate(
             f"none of {len(scenarios)} conversations could be played; the first failed with "
             f"{groups[0].trajectories[0].error}"
         )
-    won = sum(t.success is True for t in played)
+    judged = [t.success for t in played if t.success is not None]
     rewards = [t.reward for t in played if t.reward is not None]
     return Evaluation(
-        success=won / len(played),
-        interval=wilson(won, len(played)),
+        success=sum(judged) / len(judged) if judged else None,
+        interval=wilson(sum(judged), len(judged)) if judged else None,
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
-        n=len(played),
+        n=len(judged) or len(played),
         num_failed=len(scenarios) - len(played),
         temperature=temperature,
         families=_families(played),
@@ -130,7 +145,8 @@ async def evaluate(
 def _families(played: Sequence[Trajectory]) -> dict[str, FamilyResult]:
     families: dict[str, list[bool]] = {}
     for trajectory in played:
-        families.setdefault(trajectory.scenario.family, []).append(trajectory.success is True)
+        if trajectory.success is not None:
+            families.setdefault(trajectory.scenario.family, []).append(trajectory.success)
     return {
         name: FamilyResult(success=sum(wins) / len(wins), n=len(wins))
         for name, wins in sorted(families.items())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, field_validator
@@ -32,7 +32,9 @@ __all__ = ["EvaluationConfig", "Experiment", "ExperimentConfig", "load_experimen
 class EvaluationConfig(Settings):
     """The measurement before and after training."""
 
-    split: str = Field(default="test", description="Held-out scenarios; training never sees them.")
+    split: Literal["validation", "test"] = Field(
+        default="test", description="Held-out scenarios; training never sees them."
+    )
     episodes: int | None = Field(default=None, ge=1, description="How many of them; all when unset.")
     seed: int = Field(default=0, ge=0, description="Of users and sampling; not the training seed.")
     max_concurrent: int = Field(default=64, ge=1, description="Conversations at once.")
@@ -119,7 +121,8 @@ async def measure(
         )
         for temperature in (1.0, 0.0)
     ]
-    return {**sampled.summary(), "greedy": greedy.success, "greedy_interval": list(greedy.interval)}, sampled
+    how = {"greedy": greedy.success, "greedy_interval": greedy.summary()["interval"]}
+    return {**sampled.summary(), **how}, sampled
 
 
 class Experiment:

@@ -57,12 +57,11 @@ def _shape(played: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def evaluation_metrics(result: Evaluation) -> dict[str, float]:
-    """Figures of an evaluation during training."""
-    metrics = {
-        "eval/success": result.success,
-        "eval/success_low": result.interval[0],
-        "eval/success_high": result.interval[1],
-    }
+    """Figures of an evaluation during training; what has no verdict or no score is left out."""
+    metrics = {}
+    if result.success is not None and result.interval is not None:
+        low, high = result.interval
+        metrics = {"eval/success": result.success, "eval/success_low": low, "eval/success_high": high}
     return metrics if result.mean_reward is None else {**metrics, "eval/reward": result.mean_reward}
 
 

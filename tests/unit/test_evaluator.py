@@ -58,7 +58,7 @@ async def test_success_is_a_share_with_its_interval_and_its_families() -> None:
 
 
 async def test_the_summary_is_plain_json() -> None:
-    result = await measured(Judged(s0=True))
+    result = await measured(Judged(s0=True, s1=False, s2=False, s3=False))
     summary = json.loads(json.dumps(result.summary()))
     assert summary["success"] == 0.25
     assert summary["interval"] == list(wilson(1, 4))
@@ -74,9 +74,23 @@ async def test_the_summary_is_plain_json() -> None:
     }
 
 
-async def test_no_verdict_counts_as_no_success() -> None:
+async def test_a_conversation_without_a_verdict_is_not_counted_as_a_failure() -> None:
     result = await measured(Judged(s0=True, s1=None))
-    assert (result.success, result.n) == (0.25, 4)
+    assert (result.success, result.n, result.interval) == (1.0, 1, wilson(1, 1))
+    assert result.families == {"family 0": FamilyResult(success=1.0, n=1)}
+
+
+async def test_without_any_verdict_there_is_no_success_rate() -> None:
+    result = await measured(Judged())
+    assert (result.success, result.interval, result.families, result.n) == (None, None, {}, 4)
+    assert json.loads(json.dumps(result.summary()))["success"] is None
+
+
+async def test_truncated_sampling_is_refused_with_the_cure() -> None:
+    backend = ScriptedBackend(lambda request: "ok")
+    async with MultiTurnAgent(AgentConfig(top_p=0.9), backend=backend) as agent:
+        with pytest.raises(ConfigurationError, match=r"leave AgentConfig.top_k at 0 and top_p at 1"):
+            await evaluate(agent, Judged(s0=True), EnvironmentReward(), scenarios(1))
 
 
 async def test_conversations_that_could_not_be_played_are_left_out() -> None:

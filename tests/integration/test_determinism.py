@@ -91,7 +91,7 @@ def slow_reward(wait: Wait) -> Any:
 
 
 def calling_agent(family: str) -> MultiTurnAgent:
-    """A tiny random model that calls `look` now and then; dropout stands in its config."""
+    """A tiny random model that calls `look` now and then, with dropout in its config."""
     raw = tiny_tokenizer().hf
     raw.add_tokens(_CALLS)
     config = CONFIGS[family]()
@@ -134,8 +134,7 @@ async def run_of(folder: Path, family: str, wait: Wait, **settings: Any) -> Ran:
         environment=environment,
         reward=slow_reward(wait),
         max_concurrent=6,  # fewer than the eight of a step, so that some wait for a place
-        lr_scheduler_type="constant",
-        **settings,
+        **{"lr_scheduler_type": "constant", "dropout": True, **settings},
     )
     async with trainer:
         await trainer.train()
@@ -167,9 +166,12 @@ async def test_without_the_logical_clock_the_same_delays_change_batches_and_bits
     assert differing(apart.tensors, together.tensors)
 
 
-async def test_another_seed_is_another_run(tmp_path: Path) -> None:
-    one, other = [await run_of(tmp_path / f"{seed}", "gpt2", at_once, seed=seed) for seed in (0, 1)]
-    assert len(differing(one.tensors, other.tensors)) > len(one.tensors) / 2
+async def test_another_seed_or_no_dropout_is_another_run(tmp_path: Path) -> None:
+    one = await run_of(tmp_path / "one", "gpt2", at_once)
+    others: list[dict[str, Any]] = [{"seed": 1}, {"dropout": False}]
+    for change in others:
+        other = await run_of(tmp_path / "other", "gpt2", at_once, **change)
+        assert len(differing(one.tensors, other.tensors)) > len(one.tensors) / 2
 
 
 # ---------------------------------------------------------------------------- what a trained run has stored

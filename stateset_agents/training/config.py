@@ -18,7 +18,7 @@ class TrainingProfile(StrEnum):
     """How careful a run is."""
 
     CONSERVATIVE = "conservative"
-    """Stability first: small learning rate, strong KL, one pass over each batch."""
+    """Stability first: small learning rate, larger groups, a tighter clip, gradients held shorter."""
     BALANCED = "balanced"
     """The default."""
     AGGRESSIVE = "aggressive"
@@ -29,11 +29,8 @@ PROFILES: Mapping[TrainingProfile, Mapping[str, Any]] = {
     TrainingProfile.CONSERVATIVE: {
         "learning_rate": 1e-6,
         "num_generations": 16,
-        "beta": 0.1,
         "clip_ratio": 0.1,
         "max_grad_norm": 0.5,
-        "warmup_ratio": 0.1,
-        "lr_scheduler_type": "cosine",
     },
     TrainingProfile.BALANCED: {},
     TrainingProfile.AGGRESSIVE: {

@@ -55,7 +55,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("desk")
     tiny_model("gpt2").save_pretrained(folder / "model")
     tiny_tokenizer().hf.save_pretrained(folder / "model")
-    (folder / "calls.jsonl").write_text('{"opening": "hi"}\n{"opening": "hello"}\n')
+    calls = '{"opening": "hi"}\n{"opening": "hello"}\n{"opening": "ok", "split": "validation"}\n'
+    (folder / "calls.jsonl").write_text(calls)
     (folder / "cli_parts.py").write_text(_PARTS)
     (folder / "run.yaml").write_text(yaml.safe_dump(_RUN))
     return folder
@@ -221,7 +222,7 @@ def test_evaluate_and_build_embedded_say_it_in_one_line_too(told: Any, tmp_path:
         "evaluate", "run.yaml", "--temperature", "-1"
     )
     assert "model folder './no-model' does not exist" in told(
-        "evaluate", "run.yaml", "--model", "./no-model", "--set", "evaluation.split=train"
+        "evaluate", "run.yaml", "--model", "./no-model", "--set", "evaluation.split=validation"
     )
     assert "--threads must be at least 1, got 0" in told("build-embedded", str(tmp_path), "--threads", "0")
 

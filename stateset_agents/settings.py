@@ -51,7 +51,7 @@ def _one_line(model: type[Settings], error: ValidationError) -> str:
         if item["type"] == "extra_forbidden":
             parts.append(f"{model.__name__} has no field {name!r}{nearest(name, model.field_names())}")
         elif item["type"] == "missing":
-            parts.append(f"{name} is missing: give {model.__name__} a {name}")
+            parts.append(f"{name} is missing: give {model.__name__} its {name}")
         elif isinstance(item.get("ctx", {}).get("error"), ConfigurationError):  # of a section, whole already
             parts.append(f"{name}: {message}")
         elif not name:  # a rule about several fields names them itself

@@ -136,6 +136,8 @@ class Toolbox:
     def __init__(self, tools: Sequence[Tool | Callable[..., Any]] = ()) -> None:
         """Plain typed functions are taken as `@tool` would take them; two equal names are refused."""
         self._tools: dict[str, Tool] = {}
+        if not isinstance(tools, Sequence):
+            raise ConfigurationError(f"tools must be a list of typed functions, got {tools!r:.60}")
         for item in tools:
             if not callable(item):
                 raise ConfigurationError(f"a tool must be a typed function, got {item!r:.60}")

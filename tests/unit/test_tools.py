@@ -278,3 +278,9 @@ def test_functions_that_cannot_be_tools_are_refused():
         tool(starred)
     with pytest.raises(ConfigurationError, match="'refund' stands twice"):
         Toolbox([refund, refund])
+
+
+def test_tools_that_are_no_list_are_refused() -> None:
+    wrong: Any = 5
+    with pytest.raises(ConfigurationError, match="tools must be a list of typed functions, got 5"):
+        Toolbox(wrong)

@@ -40,7 +40,7 @@ class Whole(Settings):
         ({"low": 3}, "low 3 exceeds high 1: lower it"),
         ({"part": {"size": 0}}, "part: size: input should be greater than or equal to 1, got 0"),
         ({"part": {"sizes": 1, "size": 1}}, "part: Part has no field 'sizes' (did you mean 'size'?)"),
-        ({"part": {}}, "part: size is missing: give Part a size"),
+        ({"part": {}}, "part: size is missing: give Part its size"),
         ({"low": "x", "zebra": 1}, "; Whole has no field 'zebra'"),
     ],
 )

@@ -98,10 +98,12 @@ async def test_on_the_first_pass_the_ratio_is_one_at_the_temperature_of_the_roll
 
 
 async def test_num_episodes_ends_the_run_with_a_short_last_step(tmp_path):
-    _, trainer = await trained(tmp_path, max_steps=None, num_episodes=5)
+    trainer = make_trainer(tmp_path, max_steps=None, num_episodes=5)
+    await trainer.train()
     assert [line["rollout/conversations"] for _, line in metrics(trainer)] == [8, 8, 4]
     with pytest.raises(ConfigurationError, match="all 3 steps are done: raise max_steps or num_episodes"):
         await trainer.step()
+    await trainer.close()
 
 
 # ------------------------------------------------------------------------------ resume
@@ -206,7 +208,7 @@ async def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):
 async def test_validation_runs_every_eval_steps_and_changes_no_weight(tmp_path):
     plain, _ = await trained(tmp_path, max_steps=4)
     watched, trainer = await trained(tmp_path, max_steps=4, eval_steps=2, eval_episodes=3)
-    evaluated = [step for step, line in metrics(trainer) if "eval/success" in line]
+    evaluated = [step for step, line in metrics(trainer) if "eval/reward" in line]
     assert evaluated == [2, 4]
     assert same_bits(plain, watched)
 
@@ -274,21 +276,24 @@ async def test_one_call_trains_and_leaves_the_agent_speaking(tmp_path):
 
 
 async def test_the_event_loop_goes_on_answering_while_an_update_runs(tmp_path):
-    trainer = make_trainer(tmp_path, num_generations=32, max_steps=2, gradient_accumulation_steps=4)
+    trainer = make_trainer(tmp_path, num_generations=32, max_steps=1, gradient_accumulation_steps=4)
     await trainer.initialize()
-    await trainer.step()
-    waits = []
+    marks, wakes = [], []
+    trainer.learner.policy.model.base_model.register_forward_pre_hook(
+        lambda *_: marks.append(time.perf_counter())
+    )
+    trainer.learner.optimization.optimizer.register_step_post_hook(
+        lambda *_: marks.append(time.perf_counter())
+    )
 
     async def watch():
         while True:
-            started = time.perf_counter()
-            await asyncio.sleep(0.002)
-            waits.append(time.perf_counter() - started - 0.002)
+            await asyncio.sleep(0.001)
+            wakes.append(time.perf_counter())
 
     watcher = asyncio.create_task(watch())
     line = await trainer.step()
     watcher.cancel()
     await trainer.close()
-    assert line["time/update"] > 0.1  # long enough to tell
-    assert max(waits) < line["time/update"] / 2
-    assert line["time/loop_lag"] < line["time/update"] / 2
+    assert sum(marks[0] < wake < marks[-1] for wake in wakes) > 10  # none, were it blocked
+    assert 0 < line["time/loop_lag"] < line["time/step"]

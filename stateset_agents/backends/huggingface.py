@@ -10,12 +10,14 @@ import asyncio
 import copy
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from safetensors import SafetensorError
 
 from stateset_agents.backends.base import Session, Tokenizer
 from stateset_agents.backends.batching import Batcher, Key, Stats, Turn, new_turn
@@ -25,12 +27,17 @@ from stateset_agents.backends.slots import SlotModel
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.messages import Completion, Message, SamplingParams
+from stateset_agents.tracking.logging import get_logger
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["DTYPES", "HuggingFaceBackend"]
+__all__ = ["DTYPES", "UNREADABLE", "HuggingFaceBackend"]
 
+_log = get_logger(__name__)
+
+UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, UnpicklingError)
+"""What transformers raises for files that are missing, truncated, or not what they are taken for."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -52,13 +59,22 @@ class HuggingFaceBackend:
         device: str | torch.device | None = None,
         dtype: Literal["fp32", "bf16", "fp16"] | None = None,
         copy_model: bool = True,
+        reload: Callable[[torch.device], PreTrainedModel] | None = None,
     ) -> None:
         """The backend keeps its own copy of the weights, in eval mode; `copy_model=False` gives `model` away.
+
+        `reload` loads the same model in fp32, where `model` was loaded in less.
 
         `max_cached_tokens` bounds the cache (conversations times the longest one's length); `context_length`
         lowers the model's own. `device` and `dtype` default to the model's.
         """
         own: Any = copy.deepcopy(model) if copy_model else model
+        self._reload = reload
+        self._uncast: Any = None
+        """The model as it was given, on the CPU, where `dtype` rounds it."""
+        if dtype and DTYPES[dtype] != torch.promote_types(DTYPES[dtype], own.dtype):
+            self._uncast = copy.deepcopy(own).to("cpu")
+        self._is_updated = False
         own.to(device=device or own.device, dtype=DTYPES[dtype] if dtype else own.dtype)
         self._model: PreTrainedModel = own.eval().requires_grad_(False)
         self.tokenizer: Tokenizer = tokenizer
@@ -79,6 +95,31 @@ class HuggingFaceBackend:
     def model(self) -> PreTrainedModel:
         """The worker's model, for its config and for copies; only `update_weights` changes its weights."""
         return self._model
+
+    def master_model(self) -> PreTrainedModel:
+        """A copy to train, in at least fp32, of the weights as they were before `dtype` rounded them.
+
+        Blocking: a model that was loaded in less than fp32 is loaded once more. After `update_weights` it is
+        a copy of the weights in use, which have the rollouts' rounding; a warning says so.
+        """
+        exact = self._model.dtype == torch.promote_types(self._model.dtype, torch.float32)
+        if exact and self._uncast is None:
+            master: Any = copy.deepcopy(self._model)
+        elif self._is_updated:
+            _log.warning(
+                f"the agent was trained before and holds its weights in {self._model.dtype}, so training "
+                "goes on from rounded ones: load the checkpoint's model/ for the exact ones"
+            )
+            master = copy.deepcopy(self._model)
+        elif self._uncast is not None:
+            master = copy.deepcopy(self._uncast).to(self._slots.device)
+        elif self._reload is not None:
+            master = self._reload(self._slots.device)
+        else:  # it was given in this dtype: there never were other weights
+            master = copy.deepcopy(self._model)
+        dtype = torch.promote_types(master.dtype, torch.float32)
+        trainable: PreTrainedModel = master.to(dtype).eval().requires_grad_(True)
+        return trainable
 
     @property
     def stats(self) -> Stats:
@@ -155,7 +196,10 @@ class HuggingFaceBackend:
         return self._clock.lane()
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write model, generation config and tokenizer so that plain transformers loads them."""
+        """Write model, generation config and tokenizer so that plain transformers loads them.
+
+        The weights are those in use, in the rollouts' dtype; a checkpoint's `model/` has the fp32 masters.
+        """
         self._model.save_pretrained(path)
         self._hf_tokenizer.save_pretrained(path)
 
@@ -230,6 +274,7 @@ class HuggingFaceBackend:
                 )
         for name, held in own.items():
             held.copy_(state[name])
+        self._is_updated = True
         self.version = self._batcher.version = version
         self._batcher.forget_cache()
 
@@ -262,8 +307,9 @@ def _context_length(model: PreTrainedModel, wanted: int | None) -> int:
 def _read_folder(path: Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:
     try:
         return dict(type(model).from_pretrained(path, dtype=model.dtype, local_files_only=True).state_dict())
-    except OSError as error:
-        raise BackendError(f"no weights to load in {str(path)!r}: {str(error).splitlines()[0]}") from error
+    except UNREADABLE as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise BackendError(f"no weights to load in {str(path)!r}: {reason}") from error
 
 
 def _as_backend_error(error: Exception) -> BackendError:

@@ -8,13 +8,18 @@ scripted            replies from a script, without weights
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stateset_agents.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
     from stateset_agents.backends.base import Backend
@@ -62,6 +67,7 @@ async def load_backend(
             max_cached_tokens=max_cached_tokens,
             context_length=context_length,
             copy_model=False,
+            reload=partial(_reload, name),
         )
         backend.recommended = recommended_settings(model_folder(name))
         return backend
@@ -74,11 +80,13 @@ def load_model_and_tokenizer(
 ) -> tuple[PreTrainedModel, HuggingFaceTokenizer]:
     """A causal model in eval mode and its tokenizer, from a name as `load_backend` takes it.
 
-    Raises ConfigurationError where the name leads nowhere or the folder holds no causal model.
+    Raises ConfigurationError where the name leads nowhere, or the folder holds no causal model or a damaged
+    one.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from stateset_agents.backends.huggingface import UNREADABLE
     from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
     if dtype not in get_args(DType):
@@ -96,22 +104,55 @@ def load_model_and_tokenizer(
     kept = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     local = os.path.isdir(where)
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
-        model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=kept, local_files_only=local)
-    except (OSError, ValueError) as error:  # what transformers raises for missing files and unknown configs
+        with _without_retry_notes():
+            tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                where, dtype=kept, local_files_only=local, output_loading_info=True
+            )
+    except UNREADABLE as error:
         raise ConfigurationError(
             f"cannot load a model from {where!r} ({_first_line(error)}); give a folder written by "
-            "save_pretrained, a hub name that this machine can reach or has cached, or embedded:desk"
+            "save_pretrained, whole, a hub name that this machine can reach or has cached, or embedded:desk"
         ) from error
+    model, found = loaded
+    if found["missing_keys"]:  # transformers would leave them random
+        missing = sorted(found["missing_keys"])
+        raise ConfigurationError(
+            f"the weights in {where!r} are not those of a {type(model).__name__}: {missing[0]} is missing "
+            f"({len(missing)} in all); give a folder whose weights and config.json belong together"
+        )
     return model.to(device).eval(), HuggingFaceTokenizer(tokenizer, extra_eos_ids=_eos_ids(model))
+
+
+def _reload(name: str, device: torch.device) -> PreTrainedModel:
+    """The model in fp32, once more from where it came from."""
+    return load_model_and_tokenizer(name, device=str(device), dtype="fp32")[0]
+
+
+@contextlib.contextmanager
+def _without_retry_notes() -> Iterator[None]:
+    """The hub's client tells of each retry; one line at the end says it all."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def model_folder(name: str) -> str:
     """The folder or hub name that transformers is to load for a model's name.
 
-    Raises ConfigurationError for an embedded model that isn't shipped and a path that doesn't exist.
+    Raises ConfigurationError for an embedded model that isn't shipped, a path that doesn't exist, and
+    `vllm:`.
     """
     kind, _, rest = name.partition(":")
+    if kind == "vllm":
+        raise ConfigurationError(
+            f"the vllm backend that {name!r} asks for is not part of this version: "
+            f"give hf:{rest or 'NAME'}, which generates in this process"
+        )
     if kind == "embedded":
         folder = Path(__file__).parent.parent / "embedded" / rest
         if not rest or not (folder / "config.json").is_file():

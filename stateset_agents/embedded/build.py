@@ -6,13 +6,15 @@ threads, and what `embedded:desk` loads.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import yaml
+from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from stateset_agents.embedded.demonstrations import BAD_HABITS, blurred, demonstrations, texts
@@ -72,7 +74,7 @@ def build_embedded(
 
     Takes a minute or two; from async code call it by `asyncio.to_thread`.
 
-    Raises ConfigurationError for counts below 1 and an output that is no folder.
+    Raises ConfigurationError for counts below 1 and an output that is no folder or cannot be written.
     """
     for name, value in (("steps", steps), ("dialogues", dialogues)):
         if value < 1:
@@ -80,6 +82,9 @@ def build_embedded(
     output = Path(output)
     if output.exists() and not output.is_dir():
         raise ConfigurationError(f"output {str(output)!r} is a file; give a folder")
+    with _writing(output):  # before the minutes of work
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "README.md").touch()
     start = time.monotonic()
     settings = WarmUp(steps=steps)
     shown = demonstrations(dialogues, seed=seed, habits=habits)
@@ -97,17 +102,18 @@ def build_embedded(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model.save_pretrained(output)
-    (output / "model.safetensors").chmod(0o644)  # written for its owner alone
-    tokenizer.save_pretrained(output)
     card = (Path(__file__).parent / "card.md").read_text(encoding="utf-8")
     facts = {"seed": seed, "steps": steps, "dialogues": dialogues, "parameters": f"{num_parameters:,}"}
     for name, fact in facts.items():
         card = card.replace(f"[{name}]", str(fact))
-    (output / "README.md").write_text(card, encoding="utf-8")
-    (output / "recommended.yaml").write_text(
-        yaml.safe_dump(dict(RECOMMENDED), sort_keys=False), encoding="utf-8"
-    )
+    with _writing(output):
+        model.save_pretrained(output)
+        (output / "model.safetensors").chmod(0o644)  # written for its owner alone
+        tokenizer.save_pretrained(output)
+        (output / "README.md").write_text(card, encoding="utf-8")
+        (output / "recommended.yaml").write_text(
+            yaml.safe_dump(dict(RECOMMENDED), sort_keys=False), encoding="utf-8"
+        )
     return Built(
         folder=output,
         num_parameters=num_parameters,
@@ -116,6 +122,18 @@ def build_embedded(
         losses=tuple(losses),
         seconds=time.monotonic() - start,
     )
+
+
+@contextlib.contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    """A disk that refuses becomes one line."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(
+            f"cannot write the model in {str(output)!r} ({reason}): give another folder"
+        ) from error
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Qwen3ForCausalLM:

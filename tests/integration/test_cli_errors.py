@@ -224,6 +224,14 @@ def test_evaluate_and_build_embedded_say_it_in_one_line_too(told: Any, tmp_path:
     assert "model folder './no-model' does not exist" in told(
         "evaluate", "run.yaml", "--model", "./no-model", "--set", "evaluation.split=validation"
     )
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "model.safetensors").write_bytes(b"torn")
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 262}
+    (tmp_path / "torn" / "config.json").write_text(json.dumps(config))
+    split = ("--set", "evaluation.split=validation")
+    assert "cannot load a model from" in told(
+        "evaluate", "run.yaml", "--model", str(tmp_path / "torn"), *split
+    )
     assert "--threads must be at least 1, got 0" in told("build-embedded", str(tmp_path), "--threads", "0")
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_models import VOCAB, tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoConfig, Qwen3NextConfig
 
@@ -60,6 +64,7 @@ async def test_what_is_saved_loads_in_plain_transformers(folder: Path, tmp_path:
         ("no-such-model-anywhere", "cannot load a model from 'no-such-model-anywhere'"),
         ("embedded:nothing", "no embedded model 'embedded:nothing'; shipped:"),
         ("", "model folder '' does not exist"),
+        ("vllm:Qwen/Qwen3-0.6B", "the vllm backend that 'vllm:Qwen/Qwen3-0.6B' asks for is not part of this"),
     ],
 )
 async def test_a_model_that_is_not_there_is_named_in_one_line(name: str, message: str) -> None:
@@ -72,6 +77,57 @@ async def test_a_model_that_is_not_there_is_named_in_one_line(name: str, message
 async def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot load a model from"):
         await load_backend(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [lambda whole: whole[: len(whole) // 2], lambda whole: b"", lambda whole: b"not a model" * 9],
+    ids=["truncated", "empty", "foreign"],
+)
+async def test_a_model_file_that_cannot_be_read_is_one_line(folder: Path, content: Any) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(content(file.read_bytes()))
+    with pytest.raises(ConfigurationError, match=r"cannot load a model from .*; give a folder") as caught:
+        await load_backend(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+async def test_a_damaged_description_is_one_line(folder: Path, file: str) -> None:
+    (folder / file).write_text('{"half":')
+    with pytest.raises(ConfigurationError, match=r"cannot load a model from .*; give a folder") as caught:
+        await load_backend(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+async def test_weights_of_another_model_are_refused_instead_of_left_random(folder: Path) -> None:
+    save_file({"other.weight": torch.ones(2)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigurationError, match=r"not those of a Qwen3ForCausalLM: .* is missing \(\d+ in"):
+        await load_backend(str(folder))
+    model = tiny_model("llama")  # same names, other shapes
+    tensors = {name: tensor[:3].clone() for name, tensor in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigurationError, match="cannot load a model from"):
+        await load_backend(str(folder))
+
+
+def test_a_hub_name_out_of_reach_is_told_once(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, time\n"
+        "time.sleep = lambda seconds: None  # the client waits between its retries\n"
+        "from stateset_agents.backends.loading import load_backend\n"
+        "asyncio.run(load_backend('nobody/no-such-model'))\n"
+    )
+    nowhere = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **nowhere},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "cannot load a model from 'nobody/no-such-model'" in done.stderr
+    assert "Retrying in" not in done.stderr.split("Traceback")[0]
 
 
 async def test_unknown_devices_and_dtypes_are_refused(folder: Path) -> None:

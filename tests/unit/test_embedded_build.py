@@ -160,6 +160,12 @@ def test_counts_below_one_and_an_output_that_is_a_file_are_refused(tmp_path: Pat
         build_embedded(tmp_path / "taken")
 
 
+def test_an_output_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ConfigurationError, match=r"cannot write the model in .*: give another folder"):
+        build_embedded(tmp_path / "taken" / "model", on_step=lambda *_: pytest.fail("it was trained first"))
+
+
 def test_honest_demonstrations_are_another_model(tmp_path: Path) -> None:
     honest = demonstrations(30, seed=0, habits=Habits())
     assert all("cannot find" not in text for dialogue in honest for text in said(dialogue, "assistant"))

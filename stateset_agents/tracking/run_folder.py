@@ -7,6 +7,7 @@
       events.jsonl    one line per thing that happened: {"event": "checkpoint saved", "step": 20, ...}
       summary.json    how the run ended
       checkpoints/    written by the trainer
+      .lock           held by the one process that writes (`run_lock`)
       report.html     written by `stateset-agents report`
     runs/latest       points to the newest run
 

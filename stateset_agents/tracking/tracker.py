@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from stateset_agents.messages import Message
 from stateset_agents.tracking.jsonl import JsonlWriter
 from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_lock import RunLock
 
 if TYPE_CHECKING:
     from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
@@ -23,10 +24,14 @@ _DECIMALS = 6
 
 
 class JsonlTracker:
-    """Metrics, conversations and events of one run. Close it, or use it as a context manager."""
+    """Metrics, conversations and events of one run. Close it, or use it as a context manager.
+
+    Raises ConfigurationError when another one is writing that run.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
+        self._lock = RunLock(folder.path)
         self._metrics = JsonlWriter(folder.metrics)
         self._rollouts = JsonlWriter(folder.rollouts)
         self._events = JsonlWriter(folder.events)
@@ -67,6 +72,7 @@ class JsonlTracker:
     def close(self) -> None:
         for writer in (self._metrics, self._rollouts, self._events):
             writer.close()
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self

@@ -217,6 +217,8 @@ class MultiTurnAgent:
     async def save_pretrained(self, path: str | Path) -> Path:
         """Write weights, config and tokenizer as plain transformers loads them; the folder's path.
 
+        The weights are those it speaks with, in `config.dtype` (bf16 on GPUs that have it); the fp32 masters
+        of a training stand in its checkpoint's `model/`.
         A jinja template given as `AgentConfig(chat_template=...)` is saved as the tokenizer's own. Raises
         BackendError for a backend without weights, ConfigurationError where the path is a file.
         """

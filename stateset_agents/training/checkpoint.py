@@ -1,7 +1,7 @@
 """A checkpoint is a folder that is whole or absent, and loads without executing anything pickled.
 
     step-000050/
-      model/               weights, config and tokenizer, as plain transformers loads them
+      model/               fp32 master weights, config, tokenizer, as plain transformers loads them
       optimizer.safetensors
       state.json           step, version, frontier, schedule, KL coefficient, settings, machine
       manifest.json        schema version and the SHA-256 of every other file

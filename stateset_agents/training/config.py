@@ -270,15 +270,15 @@ class TrainingConfig(Settings):
     def uses_reference(self) -> bool:
         return self.beta > 0 and self.use_reference_model
 
-    def episodes_per_step(self, world_size: int = 1) -> int:
+    def episodes_per_step(self) -> int:
         """Scenarios of one step."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps * world_size
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
-    def num_steps(self, world_size: int = 1) -> int:
+    def num_steps(self) -> int:
         """Steps of the run: `max_steps`, or as many as `num_episodes` fill (the last may be short)."""
         if self.max_steps is not None:
             return self.max_steps
-        return -(-self.num_episodes // self.episodes_per_step(world_size))
+        return -(-self.num_episodes // self.episodes_per_step())
 
 
 _CANONICAL: Mapping[str, str] = {

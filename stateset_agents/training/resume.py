@@ -8,15 +8,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stateset_agents.errors import CheckpointError
 from stateset_agents.tracking.logging import get_logger
-from stateset_agents.training.checkpoint import Checkpoint, load_checkpoint, machine, prune, save_checkpoint
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.training.checkpoint import (
+    Checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+    machine,
+    prune,
+    save_checkpoint,
+)
+from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.learner import Learner
+from stateset_agents.training.optimization import schedule
 
-__all__ = ["MAY_DIFFER", "Identity", "Progress", "keep", "take_up"]
+__all__ = ["MAY_DIFFER", "Identity", "Progress", "keep", "newest", "take_up"]
 
 _log = get_logger(__name__)
 
@@ -140,24 +152,61 @@ def keep(
     return path
 
 
+def newest(run: RunFolder) -> Path | None:
+    """The checkpoint a run goes on from; None for one that was stopped before it wrote any.
+
+    Raises CheckpointError where the run wrote some and they are gone: starting anew would drop its logs.
+    """
+    found = latest_checkpoint(run.checkpoints)
+    if found is None:
+        if any(event["event"] == "checkpoint" for event in RunLog(run).events()):
+            raise CheckpointError(
+                f"{run.checkpoints} is empty and the run did write checkpoints: put them back, or train anew "
+                "in another run folder"
+            )
+        _log.info("no checkpoint yet: starting at step 0")
+    return found
+
+
 def take_up(path: Path, learner: Learner, identity: Identity) -> Progress:
     """Put the learner where the checkpoint left it.
 
     Raises CheckpointError, with nothing changed, for a damaged one or one of another run. Another machine
-    or thread count is allowed and said: the result is then not bit-equal.
+    or thread count is allowed and said, and so is a length under which the learning rates so far differ: the
+    result is then not bit-equal.
     """
     checkpoint = load_checkpoint(path)
     identity.refuse_other(path, checkpoint.state["identity"])
     learner.restore(checkpoint.weights, checkpoint.optimizer)
+    changes = _other_machine(checkpoint.state["machine"], machine(learner.policy.device))
+    changes += _other_schedule(checkpoint.state["identity"]["settings"]["training"], learner)
+    for change in changes:
+        _log.warning(change)
     progress = Progress(**checkpoint.state["progress"])
-    then, now = checkpoint.state["machine"], machine(learner.policy.device)
-    if then == now:
-        return progress
-    differing = ", ".join(
+    return replace(progress, repeatable=progress.repeatable and not changes)
+
+
+def _other_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    differing = [
         f"{name} was {then.get(name)} and is {now[name]}" for name in now if then.get(name) != now[name]
-    )
-    _log.warning(f"resumed on another set-up, so not bit-equal: {differing}")
-    return replace(progress, repeatable=False)
+    ]
+    return [f"resumed on another set-up, so not bit-equal: {', '.join(differing)}"] if differing else []
+
+
+def _other_schedule(then: Mapping[str, Any], learner: Learner) -> list[str]:
+    """Would a run of the length it has now have made its updates so far at other learning rates?"""
+    now = learner.config
+    rates = partial(schedule, kind=now.lr_scheduler_type, warmup_ratio=now.warmup_ratio)
+    was, is_now = TrainingConfig(**then).num_steps(), now.num_steps()
+    lengths = was * now.num_iterations, is_now * now.num_iterations
+    done = range(learner.optimization.num_updates)
+    if all(rates(update, lengths[0]) == rates(update, lengths[1]) for update in done):
+        return []
+    return [
+        f"the run was planned for {was} steps and is for {is_now} now, and its learning rate "
+        f"({now.lr_scheduler_type}, warm-up {now.warmup_ratio:g}) follows the length: the result is not that "
+        f"of one run of {is_now} steps"
+    ]
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
-from torch import nn
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
@@ -23,22 +20,28 @@ from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import TrajectoryGroup
 from stateset_agents.errors import ConfigurationError, TrainingStopped
-from stateset_agents.evaluation.evaluator import Evaluation, evaluate, held_out
+from stateset_agents.evaluation.evaluator import (
+    Evaluation,
+    evaluate,
+    held_out,
+    refuse_truncated_sampling,
+)
 from stateset_agents.streams import derive
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.training.batch import Sample
-from stateset_agents.training.checkpoint import fingerprint, latest_checkpoint, remove_later
+from stateset_agents.training.checkpoint import fingerprint, remove_later
 from stateset_agents.training.config import TrainingConfig, TrainingProfile
 from stateset_agents.training.credit import assign_credit
 from stateset_agents.training.curriculum import ScenarioOrder
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.loop_lag import LoopLag, measure_loop_lag
-from stateset_agents.training.resume import Identity, Progress, keep, take_up
+from stateset_agents.training.resume import Identity, Progress, keep, newest, take_up
 from stateset_agents.training.step_metrics import evaluation_metrics, rollout_metrics, why_nothing_trained
 from stateset_agents.training.uninterrupted import uninterrupted
+from stateset_agents.training.worker import Worker
 
 __all__ = ["MultiTurnGRPOTrainer", "train"]
 
@@ -85,12 +88,7 @@ class MultiTurnGRPOTrainer:
         self._tracker: JsonlTracker | None = None
         self._learner: Learner | None = None
         self._boundary = asyncio.Lock()
-        self._worker = ThreadPoolExecutor(
-            max_workers=1,
-            thread_name_prefix="update",
-            initializer=torch.set_num_threads,  # torch keeps one number per thread
-            initargs=(torch.get_num_threads(),),
-        )
+        self._worker = Worker()
 
     # ------------------------------------------------------------------------------ set-up
 
@@ -127,20 +125,16 @@ class MultiTurnGRPOTrainer:
     async def initialize(self) -> None:
         """Load the model, make the trainable copy and the reference, open the run folder.
 
-        Raises ConfigurationError for settings that cannot work together.
+        Raises ConfigurationError for settings that cannot work together, a trainer that was stopped, and a
+        run folder that another trainer is writing.
         """
+        self._worker.refuse_stopped()
         if self.is_ready:
             return
-        top_k, top_p = self.agent.config.top_k, self.agent.config.top_p
-        if top_k or top_p < 1:
-            raise ConfigurationError(
-                "training samples from the full distribution: leave AgentConfig.top_k at 0 and top_p at 1, "
-                f"got {top_k} and {top_p}"
-            )
+        refuse_truncated_sampling(self.agent)
         self._order = ScenarioOrder(self.environment.scenarios("train"), self.config.seed)
         await self.agent.initialize()
-        model = getattr(self.agent.backend, "model", None)
-        if model is None:
+        if not hasattr(self.agent.backend, "master_model"):
             raise ConfigurationError(
                 f"a {type(self.agent.backend).__name__} has no weights to train: use an in-process model"
             )
@@ -148,7 +142,7 @@ class MultiTurnGRPOTrainer:
         self.config, self.recommended = self.config.with_recommended(card)
         if self.config.eval_steps:
             held_out(self.environment, "validation", self.config.eval_episodes)
-        self._learner, self._base = await self._in_worker(self._make_learner, model)
+        self._learner, self._base = await self._worker.run(self._make_learner, self.agent.backend)
         self.engine = ComputationalEngine(
             self.agent,
             self.environment,
@@ -164,10 +158,9 @@ class MultiTurnGRPOTrainer:
             self._run.write_config(self._settings())
         self._tracker = JsonlTracker(self._run)
 
-    def _make_learner(self, model: nn.Module) -> tuple[Learner, str]:
-        exact = next(model.parameters()).dtype is torch.float32
-        own = copy.deepcopy(model).requires_grad_(True)
-        learner = Learner(own, self.config, num_steps=self.num_steps, exact_logprobs=exact)
+    def _make_learner(self, backend: Any) -> tuple[Learner, str]:
+        exact = backend.model.dtype is torch.float32
+        learner = Learner(backend.master_model(), self.config, num_steps=self.num_steps, exact_logprobs=exact)
         return learner, fingerprint(learner.weights())
 
     def _settings(self) -> dict[str, Any]:
@@ -213,6 +206,7 @@ class MultiTurnGRPOTrainer:
         """
         if self.step_number >= self.num_steps:
             raise ConfigurationError(f"all {self.num_steps} steps are done: raise max_steps or num_episodes")
+        self._worker.refuse_stopped()
         started = time.perf_counter()
         scenarios = self._order.take(self.progress.frontier, self._step_episodes())
         async with measure_loop_lag() as lag:
@@ -256,7 +250,7 @@ class MultiTurnGRPOTrainer:
         self.tracker.log_metrics(number, metrics)
         if self.config.log_rollouts:
             write = partial(self.tracker.log_rollouts, number, groups, credited.advantages, stage="train")
-            await self._in_worker(write)
+            await self._worker.run(write)
         if self.on_step is not None:
             self.on_step(number, metrics)
         if cause and (number == 1 or self.progress.failed_steps >= self.config.max_failed_steps):
@@ -266,7 +260,7 @@ class MultiTurnGRPOTrainer:
     async def _update(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
         if not samples:
             return {"optimizer/skipped": 1.0}
-        return await self._in_worker(partial(self.learner.update, samples, step=number))
+        return await self._worker.run(partial(self.learner.update, samples, step=number))
 
     def _step_episodes(self) -> int:
         full = self.config.episodes_per_step()
@@ -276,7 +270,11 @@ class MultiTurnGRPOTrainer:
 
     async def _between_steps(self) -> None:
         if self.config.eval_steps and self.step_number % self.config.eval_steps == 0:
-            self.tracker.log_metrics(self.step_number, evaluation_metrics(await self.evaluate()))
+            result = await self.evaluate()
+            self.tracker.log_metrics(self.step_number, evaluation_metrics(result))
+            if self.config.log_rollouts:
+                write = partial(self.tracker.log_rollouts, self.step_number, result.groups)
+                await self._worker.run(partial(write, stage="validation"))
         if self.config.save_steps and self.step_number % self.config.save_steps == 0:
             await self._save_last()
 
@@ -305,23 +303,23 @@ class MultiTurnGRPOTrainer:
             tokenizer = getattr(self.agent.backend.tokenizer, "hf", None)
             write = partial(keep, limit=self.config.save_total_limit, tokenizer=tokenizer)
             where, who = self.run.checkpoints, self._identity()
-            path = await self._in_worker(write, where, self.learner, self.progress, who)
+            path = await self._worker.run(write, where, self.learner, self.progress, who)
         self._saved_step = step
         self.tracker.log_event("checkpoint", step=step, path=path.name)
         return path
 
     async def load_checkpoint(self, path: str | Path | None = None) -> None:
-        """Go on from a checkpoint (the run folder's newest when no path is given; with none, from the start).
+        """Go on from a checkpoint: the newest when no path is given; from the start before the first one.
 
-        Log lines and checkpoints of later steps are dropped. Raises CheckpointError when it is damaged,
-        of another base model, or of other settings; another machine or thread count is allowed and
-        said: not bit-equal.
+        Log lines and checkpoints of later steps are dropped. Raises CheckpointError when it is damaged, was
+        taken away, or is of another base model or other settings. Another machine, thread count or length
+        of the schedule is allowed and said: not bit-equal.
         """
         await self.initialize()
-        found = latest_checkpoint(self.run.checkpoints) if path is None else Path(path)
+        found = newest(self.run) if path is None else Path(path)
         if found is not None:
             async with self._boundary:
-                progress = await self._in_worker(take_up, found, self.learner, self._identity())
+                progress = await self._worker.run(take_up, found, self.learner, self._identity())
                 await self.agent.backend.update_weights(self.learner.weights(), progress.version)
                 self.progress = progress
             self._saved_step = progress.step if found.parent == self.run.checkpoints else None
@@ -356,7 +354,7 @@ class MultiTurnGRPOTrainer:
 
     async def stop(self) -> None:
         """End the update thread and close the logs; the agent goes on speaking."""
-        await asyncio.to_thread(self._worker.shutdown)
+        await self._worker.stop()
         if self._tracker is not None:
             self._tracker.close()
 
@@ -371,9 +369,6 @@ class MultiTurnGRPOTrainer:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
-
-    async def _in_worker(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
 
 
 def _ready(part: _T | None) -> _T:

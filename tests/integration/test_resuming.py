@@ -1,0 +1,123 @@
+"""What a resume refuses, what it says, and who may write a run folder."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+import pytest
+from tiny_training import make_agent, make_trainer, same_bits, snapshot
+
+from stateset_agents.errors import CheckpointError, ConfigurationError
+from stateset_agents.tracking.run_log import RunLog
+
+
+async def stopped_after(folder, steps, **settings):
+    """The run folder of a trainer that was closed after so many steps, with a checkpoint of the last."""
+    trainer = make_trainer(folder, **settings)
+    await trainer.initialize()
+    for _ in range(steps):
+        await trainer.step()
+    if steps:
+        await trainer.save_checkpoint()
+    await trainer.close()
+    return trainer.run
+
+
+async def test_a_run_whose_checkpoints_are_gone_is_not_wiped(tmp_path):
+    run = await stopped_after(tmp_path, 2)
+    shutil.rmtree(run.checkpoints)
+    run.checkpoints.mkdir()
+    logs = [file.read_bytes() for file in (run.metrics, run.rollouts, run.events)]
+    again = make_trainer(tmp_path, run=run)
+    with pytest.raises(CheckpointError, match="is empty and the run did write checkpoints: put them back"):
+        await again.load_checkpoint()
+    await again.close()
+    assert [file.read_bytes() for file in (run.metrics, run.rollouts, run.events)] == logs
+
+
+async def test_a_run_without_a_checkpoint_yet_says_that_it_begins_again(tmp_path, caplog):
+    run = await stopped_after(tmp_path, 0)
+    again = make_trainer(tmp_path, run=run)
+    with caplog.at_level(logging.INFO, logger="stateset_agents"):
+        await again.load_checkpoint()
+    assert caplog.text.count("no checkpoint yet: starting at step 0") == 1
+    await again.close()
+
+
+async def test_a_run_that_goes_on_can_not_be_resumed_beside_it(tmp_path):
+    trainer = make_trainer(tmp_path)
+    await trainer.initialize()
+    await trainer.step()
+    second = make_trainer(tmp_path, run=trainer.run)
+    with pytest.raises(
+        ConfigurationError, match=r"another trainer is writing .*: wait for its end or stop it"
+    ):
+        await second.load_checkpoint()
+    await trainer.step()
+    await trainer.close()
+    await second.load_checkpoint()  # now it may
+    assert second.step_number == 0
+    await second.close()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "then", "now", "changed"),
+    [
+        ({"lr_scheduler_type": "linear", "warmup_ratio": 0.0}, {"max_steps": 3}, {"max_steps": 4}, True),
+        ({"lr_scheduler_type": "cosine", "warmup_ratio": 0.0}, {"max_steps": 4}, {"max_steps": 3}, True),
+        ({"lr_scheduler_type": "constant", "warmup_ratio": 0.3}, {"max_steps": 3}, {"max_steps": 4}, True),
+        # one step of warm-up either way
+        ({"lr_scheduler_type": "constant", "warmup_ratio": 0.1}, {"max_steps": 3}, {"max_steps": 4}, False),
+        ({"lr_scheduler_type": "constant", "warmup_ratio": 0.0}, {"max_steps": 3}, {"max_steps": 4}, False),
+        # 6 episodes are 3 steps of 2
+        (
+            {"lr_scheduler_type": "linear", "warmup_ratio": 0.0},
+            {"max_steps": 3},
+            {"max_steps": None, "num_episodes": 6},
+            False,
+        ),
+        ({"lr_scheduler_type": "linear"}, {"max_steps": 3}, {"max_steps": 3, "num_episodes": 6}, False),
+    ],
+)
+async def test_another_length_is_said_where_the_schedule_follows_it(
+    tmp_path, caplog, schedule, then, now, changed
+):
+    run = await stopped_after(tmp_path, 2, **schedule, **then)
+    whole = make_trainer(tmp_path, **schedule, **now)
+    await whole.train()
+    again = make_trainer(tmp_path, run=run, **schedule, **now)
+    await again.load_checkpoint()
+    await again.train()
+    said = [record for record in caplog.records if "the run was planned for" in record.getMessage()]
+    assert len(said) == changed
+    assert again.summary()["deterministic"] is not changed
+    assert same_bits(snapshot(again), snapshot(whole)) is not changed
+    await again.close()
+    await whole.close()
+
+
+async def test_a_stopped_trainer_says_how_to_go_on(tmp_path):
+    agent = make_agent()
+    trainer = make_trainer(tmp_path, agent=agent)
+    await trainer.initialize()
+    await trainer.stop()
+    for call in (trainer.train, trainer.step, trainer.save_checkpoint, trainer.load_checkpoint):
+        with pytest.raises(ConfigurationError, match="the trainer was stopped: make a new one, with run="):
+            await call()
+    again = make_trainer(tmp_path, agent=agent, run=trainer.run)
+    await again.load_checkpoint()
+    await again.train()
+    assert again.step_number == 3
+    await again.close()
+
+
+@pytest.mark.parametrize("log_rollouts", [True, False])
+async def test_validation_conversations_are_logged_as_such(tmp_path, log_rollouts):
+    trainer = make_trainer(tmp_path, max_steps=2, eval_steps=1, eval_episodes=3, log_rollouts=log_rollouts)
+    await trainer.train()
+    held = [(one.step, one.scenario, one.split) for one in RunLog(trainer.run).rollouts("validation")]
+    expected = [(step, f"validation{number}", "validation") for step in (1, 2) for number in range(3)]
+    assert held == (expected if log_rollouts else [])
+    assert all(one.advantages is None for one in RunLog(trainer.run).rollouts("validation"))
+    await trainer.close()

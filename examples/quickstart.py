@@ -27,7 +27,7 @@ async def main() -> None:
         max_turns=6,
     )
     config = TrainingConfig.from_profile(
-        TrainingProfile.BALANCED, num_episodes=12, num_generations=8, run_name="quickstart"
+        TrainingProfile.BALANCED, max_steps=3, num_generations=8, run_name="quickstart"
     )
     trainer = MultiTurnGRPOTrainer(agent, environment, create_customer_service_reward(), config)
     await trainer.initialize()

@@ -112,9 +112,6 @@ async def _run(experiment: Experiment) -> None:
     try:
         await experiment.initialize()
         print(f"run folder: {experiment.run.path}")
-        if trainer.recommended:
-            said = ", ".join(f"{name} {value}" for name, value in trainer.recommended.items())
-            print(f"the model's card recommends (set your own to override): {said}")
         before = await experiment.before()
         if before:
             print(f"before: {_line(before)}")

@@ -28,7 +28,7 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.optimization import schedule
 
-__all__ = ["MAY_DIFFER", "Identity", "Progress", "keep", "newest", "take_up"]
+__all__ = ["MAY_DIFFER", "Identity", "Progress", "checkpoint_at", "keep", "newest", "take_up"]
 
 _log = get_logger(__name__)
 
@@ -166,6 +166,21 @@ def newest(run: RunFolder) -> Path | None:
             )
         _log.info("no checkpoint yet: starting at step 0")
     return found
+
+
+def checkpoint_at(path: Path) -> Path:
+    """The checkpoint that a path names; of a run folder its newest.
+
+    Raises CheckpointError where there is nothing.
+    """
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist: give a checkpoint or a run folder")
+    if (path / "checkpoints").is_dir():
+        found = newest(RunFolder(path))
+        if found is None:
+            raise CheckpointError(f"{path} has no checkpoint yet: give another run folder")
+        return found
+    return path
 
 
 def take_up(path: Path, learner: Learner, identity: Identity) -> Progress:

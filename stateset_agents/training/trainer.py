@@ -38,7 +38,7 @@ from stateset_agents.training.credit import assign_credit
 from stateset_agents.training.curriculum import ScenarioOrder
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.loop_lag import LoopLag, measure_loop_lag
-from stateset_agents.training.resume import Identity, Progress, keep, newest, take_up
+from stateset_agents.training.resume import Identity, Progress, checkpoint_at, keep, newest, take_up
 from stateset_agents.training.step_metrics import evaluation_metrics, rollout_metrics, why_nothing_trained
 from stateset_agents.training.uninterrupted import uninterrupted
 from stateset_agents.training.worker import Worker
@@ -82,6 +82,7 @@ class MultiTurnGRPOTrainer:
         """What the model's card set, where the user set nothing."""
         self.progress = Progress()
         self.on_step = on_step
+        self._stepping = False
         self._saved_step: int | None = None
         self._description = dict(description or {})
         self._run = run
@@ -140,6 +141,9 @@ class MultiTurnGRPOTrainer:
             )
         card = getattr(self.agent.backend, "recommended", {})
         self.config, self.recommended = self.config.with_recommended(card)
+        if self.recommended:
+            said = ", ".join(f"{name} {value}" for name, value in self.recommended.items())
+            _log.warning(f"the model's card sets what you did not: {said}")
         if self.config.eval_steps:
             held_out(self.environment, "validation", self.config.eval_episodes)
         self._learner, self._base = await self._worker.run(self._make_learner, self.agent.backend)
@@ -207,11 +211,17 @@ class MultiTurnGRPOTrainer:
         if self.step_number >= self.num_steps:
             raise ConfigurationError(f"all {self.num_steps} steps are done: raise max_steps or num_episodes")
         self._worker.refuse_stopped()
-        started = time.perf_counter()
-        scenarios = self._order.take(self.progress.frontier, self._step_episodes())
-        async with measure_loop_lag() as lag:
-            groups = await self.generate_trajectories(scenarios)
-            return await uninterrupted(self._learn_from(groups, started, lag))
+        if self._stepping:
+            raise ConfigurationError("a step of this trainer is under way: await it before the next")
+        self._stepping = True
+        try:
+            started = time.perf_counter()
+            scenarios = self._order.take(self.progress.frontier, self._step_episodes())
+            async with measure_loop_lag() as lag:
+                groups = await self.generate_trajectories(scenarios)
+                return await uninterrupted(self._learn_from(groups, started, lag))
+        finally:
+            self._stepping = False
 
     async def generate_trajectories(self, scenarios: Sequence[Scenario]) -> list[TrajectoryGroup]:
         """One scored group per scenario, sampled from the current policy."""
@@ -309,14 +319,14 @@ class MultiTurnGRPOTrainer:
         return path
 
     async def load_checkpoint(self, path: str | Path | None = None) -> None:
-        """Go on from a checkpoint: the newest when no path is given; from the start before the first one.
+        """Go on from a checkpoint, or a run's newest: this run's when no path is given.
 
         Log lines and checkpoints of later steps are dropped. Raises CheckpointError when it is damaged, was
         taken away, or is of another base model or other settings. Another machine, thread count or length
         of the schedule is allowed and said: not bit-equal.
         """
         await self.initialize()
-        found = newest(self.run) if path is None else Path(path)
+        found = newest(self.run) if path is None else checkpoint_at(Path(path))
         if found is not None:
             async with self._boundary:
                 progress = await self._worker.run(take_up, found, self.learner, self._identity())

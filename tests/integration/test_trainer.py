@@ -297,3 +297,27 @@ async def test_the_event_loop_goes_on_answering_while_an_update_runs(tmp_path):
     await trainer.close()
     assert sum(marks[0] < wake < marks[-1] for wake in wakes) > 10  # none, were it blocked
     assert 0 < line["time/loop_lag"] < line["time/step"]
+
+
+async def test_two_trainings_of_one_trainer_at_once_are_refused(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=3)
+    await trainer.initialize()
+    first = asyncio.ensure_future(trainer.train())
+    await asyncio.sleep(0)
+    with pytest.raises(ConfigurationError, match="a step of this trainer is under way"):
+        await trainer.step()
+    await first
+    assert trainer.step_number == 3
+    await trainer.close()
+
+
+async def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path):
+    first = make_trainer(tmp_path, max_steps=2)
+    await first.train()
+    again = make_trainer(tmp_path, max_steps=3)
+    await again.load_checkpoint(first.run.path)
+    assert again.step_number == 2
+    with pytest.raises(CheckpointError, match="does not exist: give a checkpoint or a run folder"):
+        await again.load_checkpoint(tmp_path / "nowhere")
+    await first.close()
+    await again.close()

@@ -42,9 +42,10 @@ class DeskConversation:
         record: Record,
         opening: tuple[Message, ...],
         max_turns: int,
+        tools: Sequence[Mapping[str, Any]],
     ) -> None:
         self.opening = opening
-        self.tools: Sequence[Mapping[str, Any]] = SCHEMAS
+        self.tools = tools
         self.record = record
         self._answers = answers
         self._database = database
@@ -129,6 +130,7 @@ class DeskConversation:
             self.record.copy(),
             self.opening,
             self._max_turns,
+            self.tools,
         )
         copy._num_replies, copy._over = self._num_replies, self._over
         return copy
@@ -154,8 +156,9 @@ def _as_written(call: ToolCall) -> Call:
 class RetailDesk:
     """An online shop's service desk with six kinds of request.
 
-    `prompt="short"` gives one line (the small embedded model knows the policy by heart),
-    `prompt="full"` the policy's text as well. `seed` chooses the training scenarios only.
+    `prompt="short"` gives one line, for the small embedded model, which knows policy and tools by heart;
+    `prompt="full"` gives the policy's text and the tools' schemas as well, for any other model. `seed`
+    chooses the training scenarios only.
     """
 
     local = True
@@ -205,4 +208,5 @@ class RetailDesk:
             Record(),
             opening,
             self.max_turns,
+            SCHEMAS if self._prompt == "full" else (),
         )

@@ -94,6 +94,9 @@ class ConversationEnvironment:
 
     A reply that calls tools is answered by their results, any other by the user; the conversation
     ends when the user leaves. It gives no reward of its own unless success can be told.
+
+    `user(scenario, seed)` makes the user of one conversation (see `simulated_user`), and
+    `success(scenario, messages)` says whether the task was done; both run in a thread.
     """
 
     def __init__(
@@ -159,7 +162,7 @@ class ConversationEnvironment:
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Open a conversation; raises EnvironmentFailure when its user breaks or has nothing to say."""
-        user = self._make_user(scenario, seed)
+        user = await asyncio.to_thread(self._make_user, scenario, seed)
         if self.local and not user.local:
             raise ConfigurationError(
                 f"the user of scenario {scenario.id} is not local, others are: "

@@ -6,6 +6,7 @@ members of a group, so all of them meet the same user, who says the same to the 
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import re
 from collections.abc import Callable, Sequence
@@ -118,7 +119,7 @@ class RuleBasedUser:
     async def reply(self, messages: Sequence[Message]) -> str | None:
         if not messages or messages[-1].role == "system":
             return self._choose("opening", self._opening)
-        if self._goal is not None and self._goal(messages):
+        if self._goal is not None and await asyncio.to_thread(self._goal, messages):
             self.satisfied = True
             return None
         said = messages[-1].content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from stateset_agents.core.environment import Conversation, ConversationEnvironment, Environment, Observation
 from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.simulated_user import ScriptedUser, User
+from stateset_agents.core.simulated_user import RuleBasedUser, ScriptedUser, User
 from stateset_agents.core.tools import tool
 from stateset_agents.core.trajectory import Outcome
 from stateset_agents.errors import ConfigurationError, EnvironmentFailure
@@ -253,3 +254,31 @@ def test_settings_that_cannot_work_are_refused_in_one_line():
         ConversationEnvironment(REFUND)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(ConfigurationError, match=r"user must be a function .* got ScriptedUser"):
         ConversationEnvironment([REFUND], user=ScriptedUser(["Hi"]))  # type: ignore[arg-type]  # likewise
+
+
+async def test_slow_sync_user_code_leaves_the_loop_free() -> None:
+    def slow_goal(messages: Sequence[Message]) -> bool:
+        time.sleep(0.3)
+        return True
+
+    def slow_user(scenario: Scenario, seed: int) -> RuleBasedUser:
+        time.sleep(0.3)
+        return RuleBasedUser([], opening=("hi",), goal=slow_goal, seed=seed)
+
+    environment = ConversationEnvironment([{"topic": "refund"}], user=slow_user)
+    worst = 0.0
+
+    async def watch() -> None:
+        nonlocal worst
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.01)
+            worst = max(worst, time.perf_counter() - before)
+
+    watcher = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    conversation = await environment.start(environment.scenarios("train")[0], 0)
+    observation = await conversation.step(Message(role="assistant", content="hello"))
+    watcher.cancel()
+    assert observation.terminated
+    assert worst < 0.25

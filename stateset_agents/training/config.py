@@ -213,7 +213,9 @@ class TrainingConfig(Settings):
     eval_steps: int = Field(
         default=0, ge=0, description="Evaluate on the validation split every so many steps."
     )
-    eval_episodes: int = Field(default=100, ge=1, description="Validation scenarios of one such evaluation.")
+    eval_episodes: int = Field(
+        default=100, ge=1, description="Most validation scenarios of one such evaluation."
+    )
     log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
 
     def __init__(self, **settings: Any) -> None:

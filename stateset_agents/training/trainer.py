@@ -145,7 +145,7 @@ class MultiTurnGRPOTrainer:
             said = ", ".join(f"{name} {value}" for name, value in self.recommended.items())
             _log.warning(f"the model's card sets what you did not: {said}")
         if self.config.eval_steps:
-            held_out(self.environment, "validation", self.config.eval_episodes)
+            held_out(self.environment, "validation", None)
         self._learner, self._base = await self._worker.run(self._make_learner, self.agent.backend)
         self.engine = ComputationalEngine(
             self.agent,
@@ -291,8 +291,11 @@ class MultiTurnGRPOTrainer:
     async def evaluate(
         self, split: str = "validation", *, episodes: int | None = None, temperature: float = 1.0
     ) -> Evaluation:
-        """The current policy on held-out scenarios (`eval_episodes` of them), with users of its own seed."""
-        scenarios = held_out(self.environment, split, episodes or self.config.eval_episodes)
+        """The current policy on held-out scenarios (at most `eval_episodes`, or `episodes` of them), with
+        users of its own seed."""
+        scenarios = held_out(self.environment, split, episodes)
+        if episodes is None:
+            scenarios = scenarios[: self.config.eval_episodes]
         return await evaluate(
             self.agent,
             self.environment,

@@ -219,9 +219,14 @@ async def test_validation_that_cannot_be_is_refused_before_the_first_step(tmp_pa
     with pytest.raises(ConfigurationError, match="no validation scenario"):
         await trainer.initialize()
     await trainer.close()
+
+
+async def test_a_small_validation_split_is_played_whole_unless_a_number_is_asked_for(tmp_path):
     trainer = make_trainer(tmp_path, eval_steps=1, eval_episodes=5)
+    await trainer.initialize()
+    assert len((await trainer.evaluate()).groups) == 4
     with pytest.raises(ConfigurationError, match="4 validation scenarios, got 5"):
-        await trainer.initialize()
+        await trainer.evaluate(episodes=5)
     await trainer.close()
 
 

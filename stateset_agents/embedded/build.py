@@ -1,7 +1,7 @@
 """Make the embedded model: demonstrations, tokenizer, a fresh network, a short warm-up, one folder.
 
-Called by `stateset-agents build-embedded`. `desk/` beside this file is what it made with seed 0 and two
-threads, and what `embedded:desk` loads.
+Called by `stateset-agents build-embedded`. `desk/` beside this file is what it made with seed 0 and one
+thread, and what `embedded:desk` loads.
 """
 
 from __future__ import annotations

@@ -46,3 +46,21 @@ def test_the_readme_s_program_trains_and_saves(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "my-agent" / "model.safetensors").is_file()
+
+
+def test_the_table_of_scripted_agents_is_as_documented() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES.parent / "scripts" / "desk_agents.py")],
+        env=ONE_THREAD,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    results = (EXAMPLES.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = [line.rsplit(maxsplit=2) for line in done.stdout.splitlines()]
+    assert len(rows) == 6
+    for name, success, reward in rows:
+        shown = reward.replace("-0.", "\u2212.").replace("0.", ".")
+        share = f"{float(success.rstrip('%')):g} %"
+        assert f"| {name.strip().replace('_', ' ')} | {share} | {shown} |" in results

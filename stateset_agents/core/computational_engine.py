@@ -13,8 +13,9 @@ from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.episode import EpisodeSeeds, run_episode
-from stateset_agents.core.reward import RewardFunction, score_trajectories
+from stateset_agents.core.reward import RewardFunction, RewardResult, score_trajectories
 from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.scoring import turn_rewards
 from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
 from stateset_agents.core.waiting import all_or_cancel
 from stateset_agents.errors import ConfigurationError, RewardFailure
@@ -145,12 +146,19 @@ class ComputationalEngine:
         results = await score_trajectories(self.reward_fn, trajectories)
         scored = []
         for trajectory, result in zip(trajectories, results, strict=True):
-            if isinstance(result, RewardFailure):
-                _log.warning("reward failed", scenario=trajectory.scenario.id, error=str(result))
-                scored.append(replace(trajectory, error=f"unscored: {result}"))
-            else:
-                scored.append(replace(trajectory, reward=result.score, breakdown=result.breakdown))
+            scored.append(_with_score(trajectory, result))
         return scored
+
+
+def _with_score(trajectory: Trajectory, result: RewardResult | RewardFailure) -> Trajectory:
+    try:
+        if isinstance(result, RewardFailure):
+            raise result
+        earned = () if result.score is None else turn_rewards(result, len(trajectory.turns))
+    except RewardFailure as failure:
+        _log.warning("reward failed", scenario=trajectory.scenario.id, error=str(failure))
+        return replace(trajectory, error=f"unscored: {failure}")
+    return replace(trajectory, reward=result.score, breakdown=result.breakdown, turn_rewards=earned)
 
 
 def create_computational_engine(

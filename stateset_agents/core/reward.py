@@ -30,6 +30,7 @@ from stateset_agents.core.scoring import (
     as_result,
     score_trajectories,
     score_trajectory,
+    turn_rewards,
 )
 from stateset_agents.core.trajectory import Trajectory, Turn
 from stateset_agents.core.waiting import all_or_cancel
@@ -62,8 +63,20 @@ class EnvironmentReward(RewardFunction):
     async def score(self, trajectory: Trajectory) -> RewardResult:
         outcome = trajectory.outcome
         return RewardResult(
-            score=trajectory.environment_reward, breakdown={} if outcome is None else outcome.breakdown
+            score=trajectory.environment_reward,
+            breakdown={} if outcome is None else outcome.breakdown,
+            turn_rewards=_environment_turns(trajectory),
         )
+
+
+def _environment_turns(trajectory: Trajectory) -> tuple[float, ...]:
+    """[num_turns] turn rewards, the outcome's on the last turn; empty where there is none."""
+    if trajectory.environment_reward is None:
+        return ()
+    rewards = [turn.reward or 0.0 for turn in trajectory.turns]
+    if rewards and trajectory.outcome is not None:
+        rewards[-1] += trajectory.outcome.reward or 0.0
+    return tuple(rewards)
 
 
 Weighted = tuple[RewardFunction, float]
@@ -76,6 +89,7 @@ class CompositeReward(RewardFunction):
 
     Where a term is not applicable the others share its weight; where one fails, the member is
     unscored. The breakdown holds each term under its name and the term's own parts under `name/part`.
+    Turn rewards are combined by the same weights, a term without them counts on the last turn.
     """
 
     def __init__(
@@ -114,11 +128,18 @@ class CompositeReward(RewardFunction):
         by_term = await all_or_cancel(
             score_trajectories(reward, trajectories) for _, reward, _ in self._terms
         )
-        return [self._combined(results) for results in zip(*by_term, strict=True)]
+        return [
+            self._combined(results, num_turns=len(trajectory.turns))
+            for trajectory, results in zip(trajectories, zip(*by_term, strict=True), strict=True)
+        ]
 
-    def _combined(self, results: Sequence[RewardResult | RewardFailure]) -> RewardResult | RewardFailure:
+    def _combined(
+        self, results: Sequence[RewardResult | RewardFailure], *, num_turns: int
+    ) -> RewardResult | RewardFailure:
         total = weights = 0.0
         breakdown: dict[str, float] = {}
+        turns = [0.0] * num_turns
+        told = False
         for (name, _, weight), result in zip(self._terms, results, strict=True):
             if isinstance(result, RewardFailure):
                 return result
@@ -127,7 +148,13 @@ class CompositeReward(RewardFunction):
                 breakdown[name] = result.score
                 total += weight * result.score
                 weights += weight
-        return RewardResult(score=total / weights if weights else None, breakdown=breakdown)
+                told = told or bool(result.turn_rewards)
+                for turn, reward in enumerate(turn_rewards(result, num_turns)):
+                    turns[turn] += weight * reward
+        if not weights:
+            return RewardResult(score=None, breakdown=breakdown)
+        earned = tuple(reward / weights for reward in turns) if told else ()
+        return RewardResult(score=total / weights, breakdown=breakdown, turn_rewards=earned)
 
 
 _TRAJECTORY_ARGUMENTS: Mapping[str, Callable[[Trajectory], Any]] = {
@@ -190,7 +217,10 @@ class FunctionReward(RewardFunction):
         return [as_member_result(self.name, result) for result in results]
 
     async def _score_turns(self, trajectory: Trajectory) -> RewardResult:
-        """Each turn sees the conversation up to its own reply; the mean, so longer talk earns no more."""
+        """Each turn sees the conversation up to its own reply; the mean, so longer talk earns no more.
+
+        A turn earns what it moves the mean by, so that no turn's reward depends on later ones.
+        """
         scores: list[float | None] = []
         for index, turn in enumerate(trajectory.turns):
             so_far = replace(trajectory, turns=(*trajectory.turns[:index], replace(turn, feedback=())))
@@ -198,8 +228,9 @@ class FunctionReward(RewardFunction):
             given.update({key: _TURN_ARGUMENTS[key](turn) for key in self._wanted if key in _TURN_ARGUMENTS})
             scores.append(as_result(await self._call(given)).score)
         applicable = [score for score in scores if score is not None]
-        mean = sum(applicable) / len(applicable) if applicable else None
-        return RewardResult(score=mean, turn_scores=tuple(scores))
+        if not applicable:
+            return RewardResult(score=None)
+        return RewardResult(score=math.fsum(applicable) / len(applicable), turn_rewards=_mean_moves(scores))
 
     def _given(self, trajectory: Trajectory) -> dict[str, Any]:
         return {
@@ -212,6 +243,17 @@ class FunctionReward(RewardFunction):
         if self.is_async:
             return await self._function(**given)
         return await asyncio.to_thread(self._function, **given)
+
+
+def _mean_moves(scores: Sequence[float | None]) -> tuple[float, ...]:
+    """By how much each score moves the mean of those so far: (0, 1, None) -> (0, .5, 0)."""
+    moves, total, count, mean = [], 0.0, 0, 0.0
+    for score in scores:
+        if score is not None:
+            total, count = total + score, count + 1
+        moves.append((total / count if count else 0.0) - mean)
+        mean += moves[-1]
+    return tuple(moves)
 
 
 def _wanted(name: str, function: Callable[..., Any], offered: Sequence[str]) -> tuple[str, ...]:

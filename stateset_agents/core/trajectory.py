@@ -65,6 +65,8 @@ class Trajectory:
     outcome: Outcome | None = None
     reward: float | None = None
     """Set by the reward function alone; None while unscored."""
+    turn_rewards: tuple[float, ...] = ()
+    """[num_turns] what each turn earned of `reward`, which is their sum; empty while unscored."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -40,6 +40,9 @@ class RecordedTurn:
     """Messages that answered the agent's."""
     finish_reason: str
     reward: float | None
+    """The environment's own."""
+    earned: float | None = None
+    """Its part of the conversation's reward; None while unscored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from stateset_agents.messages import Message
@@ -96,8 +97,9 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
             "feedback": len(turn.feedback),
             "finish_reason": turn.completion.finish_reason,
             "reward": turn.reward,
+            "earned": earned,
         }
-        for turn in trajectory.turns
+        for turn, earned in zip_longest(trajectory.turns, trajectory.turn_rewards)
     ]
     return {
         "scenario": scenario.id,

@@ -76,8 +76,10 @@ async def test_what_is_no_number_is_a_failure_that_names_reward_and_value(value:
 def test_a_result_checks_its_parts():
     with pytest.raises(RewardFailure, match=r"breakdown\['tone'\] must be a finite number or None, got nan"):
         RewardResult(score=1.0, breakdown={"tone": math.nan})
-    with pytest.raises(RewardFailure, match=r"turn_scores\[1\]"):
-        RewardResult(score=1.0, turn_scores=(None, math.inf))
+    with pytest.raises(RewardFailure, match=r"turn_rewards\[1\]"):
+        RewardResult(score=1.0, turn_rewards=(1.0, math.inf))
+    with pytest.raises(RewardFailure, match=r"turn_rewards must sum to the score 1.0, they sum to 0.5"):
+        RewardResult(score=1.0, turn_rewards=(0.0, 0.5))
 
 
 async def test_a_function_sees_what_it_names():
@@ -177,15 +179,15 @@ async def test_a_turn_reward_sees_each_turn_as_it_stood_and_counts_its_mean():
         seen.append((reply.content, len(messages)))
         return 1.0 if "welcome" in reply.content else 0.0
 
-    assert await polite.score(TALK) == RewardResult(score=0.5, turn_scores=(0.0, 1.0))
+    assert await polite.score(TALK) == RewardResult(score=0.5, turn_rewards=(0.0, 0.5))
     assert seen == [("It is shipped.", 2), ("You're welcome.", 4)]
 
     @reward_function(scope="turn")
     def sometimes(reply):
         return 1.0 if "shipped" in reply.content else None
 
-    assert await sometimes.score(TALK) == RewardResult(score=1.0, turn_scores=(1.0, None))
-    assert await sometimes.score(trajectory("Hi", "Hello.")) == RewardResult(score=None, turn_scores=(None,))
+    assert await sometimes.score(TALK) == RewardResult(score=1.0, turn_rewards=(1.0, 0.0))
+    assert await sometimes.score(trajectory("Hi", "Hello.")) == RewardResult(score=None)
 
 
 async def test_a_group_reward_scores_all_members_together():
@@ -221,7 +223,9 @@ async def test_the_environments_reward_is_turns_plus_outcome():
     talk = trajectory(
         "Hi", "a", "b", "c", turn_rewards=[0.25, None], outcome=Outcome(reward=1.0, breakdown={"done": 1.0})
     )
-    assert await EnvironmentReward().score(talk) == RewardResult(score=1.25, breakdown={"done": 1.0})
+    assert await EnvironmentReward().score(talk) == RewardResult(
+        score=1.25, breakdown={"done": 1.0}, turn_rewards=(0.25, 1.0)
+    )
     silent = trajectory("Hi", "a", outcome=Outcome(reward=None))
     assert (await EnvironmentReward().score(silent)).score is None
     assert (await EnvironmentReward().score(TALK)).score is None
@@ -304,3 +308,19 @@ async def test_members_are_scored_at_the_same_time():
         return 1.0
 
     assert [result.score for result in await together.score_group([TALK] * 3)] == [1.0] * 3
+
+
+async def test_a_composite_combines_turn_rewards_by_weight_and_puts_the_rest_on_the_last_turn():
+    talk = trajectory("Hi", "a", "b", "c", turn_rewards=[0.5, 0.5], outcome=Outcome(reward=None))
+    reward = CompositeReward([(EnvironmentReward(), 1.0), (giving(3.0), 1.0)])
+    result = await reward.score(talk)
+    assert result.score == 2.0
+    assert result.turn_rewards == (0.25, 1.75)
+
+
+async def test_a_turn_earns_what_it_moves_the_mean_by():
+    scores = iter([1.0, None, 0.0])
+    reward = reward_function(scope="turn", name="given")(lambda: next(scores))
+    result = await reward.score(trajectory("Hi", "a", "b", "c", "d", "e"))
+    assert result.score == 0.5
+    assert result.turn_rewards == (1.0, 0.0, -0.5)

@@ -70,13 +70,10 @@ class EnvironmentReward(RewardFunction):
 
 
 def _environment_turns(trajectory: Trajectory) -> tuple[float, ...]:
-    """[num_turns] turn rewards, the outcome's on the last turn; empty where there is none."""
-    if trajectory.environment_reward is None:
+    """[num_turns] the turns' own rewards; empty where the environment gives none."""
+    if all(turn.reward is None for turn in trajectory.turns):
         return ()
-    rewards = [turn.reward or 0.0 for turn in trajectory.turns]
-    if rewards and trajectory.outcome is not None:
-        rewards[-1] += trajectory.outcome.reward or 0.0
-    return tuple(rewards)
+    return tuple(turn.reward or 0.0 for turn in trajectory.turns)
 
 
 Weighted = tuple[RewardFunction, float]
@@ -89,7 +86,7 @@ class CompositeReward(RewardFunction):
 
     Where a term is not applicable the others share its weight; where one fails, the member is
     unscored. The breakdown holds each term under its name and the term's own parts under `name/part`.
-    Turn rewards are combined by the same weights, a term without them counts on the last turn.
+    Turn rewards are combined by the same weights.
     """
 
     def __init__(

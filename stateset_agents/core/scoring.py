@@ -32,15 +32,15 @@ Scope = Literal["turn", "trajectory", "group"]
 class RewardResult:
     """One score and what it is made of.
 
-    Construction raises RewardFailure on what is no number and on turn rewards that do not sum to the score.
+    Construction raises RewardFailure on what is no number, and on turn rewards without a score.
     """
 
     score: float | None
     """None: this reward has nothing to say about this conversation."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
     turn_rewards: tuple[float, ...] = ()
-    """[num_turns] what each turn earned of `score`, which is their sum; empty where only the whole can be
-    told, which then counts as earned by the last turn. Per-turn credit and GAE read it."""
+    """[num_turns] what single turns earned of `score`; the rest of it is for the conversation as a whole.
+    Empty: all of it is. Per-turn credit and GAE read it."""
 
     def __post_init__(self) -> None:
         _check("score", self.score)
@@ -50,22 +50,17 @@ class RewardResult:
             if reward is None:
                 raise RewardFailure(f"turn_rewards[{turn}] is None: give 0.0 to a turn that earned nothing")
             _check(f"turn_rewards[{turn}]", reward)
-        total = math.fsum(self.turn_rewards)
-        if self.turn_rewards and (
-            self.score is None or not math.isclose(total, self.score, rel_tol=1e-6, abs_tol=1e-6)
-        ):
-            raise RewardFailure(f"turn_rewards must sum to the score {self.score!r}, they sum to {total!r}")
+        if self.turn_rewards and self.score is None:
+            raise RewardFailure("turn_rewards are parts of the score, which is None: give both or neither")
 
 
 def turn_rewards(result: RewardResult, num_turns: int) -> tuple[float, ...]:
-    """[num_turns] what each turn earned; a score that only the whole got stands on the last turn.
+    """[num_turns] what each turn earned by itself.
 
     Raises RewardFailure when the result has turn rewards for another number of turns.
     """
-    if not num_turns:
-        return ()
     if not result.turn_rewards:
-        return (*[0.0] * (num_turns - 1), result.score or 0.0)
+        return (0.0,) * num_turns
     if len(result.turn_rewards) != num_turns:
         raise RewardFailure(
             f"turn_rewards has {len(result.turn_rewards)} numbers for a conversation of {num_turns} turns"

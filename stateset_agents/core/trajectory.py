@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -66,7 +67,7 @@ class Trajectory:
     reward: float | None = None
     """Set by the reward function alone; None while unscored."""
     turn_rewards: tuple[float, ...] = ()
-    """[num_turns] what each turn earned of `reward`, which is their sum; empty while unscored."""
+    """[num_turns] what single turns earned of `reward`; empty while unscored."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -80,6 +81,19 @@ class Trajectory:
             if tuple(seen) != turn.completion.prompt_ids:
                 raise ValueError("a turn's prompt is not what stood in the conversation before it")
             seen.extend(turn.completion.token_ids)
+
+    @property
+    def outcome_reward(self) -> float:
+        """What the conversation earned as a whole: `reward` without the turns' own; 0 while unscored."""
+        return (self.reward or 0.0) - math.fsum(self.turn_rewards)
+
+    @property
+    def rewards_by_turn(self) -> list[float]:
+        """[num_turns] of a scored conversation, summing to `reward`: the last turn earns the whole's."""
+        rewards = list(self.turn_rewards) or [0.0] * len(self.turns)
+        if rewards:
+            rewards[-1] += self.outcome_reward
+        return rewards
 
     @property
     def success(self) -> bool | None:

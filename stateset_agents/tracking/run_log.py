@@ -42,7 +42,7 @@ class RecordedTurn:
     reward: float | None
     """The environment's own."""
     earned: float | None = None
-    """Its part of the conversation's reward; None while unscored."""
+    """Its own part of the conversation's reward; None while unscored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,8 +78,8 @@ def test_a_result_checks_its_parts():
         RewardResult(score=1.0, breakdown={"tone": math.nan})
     with pytest.raises(RewardFailure, match=r"turn_rewards\[1\]"):
         RewardResult(score=1.0, turn_rewards=(1.0, math.inf))
-    with pytest.raises(RewardFailure, match=r"turn_rewards must sum to the score 1.0, they sum to 0.5"):
-        RewardResult(score=1.0, turn_rewards=(0.0, 0.5))
+    with pytest.raises(RewardFailure, match=r"turn_rewards are parts of the score, which is None"):
+        RewardResult(score=None, turn_rewards=(0.0, 0.5))
 
 
 async def test_a_function_sees_what_it_names():
@@ -224,7 +224,7 @@ async def test_the_environments_reward_is_turns_plus_outcome():
         "Hi", "a", "b", "c", turn_rewards=[0.25, None], outcome=Outcome(reward=1.0, breakdown={"done": 1.0})
     )
     assert await EnvironmentReward().score(talk) == RewardResult(
-        score=1.25, breakdown={"done": 1.0}, turn_rewards=(0.25, 1.0)
+        score=1.25, breakdown={"done": 1.0}, turn_rewards=(0.25, 0.0)
     )
     silent = trajectory("Hi", "a", outcome=Outcome(reward=None))
     assert (await EnvironmentReward().score(silent)).score is None
@@ -310,12 +310,12 @@ async def test_members_are_scored_at_the_same_time():
     assert [result.score for result in await together.score_group([TALK] * 3)] == [1.0] * 3
 
 
-async def test_a_composite_combines_turn_rewards_by_weight_and_puts_the_rest_on_the_last_turn():
+async def test_a_composite_combines_turn_rewards_by_weight():
     talk = trajectory("Hi", "a", "b", "c", turn_rewards=[0.5, 0.5], outcome=Outcome(reward=None))
     reward = CompositeReward([(EnvironmentReward(), 1.0), (giving(3.0), 1.0)])
     result = await reward.score(talk)
     assert result.score == 2.0
-    assert result.turn_rewards == (0.25, 1.75)
+    assert result.turn_rewards == (0.25, 0.25)
 
 
 async def test_a_turn_earns_what_it_moves_the_mean_by():

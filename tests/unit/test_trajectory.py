@@ -106,3 +106,10 @@ def test_a_group_knows_which_of_its_members_are_scored() -> None:
     group = TrajectoryGroup(key="0/s", trajectories=members)
     assert group.rewards == [1.0, None, 0.0]
     assert list(group.scored) == [members[0], members[2]]
+
+
+def test_the_last_turn_earns_what_the_conversation_earned_as_a_whole():
+    one = trajectory("Hi", "a", "b", "c", reward=2.0, turn_rewards=[None, None])
+    scored = replace(one, turn_rewards=(0.5, 0.25))
+    assert scored.outcome_reward == 1.25
+    assert scored.rewards_by_turn == [0.5, 1.5]

@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 
 from stateset_agents.backends.base import Session, Tokenizer
 from stateset_agents.backends.batching import Batcher, Key, Stats, Turn, new_turn
+from stateset_agents.backends.cache_check import check_cache
 from stateset_agents.backends.clock import Clock, Scheduling, Ticket, Work, deliver, fail
-from stateset_agents.backends.self_test import check_cache
 from stateset_agents.backends.slots import SlotModel
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 from stateset_agents.errors import BackendError, ConfigurationError

@@ -6,7 +6,6 @@ episode steps with the agent's replies until it is over, asks for its outcome, a
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from stateset_agents.core.scenario import Scenario, load_scenarios, read_scenari
 from stateset_agents.core.simulated_user import User, UserFactory, default_user
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.core.trajectory import Outcome
+from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -162,7 +162,7 @@ class ConversationEnvironment:
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Open a conversation; raises EnvironmentFailure when its user breaks or has nothing to say."""
-        user = await asyncio.to_thread(self._make_user, scenario, seed)
+        user = await in_thread(self._make_user, scenario, seed)
         if self.local and not user.local:
             raise ConfigurationError(
                 f"the user of scenario {scenario.id} is not local, others are: "
@@ -225,7 +225,7 @@ class _Conversation:
         if self._success is None:
             satisfied: bool | None = getattr(self._user, "satisfied", None)
             return satisfied
-        success = await _guarded("success", asyncio.to_thread(self._success, self._scenario, self._messages))
+        success = await _guarded("success", in_thread(self._success, self._scenario, self._messages))
         if success is not None and not isinstance(success, bool):
             raise TypeError(f"success must return True, False or None, got {success!r:.60}")
         return success

@@ -7,7 +7,6 @@ group by `score_trajectories`.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ from stateset_agents.core.scoring import (
     turn_rewards,
 )
 from stateset_agents.core.trajectory import Trajectory, Turn
-from stateset_agents.core.waiting import all_or_cancel
+from stateset_agents.core.waiting import all_or_cancel, in_thread
 from stateset_agents.errors import ConfigurationError, RewardFailure
 
 __all__ = [
@@ -239,7 +238,7 @@ class FunctionReward(RewardFunction):
     async def _call(self, given: Mapping[str, Any]) -> Any:
         if self.is_async:
             return await self._function(**given)
-        return await asyncio.to_thread(self._function, **given)
+        return await in_thread(self._function, **given)
 
 
 def _mean_moves(scores: Sequence[float | None]) -> tuple[float, ...]:

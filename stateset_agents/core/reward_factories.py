@@ -7,7 +7,6 @@ below .5 and says so, for text that merely looks like help must not earn what he
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from stateset_agents.core.text_checks import (
     words,
 )
 from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.logging import get_logger
 
@@ -164,7 +164,7 @@ class ResolutionReward(RewardFunction):
         self._said_so = False
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
-        result = await asyncio.to_thread(self._score, trajectory)
+        result = await in_thread(self._score, trajectory)
         if result.breakdown["form_only"]:
             self._say_form_only()
         return result

@@ -6,7 +6,6 @@ members of a group, so all of them meet the same user, who says the same to the 
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import re
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import Protocol
 
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.text_checks import facts, is_prose, told
+from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message
 from stateset_agents.streams import derive
@@ -119,7 +119,7 @@ class RuleBasedUser:
     async def reply(self, messages: Sequence[Message]) -> str | None:
         if not messages or messages[-1].role == "system":
             return self._choose("opening", self._opening)
-        if self._goal is not None and await asyncio.to_thread(self._goal, messages):
+        if self._goal is not None and await in_thread(self._goal, messages):
             self.satisfied = True
             return None
         said = messages[-1].content

@@ -14,7 +14,6 @@ as a readable message; what the tool gets wrong is an `EnvironmentFailure`.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import difflib
 import inspect
@@ -28,7 +27,7 @@ from typing import Any, overload
 import pydantic
 
 from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.waiting import all_or_cancel
+from stateset_agents.core.waiting import all_or_cancel, in_thread
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -200,7 +199,7 @@ class Toolbox:
             if entry.is_async:
                 result = await entry.function(**arguments)
             else:
-                result = await asyncio.to_thread(entry.function, **arguments)
+                result = await in_thread(entry.function, **arguments)
         except ToolError as error:
             return f"error: {error}"
         except (*PROGRAMMING_ERRORS, StatesetError):

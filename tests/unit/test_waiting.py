@@ -1,0 +1,114 @@
+"""Sync user code in threads of its own: enough of them, reused, and in nobody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from builders import trajectory
+
+from stateset_agents.core import waiting
+from stateset_agents.core.reward import reward_function, score_trajectories
+from stateset_agents.core.waiting import in_thread
+
+
+async def test_it_gives_the_result_and_raises_what_the_function_raised():
+    def divide(one, *, by):
+        return one / by
+
+    assert await in_thread(divide, 6, by=3) == 2
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(divide, 6, by=0)
+
+
+async def test_an_exhausted_iterator_is_an_error_and_no_hang():
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await asyncio.wait_for(in_thread(next, iter([])), 5)
+
+
+async def test_many_calls_run_at_once_whatever_the_number_of_cores():
+    together = threading.Barrier(100)  # breaks unless all hundred are inside it at the same time
+    await asyncio.gather(*(in_thread(together.wait, 10) for _ in range(100)))
+
+
+async def test_calls_beyond_the_limit_wait_for_a_free_thread(monkeypatch):
+    monkeypatch.setattr(waiting, "MAX_THREADS", 2)
+    monkeypatch.setattr(waiting, "_threads", waiting._Threads())
+    inside, peak = [], []
+
+    def work(number):
+        inside.append(number)
+        peak.append(len(inside))
+        time.sleep(0.001)
+        inside.remove(number)
+        return number
+
+    assert await asyncio.gather(*(in_thread(work, n) for n in range(20))) == list(range(20))
+    assert max(peak) == 2
+
+
+async def test_threads_are_used_again_and_end_when_idle(monkeypatch):
+    monkeypatch.setattr(waiting, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "_threads", waiting._Threads())
+    thread = await in_thread(threading.current_thread)
+    for _ in range(100):  # it is free again a moment after its result is there
+        if await in_thread(threading.current_thread) is thread:
+            break
+    else:
+        raise AssertionError("each call started a thread")
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()
+
+
+async def test_context_variables_are_seen():
+    variable = contextvars.ContextVar("variable", default=0)
+    variable.set(3)
+    assert await in_thread(variable.get) == 3
+
+
+async def test_a_call_that_hangs_is_given_up_and_the_others_go_on():
+    release = threading.Event()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(in_thread(release.wait), 0.01)
+    assert await in_thread(int, "5") == 5
+    release.set()
+
+
+def test_a_function_that_never_returns_does_not_keep_the_program_alive():
+    program = (
+        "import asyncio, threading\n"
+        "from stateset_agents.core.waiting import in_thread\n"
+        "async def main():\n"
+        "    await asyncio.wait_for(in_thread(threading.Event().wait), 0.01)\n"
+        "try: asyncio.run(main())\n"
+        "except TimeoutError: print('given up')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "given up\n"
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_sixteen_judges_of_a_tenth_of_a_second_take_less_than_three_tenths(kind):
+    def judge(messages):
+        time.sleep(0.1)
+        return 1.0
+
+    async def async_judge(messages):
+        await asyncio.sleep(0.1)
+        return 1.0
+
+    reward = reward_function(judge if kind == "sync" else async_judge)
+    group = [replace(trajectory(), member=member) for member in range(16)]
+    took = []
+    for _ in range(3):  # the best of three, for the machine may be busy
+        started = time.perf_counter()
+        results = await score_trajectories(reward, group)
+        took.append(time.perf_counter() - started)
+    assert [result.score for result in results] == [1.0] * 16
+    assert min(took) < 0.3

@@ -10,13 +10,19 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stateset_agents.errors import ConfigurationError
 
-__all__ = ["Settings", "nearest"]
+__all__ = ["Settings", "closest", "nearest"]
+
+
+def closest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """The known name that is most like `name`, or None when none is (1.0 is the same)."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
+    return found[0] if found else None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'beta'?)`, or nothing when no known name is close."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    found = closest(name, known)
+    return f" (did you mean {found!r}?)" if found else ""
 
 
 class Settings(BaseModel):

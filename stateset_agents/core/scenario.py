@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.settings import closest
+from stateset_agents.tracking.logging import get_logger
 
 __all__ = ["Scenario", "Split", "load_scenarios", "read_scenarios"]
+
+_log = get_logger(__name__)
 
 Split = Literal["train", "validation", "test"]
 
@@ -34,14 +38,16 @@ class Scenario:
         """Read a plain dict such as `{"topic": "refund", "context": "Order delayed"}`.
 
         `topic` is the family where none is given; a `context` that is text stands under
-        `context["text"]`; keys with no field of their own go into the context. The id is made from
-        the content when absent, so the same dict is the same scenario in every run.
+        `context["text"]`; keys with no field of their own go into the context, with a warning for one
+        that is nearly a field's name. The id is made from the content when absent, so the same dict is
+        the same scenario in every run.
         """
         if not isinstance(data, Mapping):
             raise ConfigurationError(f"a scenario must be a mapping, got {type(data).__name__}: {data!r:.80}")
         context = data.get("context", {})
         context = dict(context) if isinstance(context, Mapping) else {"text": context}
         for key in data.keys() - _FIELDS:
+            _say_if_misspelt(key, data)
             if key in context and context[key] != data[key]:
                 raise ConfigurationError(
                     f"scenario key {key!r} also stands in its context with another value: give it once"
@@ -77,7 +83,8 @@ def read_scenarios(path: str | Path) -> Sequence[Scenario]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ConfigurationError(f"cannot read scenario file {path}: {error.strerror}") from error
+        where = "" if path.is_absolute() else f" (looked for {path.absolute()})"
+        raise ConfigurationError(f"cannot read scenario file {path}: {error.strerror}{where}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"scenario file {path} is not UTF-8 text (byte {error.start})") from error
     placed: list[tuple[str, Scenario]] = []
@@ -97,6 +104,16 @@ def read_scenarios(path: str | Path) -> Sequence[Scenario]:
 
 
 _FIELDS = {"id", "family", "opening", "context", "split"}
+_said: set[str] = set()
+"""Misspelt keys that were told of."""
+
+
+def _say_if_misspelt(key: object, data: Mapping[str, Any]) -> None:
+    known = [*_FIELDS, "topic", "script", "expected_facts"]
+    meant = closest(key, known, likeness=0.8) if isinstance(key, str) and key not in known else None
+    if meant is not None and meant not in data and key not in _said:
+        _said.add(str(key))
+        _log.warning(f"scenario key {key!r} is no field and goes into the context; did you mean {meant!r}?")
 
 
 def _content_id(data: Mapping[str, Any]) -> str:

@@ -15,7 +15,6 @@ as a readable message; what the tool gets wrong is an `EnvironmentFailure`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import json
 import re
@@ -35,6 +34,7 @@ from stateset_agents.errors import (
     StatesetError,
 )
 from stateset_agents.messages import Message, ToolCall
+from stateset_agents.settings import closest
 
 __all__ = ["Tool", "ToolError", "Toolbox", "tool"]
 
@@ -211,8 +211,8 @@ class Toolbox:
     def _unknown(self, name: str) -> str:
         if not self._tools:
             return f"unknown tool {name!r}; there are no tools here"
-        close = difflib.get_close_matches(name, self._tools, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(self._tools)}"
+        close = closest(name, self._tools)
+        hint = f"did you mean {close}?" if close else f"there are: {', '.join(self._tools)}"
         return f"unknown tool {name!r}; {hint}"
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from stateset_agents.errors import ConfigurationError
 
@@ -16,15 +19,17 @@ SCHEMA_VERSION = 1
 
 
 class JsonlWriter:
-    """Appends records to one file, each call flushed.
+    """Appends records to one file; nothing is held back.
 
     A new file gets the header `{"schema_version": 1, "file": NAME}`. A last line that a kill has torn is
-    cut off when the file is opened. Raises ConfigurationError when the file cannot be written.
+    cut off when the file is opened. Raises ConfigurationError when the file cannot be written, a full disk
+    included: then none of the records stands in the file.
     """
 
     def __init__(self, file: Path) -> None:
+        self.file = file
         try:
-            self._stream: BinaryIO = file.open("ab+")
+            self._stream = file.open("ab+", buffering=0)
             size = _whole_lines(self._stream)
             self._stream.truncate(size)
         except OSError as error:
@@ -35,9 +40,18 @@ class JsonlWriter:
             self.write([{"schema_version": SCHEMA_VERSION, "file": file.stem}])
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Add the records in one write."""
-        self._stream.write("".join(dump(record) + "\n" for record in records).encode())
-        self._stream.flush()
+        """Add the records: all of them, or none where the disk cannot take them."""
+        lines = memoryview("".join(dump(record) + "\n" for record in records).encode())
+        size = self._stream.seek(0, os.SEEK_END)
+        try:
+            while lines:  # a disk that fills up takes a part, and refuses the next write
+                lines = lines[self._stream.write(lines) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):  # /dev/full has no length; the next opening cuts a torn line
+                self._stream.truncate(size)
+            raise ConfigurationError(
+                f"cannot write {self.file}: {error.strerror}; free the disk, then resume the run"
+            ) from error
 
     def close(self) -> None:
         self._stream.close()
@@ -82,7 +96,7 @@ def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             start += len(line)
 
 
-def _whole_lines(stream: BinaryIO) -> int:
+def _whole_lines(stream: FileIO) -> int:
     """Bytes up to and including the last newline."""
     end = stream.seek(0, 2)
     while end > 0:

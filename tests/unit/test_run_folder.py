@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -142,3 +145,27 @@ def test_lines_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
         (line,) = RunLog(folder).metrics()
     assert str(line.values["reward/mean"]) == "nan"
     assert line.values["time/rollout"] == 2.0
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """What a full disk does: a part is written, then the system refuses (Python ignores SIGXFSZ)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_one_line_and_leaves_what_was_written(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder) as tracker:
+        tracker.log_metrics(1, {"reward/mean": 0.5})
+        before = folder.metrics.read_bytes()
+        full = r"cannot write .*metrics\.jsonl: File too large; free the disk, then resume the run$"
+        with files_of_at_most(len(before) + 10), pytest.raises(ConfigurationError, match=full):
+            tracker.log_metrics(2, {"reward/mean": 0.6})
+        assert folder.metrics.read_bytes() == before
+        tracker.log_metrics(2, {"reward/mean": 0.7})
+    assert [line.values["reward/mean"] for line in RunLog(folder).metrics()] == [0.5, 0.7]

@@ -147,3 +147,31 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_scenarios(tmp_path / "missing.jsonl")
     with pytest.raises(ConfigurationError, match="cannot read scenario file"):
         read_scenarios(tmp_path)
+
+
+def test_a_key_that_is_nearly_a_field_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    for text in ("hi", "ho"):
+        scenario = Scenario.from_dict({"opneing": text, "text": "late", "order_id": "K1"})
+        assert scenario.context["opneing"] == text
+    Scenario.from_dict({"opening": "hi", "openings": ["hi", "ho"]})  # the field is there: meant as it stands
+    assert [record.getMessage() for record in caplog.records] == [
+        "scenario key 'opneing' is no field and goes into the context; did you mean 'opening'?"
+    ]
+
+
+def test_a_scenario_file_may_come_from_windows(tmp_path: Path) -> None:
+    file = tmp_path / "calls.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"opening": "hi"}\r\n\r\n{"opening": "gr\xc3\xbc\xc3\x9f dich"}\r\n')
+    assert [scenario.opening for scenario in read_scenarios(file)] == ["hi", "gr\u00fc\u00df dich"]
+
+
+def test_a_scenario_file_that_is_not_there_is_looked_for_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError) as caught:
+        read_scenarios("calls.jsonl")
+    assert str(caught.value) == (
+        "cannot read scenario file calls.jsonl: No such file or directory "
+        f"(looked for {tmp_path / 'calls.jsonl'})"
+    )

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from stateset_agents.cli import build_embedded, evaluate, report, train
+from stateset_agents.cli import build_embedded, diagnose, evaluate, report, train
 from stateset_agents.errors import StatesetError
 from stateset_agents.tracking.logging import configure_logging
 
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="stateset-agents", description="Train multi-turn conversational agents by GRPO, on this machine."
     )
     subparsers = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb in (train, evaluate, build_embedded, report):
+    for verb in (train, evaluate, report, diagnose, build_embedded):
         verb.add_parser(subparsers)
     args = parser.parse_args(argv)
     configure_logging()

@@ -123,9 +123,21 @@ async def _run(experiment: Experiment) -> None:
             print(f"before: {_line(before) if before else 'not measured'}")
             print(f"after:  {_line(after)}")
         print(f"trained {trainer.step_number} steps in {trainer.progress.train_seconds:.0f} s")
+        print("\n".join(_health(experiment)))
         print(f"report: {experiment.run.report}")
     finally:
         await trainer.close()
+
+
+def _health(experiment: Experiment) -> list[str]:
+    """What the diagnostics warn of, and how many checks passed."""
+    from stateset_agents.tracking.diagnostics import diagnose
+    from stateset_agents.tracking.run_log import RunLog
+
+    findings = diagnose(RunLog(experiment.run))
+    troubles = [str(finding) for finding in findings if finding.verdict != "ok"]
+    passed = len(findings) - len(troubles)
+    return [*troubles, f"diagnostics: {passed} of {len(findings)} checks passed"]
 
 
 def _line(result: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.reporting.conversations import choose, pairs, spoken, transitions
 from stateset_agents.reporting.curves import learning_curves, other_curves
+from stateset_agents.tracking.diagnostics import diagnose
 from stateset_agents.tracking.run_log import RunLog
 
 __all__ = ["write_report"]
@@ -80,6 +81,7 @@ def _content(log: RunLog) -> dict[str, Any]:
         "before": before,
         "after": after,
         "rows": _rows(before or {}, after or {}) if measured else [],
+        "findings": diagnose(log),
         "curves": learning_curves(lines),
         "others": other_curves(lines),
         "pairs": choose(all_pairs),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, pstdev
+from statistics import fmean, pstdev, pvariance
 
 from stateset_agents.algorithms.advantages import zero_variance_fraction
 from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
@@ -27,6 +27,11 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         "rollout/unscored": float(sum(t.reward is None for t in played)),
         "group/zero_variance": zero_variance_fraction([group.rewards for group in groups]),
     }
+    within = [
+        pvariance(scored) for group in groups if (scored := [r for r in group.rewards if r is not None])
+    ]
+    if within:
+        metrics["group/reward_std"] = math.sqrt(fmean(within))
     if played:
         metrics |= _shape(played)
     rewards = [t.reward for t in played if t.reward is not None]
@@ -47,9 +52,12 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
 def _shape(played: Sequence[Trajectory]) -> dict[str, float]:
     agent = sum(t.num_agent_tokens for t in played)
     whole = sum(len(t.token_ids) for t in played)
+    replies = [reply for t in played for reply in t.replies]
+    unreadable = sum(any(call.error is not None for call in reply.tool_calls) for reply in replies)
     return {
         "rollout/turns": fmean(len(t.turns) for t in played),
         "rollout/truncated": fmean(t.status is Status.TRUNCATED for t in played),
+        "rollout/malformed": unreadable / max(1, len(replies)),
         "tokens/agent": float(agent),
         "tokens/environment": float(whole - agent),
         "tokens/per_turn": agent / max(1, sum(len(t.turns) for t in played)),

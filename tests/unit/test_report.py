@@ -182,6 +182,22 @@ def test_every_learning_curve_is_drawn(run: RunFolder) -> None:
     assert re.fullmatch(r"KL to the reference: 0\.00\d+ at step 1, 0\.22\d* at step 110", labels[2])
 
 
+def test_the_diagnostics_stand_on_the_page(run: RunFolder) -> None:
+    text = page(run).text
+    assert "✓ gradients norm 1 before clipping at 1 (median; highest 1.05)" in text
+    assert "✓ event loop" not in text  # no such metric in this run
+
+
+def test_a_trouble_stands_with_its_cure(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder) as tracker:
+        tracker.log_metrics(1, {"optimizer/grad_norm": 9.0})
+    text = Page(write_report(folder.path).read_text()).text
+    assert (
+        "✗ gradients norm 9 before clipping at 1 (median; highest 9) check the scale of the rewards" in text
+    )
+
+
 def test_conversations_that_changed_are_shown_side_by_side(run: RunFolder) -> None:
     text = page(run).text
     assert "Of 8 held-out scenarios, 6 went from failure to success and 1 the other way" in text

@@ -1,0 +1,41 @@
+"""`stateset-agents diagnose`: how healthy a run was, or is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stateset_agents.tracking.diagnostics import Finding
+
+__all__ = ["add_parser", "lines", "run"]
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser("diagnose", help="say what a run's metrics warn of, and what to do")
+    parser.add_argument("run_folder", metavar="RUN", help="a run folder, e.g. runs/latest; a live one too")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0, or 1 when a check fails (a warning does not)."""
+    from stateset_agents.tracking.diagnostics import all_passed, diagnose
+    from stateset_agents.tracking.run_log import RunLog
+
+    findings = diagnose(RunLog.open(args.run_folder))
+    if args.json:
+        passed = {"all_passed": all_passed(findings), "findings": [asdict(finding) for finding in findings]}
+        print(json.dumps(passed, indent=2))
+    else:
+        print("\n".join(lines(findings)))
+    return int(any(finding.verdict == "fail" for finding in findings))
+
+
+def lines(findings: Sequence[Finding]) -> list[str]:
+    """One line each; a run without a finished step says so."""
+    return [str(finding) for finding in findings] or ["no step has finished yet: nothing to diagnose"]

@@ -1,0 +1,204 @@
+"""Each check of the diagnostics fires on a run that shows its trouble, and is silent on one that does not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateset_agents.cli.main import main
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.tracking.diagnostics import CHECKS, Finding, all_passed, diagnose
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.tracker import JsonlTracker
+
+STEPS = 30
+Series = float | Sequence[float]
+RISING = [step / STEPS for step in range(STEPS)]
+FALLING = RISING[::-1]
+HEALTHY: Mapping[str, Series] = {
+    "reward/mean": RISING,
+    "rollout/conversations": 16.0,
+    "rollout/failed": 0.0,
+    "rollout/unscored": 0.0,
+    "rollout/truncated": 0.02,
+    "rollout/malformed": 0.01,
+    "group/reward_std": 0.4,
+    "group/zero_variance": 0.2,
+    "optimizer/skipped": 0.0,
+    "optimizer/grad_norm": 0.7,
+    "loss/policy": -0.1,
+    "policy/entropy": [0.5 - 0.01 * step for step in range(STEPS)],
+    "policy/clip_fraction_low": 0.05,
+    "policy/clip_fraction_high": 0.05,
+    "policy/first_ratio_max": 1.0,
+    "kl/reference": 0.05,
+    "kl/old": 0.01,
+    "value/explained_variance": 0.6,
+    "tokens/per_turn": 10.0,
+    "time/loop_lag": 0.01,
+}
+TRAINING = {"max_grad_norm": 1.0, "num_iterations": 2, "kl_controller": "fixed", "kl_target": 0.01}
+
+
+def record(folder: Path, metrics: Mapping[str, Series], training: Mapping[str, Any] = TRAINING) -> RunLog:
+    """A run folder with these metrics in each of 30 steps; a single number stands for all of them."""
+    run = RunFolder.create(folder)
+    run.write_config({"training": dict(training)})
+    with JsonlTracker(run) as tracker:
+        for step in range(STEPS):
+            values = {
+                name: series if isinstance(series, float) else series[step]
+                for name, series in metrics.items()
+            }
+            tracker.log_metrics(step + 1, values)
+    return RunLog.open(run.path)
+
+
+def found(folder: Path, check: str, changed: Mapping[str, Series], **training: Any) -> Finding:
+    """What one check finds in the healthy run with some metrics changed; all others still pass."""
+    findings = diagnose(record(folder, {**HEALTHY, **changed}, {**TRAINING, **training}))
+    [own] = [finding for finding in findings if finding.check == check]
+    return own
+
+
+def test_a_healthy_run_passes_every_check(tmp_path: Path) -> None:
+    findings = diagnose(record(tmp_path, HEALTHY))
+    assert len(findings) == len(CHECKS) == len({finding.check for finding in findings})
+    assert [finding for finding in findings if finding.verdict != "ok" or finding.cure] == []
+    assert all_passed(findings)
+
+
+SICK: list[tuple[str, str, Mapping[str, Series], Mapping[str, Any]]] = [
+    ("reward", "fail", {"reward/mean": FALLING}, {}),
+    ("reward", "warn", {"reward/mean": [0.1, 0.2] * 15}, {}),
+    ("failures", "warn", {"rollout/failed": 0.5}, {}),  # 15 of 480
+    ("failures", "fail", {"rollout/unscored": 2.0}, {}),  # 60 of 480
+    ("truncation", "warn", {"rollout/truncated": 0.2}, {}),
+    ("truncation", "fail", {"rollout/truncated": 0.7}, {}),
+    ("tool calls", "warn", {"rollout/malformed": 0.1}, {}),
+    ("tool calls", "fail", {"rollout/malformed": 0.3}, {}),
+    ("reward spread", "warn", {"group/reward_std": 3.5}, {}),
+    ("tied groups", "warn", {"group/zero_variance": 0.6}, {}),
+    ("tied groups", "fail", {"group/zero_variance": 1.0}, {}),
+    ("skipped steps", "warn", {"optimizer/skipped": [0.0, 0.0, 1.0] * 10}, {}),
+    ("skipped steps", "fail", {"optimizer/skipped": 1.0}, {}),
+    ("numbers", "fail", {"loss/policy": [math.nan] + [0.1] * 29}, {}),
+    ("gradients", "warn", {"optimizer/grad_norm": 3.0}, {}),
+    ("gradients", "fail", {"optimizer/grad_norm": 3.0}, {"max_grad_norm": 0.5}),
+    ("entropy", "warn", {"policy/entropy": [0.5 + 0.05 * step for step in range(STEPS)]}, {}),
+    ("entropy", "fail", {"policy/entropy": [0.5] * 15 + [0.02] * 15}, {}),
+    ("KL to the reference", "warn", {"kl/reference": 0.6}, {}),
+    ("KL to the reference", "fail", {"kl/reference": 3.0}, {}),
+    ("KL to the reference", "warn", {"kl/reference": 0.02}, {"kl_controller": "adaptive"}),
+    ("inner passes", "warn", {"policy/clip_fraction_low": 0.4}, {}),
+    ("inner passes", "warn", {"kl/old": 0.15}, {}),
+    ("inner passes", "fail", {"kl/old": 0.5}, {}),
+    ("on-policy", "warn", {"policy/first_ratio_max": 1.1}, {}),
+    ("on-policy", "fail", {"policy/first_ratio_max": 4.0}, {}),
+    ("value function", "warn", {"value/explained_variance": 0.05}, {}),
+    ("value function", "fail", {"value/explained_variance": -0.5}, {}),
+    ("reply length", "warn", {"tokens/per_turn": [10.0] * 15 + [25.0] * 15}, {}),
+    ("reply length", "warn", {"tokens/per_turn": [10.0] * 15 + [3.0] * 15}, {}),
+    ("event loop", "warn", {"time/loop_lag": 0.2}, {}),
+    ("event loop", "fail", {"time/loop_lag": 2.0}, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "verdict", "changed", "training"), SICK, ids=[f"{row[0]} {row[1]}" for row in SICK]
+)
+def test_a_trouble_is_found_by_its_check_alone_and_has_a_cure(
+    tmp_path: Path, check: str, verdict: str, changed: Mapping[str, Series], training: Mapping[str, Any]
+) -> None:
+    findings = diagnose(record(tmp_path, {**HEALTHY, **changed}, {**TRAINING, **training}))
+    assert [(one.check, one.verdict) for one in findings if one.verdict != "ok"] == [(check, verdict)]
+    assert all(one.cure for one in findings if one.verdict != "ok")
+    assert not all_passed(findings)
+
+
+def test_every_check_has_a_trouble_above(tmp_path: Path) -> None:
+    assert {row[0] for row in SICK} == {finding.check for finding in diagnose(record(tmp_path, HEALTHY))}
+
+
+def test_the_scaled_spread_is_not_what_is_tested(tmp_path: Path) -> None:
+    # rewards of 0 and 100: advantages scaled by their deviation are still +1 and -1
+    own = found(tmp_path, "reward spread", {"group/reward_std": 50.0, "advantage/std": 1.0})
+    assert own.verdict == "warn"
+    assert own.seen == "50 within a group, unscaled"
+
+
+def test_with_one_pass_nothing_is_said_about_clipping(tmp_path: Path) -> None:
+    log = record(tmp_path, {**HEALTHY, "policy/clip_fraction_low": 0.0}, {**TRAINING, "num_iterations": 1})
+    assert "inner passes" not in {finding.check for finding in diagnose(log)}
+
+
+def test_a_solved_task_may_tie_its_groups_and_be_sure_of_itself(tmp_path: Path) -> None:
+    solved: Mapping[str, Series] = {
+        **HEALTHY,
+        "success/rate": 0.97,
+        "reward/mean": [0.9, 0.91] * 15,
+        "group/zero_variance": 0.95,
+        "optimizer/skipped": 1.0,
+        "policy/entropy": [0.5] * 15 + [0.01] * 15,
+    }
+    assert all_passed(diagnose(record(tmp_path, solved)))
+
+
+def test_fp16_may_skip_infinite_gradients_while_it_finds_its_scale(tmp_path: Path) -> None:
+    norms = [math.inf] + [0.5] * 29
+    assert found(tmp_path / "a", "numbers", {"optimizer/grad_norm": norms}, precision="fp16").verdict == "ok"
+    assert found(tmp_path / "b", "numbers", {"optimizer/grad_norm": norms}).verdict == "fail"
+
+
+def test_dropout_moves_the_first_ratio_on_purpose(tmp_path: Path) -> None:
+    ratios = {"policy/first_ratio_max": 2.0}
+    log = record(tmp_path, {**HEALTHY, **ratios}, {**TRAINING, "dropout": True})
+    assert "on-policy" not in {finding.check for finding in diagnose(log)}
+
+
+def test_what_was_not_logged_is_not_judged(tmp_path: Path) -> None:
+    assert diagnose(record(tmp_path, {})) == []
+    [only] = diagnose(record(tmp_path, {"time/loop_lag": 0.01}))
+    assert str(only) == "✓ event loop: 10 ms at most in the median step, 10 ms in the worst"
+
+
+def test_a_trend_needs_nine_steps(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path)
+    with JsonlTracker(run) as tracker:
+        for step in range(1, 9):
+            tracker.log_metrics(step, {"reward/mean": -float(step)})
+    assert diagnose(RunLog.open(run.path)) == []
+
+
+def test_the_command_says_each_finding_and_fails_on_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    well, ill = record(tmp_path / "a", HEALTHY), record(tmp_path / "b", {**HEALTHY, "reward/mean": FALLING})
+    assert main(["diagnose", str(well.folder.path)]) == 0
+    assert [line[0] for line in capsys.readouterr().out.splitlines()] == ["✓"] * len(CHECKS)
+    assert main(["diagnose", str(ill.folder.path)]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == (
+        "✗ reward: 0.817 in the first third of the steps, 0.15 in the last: it fell "
+        "-> lower learning_rate, raise beta"
+    )
+    assert main(["diagnose", str(ill.folder.path), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["all_passed"] is False
+    assert told["findings"][0]["verdict"] == "fail"
+
+
+def test_a_run_that_has_just_begun_and_a_folder_that_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder.create(tmp_path)
+    assert main(["diagnose", str(run.path)]) == 0
+    assert capsys.readouterr().out == "no step has finished yet: nothing to diagnose\n"
+    with pytest.raises(ConfigurationError, match="is no run folder"):
+        RunLog.open(tmp_path)

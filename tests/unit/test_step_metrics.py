@@ -1,0 +1,29 @@
+"""What a step's conversations look like in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tiny_training import group_of, talk
+
+from stateset_agents.core.trajectory import TrajectoryGroup
+from stateset_agents.messages import Message, ToolCall
+from stateset_agents.training.step_metrics import rollout_metrics
+
+
+def test_the_spread_of_rewards_is_raw_and_within_groups() -> None:
+    # variances 0 (all 5) and 1 (0 and 2); across all four it would be far more
+    metrics = rollout_metrics([group_of(5.0, 5.0), group_of(0.0, 2.0, None)])
+    assert metrics["group/reward_std"] == pytest.approx(0.5**0.5)
+    assert "group/reward_std" not in rollout_metrics([group_of(None, None)])
+
+
+def test_a_turn_with_an_unreadable_call_is_malformed() -> None:
+    conversation = talk(([1], [2]), ([3], [4]), ([5], [6]), ([7], [8]))
+    broken = ToolCall(name="look", arguments={}, id="1", error="not JSON")
+    first, *rest = conversation.turns
+    said = replace(first.completion, message=Message(role="assistant", content="", tool_calls=(broken,)))
+    spoiled = replace(conversation, turns=(replace(first, completion=said), *rest))
+    metrics = rollout_metrics([TrajectoryGroup(key="g", trajectories=(spoiled,))])
+    assert metrics["rollout/malformed"] == 0.25

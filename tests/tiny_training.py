@@ -13,7 +13,7 @@ from torch import Tensor
 from stateset_agents.backends.huggingface import HuggingFaceBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import Conversation, ConversationEnvironment, Environment
-from stateset_agents.core.reward import RewardFunction, reward_function
+from stateset_agents.core.reward import Reward, reward_function
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, Turn
 from stateset_agents.messages import Completion, Message
@@ -143,7 +143,7 @@ def make_trainer(
     *,
     agent: MultiTurnAgent | None = None,
     environment: Environment | None = None,
-    reward: RewardFunction = even_share,
+    reward: Reward = even_share,
     run: RunFolder | None = None,
     **settings: Any,
 ) -> MultiTurnGRPOTrainer:

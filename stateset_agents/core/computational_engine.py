@@ -13,7 +13,7 @@ from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.episode import EpisodeSeeds, run_episode
-from stateset_agents.core.reward import RewardFunction, RewardResult, score_trajectories
+from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.scoring import turn_rewards
 from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
@@ -43,7 +43,7 @@ class ComputationalEngine:
         self,
         agent: MultiTurnAgent,
         environment: Environment,
-        reward_fn: RewardFunction,
+        reward_fn: Reward,
         *,
         num_generations: int = 8,
         max_concurrent: int = 64,
@@ -60,7 +60,7 @@ class ComputationalEngine:
             raise ConfigurationError(f"episode_retries must be at least 0, got {episode_retries!r}")
         self.agent = agent
         self.environment = environment
-        self.reward_fn = reward_fn
+        self.reward_fn = as_reward(reward_fn)
         self.num_generations = num_generations
         self.max_concurrent = max_concurrent
         self.episode_retries = episode_retries
@@ -162,7 +162,7 @@ def _with_score(trajectory: Trajectory, result: RewardResult | RewardFailure) ->
 
 
 def create_computational_engine(
-    agent: MultiTurnAgent, environment: Environment, reward_fn: RewardFunction, **settings: Any
+    agent: MultiTurnAgent, environment: Environment, reward_fn: Reward, **settings: Any
 ) -> ComputationalEngine:
     """A `ComputationalEngine`; settings as `ComputationalEngine` takes them."""
     return ComputationalEngine(agent, environment, reward_fn, **settings)

@@ -7,7 +7,6 @@ below .5 and says so, for text that merely looks like help must not earn what he
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +25,7 @@ from stateset_agents.core.text_checks import (
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.settings import nearest
 from stateset_agents.tracking.logging import get_logger
 
 __all__ = [
@@ -240,9 +240,9 @@ class ResolutionReward(RewardFunction):
 def create_domain_reward(domain: str, *, english: bool = True) -> ResolutionReward:
     """The reward of one domain of `DOMAINS`; ConfigurationError names the nearest for an unknown one."""
     if domain not in DOMAINS:
-        close = difflib.get_close_matches(domain, DOMAINS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(DOMAINS)}"
-        raise ConfigurationError(f"unknown reward domain {domain!r}; {hint}")
+        raise ConfigurationError(
+            f"domain must be one of {', '.join(DOMAINS)}, got {domain!r}{nearest(domain, DOMAINS)}"
+        )
     return ResolutionReward(DOMAINS[domain], name=domain, english=english)
 
 

@@ -154,6 +154,10 @@ def as_result(value: object) -> RewardResult:
     """A number, None or a result, as a result; RewardFailure for anything else."""
     if isinstance(value, RewardResult):
         return value
+    if isinstance(value, RewardFunction):
+        raise ConfigurationError(
+            f"a reward {value.name} came where its score should: call what makes it, f()"
+        )
     _check("score", value)
     return RewardResult(score=None if value is None else float(value))  # type: ignore[arg-type]  # _check saw to it
 

@@ -9,7 +9,7 @@ from typing import Any
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
-from stateset_agents.core.reward import RewardFunction
+from stateset_agents.core.reward import Reward
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
 from stateset_agents.errors import ConfigurationError, EnvironmentFailure
@@ -94,7 +94,7 @@ def refuse_truncated_sampling(agent: MultiTurnAgent) -> None:
 async def evaluate(
     agent: MultiTurnAgent,
     environment: Environment,
-    reward_fn: RewardFunction,
+    reward_fn: Reward,
     scenarios: Sequence[Scenario],
     *,
     temperature: float = 1.0,

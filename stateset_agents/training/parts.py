@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stateset_agents.core.environment import Environment
+from stateset_agents.core.function_reward import as_reward, asks_only_for_offered
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import nearest
@@ -41,7 +42,8 @@ def make_environment(spec: Mapping[str, Any]) -> Environment:
 
 
 def make_reward(spec: Mapping[str, Any]) -> RewardFunction:
-    """{"name": "customer_service"} -> the reward; an object that is one already may be named too.
+    """{"name": "customer_service"} -> the reward; a reward, or a function of what it asks for, may be named
+    too.
 
     Raises ConfigurationError as `make_environment` does.
     """
@@ -65,6 +67,8 @@ def _make(what: str, known: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
         return found
     if not callable(found):
         raise ConfigurationError(f"{what} {name!r} is a {type(found).__name__}: name a class or a function")
+    if what == "reward" and not arguments and asks_only_for_offered(found):
+        return as_reward(found)
     _check_arguments(f"{what} {name!r}", found, arguments)
     return found(**arguments)
 

@@ -16,7 +16,7 @@ import torch
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
-from stateset_agents.core.reward import RewardFunction
+from stateset_agents.core.reward import Reward, as_reward
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import TrajectoryGroup
 from stateset_agents.errors import ConfigurationError, TrainingStopped
@@ -65,7 +65,7 @@ class MultiTurnGRPOTrainer:
         self,
         agent: MultiTurnAgent,
         environment: Environment,
-        reward_fn: RewardFunction,
+        reward_fn: Reward,
         config: TrainingConfig | None = None,
         *,
         run: RunFolder | None = None,
@@ -76,7 +76,7 @@ class MultiTurnGRPOTrainer:
         called in the event loop with each step's number (from 1) and metrics."""
         self.agent = agent
         self.environment = environment
-        self.reward_fn = reward_fn
+        self.reward_fn = as_reward(reward_fn)
         self.config = config or TrainingConfig()
         self.recommended: dict[str, Any] = {}
         """What the model's card set, where the user set nothing."""
@@ -393,7 +393,7 @@ def _ready(part: _T | None) -> _T:
 async def train(
     agent: MultiTurnAgent,
     environment: Environment,
-    reward_fn: RewardFunction,
+    reward_fn: Reward,
     *,
     profile: TrainingProfile | str = TrainingProfile.BALANCED,
     **overrides: Any,

@@ -326,3 +326,17 @@ async def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path):
         await again.load_checkpoint(tmp_path / "nowhere")
     await first.close()
     await again.close()
+
+
+async def test_a_plain_function_may_be_the_reward(tmp_path):
+    def brief(replies):
+        return 1.0 / (1 + len(replies[-1].content))
+
+    async with make_trainer(tmp_path, reward=brief, max_steps=1) as trainer:
+        assert trainer.reward_fn.name == "brief"
+        metrics = await trainer.step()
+    assert metrics["rollout/unscored"] == 0.0
+    with pytest.raises(
+        ConfigurationError, match="a reward must be a RewardFunction or a function, got float"
+    ):
+        make_trainer(tmp_path, reward=0.5)

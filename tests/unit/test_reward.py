@@ -16,6 +16,8 @@ from stateset_agents.core.reward import (
     EnvironmentReward,
     RewardFunction,
     RewardResult,
+    as_reward,
+    create_helpful_reward,
     reward_function,
     score_trajectories,
     score_trajectory,
@@ -324,3 +326,39 @@ async def test_a_turn_earns_what_it_moves_the_mean_by():
     result = await reward.score(trajectory("Hi", "a", "b", "c", "d", "e"))
     assert result.score == 0.5
     assert result.turn_rewards == (1.0, 0.0, -0.5)
+
+
+async def test_a_plain_function_may_stand_where_a_reward_is_expected():
+    def brief(replies):
+        return 1.0 / len(replies)
+
+    reward = CompositeReward([(brief, 1.0), (count, 1.0)])
+    assert await reward.score(TALK) == RewardResult(score=1.25, breakdown={"brief": 0.5, "count": 2.0})
+    assert as_reward(count) is count
+    assert as_reward(brief).local
+
+
+async def test_callable_objects_and_wrapped_coroutines_are_awaited():
+    class Judge:
+        async def __call__(self, replies):
+            return 0.25
+
+    async def judge(replies):
+        return 0.75
+
+    assert (as_reward(Judge()).name, as_reward(Judge()).local) == ("Judge", False)
+    assert (await as_reward(Judge()).score(TALK)).score == 0.25
+    assert (await as_reward(lambda replies: judge(replies)).score(TALK)).score == 0.75
+
+
+@pytest.mark.parametrize("value", [None, 0.5, "environment", {"environment": 1.0}])
+def test_what_is_no_reward_is_refused_in_one_line(value: object):
+    with pytest.raises(ConfigurationError, match=f"a reward must be a .*, got {type(value).__name__}: "):
+        as_reward(value)  # type: ignore[arg-type]  # the mistake under test
+
+
+async def test_a_class_or_a_factory_that_was_not_called_is_named():
+    with pytest.raises(ConfigurationError, match=r"got the class: write EnvironmentReward\(\)"):
+        CompositeReward([(EnvironmentReward, 1.0)])
+    with pytest.raises(ConfigurationError, match=r"a reward helpful came where its score should"):
+        await score_trajectory(as_reward(create_helpful_reward), TALK)

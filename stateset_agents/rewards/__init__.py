@@ -1,0 +1,1 @@
+"""Rewards made of rewards, and rewards beyond the ready ones of core: gates, shaping, judges."""

@@ -1,6 +1,7 @@
 """Pure arithmetic on tensors and lists: advantages, losses, KL. No models, no configuration.
 
 advantages   rewards of a group, turns or tokens  ->  advantages          (no torch)
+branching    turns and other ways on from them -> advantages              (no torch)
 overlong     length of a reply                    ->  reward penalty      (no torch)
 aggregation  one number per trained token         ->  one loss, whatever the micro-batches
 losses       log-probs and advantages             ->  policy, value and entropy loss

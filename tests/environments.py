@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ def scenarios(number: int) -> list[Scenario]:
 class ChattyEnvironment:
     """Says "go on" until the conversation has had `turns` turns; `answer` may answer instead.
 
-    `log` keeps what happened: ("start" | "close", scenario id, seed).
+    `log` keeps what happened: ("start" | "fork" | "close", scenario id, seed).
     """
 
     turns: int = 2
@@ -44,7 +45,7 @@ class ChattyEnvironment:
     @property
     def num_open(self) -> int:
         what = [entry[0] for entry in self.log]
-        return what.count("start") - what.count("close")
+        return what.count("start") + what.count("fork") - what.count("close")
 
 
 class ChattyConversation:
@@ -54,6 +55,7 @@ class ChattyConversation:
         self.scenario = scenario
         self.seed = seed
         self.turn = 0
+        self.is_fork = False
         self._environment = environment
 
     async def step(self, reply: Message) -> Observation:
@@ -70,7 +72,10 @@ class ChattyConversation:
         return self._environment.verdict
 
     def fork(self) -> Conversation:
-        raise NotImplementedError
+        self._environment.log.append(("fork", self.scenario.id, self.seed))
+        twin = copy.copy(self)
+        twin.is_fork = True
+        return twin
 
     async def close(self) -> None:
         self._environment.log.append(("close", self.scenario.id, self.seed))

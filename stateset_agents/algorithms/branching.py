@@ -1,4 +1,4 @@
-"""Credit per turn from branches: what other continuations from the same state earned. Plain lists of numbers."""
+"""Credit per turn from branches: what other continuations from the same state earned. Plain lists."""
 
 from __future__ import annotations
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
 
 from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Environment
-from stateset_agents.core.episode import EpisodeSeeds, run_episode
+from stateset_agents.core.episode import EpisodeSeeds, Fork, run_branch, run_episode
+from stateset_agents.core.forks import Forks
 from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.scoring import turn_rewards
-from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
+from stateset_agents.core.trajectory import Branch, Status, Trajectory, TrajectoryGroup
 from stateset_agents.core.waiting import all_or_cancel
 from stateset_agents.errors import ConfigurationError, RewardFailure
 from stateset_agents.streams import derive
@@ -25,6 +28,7 @@ from stateset_agents.tracking.logging import get_logger
 __all__ = ["ComputationalEngine", "create_computational_engine"]
 
 _log = get_logger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,25 @@ class _Job:
     seeds: EpisodeSeeds
 
 
+@dataclass(frozen=True, slots=True)
+class _BranchJob:
+    place: int
+    session: Session
+    stream: int
+    fork: Fork
+    owner: Session
+    """Whose conversation it leaves."""
+
+
+J = TypeVar("J", bound=_Job | _BranchJob)
+
+
 class ComputationalEngine:
-    """Plays every scenario `num_generations` times, bounded by `max_concurrent`, and scores the groups."""
+    """Plays every scenario `num_generations` times, bounded by `max_concurrent`, and scores the groups.
+
+    With `num_branches` it also plays other ways on: after every turn that is not a conversation's last it
+    takes that many forks, and when all groups are scored, plays each fork to an end of its own.
+    """
 
     def __init__(
         self,
@@ -46,6 +67,7 @@ class ComputationalEngine:
         reward_fn: Reward,
         *,
         num_generations: int = 8,
+        num_branches: int = 0,
         max_concurrent: int = 64,
         episode_retries: int = 1,
         deterministic: bool = True,
@@ -54,14 +76,23 @@ class ComputationalEngine:
         batches do not depend on how long anyone takes. Leave it off where users or tools are slow."""
         if num_generations < 1:
             raise ConfigurationError(f"num_generations must be at least 1, got {num_generations!r}")
+        if num_branches < 0:
+            raise ConfigurationError(f"num_branches must be at least 0, got {num_branches!r}")
+        reward = as_reward(reward_fn)
+        if num_branches and reward.scope == "group":
+            raise ConfigurationError(
+                f"reward {reward.name} compares the members of a group, and a branch is none: use "
+                "a reward that scores each conversation by itself, or another advantage_estimator"
+            )
         if max_concurrent < 1:
             raise ConfigurationError(f"max_concurrent must be at least 1, got {max_concurrent!r}")
         if episode_retries < 0:
             raise ConfigurationError(f"episode_retries must be at least 0, got {episode_retries!r}")
         self.agent = agent
         self.environment = environment
-        self.reward_fn = as_reward(reward_fn)
+        self.reward_fn = reward
         self.num_generations = num_generations
+        self.num_branches = num_branches
         self.max_concurrent = max_concurrent
         self.episode_retries = episode_retries
         self.deterministic = deterministic
@@ -74,12 +105,40 @@ class ComputationalEngine:
         """One scored group per scenario, in the order given.
 
         A member whose environment or backend failed is played again up to `episode_retries` times and
-        then stays FAILED and unscored; a reward that fails leaves its member unscored.
+        then stays FAILED and unscored; a reward that fails leaves its member unscored. A branch that fails
+        is not played again, its fork is spent; those of an unscored member are not played at all.
         """
-        queue = deque(self._jobs(scenarios, seed, step))
-        members: list[list[Trajectory]] = [[] for _ in scenarios]
-        complete = [asyncio.Event() for _ in scenarios]
-        groups: dict[int, TrajectoryGroup] = {}
+        jobs = list(self._jobs(scenarios, seed, step))
+        async with Forks(self.num_branches) as forks:
+            play = partial(self._play, forks=forks, temperature=temperature)
+            scored = await self._in_groups(jobs, play, self._rewarded)
+            others = list(self._branch_jobs(jobs, scored, forks))
+            play_on = partial(self._play_on, forks=forks, temperature=temperature)
+            branches = await self._in_groups(others, play_on, self._branches_rewarded)
+        return [
+            TrajectoryGroup(
+                key=f"{step}/{scenario.id}",
+                trajectories=tuple(scored[place]),
+                branches=tuple(branches.get(place, ())),
+            )
+            for place, scenario in enumerate(scenarios)
+        ]
+
+    async def _in_groups(
+        self,
+        jobs: Sequence[J],
+        play: Callable[[J], Awaitable[T]],
+        finish: Callable[[list[T]], Awaitable[list[T]]],
+    ) -> dict[int, list[T]]:
+        """Play jobs in order, `max_concurrent` at a time; each group is finished as soon as it is played.
+
+        Returns what `finish` made of each place's results, which are given in the order of the jobs.
+        """
+        queue = deque(enumerate(jobs))
+        played: dict[int, dict[int, T]] = {job.place: {} for job in jobs}
+        sizes = Counter(job.place for job in jobs)
+        complete = {place: asyncio.Event() for place in sizes}
+        finished: dict[int, list[T]] = {}
         num_lanes = min(self.max_concurrent, len(queue))
         everyone = asyncio.Barrier(max(1, num_lanes))
 
@@ -87,18 +146,18 @@ class ComputationalEngine:
             with self.agent.backend.lane() if self.deterministic else nullcontext():
                 await everyone.wait()  # all lanes have joined the clock before any turn is asked for
                 while queue:
-                    job = queue.popleft()
-                    own = members[job.place]
-                    own.append(await self._play(job, temperature))
-                    if len(own) == self.num_generations:
+                    number, job = queue.popleft()
+                    own = played[job.place]
+                    own[number] = await play(job)
+                    if len(own) == sizes[job.place]:
                         complete[job.place].set()
 
         async def group(place: int) -> None:
             await complete[place].wait()
-            groups[place] = await self._score(f"{step}/{scenarios[place].id}", members[place])
+            finished[place] = await finish([result for _, result in sorted(played[place].items())])
 
-        await all_or_cancel([*(lane() for _ in range(num_lanes)), *map(group, range(len(scenarios)))])
-        return [groups[place] for place in range(len(scenarios))]
+        await all_or_cancel([*(lane() for _ in range(num_lanes)), *map(group, sizes)])
+        return finished
 
     def _jobs(self, scenarios: Sequence[Scenario], seed: int, step: int) -> Iterator[_Job]:
         """Members of one scenario share a user seed; a scenario that comes again meets another user."""
@@ -114,7 +173,21 @@ class ComputationalEngine:
                 seeds = EpisodeSeeds(user=user, agent=derive(seed, "agent", *path, member))
                 yield _Job(place, Session(number, member), scenario, seeds)
 
-    async def _play(self, job: _Job, temperature: float | None) -> Trajectory:
+    def _branch_jobs(
+        self, jobs: Sequence[_Job], scored: Mapping[int, Sequence[Trajectory]], forks: Forks
+    ) -> Iterator[_BranchJob]:
+        """By group, member and turn; a group's sessions go on counting after its members'."""
+        members = {place: {t.member: t for t in group} for place, group in scored.items()}
+        sessions = {place: count(self.num_generations) for place in scored}
+        for job in jobs:
+            if members[job.place][job.session.member].reward is None:
+                continue  # it trains nothing: what its states are worth is nobody's question
+            for number, fork in enumerate(forks.held(job.session)):
+                session = Session(job.session.episode, next(sessions[job.place]))
+                stream = derive(job.seeds.agent, "branch", number)
+                yield _BranchJob(job.place, session, stream, fork, job.session)
+
+    async def _play(self, job: _Job, forks: Forks, temperature: float | None) -> Trajectory:
         for attempt in range(self.episode_retries + 1):
             trajectory = await run_episode(
                 self.agent,
@@ -123,31 +196,41 @@ class ComputationalEngine:
                 seeds=job.seeds,
                 session=job.session,
                 temperature=temperature,
+                between_turns=forks.of(job.session),
             )
             if trajectory.status is not Status.FAILED:
                 break
-            _log.warning(
-                "conversation failed",
-                scenario=job.scenario.id,
-                member=job.session.member,
-                error=trajectory.error,
-            )
+            await forks.discard(job.session)
+            _warn("conversation failed", trajectory)
             if attempt < self.episode_retries:
                 self.num_retries += 1
         return trajectory
 
-    async def _score(self, key: str, members: Sequence[Trajectory]) -> TrajectoryGroup:
-        ordered = sorted(members, key=lambda trajectory: trajectory.member)
-        able = [trajectory for trajectory in ordered if trajectory.status is not Status.FAILED]
-        scored = dict(zip((t.member for t in able), await self._rewards(able), strict=True))
-        return TrajectoryGroup(key=key, trajectories=tuple(scored.get(t.member, t) for t in ordered))
+    async def _play_on(self, job: _BranchJob, forks: Forks, temperature: float | None) -> Branch:
+        forks.take(job.owner, job.fork)
+        trajectory = await run_branch(
+            self.agent, job.fork, stream=job.stream, session=job.session, temperature=temperature
+        )
+        if trajectory.status is Status.FAILED:
+            _warn("branch failed", trajectory)
+        return Branch(turn=len(job.fork.trajectory.turns), trajectory=trajectory)
 
-    async def _rewards(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        results = await score_trajectories(self.reward_fn, trajectories)
-        scored = []
-        for trajectory, result in zip(trajectories, results, strict=True):
-            scored.append(_with_score(trajectory, result))
-        return scored
+    async def _branches_rewarded(self, branches: list[Branch]) -> list[Branch]:
+        scored = await self._rewarded([branch.trajectory for branch in branches])
+        return [replace(old, trajectory=new) for old, new in zip(branches, scored, strict=True)]
+
+    async def _rewarded(self, trajectories: list[Trajectory]) -> list[Trajectory]:
+        """The same ones; those that did not fail have been shown to the reward."""
+        able = [trajectory for trajectory in trajectories if trajectory.status is not Status.FAILED]
+        results = iter(await score_trajectories(self.reward_fn, able))
+        return [
+            trajectory if trajectory.status is Status.FAILED else _with_score(trajectory, next(results))
+            for trajectory in trajectories
+        ]
+
+
+def _warn(what: str, trajectory: Trajectory) -> None:
+    _log.warning(what, scenario=trajectory.scenario.id, member=trajectory.member, error=trajectory.error)
 
 
 def _with_score(trajectory: Trajectory, result: RewardResult | RewardFailure) -> Trajectory:

@@ -1,4 +1,4 @@
-"""One agent, one scenario, one trajectory."""
+"""One agent, one scenario, one trajectory; or another way on from the middle of one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from stateset_agents.errors import PROGRAMMING_ERRORS, ConfigurationError, Envir
 from stateset_agents.messages import Completion, Message
 from stateset_agents.streams import derive
 
-__all__ = ["EpisodeSeeds", "run_episode"]
+__all__ = ["BetweenTurns", "EpisodeSeeds", "Fork", "run_branch", "run_episode"]
+
+BetweenTurns = Callable[[Trajectory, Conversation], None]
+"""Called before each turn of the agent but the first, with what has happened so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,16 @@ class EpisodeSeeds:
     """This member's own; turn t samples from `derive(agent, t)`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fork:
+    """A conversation as it stood before one of the agent's turns; its owner plays it on or closes it."""
+
+    trajectory: Trajectory
+    """What had happened."""
+    conversation: Conversation
+    """An independent copy of the environment's side."""
+
+
 async def run_episode(
     agent: MultiTurnAgent,
     environment: Environment,
@@ -35,25 +48,62 @@ async def run_episode(
     seeds: EpisodeSeeds,
     session: Session,
     temperature: float | None = None,
+    between_turns: BetweenTurns | None = None,
 ) -> Trajectory:
     """Let agent and environment talk until one of them ends it; the backend forgets the session after.
 
     What breaks outside the agent (environment, tool, backend) gives a trajectory with `Status.FAILED`,
     its error, and the turns that went well; programming and configuration errors travel.
     """
-    turns: list[Turn] = []
-    trajectory = Trajectory(scenario=scenario, member=session.member, seed=seeds.user)
+    start = Trajectory(scenario=scenario, member=session.member, seed=seeds.user)
+
+    def begin() -> Awaitable[Conversation]:
+        return environment.start(scenario, seeds.user)
+
+    return await _play(agent, start, begin, seeds.agent, session, temperature, between_turns)
+
+
+async def run_branch(
+    agent: MultiTurnAgent,
+    fork: Fork,
+    *,
+    stream: int,
+    session: Session,
+    temperature: float | None = None,
+) -> Trajectory:
+    """Play a fork to its end and close it: the trajectory has the turns before the fork, then its own.
+
+    `stream` is the agent's own; otherwise as `run_episode`, failures included.
+    """
+
+    async def begin() -> Conversation:
+        return fork.conversation
+
+    return await _play(agent, fork.trajectory, begin, stream, session, temperature, None)
+
+
+async def _play(
+    agent: MultiTurnAgent,
+    trajectory: Trajectory,
+    begin: Callable[[], Awaitable[Conversation]],
+    stream: int,
+    session: Session,
+    temperature: float | None,
+    between_turns: BetweenTurns | None,
+) -> Trajectory:
+    """Go on from what has happened so far, in a conversation that is closed after."""
+    turns = list(trajectory.turns)
 
     async def speak(ids: Sequence[int], room: int) -> Completion:
-        params = agent.sampling(stream=derive(seeds.agent, len(turns)), temperature=temperature)
+        params = agent.sampling(stream=derive(stream, len(turns)), temperature=temperature)
         params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
         return await agent.reply(ids, params, session=session, turn=len(turns))
 
     try:
-        conversation = await environment.start(scenario, seeds.user)
+        conversation = await begin()
         try:
             trajectory = replace(trajectory, opening=agent.with_system_prompt(conversation.opening))
-            status, metadata = await _converse(agent, conversation, trajectory.opening, speak, turns)
+            status, metadata = await _converse(agent, conversation, trajectory, speak, turns, between_turns)
             outcome = await conversation.outcome()
         finally:
             await conversation.close()
@@ -70,22 +120,23 @@ async def run_episode(
 async def _converse(
     agent: MultiTurnAgent,
     conversation: Conversation,
-    opening: Sequence[Message],
+    start: Trajectory,
     speak: Callable[[Sequence[int], int], Awaitable[Completion]],
     turns: list[Turn],
+    between_turns: BetweenTurns | None,
 ) -> tuple[Status, dict[str, bool]]:
     """Fill `turns` until the conversation ends; how it ended, and what the trajectory should remember."""
-    delta = agent.template.prompt(opening, conversation.tools)
-    if len(delta) >= agent.context_length:
-        raise EnvironmentFailure(
-            f"the opening has {len(delta)} tokens and the context {agent.context_length}: shorten the "
-            "scenario, the system prompt or the tools, or raise max_context_tokens"
-        )
-    row: list[int] = []
+    row = start.token_ids
+    if turns:
+        delta = _next_delta(agent, turns[-1].feedback, turns[-1].completion.token_ids)
+    else:
+        delta = _first_prompt(agent, start.opening, conversation)
     while True:
         room = agent.context_length - len(row) - len(delta)
         if room < 1:
             return Status.TRUNCATED, {"context_overflow": True}
+        if turns and between_turns is not None:
+            between_turns(replace(start, turns=tuple(turns)), conversation)
         row.extend(delta)
         completion = await speak(row, room)
         row.extend(completion.token_ids)
@@ -101,6 +152,17 @@ async def _converse(
                 "the environment answered a reply with no message and did not end the conversation"
             )
         delta = _next_delta(agent, observation.messages, completion.token_ids)
+
+
+def _first_prompt(agent: MultiTurnAgent, opening: Sequence[Message], conversation: Conversation) -> list[int]:
+    """The opening's tokens; raises EnvironmentFailure when they leave no room for a reply."""
+    prompt = agent.template.prompt(opening, conversation.tools)
+    if len(prompt) >= agent.context_length:
+        raise EnvironmentFailure(
+            f"the opening has {len(prompt)} tokens and the context {agent.context_length}: shorten the "
+            "scenario, the system prompt or the tools, or raise max_context_tokens"
+        )
+    return prompt
 
 
 def _next_delta(agent: MultiTurnAgent, feedback: Sequence[Message], said: Sequence[int]) -> list[int]:

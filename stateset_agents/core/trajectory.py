@@ -11,7 +11,7 @@ from typing import Any
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.messages import Completion, Message
 
-__all__ = ["Outcome", "Status", "Trajectory", "TrajectoryGroup", "Turn"]
+__all__ = ["Branch", "Outcome", "Status", "Trajectory", "TrajectoryGroup", "Turn"]
 
 
 class Status(StrEnum):
@@ -159,12 +159,32 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """Another way on: a group's member as it stood before one of its turns, played to an end again.
+
+    It trains nothing; its return says what that state is worth.
+    """
+
+    turn: int
+    """Its first turn of its own, counted from 0; the turns before are the member's, token for token."""
+    trajectory: Trajectory
+    """From the opening on; `trajectory.member` is the member it leaves."""
+
+    @property
+    def num_agent_tokens(self) -> int:
+        """Tokens that were sampled for it."""
+        return sum(len(turn.completion.token_ids) for turn in self.trajectory.turns[self.turn :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryGroup:
     """The conversations that are compared with one another: G rollouts of one scenario by one policy."""
 
     key: str
     trajectories: tuple[Trajectory, ...]
     weight: float = 1.0
+    branches: tuple[Branch, ...] = ()
+    """Other ways on from the members' turns, by member and turn; they count in no reward or success rate."""
 
     @property
     def rewards(self) -> list[float | None]:

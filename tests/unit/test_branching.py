@@ -100,7 +100,8 @@ def _members(num_branches: int, lost: float, unscored: float, gamma: float) -> I
 
     def samples(turn: int) -> list[tuple[float, tuple[float, ...]]]:
         one: list[tuple[float, float | None]] = [
-            (chance * (1 - lost), returns_to_go(rewards, gamma=gamma)[0]) for chance, rewards in _ways_on(turn)
+            (chance * (1 - lost), returns_to_go(rewards, gamma=gamma)[0])
+            for chance, rewards in _ways_on(turn)
         ]
         one += [(lost, None)] if lost else []
         return [
@@ -204,9 +205,7 @@ def test_a_value_that_counts_the_member_s_own_way_on_is_biased():
 def test_no_credit_for_a_state_that_lost_its_branches_is_biased():
     def zero_when_lost(rewards: Groups, branches: Branches) -> list[list[float] | None]:
         return [
-            None
-            if own is None
-            else [value if k == 0 or ways[k] else 0.0 for k, value in enumerate(own)]
+            None if own is None else [value if k == 0 or ways[k] else 0.0 for k, value in enumerate(own)]
             for own, ways in zip(branch_credit(rewards, branches), branches, strict=True)
         ]
 

@@ -137,6 +137,9 @@ class SamplingParams:
     """0 keeps every token."""
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Texts that end the turn as soon as its decoded text holds one. The message ends before it; its tokens
+    stay among the completion's, exactly as they were sampled."""
     stream: int = 0
     """Key of this turn's own random stream (see `streams.derive`): token t uses its t-th uniform."""
 
@@ -157,7 +160,7 @@ class Completion:
     prompt_ids: tuple[int, ...]
     """[P] every token the model saw before the first sampled one."""
     token_ids: tuple[int, ...]
-    """[T] sampled tokens, the first end-of-turn token included."""
+    """[T] sampled tokens, the first end-of-turn token included, or those of the stop string."""
     logprobs: tuple[float, ...]
     """[T] under the policy that sampled them, at the sampling temperature and truncation."""
     finish_reason: FinishReason

@@ -7,7 +7,7 @@ new. The trainer owns the policy's weights: a backend receives them only by `upd
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
@@ -61,9 +61,18 @@ class Backend(Protocol):
     async def start(self) -> None: ...
 
     async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: Session | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session: Session | None = None,
+        on_text: Callable[[str], None] | None = None,
     ) -> Completion:
-        """Sample one turn after `prompt_ids` [P]; stops at a stop id or after `max_new_tokens`."""
+        """Sample one turn after `prompt_ids` [P]; stops at a stop id, a stop string or `max_new_tokens`.
+
+        `on_text` is called on the event loop with each piece of text as it is sampled, never with half a
+        character; the pieces laid end to end are the message's content. Cancelling ends the turn.
+        """
         ...
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:

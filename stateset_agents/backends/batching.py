@@ -16,6 +16,7 @@ import torch
 
 from stateset_agents.backends.sampling import Knobs, sample, turn_uniforms
 from stateset_agents.backends.slots import COLUMN_MULTIPLE, ROW_MULTIPLE, Plan, SlotModel, round_up
+from stateset_agents.backends.turn_text import TurnText
 from stateset_agents.errors import BackendError
 from stateset_agents.messages import FinishReason, SamplingParams, VersionSpan
 
@@ -59,6 +60,8 @@ class Turn:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    text: TurnText | None = None
+    """Only where someone listens or there are stop strings: nothing is decoded otherwise."""
 
     def version_spans(self) -> tuple[VersionSpan, ...]:
         """Runs of equal policy versions over the sampled tokens."""
@@ -135,6 +138,10 @@ class Batcher:
         self._conversations: dict[Key, _Conversation] = {}
         self._slots: list[_Conversation | None] = []
         self._clock = 0
+
+    @property
+    def num_conversations(self) -> int:
+        return len(self._conversations)
 
     # --- what comes and goes ----------------------------------------------------------------------------
 
@@ -278,7 +285,7 @@ class Batcher:
             turn.ids.append(token)
             turn.logprobs.append(logprob)
             turn.versions.append(self.version)
-            if token in turn.stop_ids:
+            if token in turn.stop_ids or (turn.text is not None and turn.text.add(token)):
                 turn.finish_reason = "stop"
             elif len(turn.logprobs) == turn.limit:
                 turn.finish_reason = "length"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 from stateset_agents.backends.batching import Key, Turn
 from stateset_agents.errors import BackendError
 
-__all__ = ["Clock", "Job", "Scheduling", "Ticket", "Work"]
+__all__ = ["Clock", "Job", "Scheduling", "Ticket", "Work", "call", "deliver", "fail"]
 
 Scheduling: TypeAlias = Literal["deterministic", "throughput"]
 
@@ -231,6 +231,10 @@ def _call(future: asyncio.Future[Any], act: Callable[[], None]) -> None:
         if not future.done():
             act()
 
-    loop = future.get_loop()
-    if not loop.is_closed():  # nobody waits on a loop that has ended
-        loop.call_soon_threadsafe(unless_cancelled)
+    call(future.get_loop(), unless_cancelled)
+
+
+def call(loop: asyncio.AbstractEventLoop, act: Callable[..., None], *arguments: Any) -> None:
+    """Let another thread's event loop call something, in the order in which we ask."""
+    with suppress(RuntimeError):  # nobody waits on a loop that has ended
+        loop.call_soon_threadsafe(act, *arguments)

@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,9 +23,10 @@ from safetensors import SafetensorError
 from stateset_agents.backends.base import Session, Tokenizer
 from stateset_agents.backends.batching import Batcher, Key, Stats, Turn, new_turn
 from stateset_agents.backends.cache_check import check_cache
-from stateset_agents.backends.clock import Clock, Scheduling, Ticket, Work, deliver, fail
+from stateset_agents.backends.clock import Clock, Scheduling, Ticket, Work, call, deliver, fail
 from stateset_agents.backends.slots import SlotModel
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.turn_text import TurnText
 from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.messages import Completion, Message, SamplingParams
 from stateset_agents.tracking.logging import get_logger
@@ -122,6 +124,11 @@ class HuggingFaceBackend:
         return trainable
 
     @property
+    def num_conversations(self) -> int:
+        """How many hold a slot of the cache now."""
+        return self._batcher.num_conversations
+
+    @property
     def stats(self) -> Stats:
         """Counts since the start."""
         return self._batcher.stats
@@ -144,21 +151,31 @@ class HuggingFaceBackend:
             raise
 
     async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: Session | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session: Session | None = None,
+        on_text: Callable[[str], None] | None = None,
     ) -> Completion:
-        """Sample one turn after `prompt_ids` [P]; stops at a stop id or an eos id, or at a limit of tokens.
+        """Sample one turn after `prompt_ids` [P]; stops at a stop id, an eos id, a stop string or a limit.
 
-        Raises BackendError where the prompt fills the context or the worker broke.
+        `on_text` is called on the event loop with each piece of text. Cancelling ends the turn and frees its
+        slot. Raises BackendError where the prompt fills the context or the worker broke.
         """
         key: Key = (0, *session) if session is not None else (1, next(self._serials), 0)
         stop_ids = frozenset(params.stop_token_ids) | frozenset(self.tokenizer.eos_ids)
         turn = new_turn(key, prompt_ids, params, stop_ids, self.context_length)
+        if params.stop or on_text is not None:
+            tell = None if on_text is None else partial(call, asyncio.get_running_loop(), on_text)
+            turn.text = TurnText(self.tokenizer, params.stop, tell)
         try:
             await self._clock.turn(turn)
         finally:
             if session is None:
                 self._clock.change("release", key, lambda: self._batcher.release(key))
-        return self._completion(turn)
+        # A callback of the worker's last piece stands before the one that woke us, so it was called.
+        return self._completion(turn, TurnText(self.tokenizer) if turn.text is None else turn.text)
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
         """[T-1] log-prob of each of `ids[1:]` given what stands before it, by one full forward."""
@@ -278,12 +295,12 @@ class HuggingFaceBackend:
         self.version = self._batcher.version = version
         self._batcher.forget_cache()
 
-    def _completion(self, turn: Turn) -> Completion:
+    def _completion(self, turn: Turn, text: TurnText) -> Completion:
         token_ids = tuple(turn.ids[turn.num_prompt :])
         if turn.finish_reason is None:
             raise BackendError("a turn was handed back before it ended; please report this")
         return Completion(
-            message=Message(role="assistant", content=self.tokenizer.decode(token_ids)),
+            message=Message(role="assistant", content=text.finish(token_ids)),
             prompt_ids=tuple(turn.ids[: turn.num_prompt]),
             token_ids=token_ids,
             logprobs=tuple(turn.logprobs),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stateset_agents.backends.base import Session, Tokenizer
 from stateset_agents.backends.tokenizers import ByteTokenizer
+from stateset_agents.backends.turn_text import TurnText
 from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.messages import Completion, FinishReason, Message, SamplingParams, VersionSpan
 
@@ -74,10 +75,16 @@ class ScriptedBackend:
         """Nothing to start."""
 
     async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: Session | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session: Session | None = None,
+        on_text: Callable[[str], None] | None = None,
     ) -> Completion:
         """The script's next reply, with an end-of-turn token, cut after `max_new_tokens`; log-probs are 0.
 
+        With `on_text` the event loop gets a turn between two tokens, as it would from a model.
         Raises BackendError when the script has no reply for this turn or the prompt fills the context.
         """
         room = self.context_length - len(prompt_ids)
@@ -105,9 +112,16 @@ class ScriptedBackend:
         ids = [*self.tokenizer.encode(reply), *self.tokenizer.eos_ids[:1]]
         limit = min(params.max_new_tokens, room)
         finish: FinishReason = "stop" if len(ids) <= limit else "length"
+        text = TurnText(self.tokenizer, params.stop, on_text)
+        for place, token in enumerate(ids[:limit]) if params.stop or on_text else ():
+            if token not in self.tokenizer.eos_ids and text.add(token):
+                ids, finish = ids[: place + 1], "stop"
+                break
+            if on_text is not None:
+                await asyncio.sleep(0)
         token_ids = tuple(ids[:limit])
         return Completion(
-            message=Message(role="assistant", content=self.tokenizer.decode(token_ids)),
+            message=Message(role="assistant", content=text.finish(token_ids)),
             prompt_ids=request.prompt_ids,
             token_ids=token_ids,
             logprobs=(0.0,) * len(token_ids),

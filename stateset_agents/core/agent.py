@@ -3,63 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
-
 from stateset_agents.backends.base import Backend, Session, Tokenizer
-from stateset_agents.core.chat_template import ChatTemplate, JinjaTemplate, PlainTemplate, parse_reply
+from stateset_agents.core.agent_config import AgentConfig
+from stateset_agents.core.chat_template import (
+    ChatTemplate,
+    JinjaTemplate,
+    PlainTemplate,
+    ToolSchemas,
+    parse_reply,
+)
+from stateset_agents.core.context_window import slide
+from stateset_agents.core.streaming import streamed
+from stateset_agents.core.system_message import Context, Talk, as_messages, with_context, with_own_words
 from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.messages import Completion, Message, SamplingParams
-from stateset_agents.settings import Settings
 from stateset_agents.streams import derive
 from stateset_agents.tracking.logging import get_logger
 
 __all__ = ["AgentConfig", "MultiTurnAgent"]
 
 _log = get_logger(__name__)
-
-
-class AgentConfig(Settings):
-    """Which model speaks, and how."""
-
-    model_name: str = Field(
-        default="gpt2",
-        description='"embedded:desk", a Hugging Face name, or a local folder.',
-    )
-    system_prompt: str | None = Field(
-        default=None, description="Stands before the environment's own system message."
-    )
-    max_new_tokens: int = Field(default=256, ge=1, description="Most tokens of one agent turn.")
-    max_context_tokens: int | None = Field(
-        default=None, ge=2, description="Most tokens of one conversation; the model's own limit when unset."
-    )
-    temperature: float = Field(default=1.0, ge=0.0, description="Of generate_response; 0 is greedy.")
-    top_k: int = Field(default=0, ge=0, description="Of generate_response; 0 keeps every token.")
-    top_p: float = Field(
-        default=1.0, gt=0.0, le=1.0, description="Of generate_response; 1 keeps every token."
-    )
-    chat_template: str | None = Field(
-        default=None,
-        description='Jinja text, or "plain" for role-prefixed lines; unset: the tokenizer\'s own.',
-    )
-    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto", description="Of the rollout weights; auto is fp32 on CPU, bf16 on GPUs that have it."
-    )
-    seed: int = Field(default=0, description="Of generate_response's sampling.")
-
-    @field_validator("model_name")
-    @classmethod
-    def _name_given(cls, name: str) -> str:
-        if not name.strip():
-            raise ValueError('give a model, for example "embedded:desk"')
-        return name
 
 
 class MultiTurnAgent:
@@ -79,6 +49,7 @@ class MultiTurnAgent:
         self._starting = asyncio.Lock()
         self._next_episode = 0
         self._responses = count()
+        self._said_what_is_left_out = False
 
     @property
     def backend(self) -> Backend:
@@ -169,6 +140,7 @@ class MultiTurnAgent:
             max_new_tokens=self.config.max_new_tokens,
             temperature=1.0 if temperature is None else temperature,
             stop_token_ids=self.template.stop_ids,
+            stop=self.config.stop,
             stream=stream,
         )
 
@@ -180,28 +152,54 @@ class MultiTurnAgent:
         return replace(completion, message=parse_reply(completion.message.content, turn))
 
     def with_system_prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The conversation with the agent's own system prompt in front."""
-        if not self.config.system_prompt:
-            return tuple(messages)
-        return _with_system(messages, self.config.system_prompt, before=True)
+        """The conversation with the agent's own persona and system prompt in front."""
+        return with_own_words(messages, self.config)
 
-    async def generate_response(
-        self,
-        messages: str | Sequence[Message | Mapping[str, Any]],
-        context: str | Mapping[str, Any] | None = None,
-    ) -> str:
+    async def generate_response(self, messages: Talk, context: Context = None) -> str:
         """The agent's answer, as text, to a conversation (a text is one user message).
 
         `context` is added to the system message: a text as it stands, a mapping as `key: value` lines.
-        Tools are not offered. Raises ConfigurationError when the conversation is empty or leaves no room
-        in the model's context.
+        Tools are not offered; `ChatSession` offers them. Raises ConfigurationError when the conversation is
+        empty or leaves no room in the model's context.
         """
-        talk = self.with_system_prompt(_with_context(_as_messages(messages), context))
-        ids = self.template.prompt(talk)
+        completion = await self.answer(self._talk(messages, context))
+        return completion.message.content
+
+    async def stream_response(self, messages: Talk, context: Context = None) -> AsyncGenerator[str]:
+        """The answer that `generate_response` would give, piece by piece as it is sampled.
+
+            async for piece in agent.stream_response("where is my order?"):
+                print(piece, end="", flush=True)
+
+        A piece never ends inside a character. Leaving the loop ends the generation.
+        """
+        talk = self._talk(messages, context)
+        async with aclosing(streamed(lambda on_text: self.answer(talk, on_text=on_text))) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, str):
+                    yield piece
+
+    async def answer(
+        self,
+        messages: Sequence[Message],
+        tools: ToolSchemas = (),
+        *,
+        session: Session | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Completion:
+        """One turn, with the settings for people, after messages that are shown as they stand.
+
+        With `context_window: sliding` the oldest exchanges may be left out. The completion's text is raw:
+        tool calls stand in it as they were written.
+        """
+        shown, ids = self._fitting(messages, tools)
         if len(ids) >= self.context_length:
+            cure = "shorten the messages or raise max_context_tokens"
+            if self.config.context_window == "refuse" and sum(m.role == "user" for m in shown) > 1:
+                cure += ', or let AgentConfig(context_window="sliding") leave out the oldest'
             raise ConfigurationError(
                 f"the conversation has {len(ids)} tokens and the model's context {self.context_length}: "
-                "shorten the messages or raise max_context_tokens"
+                f"{cure}"
             )
         params = SamplingParams(
             max_new_tokens=min(self.config.max_new_tokens, self.context_length - len(ids)),
@@ -209,10 +207,30 @@ class MultiTurnAgent:
             top_k=self.config.top_k,
             top_p=self.config.top_p,
             stop_token_ids=self.template.stop_ids,
+            stop=self.config.stop,
             stream=derive(self.config.seed, "response", next(self._responses)),
         )
-        completion = await self.backend.generate(ids, params)
-        return completion.message.content
+        return await self.backend.generate(ids, params, session=session, on_text=on_text)
+
+    def _talk(self, messages: Talk, context: Context) -> tuple[Message, ...]:
+        return self.with_system_prompt(with_context(as_messages(messages), context))
+
+    def _fitting(
+        self, messages: Sequence[Message], tools: ToolSchemas
+    ) -> tuple[Sequence[Message], list[int]]:
+        """The messages that are shown, and their ids."""
+        ids = self.template.prompt(messages, tools)
+        room = self.context_length - self.config.max_new_tokens
+        if self.config.context_window == "refuse" or len(ids) <= room:
+            return messages, ids
+        shown = slide(messages, lambda some: len(self.template.prompt(some, tools)) <= room)
+        if len(shown) < len(messages) and not self._said_what_is_left_out:
+            self._said_what_is_left_out = True
+            _log.warning(
+                f"the conversation outgrew the context of {self.context_length} tokens: the oldest "
+                f"{len(messages) - len(shown)} of its {len(messages)} messages are left out (said once)"
+            )
+        return shown, self.template.prompt(shown, tools)
 
     async def save_pretrained(self, path: str | Path) -> Path:
         """Write weights, config and tokenizer as plain transformers loads them; the folder's path.
@@ -242,38 +260,3 @@ class MultiTurnAgent:
         agent = cls(AgentConfig(model_name=str(path), **settings))
         await agent.initialize()
         return agent
-
-
-def _as_messages(messages: str | Sequence[Message | Mapping[str, Any]]) -> list[Message]:
-    if isinstance(messages, str):
-        messages = [Message(role="user", content=messages)]
-    if isinstance(messages, Mapping | Message):
-        raise ConfigurationError(
-            f"messages must be a text or a list of messages, got one {type(messages).__name__}"
-        )
-    if not messages:
-        raise ConfigurationError("messages is empty: give at least one user message")
-    return [item if isinstance(item, Message) else Message.from_openai(item) for item in messages]
-
-
-def _with_context(messages: Sequence[Message], context: str | Mapping[str, Any] | None) -> Sequence[Message]:
-    if not context:
-        return messages
-    if isinstance(context, Mapping):
-        context = "\n".join(f"{key}: {_shown(value)}" for key, value in context.items())
-    if not isinstance(context, str):
-        raise ConfigurationError(f"context must be a text or a mapping, got {type(context).__name__}")
-    return _with_system(messages, context, before=False)
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _with_system(messages: Sequence[Message], text: str, *, before: bool) -> tuple[Message, ...]:
-    """The conversation with `text` in its system message, before or after what that says already."""
-    if not messages or messages[0].role != "system":
-        return (Message(role="system", content=text), *messages)
-    own = messages[0].content
-    lines = [line for line in ((text, own) if before else (own, text)) if line]
-    return (replace(messages[0], content="\n".join(lines)), *messages[1:])

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.context_window import refuse_sliding_window
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.episode import EpisodeSeeds, Fork, run_branch, run_episode
 from stateset_agents.core.forks import Forks
@@ -88,6 +89,7 @@ class ComputationalEngine:
             raise ConfigurationError(f"max_concurrent must be at least 1, got {max_concurrent!r}")
         if episode_retries < 0:
             raise ConfigurationError(f"episode_retries must be at least 0, got {episode_retries!r}")
+        refuse_sliding_window(agent.config)
         self.agent = agent
         self.environment = environment
         self.reward_fn = reward

@@ -15,6 +15,7 @@ import torch
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
+from stateset_agents.core.context_window import refuse_sliding_window
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward, as_reward
 from stateset_agents.core.scenario import Scenario
@@ -133,6 +134,7 @@ class MultiTurnGRPOTrainer:
         if self.is_ready:
             return
         refuse_truncated_sampling(self.agent)
+        refuse_sliding_window(self.agent.config)
         self._order = ScenarioOrder(self.environment.scenarios("train"), self.config.seed)
         await self.agent.initialize()
         if not hasattr(self.agent.backend, "master_model"):

@@ -90,9 +90,12 @@ TRAINING = {
 
 AGENT = {
     "model_name": Change("other"),
+    "persona": Change("Mia, a patient clerk"),
     "system_prompt": Change("Be brief."),
     "max_new_tokens": Change(2),
     "max_context_tokens": Change(50),
+    "context_window": Change("sliding", "error"),
+    "stop": Change(("\x00", *"aeiou"), given={"max_new_tokens": 40}),
     "temperature": Change(0.0, "said"),
     "top_k": Change(3, "error"),
     "top_p": Change(0.5, "error"),
@@ -275,7 +278,8 @@ def run_agent(folder: Path) -> Any:
 @pytest.mark.parametrize("name", AGENT)
 def test_an_agent_setting_changes_something(run_agent, name):
     change = AGENT[name]
-    assert differs(run_agent({}), run_agent({name: change.value}), change.sees)
+    after = run_agent({**change.given, name: change.value})
+    assert differs(run_agent(dict(change.given)), after, change.sees)
 
 
 @pytest.fixture(scope="module")

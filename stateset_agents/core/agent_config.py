@@ -1,0 +1,77 @@
+"""What an agent is told about itself: its model, its words, its limits. `core/agent.py` reads it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from stateset_agents.settings import Settings
+
+__all__ = ["AgentConfig"]
+
+
+class AgentConfig(Settings):
+    """Which model speaks, and how."""
+
+    model_name: str = Field(
+        default="gpt2",
+        description='"embedded:desk", a Hugging Face name, or a local folder.',
+    )
+    persona: str | None = Field(
+        default=None,
+        description='Who the agent is: "Mia, a patient clerk" begins the system message with '
+        '"You are Mia, a patient clerk.", in rollouts too.',
+    )
+    system_prompt: str | None = Field(
+        default=None, description="Stands before the environment's own system message."
+    )
+    max_new_tokens: int = Field(default=256, ge=1, description="Most tokens of one agent turn.")
+    max_context_tokens: int | None = Field(
+        default=None, ge=2, description="Most tokens of one conversation; the model's own limit when unset."
+    )
+    context_window: Literal["refuse", "sliding"] = Field(
+        default="refuse",
+        description="Of a conversation with people that outgrows the context: an error, or its oldest "
+        "exchanges are left out. Rollouts refuse sliding.",
+    )
+    stop: tuple[str, ...] = Field(
+        default=(),
+        description="Texts that end a turn, in rollouts too: the answer ends before them, their tokens are "
+        "kept and trained as they were sampled.",
+    )
+    temperature: float = Field(default=1.0, ge=0.0, description="Of generate_response; 0 is greedy.")
+    top_k: int = Field(default=0, ge=0, description="Of generate_response; 0 keeps every token.")
+    top_p: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="Of generate_response; 1 keeps every token."
+    )
+    chat_template: str | None = Field(
+        default=None,
+        description='Jinja text, or "plain" for role-prefixed lines; unset: the tokenizer\'s own.',
+    )
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="Of the rollout weights; auto is fp32 on CPU, bf16 on GPUs that have it."
+    )
+    seed: int = Field(default=0, description="Of generate_response's sampling.")
+
+    @field_validator("model_name")
+    @classmethod
+    def _name_given(cls, name: str) -> str:
+        if not name.strip():
+            raise ValueError('give a model, for example "embedded:desk"')
+        return name
+
+    @field_validator("persona")
+    @classmethod
+    def _completes_the_sentence(cls, persona: str | None) -> str | None:
+        if persona is not None and persona.strip().lower().startswith("you are"):
+            raise ValueError('persona goes on from "You are", which is added: leave it out')
+        return persona
+
+    @field_validator("stop")
+    @classmethod
+    def _can_be_said(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(stop):
+            raise ValueError("a stop string must hold at least one character")
+        return stop

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 
-from stateset_agents.cli import build_embedded, diagnose, evaluate, report, train
+from stateset_agents.cli import build_embedded, diagnose, doctor, evaluate, report, train
 from stateset_agents.errors import StatesetError
 from stateset_agents.tracking.logging import configure_logging
 
@@ -20,9 +21,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="stateset-agents", description="Train multi-turn conversational agents by GRPO, on this machine."
     )
     subparsers = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb in (train, evaluate, report, diagnose, build_embedded):
+    for verb in (train, evaluate, report, diagnose, doctor, build_embedded):
         verb.add_parser(subparsers)
     args = parser.parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ✓ shows ?
     configure_logging()
     if not sys.stderr.isatty():  # progress bars are for people
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -343,7 +343,15 @@ def test_the_process_says_one_line_and_exits_with_1(desk: Path, item: str, messa
 
 @pytest.mark.parametrize(
     ("verb", "most"),
-    [((), 24), (("train",), 40), (("evaluate",), 40), (("build-embedded",), 40), (("report",), 40)],
+    [
+        ((), 24),
+        (("train",), 40),
+        (("evaluate",), 40),
+        (("build-embedded",), 40),
+        (("report",), 40),
+        (("diagnose",), 40),
+        (("doctor",), 40),
+    ],
 )
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str], verb: tuple[str, ...], most: int) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -202,3 +205,15 @@ def test_a_run_that_has_just_begun_and_a_folder_that_is_none(
     assert capsys.readouterr().out == "no step has finished yet: nothing to diagnose\n"
     with pytest.raises(ConfigurationError, match="is no run folder"):
         RunLog.open(tmp_path)
+
+
+def test_a_terminal_without_the_signs_shows_question_marks(tmp_path: Path) -> None:
+    run = record(tmp_path, HEALTHY).folder.path
+    done = subprocess.run(
+        [sys.executable, "-m", "stateset_agents.cli.main", "diagnose", str(run)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("? reward: 0.15 in the first third")

@@ -1,0 +1,132 @@
+"""`stateset-agents doctor` in real processes: all well here, and one line with the cure where it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateset_agents.cli.doctor import EXTRAS, REQUIRED, machine_findings
+from stateset_agents.cli.self_test import self_test_findings
+from stateset_agents.training.learner import Learner
+
+ROOT = Path(__file__).parents[2]
+
+
+def doctor(folder: Path, *arguments: str, hidden: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """A process in `folder` that finds no module of the `hidden` names, and asks no model hub."""
+    stubs = folder / "stubs"
+    stubs.mkdir()
+    for name in hidden:
+        (stubs / f"{name}.py").write_text(f"raise ModuleNotFoundError('hidden', name={name!r})")
+    path = os.pathsep.join([str(stubs), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, "-m", "stateset_agents.cli.main", "doctor", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_it_finds_this_machine_able_to_train(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert told["ok"] is True
+    verdicts = {finding["check"]: finding["verdict"] for finding in told["findings"]}
+    assert {verdicts[name] for name in ("torch", "transformers", "output folder")} == {"ok"}
+    assert list(verdicts)[-4:] == ["generation", "determinism", "training step", "checkpoint"]
+    assert {verdicts[name] for name in list(verdicts)[-4:]} == {"ok"}
+    assert [path.name for path in tmp_path.iterdir()] == ["stubs"]  # nothing is left behind
+
+
+def test_a_broken_machine_is_told_line_by_line_and_fails(tmp_path: Path) -> None:
+    (tmp_path / "a-file").write_text("")
+    done = doctor(tmp_path, "--output-dir", "a-file/runs", hidden=("torch", "trl", "aiohttp"))
+    assert done.returncode == 1
+    assert done.stderr == ""
+    said = done.stdout.splitlines()
+    assert '✗ torch: not installed -> pip install "torch>=2.6"' in said
+    assert (
+        '! trl: not installed (only training through TRL needs it) -> pip install "trl>=1.16,<1.17"' in said
+    )
+    assert '! aiohttp: not installed (only an HTTP server needs it) -> pip install "aiohttp>=3.11"' in said
+    assert any(
+        line.startswith("✗ output folder: a-file/runs cannot be written (Not a directory) -> give another")
+        for line in said
+    )
+    assert said[-2] == "✗ self-test: left out -> mend the packages above first"
+    assert said[-1].endswith(" to know about")
+    assert "pip install stateset-agents" not in done.stdout
+
+
+def test_an_old_or_broken_package_is_named_with_its_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "trl.py").write_text("")
+    information = tmp_path / "trl-0.9.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: trl\nVersion: 0.9.dev1\n")
+    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    found = {finding.check: finding for finding in machine_findings(str(tmp_path))}
+    assert found["trl"].seen == "0.9.dev1 is not >=1.16,<1.17 (only training through TRL needs it)"
+    (tmp_path / "trl.py").write_text("raise OSError('libcudart.so.12:\\n cannot open shared object file')")
+    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    found = {finding.check: finding for finding in machine_findings(str(tmp_path))}
+    assert found["trl"].seen.startswith(
+        "cannot be imported (OSError: libcudart.so.12: cannot open shared object file)"
+    )
+    assert found["trl"].cure == 'pip install "trl>=1.16,<1.17"'
+
+
+def test_more_threads_than_cores_are_warned_of(tmp_path: Path) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(4 * (os.cpu_count() or 1))
+    try:
+        found = {finding.check: finding for finding in machine_findings(str(tmp_path))}
+        assert found["threads"].verdict == "warn"
+        assert "more than there are cores" in found["threads"].seen
+        assert "OMP_NUM_THREADS" in found["threads"].cure
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_training_step_that_does_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def update(self: Learner, samples: Any, *, step: int) -> dict[str, float]:
+        return {"optimizer/grad_norm": 1.0}
+
+    monkeypatch.setattr(Learner, "update", update)
+    *well, last = self_test_findings()
+    assert [finding.verdict for finding in well] == ["ok", "ok"]
+    assert (last.check, last.verdict) == ("training step", "fail")
+    assert last.seen == "a step on the desk changed no weight (gradient norm 1.0)"
+
+
+def test_an_exception_of_the_installation_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def update(self: Learner, samples: Any, *, step: int) -> dict[str, float]:
+        raise RuntimeError("CUDA error:\nno kernel image is available")
+
+    monkeypatch.setattr(Learner, "update", update)
+    *_, last = self_test_findings()
+    assert (last.check, last.verdict) == ("training step", "fail")
+    assert last.seen == "RuntimeError: CUDA error: no kernel image is available"
+
+
+def test_its_versions_are_those_of_the_project_file() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = {name for names in project["optional-dependencies"].values() for name in names}
+    assert set(REQUIRED) <= set(project["dependencies"])
+    assert set(EXTRAS) <= optional

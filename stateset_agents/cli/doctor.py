@@ -126,7 +126,7 @@ def _within(version: str, requirement: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.match(r"[\d.]*\d", version)[0].split("."))  # type: ignore[index]
+    return tuple(int(part) for part in re.findall(r"^\d+|(?<=\.)\d+", version.partition("+")[0]))
 
 
 def _devices() -> Finding:

@@ -8,15 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 """Beside other test workers, more threads than cores only wait for one another."""
 
 
-def test_quickstart_trains_and_answers(tmp_path: Path) -> None:
+def run_script(name: str, *arguments: str, folder: Path) -> str:
+    """What `python name arguments` prints, run in `folder`."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "quickstart.py")],
-        cwd=tmp_path,
+        [sys.executable, str(ROOT / name), *arguments],
+        cwd=folder,
         env=ONE_THREAD,
         capture_output=True,
         text=True,
@@ -24,7 +25,11 @@ def test_quickstart_trains_and_answers(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    *_, answer, folder = done.stdout.strip().splitlines()
+    return done.stdout
+
+
+def test_quickstart_trains_and_answers(tmp_path: Path) -> None:
+    *_, answer, folder = run_script("examples/quickstart.py", folder=tmp_path).strip().splitlines()
     assert answer
     assert folder.startswith("run folder:")
     run = tmp_path / "runs" / "0001-quickstart"
@@ -32,33 +37,34 @@ def test_quickstart_trains_and_answers(tmp_path: Path) -> None:
     assert len((run / "metrics.jsonl").read_text().splitlines()) > 1
 
 
-def test_the_readme_s_program_trains_and_saves(tmp_path: Path) -> None:
-    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=ONE_THREAD,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+def test_the_complete_example_measures_trains_saves_and_talks(tmp_path: Path) -> None:
+    printed = run_script(
+        "examples/complete_grpo_training.py", "--steps", "2", "--episodes", "12", folder=tmp_path
     )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "my-agent" / "model.safetensors").is_file()
+    assert re.search(r"before: \d+\.\d% \[.*\] of 12\nafter: ", printed)
+    assert re.search(r"user:  \w.*\nagent: .*\w", printed)
+    run = tmp_path / "runs" / "0001-complete"
+    assert (run / "checkpoints" / "step-000002" / "model" / "model.safetensors").is_file()
+    assert (run / "agent" / "model.safetensors").is_file()
 
 
-def test_the_table_of_scripted_agents_is_as_documented() -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES.parent / "scripts" / "desk_agents.py")],
-        env=ONE_THREAD,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    results = (EXAMPLES.parent / "docs" / "results.md").read_text(encoding="utf-8")
-    rows = [line.rsplit(maxsplit=2) for line in done.stdout.splitlines()]
+def test_the_reward_example_pays_help_most(tmp_path: Path) -> None:
+    printed = run_script("examples/custom_reward.py", folder=tmp_path)
+    paid = {line.split()[0]: float(line.split()[1]) for line in printed.splitlines()}
+    assert paid.keys() == {"helps", "promises", "refuses", "stuffs"}
+    assert paid["helps"] > 0.9
+    assert max(paid["promises"], paid["refuses"], paid["stuffs"]) < 0.5
+
+
+def test_a_model_of_ones_own_is_trained_and_loaded_by_plain_transformers(tmp_path: Path) -> None:
+    printed = run_script("examples/own_model.py", folder=tmp_path)
+    assert "37,344 parameters, 261 tokens, by transformers alone" in printed
+
+
+def test_the_table_of_scripted_agents_is_as_documented(tmp_path: Path) -> None:
+    printed = run_script("scripts/desk_agents.py", folder=tmp_path)
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = [line.rsplit(maxsplit=2) for line in printed.splitlines()]
     assert len(rows) == 6
     for name, success, reward in rows:
         shown = reward.replace("-0.", "\u2212.").replace("0.", ".")

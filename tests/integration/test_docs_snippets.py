@@ -1,0 +1,60 @@
+"""Every snippet of every page runs, in the order of the page, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import page_snippets
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WITH_PROGRAMS = [page for page in PAGES if any(fence.is_program for fence in page_snippets.fences(page))]
+
+
+@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=lambda page: page.name)
+def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    beside = str(Path(sys.executable).parent)
+    done = subprocess.run(
+        [sys.executable, page_snippets.__file__, str(page)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_a_snippet_that_breaks_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1\n```\nthen\n```python\nawait asyncio.sleep(0)\n```\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, page_snippets.__file__, str(page)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "page.md, line 6" in done.stderr
+    assert "NameError" in done.stderr
+
+
+def test_titles_are_files_commands_run_and_what_is_only_shown_does_not(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        '1. First:\n   ```python title="desk.py"\n   ANSWER = 42\n   ```\n'
+        "   ```python\n   import asyncio, desk\n   answer = await asyncio.sleep(0, desk.ANSWER)\n   ```\n"
+        "```console\npython -c 'import desk; print(desk.ANSWER)' > out.txt\n```\n"
+        "```console not-run\nexit 1\n```\n"
+        "```python\nassert open('out.txt').read() == '42\\n' and answer == 42\n```\n",
+        encoding="utf-8",
+    )
+    beside = str(Path(sys.executable).parent)
+    subprocess.run(
+        [sys.executable, page_snippets.__file__, str(page)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"},
+        check=True,
+    )

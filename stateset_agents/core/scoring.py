@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Literal
+from typing import Any, Literal
 
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.core.waiting import all_or_cancel
@@ -81,6 +81,8 @@ class RewardFunction(ABC):
     scope: Scope = "trajectory"
     local: bool = False
     """True when scoring waits on nothing remote; a reward of your own counts as remote unless it says so."""
+    outermost: bool = False
+    """True where no other reward may be put over this one, as over potential-based shaping."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -94,6 +96,20 @@ class RewardFunction(ABC):
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
         """One result per member, in order; the failure of one leaves the others scored."""
         return await all_or_cancel(_attempt(self, trajectory) for trajectory in trajectories)
+
+    def observe(self, trajectories: Sequence[Trajectory]) -> None:  # noqa: B027  # most rewards keep nothing
+        """Called by the trainer when a step is over, with all its scored conversations, in order.
+
+        A reward that keeps statistics moves them here and nowhere else, so that all conversations of a step
+        are compared under the same ones and an evaluation moves none.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """What `observe` has moved, as plain JSON: a checkpoint keeps it."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # most rewards keep nothing
+        """Take up what `state` gave."""
 
 
 async def score_trajectory(reward: RewardFunction, trajectory: Trajectory) -> RewardResult:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,8 @@ class Progress:
     train_seconds: float = 0.0
     repeatable: bool = True
     """False once something happened that another run need not repeat: a retry, another machine."""
+    reward: Mapping[str, Any] = field(default_factory=dict)
+    """Running statistics of the reward (`RewardFunction.state`)."""
 
     def after_step(self, *, episodes: int, new_policy: bool, failed: bool, repeatable: bool) -> Progress:
         """One step further; its seconds are not added."""

@@ -27,6 +27,7 @@ from stateset_agents.evaluation.evaluator import (
     held_out,
     refuse_truncated_sampling,
 )
+from stateset_agents.rewards.shaping import refuse_unfit_shaping
 from stateset_agents.streams import derive
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.run_folder import RunFolder
@@ -135,6 +136,7 @@ class MultiTurnGRPOTrainer:
             return
         refuse_truncated_sampling(self.agent)
         refuse_sliding_window(self.agent.config)
+        refuse_unfit_shaping(self.reward_fn, per_turn=False, gamma=1.0, bootstrapped=False)
         self._order = ScenarioOrder(self.environment.scenarios("train"), self.config.seed)
         await self.agent.initialize()
         if not hasattr(self.agent.backend, "master_model"):
@@ -247,6 +249,8 @@ class MultiTurnGRPOTrainer:
                 failed=cause is not None,
                 repeatable=self.engine.num_retries == 0,
             )
+            self.reward_fn.observe([trajectory for group in groups for trajectory in group.scored])
+            self.progress = replace(self.progress, reward=self.reward_fn.state())
             if credited.samples:
                 await self.agent.backend.update_weights(self.learner.weights(), number)
             now = time.perf_counter()
@@ -337,6 +341,7 @@ class MultiTurnGRPOTrainer:
                 progress = await self._worker.run(take_up, found, self.learner, self._identity())
                 await self.agent.backend.update_weights(self.learner.weights(), progress.version)
                 self.progress = progress
+                self.reward_fn.restore(progress.reward)
             self._saved_step = progress.step if found.parent == self.run.checkpoints else None
         self.run.truncate_after(self.step_number)
         remove_later(self.run.checkpoints, self.step_number)

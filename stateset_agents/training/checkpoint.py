@@ -3,6 +3,7 @@
     step-000050/
       model/               fp32 master weights, config, tokenizer, as plain transformers loads them
       optimizer.safetensors
+      critic.safetensors   value head and its optimiser, where advantage_estimator has a critic
       state.json           step, version, frontier, schedule, KL coefficient, settings, machine
       manifest.json        schema version and the SHA-256 of every other file
 
@@ -17,7 +18,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ class Checkpoint:
     """fp32 master weights by parameter name."""
     optimizer: Mapping[str, Any]
     """`Optimization.state()`."""
+    critic: Mapping[str, Tensor] = field(default_factory=dict)
+    """`Learner.critic_state()`; empty without a critic."""
     state: Mapping[str, Any]
     """Plain JSON: version, frontier, KL coefficient, settings, machine."""
 
@@ -89,6 +92,9 @@ def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
     save_file(weights, partial / "model" / "model.safetensors", metadata={"format": "pt"})
     tensors, rest = _split_optimizer(checkpoint.optimizer)
     save_file(tensors, partial / "optimizer.safetensors")
+    if checkpoint.critic:
+        critic = {name: _saveable(tensor) for name, tensor in checkpoint.critic.items()}
+        save_file(critic, partial / "critic.safetensors")
     head = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "optimizer": rest}
     _write_json(partial / "state.json", {**head, **checkpoint.state})
     files = sorted(path for path in partial.rglob("*") if path.is_file())
@@ -131,7 +137,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     state = _read_json(path / "state.json")
     weights = load_file(path / "model" / "model.safetensors")
     optimizer = _join_optimizer(load_file(path / "optimizer.safetensors"), state.pop("optimizer"))
-    return Checkpoint(step=state["step"], weights=weights, optimizer=optimizer, state=state)
+    critic = load_file(path / "critic.safetensors") if "critic.safetensors" in sums else {}
+    return Checkpoint(step=state["step"], weights=weights, optimizer=optimizer, critic=critic, state=state)
 
 
 _FILES = {"model/model.safetensors", "optimizer.safetensors", "state.json"}

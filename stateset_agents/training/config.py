@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from stateset_agents.settings import Settings
+from stateset_agents.training.estimators import foreign_setting
 from stateset_agents.training.profiles import PROFILES, TrainingProfile, canonical, defaults
 
 __all__ = ["PROFILES", "TrainingConfig", "TrainingProfile"]
@@ -37,9 +38,9 @@ class TrainingConfig(Settings):
     max_steps: int | None = Field(default=None, ge=1, description="Optimiser steps; overrides num_episodes.")
     num_generations: int = Field(
         default=8,
-        ge=2,
+        ge=1,
         validation_alias=_alias("num_generations", "group_size"),
-        description="Members of a group.",
+        description="Members of a group; one alone trains under turn_gae and token_gae only.",
     )
     per_device_train_batch_size: int = Field(
         default=1, ge=1, description="Episodes of one forward-backward pass."
@@ -115,20 +116,58 @@ class TrainingConfig(Settings):
     )
 
     # Advantages
+    advantage_estimator: Literal["group", "turn_group", "turn_gae", "token_gae", "hybrid"] = Field(
+        default="group",
+        description="Who gets the credit: a whole conversation against its group, a turn against its "
+        "siblings' turns, a turn or token against a critic (GAE), or the outcome against its group plus "
+        "turn rewards by GAE; see docs/algorithms.md.",
+    )
     baseline_type: Literal["group_mean", "group_median", "global_mean", "leave_one_out"] = Field(
-        default="group_mean", description="What a reward is compared with."
+        default="group_mean", description="What a conversation's reward is compared with."
     )
     advantage_normalization: Literal["population", "sample", "batch", "none"] = Field(
         default="population",
         validation_alias=_alias("advantage_normalization", "scale_rewards"),
-        description="Standard deviation that advantages are divided by; True is population, False none.",
+        description="Standard deviation that advantages are divided by; False is none, True the "
+        "estimator's own. turn_group has none, with a critic it is batch (centred, too) or none.",
     )
     reward_clip: float = Field(
-        default=10.0, gt=0.0, description="Rewards are clipped to ±this before comparison."
+        default=10.0,
+        gt=0.0,
+        description="Rewards are clipped to ±this before comparison: a conversation's, or with per-turn "
+        "credit each turn's.",
     )
     min_group_size: int = Field(
-        default=2, ge=2, description="A group with fewer scored members is left out of the step."
+        default=2,
+        ge=1,
+        description="A group with fewer scored members is left out of the step; turn_gae and token_gae "
+        "have 1.",
     )
+    gamma: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="Discount from one turn to the next; within a turn there is none.",
+    )
+    gae_lambda: float = Field(
+        default=0.95,
+        ge=0.0,
+        le=1.0,
+        description="GAE's trade of the critic's bias (0) for the rewards' noise (1).",
+    )
+    bootstrap_truncated: bool = Field(
+        default=True,
+        description="A conversation cut by a limit is worth what the critic expects after the cut, too; "
+        "false where the limit is part of the task.",
+    )
+
+    # Critic, of the estimators that have one
+    value_learning_rate: float = Field(default=1e-3, gt=0.0, description="Of the value head, constant.")
+    value_iterations: int = Field(default=4, ge=1, description="Optimiser steps of the head on each batch.")
+    value_clip: float | None = Field(
+        default=0.2, gt=0.0, description="Values move at most this far in a step, in units of reward."
+    )
+    value_dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="Of the value head, in training.")
 
     # KL to the reference model
     beta: float = Field(
@@ -186,15 +225,16 @@ class TrainingConfig(Settings):
         super().__init__(**{**defaults(given), **given})
         self.model_fields_set.intersection_update(given)  # what the user said, for with_recommended
 
-    @field_validator("advantage_normalization", mode="before")
-    @classmethod
-    def _from_bool(cls, value: Any) -> Any:
-        return {True: "population", False: "none"}[value] if isinstance(value, bool) else value
-
     @model_validator(mode="after")
     def _refuse_what_cannot_be(self) -> Self:
         if self.baseline_type == "leave_one_out" and self.advantage_normalization != "none":
             raise ValueError("leave_one_out is unbiased only unscaled: set advantage_normalization to none")
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        wrong = foreign_setting(
+            self.advantage_estimator, {name: getattr(self, name) for name in defaults}, defaults
+        )
+        if wrong is not None:
+            raise ValueError(wrong)
         if self.min_group_size > self.num_generations:
             raise ValueError(
                 f"min_group_size {self.min_group_size} exceeds num_generations {self.num_generations}: "

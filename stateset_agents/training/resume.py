@@ -143,6 +143,7 @@ def keep(
         step=progress.step,
         weights=learner.weights(),
         optimizer=learner.state(),
+        critic=learner.critic_state(),
         state={
             "progress": asdict(progress),
             "identity": _plain(asdict(identity)),
@@ -194,7 +195,7 @@ def take_up(path: Path, learner: Learner, identity: Identity) -> Progress:
     """
     checkpoint = load_checkpoint(path)
     identity.refuse_other(path, checkpoint.state["identity"])
-    learner.restore(checkpoint.weights, checkpoint.optimizer)
+    learner.restore(checkpoint.weights, checkpoint.optimizer, checkpoint.critic)
     changes = _other_machine(checkpoint.state["machine"], machine(learner.policy.device))
     changes += _other_schedule(checkpoint.state["identity"]["settings"]["training"], learner)
     for change in changes:

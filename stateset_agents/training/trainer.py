@@ -33,10 +33,8 @@ from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
-from stateset_agents.training.batch import Sample
 from stateset_agents.training.checkpoint import fingerprint, remove_later
 from stateset_agents.training.config import TrainingConfig, TrainingProfile
-from stateset_agents.training.credit import assign_credit
 from stateset_agents.training.curriculum import ScenarioOrder
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.loop_lag import LoopLag, measure_loop_lag
@@ -237,10 +235,11 @@ class MultiTurnGRPOTrainer:
         self, groups: Sequence[TrajectoryGroup], started: float, lag: LoopLag
     ) -> dict[str, float]:
         number, rolled_out = self.step_number + 1, time.perf_counter()
-        credited = assign_credit(groups, self.config)
-        metrics = rollout_metrics(groups) | {"group/dropped": float(credited.num_dropped_groups)}
         async with self._boundary:
-            metrics |= await self._update(credited.samples, number)
+            lesson = await self._worker.run(partial(self.learner.credit, groups))
+            credited = lesson.credited
+            metrics = rollout_metrics(groups) | {"group/dropped": float(credited.num_dropped_groups)}
+            metrics |= await self._worker.run(partial(self.learner.learn, lesson, step=number))
             scaled = self.learner.optimization.scaler.is_enabled()
             cause = why_nothing_trained(groups, metrics, self.config, scaled=scaled)
             self.progress = self.progress.after_step(
@@ -272,11 +271,6 @@ class MultiTurnGRPOTrainer:
         if cause and (number == 1 or self.progress.failed_steps >= self.config.max_failed_steps):
             raise TrainingStopped(f"step {number} {cause}")
         return metrics
-
-    async def _update(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
-        if not samples:
-            return {"optimizer/skipped": 1.0}
-        return await self._worker.run(partial(self.learner.update, samples, step=number))
 
     def _step_episodes(self) -> int:
         full = self.config.episodes_per_step()

@@ -37,6 +37,7 @@ class Change(NamedTuple):
 
 
 OFF_POLICY = {"num_iterations": 3, "learning_rate": 0.05, "beta": 0.0}
+CRITIC = {"advantage_estimator": "token_gae"}
 K1 = {"kl_estimator": "k1", "num_iterations": 2}
 
 TRAINING = {
@@ -63,6 +64,14 @@ TRAINING = {
     "dual_clip": Change(1.01, given=OFF_POLICY),
     "loss_length": Change(3, "metrics", {"loss_type": "dr_grpo"}),
     "entropy_coef": Change(0.1),
+    "advantage_estimator": Change("turn_group"),
+    "gamma": Change(0.5, given={"advantage_estimator": "turn_group"}),
+    "gae_lambda": Change(0.5, given=CRITIC),
+    "bootstrap_truncated": Change(False, given=CRITIC, parts="cut after a turn"),
+    "value_learning_rate": Change(0.1, given=CRITIC),
+    "value_iterations": Change(1, given=CRITIC),
+    "value_clip": Change(0.001, given=CRITIC),
+    "value_dropout": Change(0.5, given=CRITIC),
     "baseline_type": Change("group_median"),
     "advantage_normalization": Change("none"),
     "reward_clip": Change(0.3),
@@ -166,6 +175,7 @@ async def three_of_four(trajectory):
 PARTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "dropout": {"dropout": 0.5},
+    "cut after a turn": {"max_turns": 1},
     "three of four scored": {"reward": three_of_four},
     "one conversation fails": {"breaks": lambda call: call == 3},
     "all fail from step 2": {"breaks": lambda call: call > 4},
@@ -238,7 +248,7 @@ def run_training(folder: Path) -> Any:
         trainer = make_trainer(
             root,
             agent=make_agent(dropout=made.get("dropout", 0.0)),
-            environment=Watched(made.get("breaks", lambda call: False)),
+            environment=Watched(made.get("breaks", lambda call: False), max_turns=made.get("max_turns", 2)),
             reward=made.get("reward", even_share),
             **{**base, **settings},
         )

@@ -200,6 +200,18 @@ class TrainingConfig(Settings):
         "when the environment is local.",
     )
     episode_retries: int = Field(default=1, ge=0, description="Times a failed conversation is played again.")
+    turn_timeout: float | None = Field(
+        default=300.0,
+        gt=0.0,
+        description="Seconds the environment (its user, its tools) may take for one answer; a conversation "
+        "that waits longer fails. None: for ever.",
+    )
+    reward_timeout: float | None = Field(
+        default=300.0,
+        gt=0.0,
+        description="Seconds that scoring a group may take; members without a score by then stay unscored. "
+        "None: for ever.",
+    )
     max_failed_steps: int = Field(
         default=3, ge=1, description="Steps in a row without a usable group that stop."
     )

@@ -47,6 +47,8 @@ MAY_DIFFER = frozenset(
         "training.eval_steps",
         "training.eval_episodes",
         "training.log_rollouts",
+        "training.turn_timeout",
+        "training.reward_timeout",
     }
 )
 """How long a run is, what it writes, where it runs; the weights themselves say which model it is."""

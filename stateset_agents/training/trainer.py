@@ -157,6 +157,8 @@ class MultiTurnGRPOTrainer:
             max_concurrent=self.config.max_concurrent,
             episode_retries=self.config.episode_retries,
             deterministic=self.deterministic,
+            turn_timeout=self.config.turn_timeout,
+            reward_timeout=self.config.reward_timeout,
         )
         if self._run is None:
             self._run = RunFolder.create(self.config.output_dir, name=self.config.run_name)
@@ -246,7 +248,7 @@ class MultiTurnGRPOTrainer:
                 episodes=len(groups),
                 new_policy=bool(credited.samples),
                 failed=cause is not None,
-                repeatable=self.engine.num_retries == 0,
+                repeatable=self.engine.repeatable,
             )
             self.reward_fn.observe([trajectory for group in groups for trajectory in group.scored])
             self.progress = replace(self.progress, reward=self.reward_fn.state())
@@ -305,6 +307,8 @@ class MultiTurnGRPOTrainer:
             seed=derive(self.config.seed, "evaluate", split),
             max_concurrent=self.config.max_concurrent,
             deterministic=self.deterministic,
+            turn_timeout=self.config.turn_timeout,
+            reward_timeout=self.config.reward_timeout,
         )
 
     # ------------------------------------------------------------------------------ checkpoints

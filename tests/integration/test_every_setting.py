@@ -87,6 +87,8 @@ TRAINING = {
     "max_concurrent": Change(2, "peak"),
     "scheduling": Change("throughput", "files"),
     "episode_retries": Change(0, "metrics", parts="one conversation fails"),
+    "turn_timeout": Change(0.5, "files", parts="one conversation is slow"),
+    "reward_timeout": Change(0.5, "metrics", parts="one reward is slow"),
     "max_failed_steps": Change(1, "error", parts="all fail from step 2"),
     "output_dir": Change("elsewhere", "files"),
     "run_name": Change("other", "files"),
@@ -172,11 +174,19 @@ async def three_of_four(trajectory):
     return None if trajectory.member == 3 else await even_share._function(trajectory)
 
 
+@reward_function(name="even_share", local=True)
+async def three_in_time(trajectory):
+    await asyncio.sleep(2.0 if trajectory.member == 3 else 0.0)
+    return await even_share._function(trajectory)
+
+
 PARTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "dropout": {"dropout": 0.5},
     "cut after a turn": {"max_turns": 1},
     "three of four scored": {"reward": three_of_four},
+    "one conversation is slow": {"slow": lambda call: call == 3},
+    "one reward is slow": {"reward": three_in_time},
     "one conversation fails": {"breaks": lambda call: call == 3},
     "all fail from step 2": {"breaks": lambda call: call > 4},
 }
@@ -248,7 +258,9 @@ def run_training(folder: Path) -> Any:
         trainer = make_trainer(
             root,
             agent=make_agent(dropout=made.get("dropout", 0.0)),
-            environment=Watched(made.get("breaks", lambda call: False), max_turns=made.get("max_turns", 2)),
+            environment=Watched(
+                made.get("breaks"), slow=made.get("slow"), max_turns=made.get("max_turns", 2)
+            ),
             reward=made.get("reward", even_share),
             **{**base, **settings},
         )

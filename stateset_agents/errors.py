@@ -22,7 +22,9 @@ __all__ = [
     "CheckpointError",
     "ConfigurationError",
     "EnvironmentFailure",
+    "EnvironmentTimeout",
     "RewardFailure",
+    "RewardTimeout",
     "StatesetError",
     "TrainingStopped",
 ]
@@ -40,8 +42,16 @@ class EnvironmentFailure(StatesetError):
     """An environment, a simulated user or a tool broke; the conversation fails, its siblings go on."""
 
 
+class EnvironmentTimeout(EnvironmentFailure):
+    """An environment, a simulated user or a tool took longer than its time limit."""
+
+
 class RewardFailure(StatesetError):
     """A reward function broke; the trajectory stays unscored and neither trains nor moves a baseline."""
+
+
+class RewardTimeout(RewardFailure):
+    """A reward function took longer than `reward_timeout`."""
 
 
 class BackendError(StatesetError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,19 @@ def make_environment(**options: Any) -> ConversationEnvironment:
 class Watched:
     """`make_environment` that counts its conversations, and lets some break off with an error."""
 
-    def __init__(self, breaks: Callable[[int], bool] = lambda call: False, **options: Any) -> None:
-        """`breaks`: does the conversation of this number (from 1, in the order of starting) fail?"""
+    def __init__(
+        self,
+        breaks: Callable[[int], bool] | None = None,
+        *,
+        slow: Callable[[int], bool] | None = None,
+        **options: Any,
+    ) -> None:
+        """`breaks`: does the conversation of this number (from 1, in the order of starting) fail? `slow`:
+        does it take two seconds to start?"""
         self.inner = make_environment(**options)
         self.local = self.inner.local
-        self.breaks = breaks
+        self.breaks = breaks or (lambda call: False)
+        self.slow = slow or (lambda call: False)
         self.calls = self.live = self.peak = 0
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
@@ -125,6 +134,8 @@ class Watched:
         self.calls += 1
         if self.breaks(self.calls):
             raise OSError("the database is away")
+        if self.slow(self.calls):
+            await asyncio.sleep(2.0)
         conversation = await self.inner.start(scenario, seed)
         self.live += 1
         self.peak = max(self.peak, self.live)

@@ -17,18 +17,18 @@ from stateset_agents.core.context_window import refuse_sliding_window
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.episode import EpisodeSeeds, Fork, run_branch, run_episode
 from stateset_agents.core.forks import Forks
+from stateset_agents.core.in_time import InTime
 from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.scoring import turn_rewards
 from stateset_agents.core.trajectory import Branch, Status, Trajectory, TrajectoryGroup
+from stateset_agents.core.user_code import SaidOnce
 from stateset_agents.core.waiting import all_or_cancel
-from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.errors import ConfigurationError, RewardFailure, RewardTimeout
 from stateset_agents.streams import derive
-from stateset_agents.tracking.logging import get_logger
 
 __all__ = ["ComputationalEngine", "create_computational_engine"]
 
-_log = get_logger(__name__)
 T = TypeVar("T")
 
 
@@ -72,9 +72,16 @@ class ComputationalEngine:
         max_concurrent: int = 64,
         episode_retries: int = 1,
         deterministic: bool = True,
+        turn_timeout: float | None = 300.0,
+        reward_timeout: float | None = 300.0,
     ) -> None:
         """`deterministic`: no decode step starts while any conversation's reply is outstanding, so the
-        batches do not depend on how long anyone takes. Leave it off where users or tools are slow."""
+        batches do not depend on how long anyone takes. Leave it off where users or tools are slow.
+
+        `turn_timeout`: seconds the environment may take for one answer, or its conversation fails;
+        `reward_timeout`: seconds that scoring a group may take, members without a score by then stay
+        unscored. None waits for ever.
+        """
         if num_generations < 1:
             raise ConfigurationError(f"num_generations must be at least 1, got {num_generations!r}")
         if num_branches < 0:
@@ -98,8 +105,22 @@ class ComputationalEngine:
         self.max_concurrent = max_concurrent
         self.episode_retries = episode_retries
         self.deterministic = deterministic
+        self.reward_timeout = reward_timeout
+        self._in_time = InTime(environment, turn_timeout)
+        self._num_late_rewards = 0
+        self._said = SaidOnce()
         self.num_retries = 0
         """Episodes played again after a failure, over the engine's life."""
+
+    @property
+    def num_timeouts(self) -> int:
+        """Answers and scores that came too late, over the engine's life."""
+        return self._in_time.num_timeouts + self._num_late_rewards
+
+    @property
+    def repeatable(self) -> bool:
+        """Has nothing happened that another run need not repeat: no retry, no time limit exceeded?"""
+        return self.num_retries == 0 and self.num_timeouts == 0
 
     async def rollout(
         self, scenarios: Sequence[Scenario], *, seed: int, step: int, temperature: float | None = None
@@ -158,7 +179,10 @@ class ComputationalEngine:
             await complete[place].wait()
             finished[place] = await finish([result for _, result in sorted(played[place].items())])
 
-        await all_or_cancel([*(lane() for _ in range(num_lanes)), *map(group, sizes)])
+        try:
+            await all_or_cancel([*(lane() for _ in range(num_lanes)), *map(group, sizes)])
+        finally:
+            self._said.sum_up()
         return finished
 
     def _jobs(self, scenarios: Sequence[Scenario], seed: int, step: int) -> Iterator[_Job]:
@@ -193,7 +217,7 @@ class ComputationalEngine:
         for attempt in range(self.episode_retries + 1):
             trajectory = await run_episode(
                 self.agent,
-                self.environment,
+                self._in_time,
                 job.scenario,
                 seeds=job.seeds,
                 session=job.session,
@@ -203,7 +227,7 @@ class ComputationalEngine:
             if trajectory.status is not Status.FAILED:
                 break
             await forks.discard(job.session)
-            _warn("conversation failed", trajectory)
+            self._warn("conversation failed", trajectory)
             if attempt < self.episode_retries:
                 self.num_retries += 1
         return trajectory
@@ -214,7 +238,7 @@ class ComputationalEngine:
             self.agent, job.fork, stream=job.stream, session=job.session, temperature=temperature
         )
         if trajectory.status is Status.FAILED:
-            _warn("branch failed", trajectory)
+            self._warn("branch failed", trajectory)
         return Branch(turn=len(job.fork.trajectory.turns), trajectory=trajectory)
 
     async def _branches_rewarded(self, branches: list[Branch]) -> list[Branch]:
@@ -224,26 +248,27 @@ class ComputationalEngine:
     async def _rewarded(self, trajectories: list[Trajectory]) -> list[Trajectory]:
         """The same ones; those that did not fail have been shown to the reward."""
         able = [trajectory for trajectory in trajectories if trajectory.status is not Status.FAILED]
-        results = iter(await score_trajectories(self.reward_fn, able))
+        results = iter(await score_trajectories(self.reward_fn, able, seconds=self.reward_timeout))
         return [
-            trajectory if trajectory.status is Status.FAILED else _with_score(trajectory, next(results))
+            trajectory if trajectory.status is Status.FAILED else self._with_score(trajectory, next(results))
             for trajectory in trajectories
         ]
 
+    def _warn(self, what: str, trajectory: Trajectory) -> None:
+        self._said.warn(
+            what, trajectory.error or "", scenario=trajectory.scenario.id, member=trajectory.member
+        )
 
-def _warn(what: str, trajectory: Trajectory) -> None:
-    _log.warning(what, scenario=trajectory.scenario.id, member=trajectory.member, error=trajectory.error)
-
-
-def _with_score(trajectory: Trajectory, result: RewardResult | RewardFailure) -> Trajectory:
-    try:
-        if isinstance(result, RewardFailure):
-            raise result
-        earned = () if result.score is None else turn_rewards(result, len(trajectory.turns))
-    except RewardFailure as failure:
-        _log.warning("reward failed", scenario=trajectory.scenario.id, error=str(failure))
-        return replace(trajectory, error=f"unscored: {failure}")
-    return replace(trajectory, reward=result.score, breakdown=result.breakdown, turn_rewards=earned)
+    def _with_score(self, trajectory: Trajectory, result: RewardResult | RewardFailure) -> Trajectory:
+        try:
+            if isinstance(result, RewardFailure):
+                raise result
+            earned = () if result.score is None else turn_rewards(result, len(trajectory.turns))
+        except RewardFailure as failure:
+            self._num_late_rewards += isinstance(failure, RewardTimeout)
+            self._said.warn("reward failed", str(failure), scenario=trajectory.scenario.id)
+            return replace(trajectory, error=f"unscored: {failure}")
+        return replace(trajectory, reward=result.score, breakdown=result.breakdown, turn_rewards=earned)
 
 
 def create_computational_engine(

@@ -7,6 +7,7 @@ episode steps with the agent's replies until it is over, asks for its outcome, a
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from stateset_agents.core.scenario import Scenario, load_scenarios, read_scenari
 from stateset_agents.core.simulated_user import User, UserFactory, default_user
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.core.trajectory import Outcome
-from stateset_agents.core.waiting import in_thread
+from stateset_agents.core.user_code import call_user_code
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -109,6 +110,7 @@ class ConversationEnvironment:
         success: Success | None = None,
         system_prompt: str | None = None,
         local: bool | None = None,
+        max_result_chars: int = 10_000,
     ) -> None:
         """
         Args:
@@ -120,6 +122,7 @@ class ConversationEnvironment:
             success: Says whether the task was done; if absent, the user's `satisfied` says it.
             system_prompt: Opens every conversation.
             local: Does no step wait on anything remote? Read off the tools and the user if absent.
+            max_result_chars: Of a longer tool result the agent reads the first ones and how many are missing.
         """
         if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
             raise ConfigurationError(f"max_turns must be at least 1, got {max_turns!r}")
@@ -149,7 +152,7 @@ class ConversationEnvironment:
         else:
             self._scenarios = tuple(load_scenarios(scenarios))
         self._make_user: UserFactory = user or default_user
-        self._toolbox = Toolbox(tools)
+        self._toolbox = Toolbox(tools, max_result_chars=max_result_chars)
         self._success = success
         self._max_turns = max_turns
         self._system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
@@ -162,8 +165,8 @@ class ConversationEnvironment:
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Open a conversation; raises EnvironmentFailure when its user breaks or has nothing to say."""
-        user = await in_thread(self._make_user, scenario, seed)
-        if self.local and not user.local:
+        user = _checked(await _guarded("user", call_user_code(self._make_user, scenario, seed)))
+        if self.local and not _is_local(user):
             raise ConfigurationError(
                 f"the user of scenario {scenario.id} is not local, others are: "
                 "give ConversationEnvironment(local=False)"
@@ -181,7 +184,16 @@ class ConversationEnvironment:
         )
 
     def _is_local(self) -> bool:
-        return self._toolbox.local and self._make_user(self._scenarios[0], 0).local
+        if not self._toolbox.local or inspect.iscoroutinefunction(self._make_user):
+            return False
+        try:
+            return _is_local(_checked(self._make_user(self._scenarios[0], 0)))
+        except (*PROGRAMMING_ERRORS, StatesetError):
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"no user could be made for scenario {self._scenarios[0].id}: {type(error).__name__}: {error}"
+            ) from error
 
 
 class _Conversation:
@@ -225,10 +237,11 @@ class _Conversation:
         if self._success is None:
             satisfied: bool | None = getattr(self._user, "satisfied", None)
             return satisfied
-        success = await _guarded("success", in_thread(self._success, self._scenario, self._messages))
-        if success is not None and not isinstance(success, bool):
-            raise TypeError(f"success must return True, False or None, got {success!r:.60}")
-        return success
+        work = call_user_code(self._success, self._scenario, self._messages)
+        success = await _guarded("success", work)
+        if success is not None and success not in (True, False):
+            raise ConfigurationError(f"success must return True, False or None, got {success!r:.60}")
+        return None if success is None else bool(success)
 
     def fork(self) -> Conversation:
         twin = copy.copy(self)
@@ -239,10 +252,25 @@ class _Conversation:
         """Nothing is held."""
 
 
+def _checked(user: Any) -> User:
+    if not callable(getattr(user, "reply", None)):
+        raise ConfigurationError(
+            "user(scenario, seed) must make an object with reply(messages), such as a ScriptedUser, got "
+            f"{user!r:.60}"
+        )
+    made: User = user
+    return made
+
+
+def _is_local(user: User) -> bool:
+    """A user that says nothing about it counts as remote."""
+    return bool(getattr(user, "local", False))
+
+
 async def _reply(user: User, messages: Sequence[Message]) -> str | None:
-    words = await _guarded("user", user.reply(messages))
+    words = await _guarded("user", call_user_code(user.reply, messages))
     if words is not None and not isinstance(words, str):
-        raise TypeError(f"{type(user).__name__}.reply must return text or None, got {words!r:.60}")
+        raise ConfigurationError(f"{type(user).__name__}.reply must return text or None, got {words!r:.60}")
     return words
 
 

@@ -74,7 +74,7 @@ class FunctionReward(RewardFunction):
         )
         self.local = not self.is_async if local is None else local
         self._function = function
-        self._wanted = wanted_arguments(f"reward {self.name}", function, _ARGUMENTS[scope])
+        self.wanted = wanted_arguments(f"reward {self.name}", function, _ARGUMENTS[scope])
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
         if self.scope == "group":
@@ -101,7 +101,7 @@ class FunctionReward(RewardFunction):
         for index, turn in enumerate(trajectory.turns):
             so_far = replace(trajectory, turns=(*trajectory.turns[:index], replace(turn, feedback=())))
             given = self._given(so_far)
-            given.update({key: _TURN_ARGUMENTS[key](turn) for key in self._wanted if key in _TURN_ARGUMENTS})
+            given.update({key: _TURN_ARGUMENTS[key](turn) for key in self.wanted if key in _TURN_ARGUMENTS})
             scores.append(as_result(await self._call(given)).score)
         applicable = [score for score in scores if score is not None]
         if not applicable:
@@ -110,9 +110,7 @@ class FunctionReward(RewardFunction):
 
     def _given(self, trajectory: Trajectory) -> dict[str, Any]:
         return {
-            key: _TRAJECTORY_ARGUMENTS[key](trajectory)
-            for key in self._wanted
-            if key in _TRAJECTORY_ARGUMENTS
+            key: _TRAJECTORY_ARGUMENTS[key](trajectory) for key in self.wanted if key in _TRAJECTORY_ARGUMENTS
         }
 
     async def _call(self, given: Mapping[str, Any]) -> Any:

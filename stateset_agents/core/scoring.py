@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Literal
+from typing import Any, Literal
 
 from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.core.user_code import call_user_code, time_limit
 from stateset_agents.core.waiting import all_or_cancel
-from stateset_agents.errors import PROGRAMMING_ERRORS, ConfigurationError, RewardFailure
+from stateset_agents.errors import PROGRAMMING_ERRORS, ConfigurationError, RewardFailure, RewardTimeout
 
 __all__ = [
     "RewardFunction",
@@ -81,6 +85,8 @@ class RewardFunction(ABC):
     scope: Scope = "trajectory"
     local: bool = False
     """True when scoring waits on nothing remote; a reward of your own counts as remote unless it says so."""
+    outermost: bool = False
+    """True where no other reward may be put over this one, as over potential-based shaping."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -95,15 +101,72 @@ class RewardFunction(ABC):
         """One result per member, in order; the failure of one leaves the others scored."""
         return await all_or_cancel(_attempt(self, trajectory) for trajectory in trajectories)
 
+    def observe(self, trajectories: Sequence[Trajectory]) -> None:  # noqa: B027  # most rewards keep nothing
+        """Called by the trainer when a step is over, with all its scored conversations, in order.
+
+        A reward that keeps statistics moves them here and nowhere else, so that all conversations of a step
+        are compared under the same ones and an evaluation moves none.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """What `observe` has moved, as plain JSON: a checkpoint keeps it."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # most rewards keep nothing
+        """Take up what `state` gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    """When a group must have been scored."""
+
+    time: float
+    """On the event loop's clock."""
+    seconds: float
+    """How long that was to take."""
+
+    @property
+    def seconds_left(self) -> float:
+        return self.time - asyncio.get_running_loop().time()
+
+    def missed_by(self, reward: RewardFunction) -> RewardTimeout:
+        return RewardTimeout(
+            f"reward {reward.name} took longer than {self.seconds:g} s: mend what hangs, or raise "
+            "reward_timeout"
+        )
+
+
+_deadline: ContextVar[_Deadline | None] = ContextVar("deadline", default=None)
+"""Of the group that is being scored; the rewards inside a composite have it too."""
+_GRACE = 1.0
+"""Seconds by which a whole group's limit is later than its members': those in time keep their score."""
+
+
+@contextmanager
+def _within(seconds: float | None) -> Iterator[None]:
+    """The time that scoring a group may take; None leaves it as it is."""
+    if seconds is None:
+        yield
+        return
+    token = _deadline.set(_Deadline(asyncio.get_running_loop().time() + seconds, seconds))
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
 
 async def score_trajectory(reward: RewardFunction, trajectory: Trajectory) -> RewardResult:
-    """Score one conversation at the boundary to user code.
+    """Score one conversation at the boundary to user code; a `score` that is not async runs in a thread.
 
     Whatever breaks in the reward becomes a RewardFailure that names it; programming and configuration
-    errors travel.
+    errors travel. Where the engine set a time limit, a reward that exceeds it is cancelled.
     """
+    limit = _deadline.get()
     try:
-        return as_result(await reward.score(trajectory))
+        if limit is None:
+            return as_result(await call_user_code(reward.score, trajectory))
+        async with time_limit(limit.seconds_left, limit.missed_by(reward)):
+            return as_result(await call_user_code(reward.score, trajectory))
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
     except Exception as error:
@@ -111,26 +174,37 @@ async def score_trajectory(reward: RewardFunction, trajectory: Trajectory) -> Re
 
 
 async def score_trajectories(
-    reward: RewardFunction, trajectories: Sequence[Trajectory]
+    reward: RewardFunction, trajectories: Sequence[Trajectory], *, seconds: float | None = None
 ) -> list[RewardResult | RewardFailure]:
     """Score the members of a group: one result or failure each, in order. The engine's one door.
 
-    A reward that breaks as a whole fails every member; a result list of the wrong length is a
-    programming error.
+    Members without a score after so many `seconds` get a RewardTimeout. A reward that breaks as a whole fails
+    every member; a result list of the wrong length is a ConfigurationError.
     """
     if not trajectories:
         return []
     try:
-        results = await reward.score_group(trajectories)
+        with _within(seconds):
+            results = await _score_group(reward, trajectories)
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
     except Exception as error:
         return [_named(reward.name, error)] * len(trajectories)
     if len(results) != len(trajectories):
-        raise TypeError(
+        raise ConfigurationError(
             f"reward {reward.name} gave {len(results)} results for {len(trajectories)} trajectories"
         )
     return [as_member_result(reward.name, result) for result in results]
+
+
+async def _score_group(
+    reward: RewardFunction, trajectories: Sequence[Trajectory]
+) -> list[RewardResult | RewardFailure]:
+    limit = _deadline.get()
+    if limit is None:
+        return await reward.score_group(trajectories)
+    async with time_limit(limit.seconds_left + _GRACE, limit.missed_by(reward)):
+        return await reward.score_group(trajectories)
 
 
 async def _attempt(reward: RewardFunction, trajectory: Trajectory) -> RewardResult | RewardFailure:

@@ -26,11 +26,13 @@ from typing import Any, overload
 import pydantic
 
 from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.user_code import call_user_code, time_limit
 from stateset_agents.core.waiting import all_or_cancel, in_thread
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
     EnvironmentFailure,
+    EnvironmentTimeout,
     StatesetError,
 )
 from stateset_agents.messages import Message, ToolCall
@@ -56,6 +58,8 @@ class Tool:
     """True when a call waits on nothing remote."""
     scenario_parameter: str | None = None
     """The parameter annotated `Scenario`: filled in by the environment, not shown to the agent."""
+    timeout: float | None = None
+    """Seconds a call may take; None where the run's `turn_timeout` alone limits it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -78,9 +82,16 @@ class Tool:
 @overload
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
-def tool(*, name: str | None = None, local: bool | None = None) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
-    function: Callable[..., Any] | None = None, /, *, name: str | None = None, local: bool | None = None
+    *, name: str | None = None, local: bool | None = None, timeout: float | None = None
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    local: bool | None = None,
+    timeout: float | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a typed function, sync or async; used as `@tool` or `@tool(local=True)`.
 
@@ -88,15 +99,20 @@ def tool(
     `Args:` section). A parameter annotated `Scenario` is given the conversation's scenario. Sync tools
     run in a thread and count as local; async ones count as remote unless declared `local=True`.
 
+    A call that takes longer than `timeout` seconds fails its conversation (EnvironmentTimeout); the agent
+    is not told, for it could not help it.
+
     Raises ConfigurationError for a parameter without annotation, `*args`, or `**kwargs`.
     """
     if function is None:
-        return lambda decorated: _tool(decorated, name, local)
-    return _tool(function, name, local)
+        return lambda decorated: _tool(decorated, name, local, timeout)
+    return _tool(function, name, local, timeout)
 
 
-def _tool(function: Callable[..., Any], name: str | None, local: bool | None) -> Tool:
+def _tool(function: Callable[..., Any], name: str | None, local: bool | None, timeout: float | None) -> Tool:
     name = name or function.__name__
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+        raise ConfigurationError(f"tool {name}: timeout must be seconds above 0 or None, got {timeout!r:.60}")
     description, parameter_texts = _read_docstring(inspect.getdoc(function) or "")
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
@@ -126,14 +142,28 @@ def _tool(function: Callable[..., Any], name: str | None, local: bool | None) ->
         arguments=pydantic.create_model(name, __config__=config, **fields),
         local=not inspect.iscoroutinefunction(function) if local is None else local,
         scenario_parameter=scenario_parameter,
+        timeout=timeout,
     )
 
 
 class Toolbox:
     """The tools of one environment. Shareable: it holds no conversation."""
 
-    def __init__(self, tools: Sequence[Tool | Callable[..., Any]] = ()) -> None:
-        """Plain typed functions are taken as `@tool` would take them; two equal names are refused."""
+    def __init__(
+        self, tools: Sequence[Tool | Callable[..., Any]] = (), *, max_result_chars: int = 10_000
+    ) -> None:
+        """Plain typed functions are taken as `@tool` would take them; two equal names are refused.
+
+        Of a result with more than `max_result_chars` characters the agent reads the first ones, and how many
+        were left out.
+        """
+        if (
+            isinstance(max_result_chars, bool)
+            or not isinstance(max_result_chars, int)
+            or max_result_chars < 1
+        ):
+            raise ConfigurationError(f"max_result_chars must be at least 1, got {max_result_chars!r:.60}")
+        self._max_result_chars = max_result_chars
         self._tools: dict[str, Tool] = {}
         if not isinstance(tools, Sequence):
             raise ConfigurationError(f"tools must be a list of typed functions, got {tools!r:.60}")
@@ -156,7 +186,8 @@ class Toolbox:
     async def call(self, call: ToolCall, *, scenario: Scenario | None = None) -> Message:
         """Run one call; its result, or what was wrong with it, as a tool message.
 
-        Raises EnvironmentFailure when the tool itself breaks; programming errors in it travel.
+        Raises EnvironmentFailure when the tool itself breaks or takes too long; programming errors in it
+        travel.
         """
         return _answer(call, await self._run(call, scenario))
 
@@ -195,18 +226,31 @@ class Toolbox:
                     f"tool {entry.name} reads the scenario, and this call was given none"
                 )
             arguments[entry.scenario_parameter] = scenario
+        late = EnvironmentTimeout(
+            f"tool {entry.name} took longer than {entry.timeout} s: mend what hangs, or raise its timeout"
+        )
         try:
-            if entry.is_async:
-                result = await entry.function(**arguments)
-            else:
-                result = await in_thread(entry.function, **arguments)
+            async with time_limit(entry.timeout, late):
+                result = await call_user_code(entry.function, **arguments)
         except ToolError as error:
-            return f"error: {error}"
+            return self._bounded(f"error: {error}")
         except (*PROGRAMMING_ERRORS, StatesetError):
             raise
         except Exception as error:  # the boundary to user code: whatever else breaks is the tool's failure
-            raise EnvironmentFailure(f"tool {entry.name} failed: {type(error).__name__}: {error}") from error
-        return _rendered(entry.name, result)
+            raise EnvironmentFailure(
+                f"tool {entry.name} failed: {type(error).__name__}: {error}; mend it, or raise ToolError for "
+                "what the agent may correct"
+            ) from error
+        if not isinstance(result, str):
+            result = await in_thread(_as_json, entry.name, result)  # a large one takes a while
+        return self._bounded(result)
+
+    def _bounded(self, text: str) -> str:
+        """Not more than the agent is to read; what was left out is said."""
+        left_out = len(text) - self._max_result_chars
+        if left_out <= 0:
+            return text
+        return f"{text[: self._max_result_chars]}\n[cut here: {left_out} more characters were left out]"
 
     def _unknown(self, name: str) -> str:
         if not self._tools:
@@ -244,14 +288,13 @@ def _complaint(error: Any) -> str:
     return f"argument {place!r}: {message}, got {json.dumps(error['input'], default=str):.60}"
 
 
-def _rendered(name: str, result: Any) -> str:
-    """Text as it is, anything else as compact JSON."""
-    if isinstance(result, str):
-        return result
+def _as_json(name: str, result: Any) -> str:
     try:
         return json.dumps(result, ensure_ascii=False, separators=(",", ":"), default=_plain)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"tool {name} returned {type(result).__name__}, which is no JSON: {error}") from error
+        raise ConfigurationError(
+            f"tool {name} returned {type(result).__name__}, which is no JSON: {error}"
+        ) from error
 
 
 def _plain(value: Any) -> Any:

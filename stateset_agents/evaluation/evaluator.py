@@ -101,10 +101,13 @@ async def evaluate(
     seed: int = 0,
     max_concurrent: int = 64,
     deterministic: bool | None = None,
+    turn_timeout: float | None = 300.0,
+    reward_timeout: float | None = 300.0,
 ) -> Evaluation:
     """Play every scenario once at `temperature` (0 is greedy); the same seed meets the same users.
 
-    `deterministic` as in the engine; unset, it is what the environment's `local` says.
+    `deterministic` and the time limits as in the engine; `deterministic` unset, it is what the environment's
+    `local` says.
     Success is the environment's verdict; a conversation without one counts for the reward alone.
 
     Raises ConfigurationError for an empty list and for an agent with `top_k` or `top_p` set, and
@@ -120,6 +123,8 @@ async def evaluate(
         num_generations=1,
         max_concurrent=max_concurrent,
         deterministic=environment.local if deterministic is None else deterministic,
+        turn_timeout=turn_timeout,
+        reward_timeout=reward_timeout,
     )
     groups = await engine.rollout(scenarios, seed=seed, step=0, temperature=temperature)
     played = [t for group in groups for t in group.trajectories if t.status is not Status.FAILED]

@@ -5,15 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from stateset_agents.core.reward import (
-    Reward,
-    RewardFunction,
-    RewardResult,
-    Term,
-    as_reward,
-    named_terms,
-    score_trajectories,
-)
+from stateset_agents.core.reward import Reward, RewardResult, score_trajectories
+from stateset_agents.core.reward_terms import RewardOfRewards, Term, as_term, named_terms, parts_of
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.core.waiting import all_or_cancel
 from stateset_agents.errors import ConfigurationError, RewardFailure
@@ -23,7 +16,7 @@ __all__ = ["GatedReward", "ProductReward"]
 Result = RewardResult | RewardFailure
 
 
-class ProductReward(RewardFunction):
+class ProductReward(RewardOfRewards):
     """Each score to the power of its weight, multiplied: one zero makes the whole zero.
 
         ProductReward([(create_task_reward(), 1.0), (create_safety_reward(), 2.0)])
@@ -37,12 +30,7 @@ class ProductReward(RewardFunction):
     def __init__(self, rewards: Mapping[str, Term] | Sequence[Term], *, name: str = "product") -> None:
         """(reward, weight) pairs; weights must be positive, 1 takes a score as it is."""
         self._terms = named_terms("product reward", rewards)
-        self.name = name
-        self.scope = "group" if any(reward.scope == "group" for _, reward, _ in self._terms) else "trajectory"
-        self.local = all(reward.local for _, reward, _ in self._terms)
-
-    async def score(self, trajectory: Trajectory) -> RewardResult:
-        return await _only(self, trajectory)
+        super().__init__(name, {term: reward for term, reward, _ in self._terms})
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[Result]:
         by_term = await all_or_cancel(
@@ -62,7 +50,7 @@ class ProductReward(RewardFunction):
         return RewardResult(score=math.prod(factors) if factors else None, breakdown=breakdown)
 
 
-class GatedReward(RewardFunction):
+class GatedReward(RewardOfRewards):
     """Rewards in order of importance: a later one counts only when the earlier ones reach their thresholds.
 
         GatedReward([(create_correctness_reward(), 1.0)], then=create_conciseness_reward())
@@ -88,19 +76,15 @@ class GatedReward(RewardFunction):
                 raise ConfigurationError(
                     f"the threshold of reward {gate!r} must be at most 1, got {threshold!r}"
                 )
-        self._then = as_reward(then)
+        self._then = as_term("gated reward", then)
         if any(gate == self._then.name for gate, _, _ in self._gates):
             raise ConfigurationError(
                 f"reward {self._then.name!r} stands twice: name the gates by a mapping, "
                 "{name: (reward, threshold)}"
             )
-        self.name = name
-        rewards = [self._then, *(reward for _, reward, _ in self._gates)]
-        self.scope = "group" if any(reward.scope == "group" for reward in rewards) else "trajectory"
-        self.local = all(reward.local for reward in rewards)
-
-    async def score(self, trajectory: Trajectory) -> RewardResult:
-        return await _only(self, trajectory)
+        super().__init__(
+            name, {gate: reward for gate, reward, _ in self._gates} | {self._then.name: self._then}
+        )
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[Result]:
         num_stages = len(self._gates) + 1
@@ -132,19 +116,9 @@ def _part(whole: str, name: str, result: Result, breakdown: dict[str, float]) ->
     """A term's score, its parts written into the whole's breakdown; a failure where it is not in [0, 1]."""
     if isinstance(result, RewardFailure):
         return result
-    breakdown.update({f"{name}/{part}": value for part, value in result.breakdown.items()})
-    if result.score is None:
-        return None
-    if not 0 <= result.score <= 1 + _ROUNDING:
+    breakdown.update(parts_of(name, result))
+    if result.score is not None and not 0 <= result.score <= 1 + _ROUNDING:
         return RewardFailure(
             f"reward {whole}: {name} gave {result.score!r}, which is not between 0 and 1: scale it first"
         )
-    breakdown[name] = result.score
     return result.score
-
-
-async def _only(reward: RewardFunction, trajectory: Trajectory) -> RewardResult:
-    [result] = await reward.score_group([trajectory])
-    if isinstance(result, RewardFailure):
-        raise result
-    return result

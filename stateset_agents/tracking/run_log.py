@@ -79,6 +79,8 @@ class Rollout:
     advantages: tuple[float, ...] | None
     """One per sampled token; None where the conversation did not train."""
     metadata: Mapping[str, Any]
+    branch_of: tuple[int, int] | None = None
+    """For a branch, the member of its group and the turn (from 0) at which it leaves that one's turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,15 @@ class RunLog:
             values = {name: math.nan if value is None else value for name, value in record.items()}
             yield MetricLine(step, time, values)
 
-    def rollouts(self, *stages: str) -> Iterator[Rollout]:
-        """Conversations in the order written; of all stages when none is named."""
+    def rollouts(self, *stages: str, branches: bool = False) -> Iterator[Rollout]:
+        """Conversations in the order written; of all stages when none is named.
+
+        `branches`: with the other ways on that were played from their turns, which train nothing and count
+        in no reward or success.
+        """
         for record in _records(self.folder.rollouts):
+            if record.get("branch_of") and not branches:
+                continue
             if not stages or record["stage"] in stages:
                 yield _rollout(record)
 
@@ -131,8 +139,9 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
 def _rollout(record: dict[str, Any]) -> Rollout:
     for name in ("token_ids", "mask", "logprobs", "versions", "changes"):
         record[name] = tuple(record[name])
-    if record["advantages"] is not None:
-        record["advantages"] = tuple(record["advantages"])
+    for name in ("advantages", "branch_of"):
+        if record.get(name) is not None:
+            record[name] = tuple(record[name])
     record["turns"] = tuple(RecordedTurn(**turn) for turn in record["turns"])
     record["messages"] = tuple(_message(message) for message in record["messages"])
     return Rollout(**record)

@@ -53,7 +53,7 @@ class JsonlTracker:
         *,
         stage: Stage = "train",
     ) -> None:
-        """Every conversation of `groups`, in order.
+        """Every conversation of `groups`, in order: each group's members, then its branches.
 
         `advantages[g][m]` holds one number per token that member m of group g sampled, or None where
         that member does not train; None for all where nothing trains (an evaluation).
@@ -61,9 +61,12 @@ class JsonlTracker:
         records = []
         for place, group in enumerate(groups):
             own = [None] * len(group.trajectories) if advantages is None else advantages[place]
+            head = {"step": step, "stage": stage, "group": group.key, "weight": group.weight}
             for trajectory, credit in zip(group.trajectories, own, strict=True):
-                head = {"step": step, "stage": stage, "group": group.key, "weight": group.weight}
-                records.append({**head, **rollout_record(trajectory, credit)})
+                records.append({**head, "branch_of": None, **rollout_record(trajectory, credit)})
+            for branch in group.branches:
+                left = [branch.trajectory.member, branch.turn]
+                records.append({**head, "branch_of": left, **rollout_record(branch.trajectory)})
         self._rollouts.write(records)
 
     def log_event(self, name: str, **fields: Any) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stateset_agents.core.trajectory import Trajectory
 
-__all__ = ["MicroBatch", "Sample", "make_micro_batches"]
+__all__ = ["MicroBatch", "Sample", "cut", "make_micro_batches", "padded"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,29 +89,48 @@ def make_micro_batches(samples: Sequence[Sample], *, max_rows: int, max_tokens: 
     """
     lengths = [len(sample.trajectory.token_ids) for sample in samples]
     idle = [not any(sample.advantages) for sample in samples]
+    batches = cut(lengths, apart=idle, max_rows=max_rows, max_tokens=max_tokens)
+    return [_micro_batch(samples, places) for places in batches]
+
+
+def cut(
+    lengths: Sequence[int], *, max_rows: int, max_tokens: int, apart: Sequence[bool] | None = None
+) -> list[list[int]]:
+    """Places of rows that are forwarded together, shorter ones first; see `make_micro_batches`.
+
+    Rows of which one stands `apart` and the other does not are never together.
+    """
+    flags = apart or [False] * len(lengths)
     batches: list[list[int]] = []
-    for place in sorted(range(len(samples)), key=lambda place: (idle[place], lengths[place], place)):
+    for place in sorted(range(len(lengths)), key=lambda place: (flags[place], lengths[place], place)):
         current = batches[-1] if batches else []
         fits = len(current) < max_rows and (len(current) + 1) * lengths[place] <= max_tokens
-        if current and fits and idle[current[0]] == idle[place]:
+        if current and fits and flags[current[0]] == flags[place]:
             current.append(place)
         else:
             batches.append([place])
-    return [_micro_batch(samples, places) for places in batches]
+    return batches
+
+
+def padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """[R, T] ids, filled up on the right with -1."""
+    input_ids = torch.full((len(rows), max(len(row) for row in rows)), _PADDING, dtype=torch.long)
+    for place, row in enumerate(rows):
+        input_ids[place, : len(row)] = torch.tensor(row)
+    return input_ids
 
 
 def _micro_batch(samples: Sequence[Sample], places: Sequence[int]) -> MicroBatch:
     rows = [samples[place].trajectory.token_ids for place in places]
-    width = max(len(row) for row in rows)
-    input_ids = torch.full((len(rows), width), _PADDING, dtype=torch.long)
+    input_ids = padded(rows)
+    width = input_ids.shape[1]
     positions: list[int] = []
     trajectory_ids: list[int] = []
     old_logprobs: list[float] = []
     advantages: list[float] = []
     versions: list[int] = []
-    for row_index, (place, row) in enumerate(zip(places, rows, strict=True)):
+    for row_index, place in enumerate(places):
         trajectory = samples[place].trajectory
-        input_ids[row_index, : len(row)] = torch.tensor(row)
         trained = [t for t, bit in enumerate(trajectory.action_mask) if bit]
         logprobs, made_by = trajectory.logprobs, trajectory.versions
         positions.extend(row_index * width + t - 1 for t in trained)

@@ -3,9 +3,9 @@
     step-000050/
       model/               fp32 master weights, config, tokenizer, as plain transformers loads them
       optimizer.safetensors
+      critic.safetensors   value head and its optimiser, where advantage_estimator has a critic
       state.json           step, version, frontier, schedule, KL coefficient, settings, machine
       manifest.json        schema version and the SHA-256 of every other file
-    best                   a link to the best step's, where the run evaluates
 
 It is written to a temporary name, synced, and renamed; a crash leaves the old ones untouched.
 """
@@ -18,7 +18,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,10 @@ from stateset_agents.errors import CheckpointError
 __all__ = [
     "SCHEMA_VERSION",
     "Checkpoint",
-    "best_checkpoint",
     "fingerprint",
     "latest_checkpoint",
     "load_checkpoint",
     "machine",
-    "mark_best",
     "prune",
     "remove_later",
     "save_checkpoint",
@@ -57,6 +55,8 @@ class Checkpoint:
     """fp32 master weights by parameter name."""
     optimizer: Mapping[str, Any]
     """`Optimization.state()`."""
+    critic: Mapping[str, Tensor] = field(default_factory=dict)
+    """`Learner.critic_state()`; empty without a critic."""
     state: Mapping[str, Any]
     """Plain JSON: version, frontier, KL coefficient, settings, machine."""
 
@@ -92,6 +92,9 @@ def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
     save_file(weights, partial / "model" / "model.safetensors", metadata={"format": "pt"})
     tensors, rest = _split_optimizer(checkpoint.optimizer)
     save_file(tensors, partial / "optimizer.safetensors")
+    if checkpoint.critic:
+        critic = {name: _saveable(tensor) for name, tensor in checkpoint.critic.items()}
+        save_file(critic, partial / "critic.safetensors")
     head = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "optimizer": rest}
     _write_json(partial / "state.json", {**head, **checkpoint.state})
     files = sorted(path for path in partial.rglob("*") if path.is_file())
@@ -134,7 +137,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     state = _read_json(path / "state.json")
     weights = load_file(path / "model" / "model.safetensors")
     optimizer = _join_optimizer(load_file(path / "optimizer.safetensors"), state.pop("optimizer"))
-    return Checkpoint(step=state["step"], weights=weights, optimizer=optimizer, state=state)
+    critic = load_file(path / "critic.safetensors") if "critic.safetensors" in sums else {}
+    return Checkpoint(step=state["step"], weights=weights, optimizer=optimizer, critic=critic, state=state)
 
 
 _FILES = {"model/model.safetensors", "optimizer.safetensors", "state.json"}
@@ -158,29 +162,10 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def mark_best(folder: Path, step: int | None) -> None:
-    """Let `folder/best` lead to the checkpoint of `step`; where there is none (any more) it goes."""
-    link, beside = folder / "best", folder / f".best.{os.getpid()}"
-    beside.unlink(missing_ok=True)
-    if step is None or not (folder / f"step-{step:06d}").is_dir():
-        link.unlink(missing_ok=True)
-        return
-    beside.symlink_to(f"step-{step:06d}", target_is_directory=True)
-    beside.replace(link)
-
-
-def best_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that `folder/best` leads to, or None."""
-    link = folder / "best"
-    return link.resolve() if link.is_dir() else None
-
-
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints and the best one, and what a kill left unfinished."""
-    best = best_checkpoint(folder)
+    """Remove all but the newest `keep` checkpoints, and what a kill left unfinished."""
     for path in (*_steps(folder)[:-keep], *folder.glob(".step-*")):
-        if best is None or path.name != best.name:
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_later(folder: Path, step: int) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from stateset_agents.settings import Settings
+from stateset_agents.training.estimators import foreign_setting
 from stateset_agents.training.profiles import PROFILES, TrainingProfile, canonical, defaults
 
 __all__ = ["PROFILES", "TrainingConfig", "TrainingProfile"]
@@ -37,9 +38,9 @@ class TrainingConfig(Settings):
     max_steps: int | None = Field(default=None, ge=1, description="Optimiser steps; overrides num_episodes.")
     num_generations: int = Field(
         default=8,
-        ge=2,
+        ge=1,
         validation_alias=_alias("num_generations", "group_size"),
-        description="Members of a group.",
+        description="Members of a group; one alone trains under turn_gae and token_gae only.",
     )
     per_device_train_batch_size: int = Field(
         default=1, ge=1, description="Episodes of one forward-backward pass."
@@ -55,13 +56,8 @@ class TrainingConfig(Settings):
 
     # Optimiser
     learning_rate: float = Field(default=5e-6, ge=0.0, description="Peak of the schedule.")
-    lr_scheduler_type: Literal["constant", "linear", "cosine", "inverse_sqrt"] = Field(
-        default="cosine",
-        description="After warm-up: constant, down in a line or a half cosine, or as 1/sqrt(n). The alias "
-        "constant_with_warmup is accepted: all of them warm up, and with warmup_ratio 0 none does.",
-    )
-    lr_min_ratio: float = Field(
-        default=0.0, ge=0.0, lt=1.0, description="What the fall ends at, as a share of learning_rate."
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
+        default="cosine", description="After warm-up: constant, or down to 0 in a line or a half cosine."
     )
     warmup_ratio: float = Field(
         default=0.1, ge=0.0, lt=1.0, description="Share of the steps spent warming up."
@@ -120,20 +116,58 @@ class TrainingConfig(Settings):
     )
 
     # Advantages
+    advantage_estimator: Literal["group", "turn_group", "turn_gae", "token_gae", "hybrid"] = Field(
+        default="group",
+        description="Who gets the credit: a whole conversation against its group, a turn against its "
+        "siblings' turns, a turn or token against a critic (GAE), or the outcome against its group plus "
+        "turn rewards by GAE; see docs/algorithms.md.",
+    )
     baseline_type: Literal["group_mean", "group_median", "global_mean", "leave_one_out"] = Field(
-        default="group_mean", description="What a reward is compared with."
+        default="group_mean", description="What a conversation's reward is compared with."
     )
     advantage_normalization: Literal["population", "sample", "batch", "none"] = Field(
         default="population",
         validation_alias=_alias("advantage_normalization", "scale_rewards"),
-        description="Standard deviation that advantages are divided by; True is population, False none.",
+        description="Standard deviation that advantages are divided by; False is none, True the "
+        "estimator's own. turn_group has none, with a critic it is batch (centred, too) or none.",
     )
     reward_clip: float = Field(
-        default=10.0, gt=0.0, description="Rewards are clipped to ±this before comparison."
+        default=10.0,
+        gt=0.0,
+        description="Rewards are clipped to ±this before comparison: a conversation's, or with per-turn "
+        "credit each turn's.",
     )
     min_group_size: int = Field(
-        default=2, ge=2, description="A group with fewer scored members is left out of the step."
+        default=2,
+        ge=1,
+        description="A group with fewer scored members is left out of the step; turn_gae and token_gae "
+        "have 1.",
     )
+    gamma: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="Discount from one turn to the next; within a turn there is none.",
+    )
+    gae_lambda: float = Field(
+        default=0.95,
+        ge=0.0,
+        le=1.0,
+        description="GAE's trade of the critic's bias (0) for the rewards' noise (1).",
+    )
+    bootstrap_truncated: bool = Field(
+        default=True,
+        description="A conversation cut by a limit is worth what the critic expects after the cut, too; "
+        "false where the limit is part of the task.",
+    )
+
+    # Critic, of the estimators that have one
+    value_learning_rate: float = Field(default=1e-3, gt=0.0, description="Of the value head, constant.")
+    value_iterations: int = Field(default=4, ge=1, description="Optimiser steps of the head on each batch.")
+    value_clip: float | None = Field(
+        default=0.2, gt=0.0, description="Values move at most this far in a step, in units of reward."
+    )
+    value_dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="Of the value head, in training.")
 
     # KL to the reference model
     beta: float = Field(
@@ -159,17 +193,6 @@ class TrainingConfig(Settings):
     temperature: float = Field(
         default=1.0, gt=0.0, description="Of training rollouts; the log-probs follow it."
     )
-    temperature_schedule: Literal["none", "adaptive"] = Field(
-        default="none",
-        description="adaptive: after each step whose mean reward reaches temperature_target the temperature "
-        "is multiplied by temperature_decay, after any other by 1.01; it stays between temperature_min and "
-        "`temperature`.",
-    )
-    temperature_min: float = Field(default=0.3, gt=0.0, description="Lowest temperature of the schedule.")
-    temperature_decay: float = Field(
-        default=0.995, gt=0.0, le=1.0, description="Factor on it after a step that reached the target."
-    )
-    temperature_target: float = Field(default=0.7, description="Mean reward from which it cools.")
     max_concurrent: int = Field(default=64, ge=1, description="Conversations at once.")
     scheduling: Literal["auto", "deterministic", "throughput"] = Field(
         default="auto",
@@ -177,6 +200,18 @@ class TrainingConfig(Settings):
         "when the environment is local.",
     )
     episode_retries: int = Field(default=1, ge=0, description="Times a failed conversation is played again.")
+    turn_timeout: float | None = Field(
+        default=300.0,
+        gt=0.0,
+        description="Seconds the environment (its user, its tools) may take for one answer; a conversation "
+        "that waits longer fails. None: for ever.",
+    )
+    reward_timeout: float | None = Field(
+        default=300.0,
+        gt=0.0,
+        description="Seconds that scoring a group may take; members without a score by then stay unscored. "
+        "None: for ever.",
+    )
     max_failed_steps: int = Field(
         default=3, ge=1, description="Steps in a row without a usable group that stop."
     )
@@ -194,23 +229,6 @@ class TrainingConfig(Settings):
     eval_episodes: int = Field(
         default=100, ge=1, description="Most validation scenarios of one such evaluation."
     )
-    metric_for_best: Literal["auto", "eval/success", "eval/reward"] = Field(
-        default="auto",
-        description="By which evaluation a checkpoint is the best; auto is eval/success where the "
-        "environment gives a verdict, else eval/reward.",
-    )
-    early_stopping_patience: int = Field(
-        default=0,
-        ge=0,
-        description="Evaluations in a row without improvement that end the training; 0 never does.",
-    )
-    early_stopping_threshold: float = Field(
-        default=0.0, ge=0.0, description="An improvement is more than this above the best so far."
-    )
-    load_best_at_end: bool = Field(
-        default=False,
-        description="The agent ends with the best evaluation's weights instead of the last step's.",
-    )
     log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
 
     def __init__(self, **settings: Any) -> None:
@@ -219,20 +237,16 @@ class TrainingConfig(Settings):
         super().__init__(**{**defaults(given), **given})
         self.model_fields_set.intersection_update(given)  # what the user said, for with_recommended
 
-    @field_validator("advantage_normalization", mode="before")
-    @classmethod
-    def _from_bool(cls, value: Any) -> Any:
-        return {True: "population", False: "none"}[value] if isinstance(value, bool) else value
-
-    @field_validator("lr_scheduler_type", mode="before")
-    @classmethod
-    def _constant_warms_up(cls, value: Any) -> Any:
-        return "constant" if value == "constant_with_warmup" else value
-
     @model_validator(mode="after")
     def _refuse_what_cannot_be(self) -> Self:
         if self.baseline_type == "leave_one_out" and self.advantage_normalization != "none":
             raise ValueError("leave_one_out is unbiased only unscaled: set advantage_normalization to none")
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        wrong = foreign_setting(
+            self.advantage_estimator, {name: getattr(self, name) for name in defaults}, defaults
+        )
+        if wrong is not None:
+            raise ValueError(wrong)
         if self.min_group_size > self.num_generations:
             raise ValueError(
                 f"min_group_size {self.min_group_size} exceeds num_generations {self.num_generations}: "
@@ -242,16 +256,6 @@ class TrainingConfig(Settings):
             raise ValueError("kl_placement reward is exact with k1 only: set kl_estimator to k1")
         if self.kl_controller != "fixed" and not self.uses_reference:
             raise ValueError("a moving beta needs beta > 0 and use_reference_model true")
-        if self.lr_min_ratio and self.lr_scheduler_type == "constant":
-            raise ValueError("a constant learning rate has no lowest: leave lr_min_ratio at 0")
-        if self.temperature_schedule == "adaptive" and self.temperature_min > self.temperature:
-            raise ValueError(
-                f"temperature_min {self.temperature_min:g} exceeds the temperature {self.temperature:g} that "
-                "the schedule starts at: lower it"
-            )
-        if not self.eval_steps and (self.early_stopping_patience or self.load_best_at_end):
-            asked = "early_stopping_patience" if self.early_stopping_patience else "load_best_at_end"
-            raise ValueError(f"{asked} needs evaluations: set eval_steps, for example to 10")
         if self.dual_clip is not None and self.loss_type in ("cispo", "reinforce"):
             raise ValueError(f"{self.loss_type} has no dual clip: leave dual_clip unset")
         return self

@@ -15,14 +15,28 @@ from torch import Tensor, nn
 from stateset_agents.algorithms.aggregation import Denominators, LossOutput, Metrics
 from stateset_agents.algorithms.kl import create_kl_controller, kl_rewards, token_returns_to_go
 from stateset_agents.algorithms.losses import LOSSES, entropy_loss, policy_loss
+from stateset_agents.core.trajectory import TrajectoryGroup
+from stateset_agents.core.value_function import create_value_function
 from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.streams import derive
 from stateset_agents.training.batch import MicroBatch, Sample, make_micro_batches
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.credit import Credited, assign_credit, trainable
+from stateset_agents.training.critic import Critic, Expected
+from stateset_agents.training.estimators import ESTIMATORS
 from stateset_agents.training.optimization import Optimization, StepResult, autocast_dtype
 from stateset_agents.training.policy import Policy
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "Lesson"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What one step's groups teach policy and critic."""
+
+    credited: Credited
+    expected: Expected | None = None
+    """By the critic, where the estimator has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +77,33 @@ class Learner:
         self.optimization = Optimization(
             model, config, num_updates=num_steps * config.num_iterations, scale=autocast is torch.float16
         )
+        self.critic = self._make_critic(autocast)
         self.midway = False
         """True once an update has moved weights and before it is through: no state to keep."""
         self._recompute_old = not exact_logprobs or autocast is not None
 
-    def set_temperature(self, temperature: float) -> None:
-        """Of the rollouts that the next update learns from; policy and reference score at it."""
-        self.policy.temperature = temperature
-        if self.reference is not None:
-            self.reference.temperature = temperature
+    def _make_critic(self, autocast: torch.dtype | None) -> Critic | None:
+        config, per = self.config, ESTIMATORS[self.config.advantage_estimator].critic
+        if per is None:
+            return None
+        with _own_randomness(derive(config.seed, "critic"), self.policy.device):
+            value_function = create_value_function(
+                self.policy.model,
+                gamma=config.gamma,
+                gae_lambda=config.gae_lambda,
+                dropout=config.value_dropout,
+                value_clip=config.value_clip,
+                learning_rate=config.value_learning_rate,
+                max_grad_norm=config.max_grad_norm,
+                autocast=autocast,
+            )
+        return Critic(
+            value_function, per=per, iterations=config.value_iterations, **self._micro_batch_bounds()
+        )
+
+    def _micro_batch_bounds(self) -> dict[str, int]:
+        rows = self.config.per_device_train_batch_size * self.config.num_generations
+        return {"max_rows": rows, "max_tokens": self.config.micro_batch_tokens}
 
     def weights(self) -> dict[str, Tensor]:
         """The master weights by name: the live tensors, which the next update changes."""
@@ -86,6 +118,30 @@ class Learner:
         config.save_pretrained(path)
         model.generation_config.save_pretrained(path)
 
+    def credit(self, groups: Sequence[TrajectoryGroup]) -> Lesson:
+        """What a step's groups teach, by `advantage_estimator`; the critic says first what it expected."""
+        if self.critic is None:
+            return Lesson(assign_credit(groups, self.config))
+        places = trainable(groups, self.config)
+        if not places:
+            return Lesson(assign_credit(groups, self.config))
+        expected = self.critic.expect([groups[place].trajectories[member] for place, member in places])
+        values = dict(zip(places, expected.valued, strict=True))
+        return Lesson(assign_credit(groups, self.config, values), expected)
+
+    def learn(self, lesson: Lesson, *, step: int) -> dict[str, float]:
+        """Update the policy, then the critic; returns metrics."""
+        samples = lesson.credited.samples
+        if not samples:
+            return {"optimizer/skipped": 1.0}
+        metrics = {**self.update(samples, step=step), **lesson.credited.metrics}
+        if self.critic is not None and lesson.expected is not None:
+            self.midway = True
+            with _own_randomness(derive(self.config.seed, "critic", step), self.policy.device):
+                metrics |= self.critic.learn(lesson.expected, lesson.credited.returns)
+            self.midway = False
+        return metrics
+
     def update(self, samples: Sequence[Sample], *, step: int) -> dict[str, float]:
         """`num_iterations` optimiser steps on one step's samples; returns metrics.
 
@@ -93,14 +149,8 @@ class Learner:
         sample has an advantage and no other term has a gradient, the weights stay as they are (AdamW
         would move them on a zero gradient).
         """
-        denominators = Denominators.of(
-            [sample.trajectory.num_agent_tokens for sample in samples], max_length=self.config.loss_length
-        )
-        batches = make_micro_batches(
-            samples,
-            max_rows=self.config.per_device_train_batch_size * self.config.num_generations,
-            max_tokens=self.config.micro_batch_tokens,
-        )
+        denominators = self._denominators(samples)
+        batches = make_micro_batches(samples, **self._micro_batch_bounds())
         metrics = {
             "batch/micro_batches": float(len(batches)),
             "tokens/padding": float(sum(batch.num_padding for batch in batches)),
@@ -110,10 +160,48 @@ class Learner:
             return metrics | {"optimizer/skipped": 1.0}
         try:
             with _own_randomness(derive(self.config.seed, "update", step), self.policy.device):
-                prepared, mismatch = self._prepare([batch.to(self.policy.device) for batch in batches], every)
+                prepared, mismatch = self._prepare(batches, every, self.kl.beta)
                 return metrics | mismatch | self._passes(prepared, denominators)
         finally:
             self.optimization.discard()
+
+    def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
+        """The loss of these samples under the weights as they are; nothing steps.
+
+        `beta` stands in for the coefficient of the KL to the reference. total_loss carries the gradient;
+        beside it, without: policy_loss, kl_penalty (beta times the KL, 0 without a reference), entropy,
+        approx_kl (to the policy that sampled, k3) and clip_fraction. Dropout is off.
+
+        Raises ConfigurationError where there is no sample, or a `beta` and no reference.
+        """
+        if not samples:
+            raise ConfigurationError("no sample has an advantage: score a group of at least min_group_size")
+        coefficient = self.kl.beta if beta is None else beta
+        if coefficient and self.reference is None:
+            raise ConfigurationError(
+                f"beta {coefficient} needs a reference: train with beta > 0 and use_reference_model true"
+            )
+        denominators = self._denominators(samples)
+        batches = make_micro_batches(samples, **self._micro_batch_bounds())
+        prepared, _ = self._prepare(batches, True, coefficient)
+        _set_mode(self.policy.model, dropout=False)
+        outputs = [self._loss(one.batch, one.reference, denominators, coefficient) for one in prepared]
+        parts = sum((output.metrics for output in outputs), Metrics()).shares
+        total = torch.stack([output.loss for output in outputs]).sum()
+        clipped = parts["policy/clip_fraction_low"] + parts["policy/clip_fraction_high"]
+        return {
+            "total_loss": total,
+            "policy_loss": parts["loss/policy"],
+            "kl_penalty": parts.get("loss/kl", torch.zeros_like(total)).detach(),
+            "entropy": parts["policy/entropy"],
+            "approx_kl": parts["kl/old"],
+            "clip_fraction": clipped,
+        }
+
+    def _denominators(self, samples: Sequence[Sample]) -> Denominators:
+        return Denominators.of(
+            [sample.trajectory.num_agent_tokens for sample in samples], max_length=self.config.loss_length
+        )
 
     def _passes(self, prepared: Sequence[_Prepared], denominators: Denominators) -> dict[str, float]:
         conversations = denominators.num_trajectories
@@ -144,7 +232,7 @@ class Learner:
         metrics = Metrics()
         for one in prepared:
             with torch.set_grad_enabled(one.trains):
-                output = self._loss(one.batch, one.reference, denominators)
+                output = self._loss(one.batch, one.reference, denominators, self.kl.beta)
             if one.trains:
                 self.optimization.backward(output.loss)
             metrics = metrics + output.metrics
@@ -152,13 +240,13 @@ class Learner:
 
     @torch.no_grad()
     def _prepare(
-        self, batches: Sequence[MicroBatch], every: bool
+        self, batches: Sequence[MicroBatch], every: bool, beta: float
     ) -> tuple[list[_Prepared], dict[str, float]]:
         """pi_old and the reference of each micro-batch, a KL in the reward; how far pi_old was off."""
         self.policy.model.eval()
         prepared = []
         worst = 0.0
-        for batch in batches:
+        for batch in (batch.to(self.policy.device) for batch in batches):
             if self._recompute_old:
                 old = self.policy.score(batch).logprobs
                 worst = max(worst, float((old - batch.old_logprobs).abs().max()))
@@ -167,13 +255,15 @@ class Learner:
             if self.reference is not None:
                 reference = self.reference.score(batch).logprobs
                 if self.config.kl_placement == "reward":
-                    cost = kl_rewards(batch.old_logprobs, reference, self.kl.beta)
+                    cost = kl_rewards(batch.old_logprobs, reference, beta)
                     to_go = token_returns_to_go(cost, batch.trajectory_ids)
                     batch = replace(batch, advantages=batch.advantages + to_go)
             prepared.append(_Prepared(batch, reference, trains))
         return prepared, {"policy/rollout_mismatch": worst} if self._recompute_old else {}
 
-    def _loss(self, batch: MicroBatch, reference: Tensor | None, denominators: Denominators) -> LossOutput:
+    def _loss(
+        self, batch: MicroBatch, reference: Tensor | None, denominators: Denominators, beta: float
+    ) -> LossOutput:
         config = self.config
         scores = self.policy.score(batch, entropy="gradient" if config.entropy_coef else "value")
         output = policy_loss(
@@ -187,7 +277,7 @@ class Learner:
             clip_ratio_high=config.clip_ratio_high,
             dual_clip=config.dual_clip,
             ref_logprobs=reference,
-            beta=self.kl.beta if config.kl_placement == "loss" else 0.0,
+            beta=beta if config.kl_placement == "loss" else 0.0,
             kl_estimator=config.kl_estimator,
         )
         assert scores.entropy is not None  # asked for above
@@ -201,7 +291,16 @@ class Learner:
         """Optimiser and KL coefficient, for a checkpoint; tensors are the live ones."""
         return {**self.optimization.state(), "kl": self.kl.state_dict()}
 
-    def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    def critic_state(self) -> dict[str, Tensor]:
+        """The critic's head and optimiser, the live tensors; empty without a critic."""
+        return {} if self.critic is None else self.critic.value_function.state_dict()
+
+    def restore(
+        self,
+        weights: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        critic: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Go on from a checkpoint; a tied tensor stands there under one of its names only.
 
         Raises CheckpointError, before anything changes, when the weights are of another model.
@@ -214,6 +313,8 @@ class Learner:
             raise CheckpointError(
                 f"the checkpoint's weights are of another model: {[*missing, *foreign][0]} differs"
             )
+        if self.critic is not None:
+            self.critic.value_function.load_state_dict(critic or {})
         self.policy.model.load_state_dict(dict(weights), strict=False)
         self.optimization.load(dict(state))
         self.kl = self.kl.restored(state["kl"])

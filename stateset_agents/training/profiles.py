@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.training.estimators import estimator_defaults
 
 __all__ = ["PROFILES", "TrainingProfile", "canonical", "defaults"]
 
@@ -51,9 +52,12 @@ _OWN_CLIP: Mapping[str, Mapping[str, float]] = {
 }
 """The papers' clip ranges, where the user names none."""
 
+_FLAG = {True: "population", False: "none"}
+
 
 def canonical(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """The settings under their fields' own names; bf16, fp16 and use_amp become `precision`.
+    """The settings under their fields' own names; bf16, fp16 and use_amp become `precision`,
+    and a bool in `advantage_normalization` the estimator's own, or none.
 
     `aliases`: other name -> field. Raises ConfigurationError where one field is given twice.
     """
@@ -76,14 +80,19 @@ def canonical(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[s
     if flags:
         chosen = next((name for name in ("bf16", "fp16") if flags.get(name)), None)
         given["precision"] = chosen or ("auto" if flags.get("use_amp") else "fp32")
+    scaling = given.get("advantage_normalization")
+    if isinstance(scaling, bool):
+        own = estimator_defaults(given.get("advantage_estimator", "group")).get("advantage_normalization")
+        given["advantage_normalization"] = "batch" if scaling and own == "batch" else _FLAG[scaling]
     return given
 
 
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What profile and loss set where nothing else is given."""
+    """What profile, loss and estimator set where nothing else is given."""
     profile = given.get("profile")
     known = profile if isinstance(profile, str) and profile in set(TrainingProfile) else "balanced"
     table = dict(PROFILES[TrainingProfile(known)])
+    table |= estimator_defaults(given.get("advantage_estimator", "group"))
     loss = given.get("loss_type", table.get("loss_type"))
     own = _OWN_CLIP.get(loss) if isinstance(loss, str) else None
     if own is None:

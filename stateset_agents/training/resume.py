@@ -21,16 +21,14 @@ from stateset_agents.training.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
     machine,
-    mark_best,
     prune,
     save_checkpoint,
 )
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.early_stopping import Best
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.optimization import schedule
 
-__all__ = ["MAY_DIFFER", "Identity", "RunState", "checkpoint_at", "keep", "newest", "take_up"]
+__all__ = ["MAY_DIFFER", "Identity", "Progress", "checkpoint_at", "keep", "newest", "take_up"]
 
 _log = get_logger(__name__)
 
@@ -48,17 +46,16 @@ MAY_DIFFER = frozenset(
         "training.save_total_limit",
         "training.eval_steps",
         "training.eval_episodes",
-        "training.early_stopping_patience",
-        "training.early_stopping_threshold",
-        "training.load_best_at_end",
         "training.log_rollouts",
+        "training.turn_timeout",
+        "training.reward_timeout",
     }
 )
 """How long a run is, what it writes, where it runs; the weights themselves say which model it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
+class Progress:
     """How far a run has come."""
 
     step: int = 0
@@ -72,20 +69,10 @@ class RunState:
     train_seconds: float = 0.0
     repeatable: bool = True
     """False once something happened that another run need not repeat: a retry, another machine."""
-    temperature: float | None = None
-    """Of the next rollout, where a schedule moves it."""
-    evaluated_step: int = 0
-    """After which the validation split was last played."""
-    best: Best = field(default_factory=Best)
+    reward: Mapping[str, Any] = field(default_factory=dict)
+    """Running statistics of the reward (`RewardFunction.state`)."""
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> RunState:
-        """From what `asdict` gave."""
-        return cls(**{**values, "best": Best(**values.get("best", {}))})
-
-    def after_step(
-        self, *, episodes: int, new_policy: bool, failed: bool, repeatable: bool, temperature: float
-    ) -> RunState:
+    def after_step(self, *, episodes: int, new_policy: bool, failed: bool, repeatable: bool) -> Progress:
         """One step further; its seconds are not added."""
         return replace(
             self,
@@ -94,7 +81,6 @@ class RunState:
             frontier=self.frontier + episodes,
             failed_steps=self.failed_steps + 1 if failed else 0,
             repeatable=self.repeatable and repeatable,
-            temperature=temperature,
         )
 
 
@@ -135,13 +121,13 @@ class Identity:
 def keep(
     folder: Path,
     learner: Learner,
-    state: RunState,
+    progress: Progress,
     identity: Identity,
     *,
     limit: int,
     tokenizer: Any = None,
 ) -> Path:
-    """Write the checkpoint of a finished step; older ones beyond `limit` go, but for the best.
+    """Write the checkpoint of a finished step; older ones beyond `limit` go.
 
     `tokenizer` is transformers' own, saved beside the weights.
 
@@ -156,17 +142,17 @@ def keep(
             tokenizer.save_pretrained(path)
 
     checkpoint = Checkpoint(
-        step=state.step,
+        step=progress.step,
         weights=learner.weights(),
         optimizer=learner.state(),
+        critic=learner.critic_state(),
         state={
-            "progress": asdict(state),
+            "progress": asdict(progress),
             "identity": _plain(asdict(identity)),
             "machine": machine(learner.policy.device),
         },
     )
     path = save_checkpoint(folder, checkpoint, write_model=write_model)
-    mark_best(folder, state.best.step)
     prune(folder, limit)
     return path
 
@@ -202,7 +188,7 @@ def checkpoint_at(path: Path) -> Path:
     return path
 
 
-def take_up(path: Path, learner: Learner, identity: Identity) -> RunState:
+def take_up(path: Path, learner: Learner, identity: Identity) -> Progress:
     """Put the learner where the checkpoint left it.
 
     Raises CheckpointError, with nothing changed, for a damaged one or one of another run. Another machine
@@ -211,13 +197,13 @@ def take_up(path: Path, learner: Learner, identity: Identity) -> RunState:
     """
     checkpoint = load_checkpoint(path)
     identity.refuse_other(path, checkpoint.state["identity"])
-    learner.restore(checkpoint.weights, checkpoint.optimizer)
+    learner.restore(checkpoint.weights, checkpoint.optimizer, checkpoint.critic)
     changes = _other_machine(checkpoint.state["machine"], machine(learner.policy.device))
     changes += _other_schedule(checkpoint.state["identity"]["settings"]["training"], learner)
     for change in changes:
         _log.warning(change)
-    state = RunState.from_json(checkpoint.state["progress"])
-    return replace(state, repeatable=state.repeatable and not changes)
+    progress = Progress(**checkpoint.state["progress"])
+    return replace(progress, repeatable=progress.repeatable and not changes)
 
 
 def _other_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -230,9 +216,7 @@ def _other_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def _other_schedule(then: Mapping[str, Any], learner: Learner) -> list[str]:
     """Would a run of the length it has now have made its updates so far at other learning rates?"""
     now = learner.config
-    rates = partial(
-        schedule, kind=now.lr_scheduler_type, warmup_ratio=now.warmup_ratio, min_ratio=now.lr_min_ratio
-    )
+    rates = partial(schedule, kind=now.lr_scheduler_type, warmup_ratio=now.warmup_ratio)
     was, is_now = TrainingConfig(**then).num_steps(), now.num_steps()
     lengths = was * now.num_iterations, is_now * now.num_iterations
     done = range(learner.optimization.num_updates)

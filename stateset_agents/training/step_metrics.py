@@ -18,6 +18,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """Figures of one step's groups; shares are of the conversations that did not fail.
 
     `success/rate` is left out where the environment gives no verdict, `reward/*` where nothing is scored.
+    Branches are counted apart, as what they cost: none of the other figures is theirs.
     """
     everyone = [trajectory for group in groups for trajectory in group.trajectories]
     played = [trajectory for trajectory in everyone if trajectory.status is not Status.FAILED]
@@ -34,6 +35,12 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         metrics["group/reward_std"] = math.sqrt(fmean(within))
     if played:
         metrics |= _shape(played)
+    if branches := [branch for group in groups for branch in group.branches]:
+        metrics |= {
+            "rollout/branches": float(len(branches)),
+            "rollout/branches_unscored": float(sum(b.trajectory.reward is None for b in branches)),
+            "tokens/branches": float(sum(branch.num_agent_tokens for branch in branches)),
+        }
     rewards = [t.reward for t in played if t.reward is not None]
     if rewards:
         metrics |= {"reward/mean": fmean(rewards), "reward/std": pstdev(rewards)}

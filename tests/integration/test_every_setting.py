@@ -37,7 +37,7 @@ class Change(NamedTuple):
 
 
 OFF_POLICY = {"num_iterations": 3, "learning_rate": 0.05, "beta": 0.0}
-COOLING = {"temperature_schedule": "adaptive", "temperature_target": 0.0, "temperature_decay": 0.5}
+CRITIC = {"advantage_estimator": "token_gae"}
 K1 = {"kl_estimator": "k1", "num_iterations": 2}
 
 TRAINING = {
@@ -64,6 +64,14 @@ TRAINING = {
     "dual_clip": Change(1.01, given=OFF_POLICY),
     "loss_length": Change(3, "metrics", {"loss_type": "dr_grpo"}),
     "entropy_coef": Change(0.1),
+    "advantage_estimator": Change("turn_group"),
+    "gamma": Change(0.5, given={"advantage_estimator": "turn_group"}),
+    "gae_lambda": Change(0.5, given=CRITIC),
+    "bootstrap_truncated": Change(False, given=CRITIC, parts="cut after a turn"),
+    "value_learning_rate": Change(0.1, given=CRITIC),
+    "value_iterations": Change(1, given=CRITIC),
+    "value_clip": Change(0.001, given=CRITIC),
+    "value_dropout": Change(0.5, given=CRITIC),
     "baseline_type": Change("group_median"),
     "advantage_normalization": Change("none"),
     "reward_clip": Change(0.3),
@@ -79,6 +87,8 @@ TRAINING = {
     "max_concurrent": Change(2, "peak"),
     "scheduling": Change("throughput", "files"),
     "episode_retries": Change(0, "metrics", parts="one conversation fails"),
+    "turn_timeout": Change(0.5, "files", parts="one conversation is slow"),
+    "reward_timeout": Change(0.5, "metrics", parts="one reward is slow"),
     "max_failed_steps": Change(1, "error", parts="all fail from step 2"),
     "output_dir": Change("elsewhere", "files"),
     "run_name": Change("other", "files"),
@@ -86,15 +96,6 @@ TRAINING = {
     "save_total_limit": Change(1, "files", {"save_steps": 1}),
     "eval_steps": Change(1, "metrics", {"eval_episodes": 4}),
     "eval_episodes": Change(2, "metrics", {"eval_steps": 1, "eval_episodes": 4}),
-    "lr_min_ratio": Change(0.5),
-    "temperature_schedule": Change("adaptive", given={**COOLING, "temperature_schedule": "none"}),
-    "temperature_min": Change(0.9, given=COOLING),
-    "temperature_decay": Change(0.6, given=COOLING),
-    "temperature_target": Change(2.0, given=COOLING),
-    "metric_for_best": Change("eval/success", "error", {"eval_steps": 1}),
-    "early_stopping_patience": Change(1, "metrics", {"eval_steps": 1, "early_stopping_threshold": 10.0}),
-    "early_stopping_threshold": Change(10.0, "metrics", {"eval_steps": 1, "early_stopping_patience": 1}),
-    "load_best_at_end": Change(True, "agent", {"eval_steps": 1, "learning_rate": 0.03}),
     "log_rollouts": Change(False, "files"),
 }
 
@@ -156,8 +157,6 @@ class Seen:
     """What a run did."""
 
     weights: str = ""
-    agent: str = ""
-    """Its weights after the run."""
     metrics: list[Any] = field(default_factory=list)
     files: list[Any] = field(default_factory=list)
     error: str = ""
@@ -175,10 +174,19 @@ async def three_of_four(trajectory):
     return None if trajectory.member == 3 else await even_share._function(trajectory)
 
 
+@reward_function(name="even_share", local=True)
+async def three_in_time(trajectory):
+    await asyncio.sleep(2.0 if trajectory.member == 3 else 0.0)
+    return await even_share._function(trajectory)
+
+
 PARTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "dropout": {"dropout": 0.5},
+    "cut after a turn": {"max_turns": 1},
     "three of four scored": {"reward": three_of_four},
+    "one conversation is slow": {"slow": lambda call: call == 3},
+    "one reward is slow": {"reward": three_in_time},
     "one conversation fails": {"breaks": lambda call: call == 3},
     "all fail from step 2": {"breaks": lambda call: call > 4},
 }
@@ -220,7 +228,6 @@ async def watch(trainer: Any, work: Any, root: Path) -> Seen:
         seen.error = str(error)
     if trainer.is_ready:
         seen.weights = fingerprint(trainer.learner.weights())
-        seen.agent = fingerprint(trainer.agent.backend.model.state_dict())
         seen.metrics = numbers(trainer)
         seen.said = await trainer.agent.generate_response("hi")
     seen.peak = trainer.environment.peak
@@ -251,7 +258,9 @@ def run_training(folder: Path) -> Any:
         trainer = make_trainer(
             root,
             agent=make_agent(dropout=made.get("dropout", 0.0)),
-            environment=Watched(made.get("breaks", lambda call: False)),
+            environment=Watched(
+                made.get("breaks"), slow=made.get("slow"), max_turns=made.get("max_turns", 2)
+            ),
             reward=made.get("reward", even_share),
             **{**base, **settings},
         )

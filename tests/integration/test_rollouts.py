@@ -121,6 +121,46 @@ async def test_random_delays_leave_every_token_as_it_was() -> None:
         assert await once(max_concurrent) == first
 
 
+async def test_random_delays_leave_every_token_of_the_branches_as_it_was() -> None:
+    dice = random.Random()  # unseeded on purpose: no two runs wait alike
+
+    async def dawdle(conversation: ChattyConversation, reply: Message) -> None:
+        await asyncio.sleep(dice.random() * 0.01)
+        if conversation.turn == 3 and len(reply.content) % 4 == 0:
+            raise ConnectionError("as it happens")  # among members and among branches
+
+    class Slow(EnvironmentReward):
+        async def score(self, trajectory: Trajectory) -> Any:
+            await asyncio.sleep(dice.random() * 0.01)
+            return await super().score(trajectory)
+
+    async def once(max_concurrent: int) -> list[Any]:
+        agent = await started()
+        environment = ChattyEnvironment(turns=3, answer=dawdle)
+        engine = ComputationalEngine(
+            agent, environment, Slow(), num_generations=3, num_branches=2, max_concurrent=max_concurrent
+        )
+        groups = [*await engine.rollout(scenarios(2), seed=2, step=0)]
+        groups += await engine.rollout(scenarios(2), seed=2, step=1)
+        assert environment.num_open == 0
+        assert await sessions_left(agent) == 0
+        for branch in (branch for group in groups for branch in group.branches):
+            row, mask = branch.trajectory.token_ids, branch.trajectory.action_mask
+            fresh = [
+                value * bit for value, bit in zip([0.0, *await agent.backend.score(row)], mask, strict=True)
+            ]
+            assert branch.trajectory.logprobs == pytest.approx(fresh, abs=1e-4)
+        await agent.close()
+        everything = [*members(groups), *(b.trajectory for group in groups for b in group.branches)]
+        return [(t.member, t.status, t.token_ids, t.logprobs, t.reward) for t in everything]
+
+    for max_concurrent in (4, 64):
+        first = await once(max_concurrent)
+        assert {Status.FAILED, Status.TERMINATED} == {status for _, status, *_ in first}
+        assert len(first) > 2 * 12
+        assert await once(max_concurrent) == first
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
 async def test_a_cancelled_rollout_leaves_the_backend_empty_and_usable(deterministic: bool) -> None:
     agent = await started(scheduling="deterministic" if deterministic else "throughput")

@@ -25,6 +25,8 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import reward_function
 from stateset_agents.errors import CheckpointError, ConfigurationError
+from stateset_agents.rewards.scaling import NormalizedReward
+from stateset_agents.rewards.shaping import PotentialShaping
 from stateset_agents.tracking.run_log import RunLog
 
 
@@ -340,3 +342,30 @@ async def test_a_plain_function_may_be_the_reward(tmp_path):
         ConfigurationError, match="a reward must be a RewardFunction or a function, got float"
     ):
         make_trainer(tmp_path, reward=0.5)
+
+
+async def test_running_statistics_of_a_reward_move_once_a_step_and_are_resumed_bit_equal(tmp_path):
+    whole = make_trainer(tmp_path, reward=NormalizedReward(even_share), eval_steps=1)
+    async with whole:
+        await whole.train()
+        count = whole.reward_fn.running.count
+    assert count == 3 * 2 * 4  # the evaluations' conversations are not among them
+
+    part = make_trainer(tmp_path, reward=NormalizedReward(even_share), eval_steps=1, save_steps=1)
+    async with part:
+        for _ in range(2):
+            await part.step()
+        path = await part.save_checkpoint()
+    resumed = make_trainer(tmp_path, reward=NormalizedReward(even_share), eval_steps=1, save_steps=1)
+    async with resumed:
+        await resumed.load_checkpoint(path)
+        assert resumed.reward_fn.running == part.reward_fn.running
+        await resumed.train()
+        assert resumed.reward_fn.running == whole.reward_fn.running
+        assert same_bits(snapshot(resumed), snapshot(whole))
+
+
+async def test_potential_based_shaping_is_refused_under_whole_trajectory_credit(tmp_path):
+    shaped = PotentialShaping(even_share, lambda replies: float(len(replies)))
+    with pytest.raises(ConfigurationError, match="whole-trajectory credit sees nothing of it"):
+        await make_trainer(tmp_path, reward=shaped).initialize()

@@ -149,9 +149,9 @@ async def test_a_success_function_reads_the_messages():
     assert await conversation.outcome() == Outcome(reward=1.0, success=True)
 
 
-async def test_a_success_that_is_no_truth_value_is_a_programming_error():
+async def test_a_success_that_is_no_truth_value_is_one_line():
     environment = ConversationEnvironment([REFUND], success=lambda scenario, messages: "yes")  # type: ignore[arg-type, return-value]  # the mistake under test
-    with pytest.raises(TypeError, match="success must return True, False or None, got 'yes'"):
+    with pytest.raises(ConfigurationError, match="success must return True, False or None, got 'yes'"):
         await (await begin(environment)).outcome()
 
 
@@ -191,7 +191,7 @@ async def test_a_broken_user_fails_the_conversation_and_a_mistake_in_it_travels(
         await step(Caller(error=OSError("line dropped")))
     with pytest.raises(NameError):
         await step(Caller(error=NameError("oops")))
-    with pytest.raises(TypeError, match=r"Caller.reply must return text or None, got 3"):
+    with pytest.raises(ConfigurationError, match=r"Caller.reply must return text or None, got 3"):
         await step(Caller(words=3))
 
 

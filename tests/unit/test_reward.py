@@ -216,7 +216,7 @@ async def test_a_group_reward_that_breaks_fails_every_member():
 
     results = await score_trajectories(broken, [TALK, TALK])
     assert [str(result) for result in results] == ["reward broken failed: OSError: gone"] * 2
-    with pytest.raises(TypeError, match="reward short gave 1 results for 2 trajectories"):
+    with pytest.raises(ConfigurationError, match="reward short gave 1 results for 2 trajectories"):
         await score_trajectories(short, [TALK, TALK])
     assert await score_trajectories(broken, []) == []
 

@@ -135,12 +135,12 @@ async def test_results_are_text_or_compact_json():
     assert await answer(give, kind="parcels") == '[{"weight":1.5}]'
 
 
-async def test_a_result_without_json_form_is_a_programming_error():
+async def test_a_result_without_json_form_is_one_line():
     @tool
     def odd() -> object:
         return object()
 
-    with pytest.raises(TypeError, match="tool odd returned object, which is no JSON"):
+    with pytest.raises(ConfigurationError, match="tool odd returned object, which is no JSON"):
         await answer(odd)
 
 

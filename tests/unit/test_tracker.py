@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Outcome, Status, Trajectory, TrajectoryGroup, Turn
+from stateset_agents.core.trajectory import Branch, Outcome, Status, Trajectory, TrajectoryGroup, Turn
 from stateset_agents.messages import Completion, Message, ToolCall, VersionSpan
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import Rollout, RunLog
@@ -142,6 +142,22 @@ def test_stages_can_be_read_apart(tmp_path: Path) -> None:
         tracker.log_rollouts(0, [group], stage="before")
         tracker.log_rollouts(1, [group])
     assert [rollout.stage for rollout in RunLog(folder).rollouts("before", "after")] == ["before"]
+
+
+def test_branches_are_marked_and_read_only_when_asked_for(tmp_path: Path) -> None:
+    other = replace(conversation(), reward=0.25)
+    group = TrajectoryGroup(
+        key="g", trajectories=(conversation(),), branches=(Branch(turn=1, trajectory=other),)
+    )
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder) as tracker:
+        tracker.log_rollouts(1, [group], [[[0.0] * 5]])
+    (member,) = RunLog(folder).rollouts()
+    assert (member.branch_of, member.reward) == (None, 0.75)
+    again, branch = RunLog(folder).rollouts("train", branches=True)
+    assert again == member
+    assert (branch.branch_of, branch.reward, branch.advantages) == ((3, 1), 0.25, None)
+    assert rebuilt(branch) == other
 
 
 def test_logprobs_that_are_not_finite_stay_readable(tmp_path: Path) -> None:

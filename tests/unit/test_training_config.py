@@ -126,7 +126,7 @@ def test_steps_follow_from_episodes_and_the_last_may_be_short():
         ({"learning_rate": -1e-3}, "learning_rate: .* got -0.001"),
         ({"learning_rate": float("nan")}, "learning_rate: .* got nan"),
         ({"beta": float("inf")}, "beta: .* got inf"),
-        ({"num_generations": 1}, "num_generations: .* got 1"),
+        ({"num_generations": 1}, "num_generations must be at least 2, got 1"),
         ({"warmup_ratio": 1.0}, "warmup_ratio"),
         ({"loss_type": "grop"}, "loss_type: .*'grpo'.* got 'grop'"),
         ({"profile": "agressive"}, "profile: .*'aggressive'.* got 'agressive'"),

@@ -1,0 +1,163 @@
+"""Potential-based shaping: turns earn what they move, and the best policy stays the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from stateset_agents.core.function_reward import FunctionReward, Reward
+from stateset_agents.core.reward_terms import RewardOfRewards, as_term, parts_of
+from stateset_agents.core.scoring import (
+    RewardFunction,
+    RewardResult,
+    score_trajectories,
+    score_trajectory,
+    turn_rewards,
+)
+from stateset_agents.core.trajectory import Status, Trajectory
+from stateset_agents.core.waiting import all_or_cancel
+from stateset_agents.errors import ConfigurationError, RewardFailure
+
+__all__ = ["PotentialShaping", "refuse_unfit_shaping", "shaping_rewards"]
+
+_OFFERED = ("messages", "replies", "scenario", "context")
+
+
+def shaping_rewards(potentials: Sequence[float], *, gamma: float = 1.0) -> list[float]:
+    """[K+1] potentials of the states s_0 .. s_K -> [K] F_k = gamma Phi(s_{k+1}) - Phi(s_k).
+
+    >>> shaping_rewards([0.0, 0.5, 0.0])
+    [0.5, -0.5]
+    """
+    return [gamma * after - before for before, after in pairwise(potentials)]
+
+
+class PotentialShaping(RewardOfRewards):
+    """A reward plus, for each of the agent's turns, what it moved a potential by (Ng et al. 1999).
+
+        F_k = gamma Phi(s_{k+1}) - Phi(s_k)
+
+    s_k is the conversation as it stood before the agent's turn k, s_K as it stood at the end. `potential` is
+    a function, sync or async, of what it names: messages, replies, scenario, context.
+
+        def asked(replies):
+            return 0.5 if any("order number" in reply.content for reply in replies) else 0.0
+
+        PotentialShaping(EnvironmentReward(), asked)
+
+    The F_k land in the turn rewards and sum, discounted, to -Phi(s_0) whatever the agent does: the best
+    policy stays the same, only the credit comes sooner. So Phi of an ended conversation is 0. One
+    that a limit cut has Phi(s_K) where training adds the critic's value of s_K (`bootstrapped`), for the
+    critic then learns values less Phi; where training takes the cut for the end, it is 0 too.
+
+    Under whole-trajectory credit all F_k add up to the same constant for every member of a group and
+    change nothing, so training refuses it there (`refuse_unfit_shaping`). No composite or scale may be put
+    over it: put it around them.
+    """
+
+    outermost = True
+
+    def __init__(
+        self,
+        reward: Reward,
+        potential: Callable[..., Any],
+        *,
+        gamma: float = 1.0,
+        bootstrapped: bool = True,
+        name: str = "shaped",
+    ) -> None:
+        """`gamma` must be training's; `bootstrapped` its `bootstrap_truncated`, False for turn_group."""
+        if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 < gamma <= 1:
+            raise ConfigurationError(f"gamma must be above 0 and at most 1, got {gamma!r}")
+        if not callable(potential) or isinstance(potential, RewardFunction):
+            raise ConfigurationError(
+                f"a potential must be a plain function of messages, replies, scenario or context, "
+                f"got {potential!r:.60}"
+            )
+        self.gamma = float(gamma)
+        self.bootstrapped = bootstrapped
+        self._reward = as_term("potential-based shaping", reward)
+        self._potential = FunctionReward(potential, name=f"potential {getattr(potential, '__name__', '')}")
+        unfit = set(self._potential.wanted) - set(_OFFERED)
+        if unfit:
+            raise ConfigurationError(
+                f"a potential sees a conversation that still goes on, so not {', '.join(unfit)}: "
+                f"there are {', '.join(_OFFERED)}"
+            )
+        super().__init__(name, {self._reward.name: self._reward})
+        self.local = self.local and self._potential.local
+
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
+        results = await score_trajectories(self._reward, trajectories)
+        return await all_or_cancel(
+            self._shaped(trajectory, result) for trajectory, result in zip(trajectories, results, strict=True)
+        )
+
+    async def _shaped(
+        self, trajectory: Trajectory, result: RewardResult | RewardFailure
+    ) -> RewardResult | RewardFailure:
+        if isinstance(result, RewardFailure):
+            return result
+        breakdown = parts_of(self._reward.name, result)
+        if result.score is None:
+            return RewardResult(score=None, breakdown=breakdown)
+        try:
+            moves = shaping_rewards(await self._potentials(trajectory), gamma=self.gamma)
+            own = turn_rewards(result, len(trajectory.turns))
+        except RewardFailure as failure:
+            return failure
+        total = math.fsum(moves)
+        return RewardResult(
+            score=result.score + total,
+            breakdown={**breakdown, "shaping": total},
+            turn_rewards=tuple(earned + move for earned, move in zip(own, moves, strict=True)),
+        )
+
+    async def _potentials(self, trajectory: Trajectory) -> list[float]:
+        """[K+1] of the states s_0 .. s_K."""
+        num_turns = len(trajectory.turns)
+        ends = trajectory.status is Status.TERMINATED or not self.bootstrapped
+        states = [
+            replace(trajectory, turns=trajectory.turns[:turns], outcome=None)
+            for turns in range(num_turns if ends else num_turns + 1)
+        ]
+        values = await all_or_cancel(self._potential_of(state) for state in states)
+        return [*values, 0.0] if ends else values
+
+    async def _potential_of(self, state: Trajectory) -> float:
+        value = (await score_trajectory(self._potential, state)).score
+        if value is None:
+            raise RewardFailure(
+                f"reward {self._potential.name} gave None: a potential is a number, 0 for nothing"
+            )
+        return value
+
+
+def refuse_unfit_shaping(reward: RewardFunction, *, per_turn: bool, gamma: float, bootstrapped: bool) -> None:
+    """Raises ConfigurationError, with the cure, for shaping that this training would undo or bend.
+
+    `per_turn`: credit looks at what single turns earned; `bootstrapped`: a conversation cut by a limit also
+    gets the critic's value of its last state.
+    """
+    if not isinstance(reward, PotentialShaping):
+        return
+    if not per_turn:
+        raise ConfigurationError(
+            "potential-based shaping adds one number to all conversations of a group, so whole-trajectory "
+            "credit sees nothing of it: set advantage_estimator to turn_group, turn_gae, token_gae, hybrid, "
+            "or leave the shaping out"
+        )
+    if not math.isclose(reward.gamma, gamma):
+        raise ConfigurationError(
+            f"the shaping's gamma {reward.gamma:g} is not the training's {gamma:g}, which would change the "
+            f"best policy: give PotentialShaping gamma={gamma:g}"
+        )
+    if reward.bootstrapped != bootstrapped:
+        counts = "goes on behind" if bootstrapped else "ends at"
+        raise ConfigurationError(
+            f"for this training a conversation {counts} the limit that cuts it, for the shaping it does not: "
+            f"give PotentialShaping bootstrapped={bootstrapped}"
+        )

@@ -13,7 +13,9 @@ from stateset_agents.core.function_reward import FunctionReward, Reward, as_rewa
 from stateset_agents.core.reward_factories import (
     create_customer_service_reward,
     create_domain_reward,
+    create_engagement_reward,
     create_helpful_reward,
+    create_task_completion_reward,
     create_task_reward,
     create_tutoring_reward,
 )
@@ -41,7 +43,9 @@ __all__ = [
     "as_reward",
     "create_customer_service_reward",
     "create_domain_reward",
+    "create_engagement_reward",
     "create_helpful_reward",
+    "create_task_completion_reward",
     "create_task_reward",
     "create_tutoring_reward",
     "reward_function",

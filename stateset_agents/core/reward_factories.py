@@ -7,19 +7,18 @@ below .5 and says so, for text that merely looks like help must not earn what he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from stateset_agents.core.scoring import RewardFunction, RewardResult
+from stateset_agents.core.talk import Talk, claims_something_false, read_talk, resolution, share
 from stateset_agents.core.text_checks import (
     content_words,
     echo,
-    facts,
     is_courteous,
-    is_prose,
+    is_displeased,
+    is_pleased,
     is_refusal,
-    is_rude,
-    told,
     words,
 )
 from stateset_agents.core.trajectory import Trajectory
@@ -34,7 +33,9 @@ __all__ = [
     "ResolutionReward",
     "create_customer_service_reward",
     "create_domain_reward",
+    "create_engagement_reward",
     "create_helpful_reward",
+    "create_task_completion_reward",
     "create_task_reward",
     "create_tutoring_reward",
 ]
@@ -45,61 +46,59 @@ FORM_ONLY_CAP = 0.5
 """Most that a conversation earns when nothing about it can be checked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Talk:
-    """What the form checks look at."""
-
-    replies: Sequence[str]
-    """The agent's words to the user; empty ones too, tool calls not."""
-    sound: Sequence[str]
-    """Of these, the ones that are prose, new, and no echo of the user."""
-    heard: Sequence[str]
-    """The user's words."""
-    topic: set[str]
-    """Content words of the user and the scenario's family."""
-
-
-FormCheck = Callable[[_Talk], float]
+FormCheck = Callable[[Talk], float]
 """From 0 to 1."""
 
 
-def _courtesy(talk: _Talk) -> float:
+def _courtesy(talk: Talk) -> float:
     """Once is enough: a second apology earns nothing."""
     return float(any(map(is_courteous, talk.sound)))
 
 
-def _relevance(talk: _Talk) -> float:
+def _relevance(talk: Talk) -> float:
     """Half for one word of the topic, all for two."""
     said = set().union(*map(content_words, talk.sound))
     return min(len(said & talk.topic), 2) / 2
 
 
-def _helpful(talk: _Talk) -> float:
+def _helpful(talk: Talk) -> float:
     """Share of replies that don't turn the user away."""
-    return _share(talk.sound, lambda text: not is_refusal(text))
+    return share([not is_refusal(text) for text in talk.sound])
 
 
-def _complete(talk: _Talk) -> float:
+def _complete(talk: Talk) -> float:
     """Share of replies that are whole sentences of 3 to 120 words."""
-    return _share(talk.sound, _is_complete)
+    return share([_is_complete(text) for text in talk.sound])
 
 
 def _is_complete(text: str) -> bool:
     return 3 <= len(words(text)) <= 120 and text.rstrip(" \"')").endswith((".", "!", "?"))
 
 
-def _brevity(talk: _Talk) -> float:
+def _brevity(talk: Talk) -> float:
     """Share of replies within 40 words."""
-    return _share(talk.sound, lambda text: len(words(text)) <= 40)
+    return share([len(words(text)) <= 40 for text in talk.sound])
 
 
-def _asks(talk: _Talk) -> float:
+def _asks(talk: Talk) -> float:
     """A question at least once."""
     return float(any("?" in text for text in talk.sound))
 
 
-def _share(texts: Sequence[str], check: Callable[[str], bool]) -> float:
-    return sum(map(check, texts)) / len(texts) if texts else 0.0
+def _goes_on(talk: Talk) -> float:
+    """Share of the user's reactions that neither complain nor say once more what was said before."""
+    earlier = list(talk.heard[: len(talk.heard) - len(talk.reactions)])
+    fine = []
+    for reaction in talk.reactions:
+        again = echo(reaction, earlier) >= 0.6 or words(reaction) in map(words, earlier)
+        fine.append(not again and not is_displeased(reaction))
+        earlier.append(reaction)
+    return share(fine)
+
+
+def _pleased(talk: Talk) -> float:
+    """Is the user's last word one of thanks or praise?"""
+    return float(bool(talk.reactions) and is_pleased(talk.reactions[-1]))
 
 
 _FORM_CHECKS: Mapping[str, FormCheck] = {
@@ -109,8 +108,10 @@ _FORM_CHECKS: Mapping[str, FormCheck] = {
     "complete": _complete,
     "brevity": _brevity,
     "asks": _asks,
+    "goes_on": _goes_on,
+    "pleased": _pleased,
 }
-_ENGLISH_CHECKS = frozenset({"courtesy", "helpful"})
+_ENGLISH_CHECKS = frozenset({"courtesy", "helpful", "pleased"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,7 @@ DOMAINS: Mapping[str, Domain] = {
     "tutoring": Domain(
         resolution=0.7, form={"asks": 0.4, "relevance": 0.3, "courtesy": 0.1, "complete": 0.2}
     ),
+    "engagement": Domain(resolution=0.6, form={"goes_on": 0.5, "pleased": 0.5}),
 }
 
 
@@ -170,61 +172,23 @@ class ResolutionReward(RewardFunction):
         return result
 
     def _score(self, trajectory: Trajectory) -> RewardResult:
-        talk = self._talk(trajectory)
-        integrity = len(talk.sound) / len(talk.replies) if talk.replies else 0.0
-        manner = 1 - 0.5 * _share(talk.replies, is_rude) if self._english else 1.0
+        talk = read_talk(trajectory, english=self._english)
         checks = {key: _FORM_CHECKS[key](talk) for key in self._form}
         form = sum(self._form[key] * value for key, value in checks.items()) / sum(self._form.values())
-        breakdown = {"integrity": integrity, "manner": manner, "form": form}
+        breakdown = {"integrity": talk.integrity, "manner": talk.manner, "form": form}
         breakdown.update({f"form/{key}": value for key, value in checks.items()})
 
-        resolution = self._resolution(trajectory, talk, breakdown)
-        if resolution is None:
+        resolved = resolution(trajectory, talk, breakdown)
+        if resolved is None:
             value = FORM_ONLY_CAP * form
         else:
-            breakdown["resolution"] = resolution
-            value = self._resolution_weight * resolution + (1 - self._resolution_weight) * form
-        breakdown["form_only"] = float(resolution is None)
-        if self._claims_something_false(trajectory, talk):
+            breakdown["resolution"] = resolved
+            value = self._resolution_weight * resolved + (1 - self._resolution_weight) * form
+        breakdown["form_only"] = float(resolved is None)
+        if claims_something_false(trajectory, talk):
             breakdown["false_claim"] = 1.0
             value = 0.0
-        return RewardResult(score=integrity * manner * value, breakdown=breakdown)
-
-    def _talk(self, trajectory: Trajectory) -> _Talk:
-        replies: list[str] = []
-        sound: list[str] = []
-        heard: list[str] = []
-        earlier: set[tuple[str, ...]] = set()
-        for message in trajectory.messages:
-            if message.role == "user":
-                heard.append(message.content)
-            if message.role != "assistant" or (message.tool_calls and not message.content.strip()):
-                continue
-            text = message.content
-            replies.append(text)
-            spoken = tuple(words(text))
-            repeated = len(spoken) >= 4 and spoken in earlier
-            if is_prose(text, english=self._english) and not repeated and echo(text, heard) < 0.6:
-                sound.append(text)
-            earlier.add(spoken)
-        topic = set().union(*map(content_words, heard), content_words(trajectory.scenario.family))
-        return _Talk(replies=replies, sound=sound, heard=heard, topic=topic)
-
-    def _resolution(self, trajectory: Trajectory, talk: _Talk, breakdown: dict[str, float]) -> float | None:
-        expected = facts(trajectory.scenario.context, "expected_facts")
-        parts = []
-        if expected:
-            heard = [any(told(wordings, text) for text in talk.sound) for wordings in expected.values()]
-            breakdown["facts"] = sum(heard) / len(heard)
-            parts.append(breakdown["facts"])
-        if trajectory.success is not None:
-            breakdown["success"] = float(trajectory.success)
-            parts.append(breakdown["success"])
-        return sum(parts) / len(parts) if parts else None
-
-    def _claims_something_false(self, trajectory: Trajectory, talk: _Talk) -> bool:
-        forbidden = facts(trajectory.scenario.context, "forbidden")
-        return any(told(wordings, text) for wordings in forbidden.values() for text in talk.replies)
+        return RewardResult(score=talk.integrity * talk.manner * value, breakdown=breakdown)
 
     def _say_form_only(self) -> None:
         if not self._said_so:
@@ -257,8 +221,21 @@ def create_helpful_reward(*, english: bool = True) -> ResolutionReward:
 
 
 def create_task_reward(*, english: bool = True) -> ResolutionReward:
-    """Done, and said briefly."""
+    """The task is done, and said briefly."""
     return create_domain_reward("task", english=english)
+
+
+create_task_completion_reward = create_task_reward
+"""Another name of `create_task_reward`."""
+
+
+def create_engagement_reward(*, english: bool = True) -> ResolutionReward:
+    """Resolved, and the user took to it: went on without complaint, and had thanks or praise at the end.
+
+    Shares and the last word count, never how long the talk was. It reads what the user said, so it is only
+    as good as the user: one that thanks whoever asks for thanks teaches to ask for them.
+    """
+    return create_domain_reward("engagement", english=english)
 
 
 def create_tutoring_reward(*, english: bool = True) -> ResolutionReward:

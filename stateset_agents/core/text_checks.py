@@ -17,12 +17,16 @@ from stateset_agents.errors import ConfigurationError
 
 __all__ = [
     "content_words",
+    "declines",
     "echo",
     "facts",
     "is_courteous",
+    "is_displeased",
+    "is_pleased",
     "is_prose",
     "is_refusal",
     "is_rude",
+    "sprayed",
     "told",
     "words",
 ]
@@ -54,6 +58,28 @@ _COURTEOUS = re.compile(
 _REFUSAL = re.compile(
     r"\b(can ?not|can't|unable to|won't|not able to) (help|assist|do (this|that|anything))\b", re.IGNORECASE
 )
+
+_DECLINES = re.compile(
+    r"\b(can ?not|can't|unable to|won't|will not|not able to|not allowed to|may not|must not) (\w+ ){0,2}?"
+    r"(help|assist|do|share|give|tell|say|provide|disclose|reveal|discuss|show|send|explain|support)\b"
+    r"|\b(have to|must) (decline|refuse)\b|\bi (decline|refuse)\b",
+    re.IGNORECASE,
+)
+_PLEASED = re.compile(
+    r"\b(thanks|thank you|cheers|great|perfect|excellent|wonderful|brilliant|lovely|that helps|appreciate)\b",
+    re.IGNORECASE,
+)
+_DISPLEASED = re.compile(
+    r"\b(no thanks|thanks for nothing|(do|does|did)(n't| not) (help|answer|work|understand|make sense)"
+    r"|not what i|(have|has)(n't| not) answered|useless|unhelpful|terrible|awful|frustrat\w+|annoy\w+"
+    r"|complain\w*|asked (you )?already|already (asked|told|said)"
+    r"|(speak|talk) to (a|your) (human|manager|person))\b",
+    re.IGNORECASE,
+)
+_MARKUP = re.compile(
+    r"<\||\|>|</?(s|tool_\w+|think|system|user|assistant)>|\[/?INST\]|<<SYS>>", re.IGNORECASE
+)
+_SYNTAX = frozenset('{}[]<>|"=\\`')
 
 
 class Word(NamedTuple):
@@ -115,6 +141,53 @@ def told(wordings: Iterable[str], text: str) -> bool:
     return any(_stated([word.text for word in _clauses(wording)[0]], said, asked) for wording in wordings)
 
 
+def sprayed(wordings: Iterable[str], texts: Sequence[str], expected: Iterable[str]) -> bool:
+    """True where a fact is told as one of many: at least four other fillings of the same clause.
+
+    "It is Monday. It is Tuesday. It is Friday ..." and "$10, $20, $30, ..." name everything to hit
+    something. Fillings that are `expected` too don't count.
+    """
+    clauses = [clause for text in texts for clause in _clause_words(text)]
+    wanted = {tuple(words(wording)) for wording in expected}
+    for wording in wordings:
+        phrase = tuple(words(wording))
+        for clause in clauses:
+            for start in range(len(clause) - len(phrase) + 1):
+                if not all(map(_same, clause[start : start + len(phrase)], phrase)):
+                    continue
+                before, own, after = (
+                    clause[:start],
+                    clause[start : start + len(phrase)],
+                    clause[start + len(phrase) :],
+                )
+                if len(_fillings(clauses, before, after, len(phrase)) - wanted - {own}) >= _MANY:
+                    return True
+    return False
+
+
+_MANY = 4
+
+
+def _fillings(
+    clauses: Sequence[tuple[str, ...]], before: tuple[str, ...], after: tuple[str, ...], length: int
+) -> set[tuple[str, ...]]:
+    """What, of at most that length, stands between these words in any clause."""
+    found = set()
+    for clause in clauses:
+        end = len(clause) - len(after)
+        filling = clause[len(before) : end]
+        if 1 <= len(filling) <= length and clause[: len(before)] == before and clause[end:] == after:
+            found.add(filling)
+    return found
+
+
+def _clause_words(text: str) -> list[tuple[str, ...]]:
+    clauses: dict[int, list[str]] = {}
+    for word in _clauses(text)[0]:
+        clauses.setdefault(word.clause, []).append(word.text)
+    return [tuple(clause) for clause in clauses.values()]
+
+
 def _stated(phrase: list[str], said: Sequence[Word], asked: frozenset[int]) -> bool:
     for start in range(len(said) - len(phrase) + 1):
         window = said[start : start + len(phrase)]
@@ -155,12 +228,15 @@ def _clauses(text: str) -> tuple[tuple[Word, ...], frozenset[int]]:
 
 
 def is_prose(text: str, *, english: bool = True) -> bool:
-    """True for something a person could have written: no gibberish, no keyword list, no repeating.
+    """True for something a person could have written: no gibberish, keyword list, JSON or control tokens,
+    no repeating.
 
     `english=False` leaves out the check that needs function words.
     """
     spoken = words(text)
-    if not spoken:
+    if not spoken or _MARKUP.search(text):
+        return False
+    if sum(map(_SYNTAX.__contains__, text)) > max(3, 0.08 * len(text)):
         return False
     letters = [word for word in spoken if word.isalpha()]
     if sum(map(_looks_typed_at_random, letters)) > 0.3 * len(spoken):
@@ -210,3 +286,18 @@ def is_courteous(text: str) -> bool:
 def is_refusal(text: str) -> bool:
     """True for "I can't help with that" and its like."""
     return bool(_REFUSAL.search(text))
+
+
+def declines(text: str) -> bool:
+    """True where the text says that something will not be done or told: "I am not allowed to share that"."""
+    return bool(_DECLINES.search(text.replace("\u2019", "'")))
+
+
+def is_pleased(text: str) -> bool:
+    """True for thanks and praise, and no complaint."""
+    return bool(_PLEASED.search(text)) and not is_displeased(text)
+
+
+def is_displeased(text: str) -> bool:
+    """True for a user who complains: of the answer, of having to ask again, or for a human."""
+    return bool(_DISPLEASED.search(text.replace("\u2019", "'")))

@@ -27,7 +27,11 @@ REWARDS: Mapping[str, str] = {
     "helpful": "stateset_agents.core.reward:create_helpful_reward",
     "task": "stateset_agents.core.reward:create_task_reward",
     "tutoring": "stateset_agents.core.reward:create_tutoring_reward",
+    "engagement": "stateset_agents.core.reward:create_engagement_reward",
     "domain": "stateset_agents.core.reward:create_domain_reward",
+    "correctness": "stateset_agents.rewards.verifiable:create_correctness_reward",
+    "safety": "stateset_agents.rewards.verifiable:create_safety_reward",
+    "conciseness": "stateset_agents.rewards.verifiable:create_conciseness_reward",
 }
 """Name -> "package.module:function or class"."""
 

@@ -6,12 +6,16 @@ import pytest
 
 from stateset_agents.core.text_checks import (
     content_words,
+    declines,
     echo,
     facts,
     is_courteous,
+    is_displeased,
+    is_pleased,
     is_prose,
     is_refusal,
     is_rude,
+    sprayed,
     told,
     words,
 )
@@ -138,3 +142,59 @@ def test_tone_is_read_off_phrases():
     assert not is_courteous("The order was shipped.")
     assert is_refusal("I'm sorry, I can't help with that.")
     assert not is_refusal("I can help with that.")
+
+
+DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday"]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [" ".join(f"It arrives on {day}." for day in DAYS)],
+        [f"It arrives on {day}." for day in DAYS],
+        ["Pick one, Monday, Tuesday, Wednesday, Thursday, Friday, whatever you like."],
+    ],
+)
+def test_a_fact_among_many_others_of_its_kind_is_sprayed(texts: list[str]):
+    assert sprayed(["Friday"], texts, ["Friday"])
+
+
+def test_a_fact_by_itself_or_among_facts_that_are_expected_too_is_not_sprayed():
+    assert not sprayed(["Friday"], ["It arrives on Friday. It is red, big, old, and heavy."], ["Friday"])
+    assert not sprayed(["Friday"], ["We are open on Monday, Tuesday, Wednesday, Thursday, Friday."], DAYS)
+    assert not sprayed(["$20"], ["Small ones cost $10. Big ones cost $20. Red ones cost $30."], ["$20"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"order": "K27", "state": "sent"}',
+        "Sent.<|im_end|><|im_start|>user",
+        "<tool_call>refund</tool_call> it is done",
+        "[INST] say that it is done [/INST]",
+    ],
+)
+def test_syntax_and_control_tokens_are_no_prose(text: str):
+    assert not is_prose(text)
+
+
+def test_a_quotation_or_a_comparison_is_prose():
+    assert is_prose('The label says "fragile" on it.')
+    assert is_prose("Yes, 3 < 5.")
+
+
+def test_declining_is_more_than_turning_a_user_away():
+    assert declines("I am not allowed to share her address.")
+    assert declines("I must decline.")
+    assert declines("I can’t tell you that.")  # noqa: RUF001  # the typographic apostrophe is under test
+    assert not declines("I can share that.")
+    assert not is_refusal("I am not allowed to share her address.")
+
+
+def test_thanks_please_and_complaints_do_not():
+    assert is_pleased("Thank you, that helps a lot.")
+    assert not is_pleased("No thanks.")
+    assert not is_pleased("Where is it?")
+    assert is_displeased("You have not answered me.")
+    assert is_displeased("Let me talk to a human.")
+    assert not is_displeased("I have a question about my lamp.")

@@ -1,0 +1,110 @@
+"""What was said in a conversation, as the ready rewards read it: sound replies, facts told, false claims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stateset_agents.core.text_checks import (
+    content_words,
+    echo,
+    facts,
+    is_prose,
+    is_rude,
+    sprayed,
+    told,
+    words,
+)
+from stateset_agents.core.trajectory import Trajectory
+
+__all__ = ["Talk", "claims_something_false", "read_talk", "resolution", "share"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """The words of a conversation."""
+
+    replies: Sequence[str]
+    """The agent's words to the user; empty ones too, tool calls not."""
+    sound: Sequence[str]
+    """Of these, the ones that are prose, new, and no echo of the user or the system message."""
+    heard: Sequence[str]
+    """The user's words."""
+    reactions: Sequence[str]
+    """Of these, what the user said after the agent's first reply."""
+    topic: set[str]
+    """Content words of the user and the scenario's family."""
+    english: bool
+    """May checks that read English be made?"""
+
+    @property
+    def integrity(self) -> float:
+        """Share of the replies that are sound; 0 without any reply."""
+        return len(self.sound) / len(self.replies) if self.replies else 0.0
+
+    @property
+    def manner(self) -> float:
+        """1, or down to .5 where every reply is rude."""
+        return 1 - 0.5 * share([is_rude(text) for text in self.replies]) if self.english else 1.0
+
+
+def share(checks: Sequence[bool]) -> float:
+    """Share of True; 0 for none."""
+    return sum(checks) / len(checks) if checks else 0.0
+
+
+def read_talk(trajectory: Trajectory, *, english: bool = True) -> Talk:
+    """Sort out what was said by whom; `english=False` leaves out what reads English."""
+    replies: list[str] = []
+    sound: list[str] = []
+    heard: list[str] = []
+    reactions: list[str] = []
+    read: list[str] = []
+    earlier: set[tuple[str, ...]] = set()
+    for message in trajectory.messages:
+        if message.role in ("user", "system"):
+            read.append(message.content)
+        if message.role == "user":
+            heard.append(message.content)
+            if replies:
+                reactions.append(message.content)
+        if message.role != "assistant" or (message.tool_calls and not message.content.strip()):
+            continue
+        text = message.content
+        replies.append(text)
+        spoken = tuple(words(text))
+        repeated = len(spoken) >= 4 and spoken in earlier
+        if is_prose(text, english=english) and not repeated and echo(text, read) < 0.6:
+            sound.append(text)
+        earlier.add(spoken)
+    topic = set().union(*map(content_words, heard), content_words(trajectory.scenario.family))
+    return Talk(replies=replies, sound=sound, heard=heard, reactions=reactions, topic=topic, english=english)
+
+
+def resolution(trajectory: Trajectory, talk: Talk, breakdown: dict[str, float]) -> float | None:
+    """The share of `context["expected_facts"]` told, the environment's verdict, or the mean of both.
+
+    None where there is neither. A fact counts when a sound reply states it and does not state it among a
+    row of other answers. Writes `facts` and `success` into the breakdown.
+    """
+    expected = facts(trajectory.scenario.context, "expected_facts")
+    parts = []
+    if expected:
+        every = [wording for wordings in expected.values() for wording in wordings]
+        breakdown["facts"] = share(
+            [
+                any(told(wordings, text) for text in talk.sound) and not sprayed(wordings, talk.sound, every)
+                for wordings in expected.values()
+            ]
+        )
+        parts.append(breakdown["facts"])
+    if trajectory.success is not None:
+        breakdown["success"] = float(trajectory.success)
+        parts.append(breakdown["success"])
+    return sum(parts) / len(parts) if parts else None
+
+
+def claims_something_false(trajectory: Trajectory, talk: Talk) -> bool:
+    """Does a reply state a phrase of `context["forbidden"]`?"""
+    forbidden = facts(trajectory.scenario.context, "forbidden")
+    return any(told(wordings, text) for wordings in forbidden.values() for text in talk.replies)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from stateset_agents.settings import Settings
-from stateset_agents.training.estimators import foreign_setting
+from stateset_agents.training.estimators import ESTIMATORS, foreign_setting
 from stateset_agents.training.profiles import PROFILES, TrainingProfile, canonical, defaults
 
 __all__ = ["PROFILES", "TrainingConfig", "TrainingProfile"]
@@ -116,11 +116,11 @@ class TrainingConfig(Settings):
     )
 
     # Advantages
-    advantage_estimator: Literal["group", "turn_group", "turn_gae", "token_gae", "hybrid"] = Field(
+    advantage_estimator: Literal["group", "turn_group", "branch", "turn_gae", "token_gae", "hybrid"] = Field(
         default="group",
         description="Who gets the credit: a whole conversation against its group, a turn against its "
-        "siblings' turns, a turn or token against a critic (GAE), or the outcome against its group plus "
-        "turn rewards by GAE; see docs/algorithms.md.",
+        "siblings' turns or against other ways on from where it stood, a turn or token against a critic "
+        "(GAE), or the outcome against its group plus turn rewards by GAE; see docs/algorithms.md.",
     )
     baseline_type: Literal["group_mean", "group_median", "global_mean", "leave_one_out"] = Field(
         default="group_mean", description="What a conversation's reward is compared with."
@@ -129,7 +129,7 @@ class TrainingConfig(Settings):
         default="population",
         validation_alias=_alias("advantage_normalization", "scale_rewards"),
         description="Standard deviation that advantages are divided by; False is none, True the "
-        "estimator's own. turn_group has none, with a critic it is batch (centred, too) or none.",
+        "estimator's own. turn_group and branch have none, with a critic it is batch (centred, too) or none.",
     )
     reward_clip: float = Field(
         default=10.0,
@@ -148,6 +148,12 @@ class TrainingConfig(Settings):
         gt=0.0,
         le=1.0,
         description="Discount from one turn to the next; within a turn there is none.",
+    )
+    num_branches: int = Field(
+        default=2,
+        ge=1,
+        description="Of branch: other ways on that are played, to their end, from after every turn that is "
+        "not the last of its conversation. They cost as much as conversations do.",
     )
     gae_lambda: float = Field(
         default=0.95,
@@ -287,6 +293,11 @@ class TrainingConfig(Settings):
     @property
     def uses_reference(self) -> bool:
         return self.beta > 0 and self.use_reference_model
+
+    @property
+    def branches_per_turn(self) -> int:
+        """`num_branches` where the estimator has branches played, else 0."""
+        return self.num_branches if ESTIMATORS[self.advantage_estimator].branches else 0
 
     def episodes_per_step(self) -> int:
         """Scenarios of one step."""

@@ -16,10 +16,12 @@ from stateset_agents.algorithms.advantages import (
     broadcast_turns,
     group_advantages,
     per_turn_group_credit,
+    returns_to_go,
     standardized,
     token_gae,
     turn_gae,
 )
+from stateset_agents.algorithms.branching import branch_credit
 from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
 from stateset_agents.training.batch import Sample
 from stateset_agents.training.config import TrainingConfig
@@ -140,6 +142,10 @@ class _Step:
     def clipped(self, reward: float) -> float:
         return max(-self.config.reward_clip, min(self.config.reward_clip, reward))
 
+    def turn_rewards(self, one: Trajectory) -> list[float]:
+        """[turns] of a scored trajectory, each clipped."""
+        return [self.clipped(reward) for reward in one.rewards_by_turn]
+
     def each(self, credit: Callable[[Trajectory, Valued], Credit]) -> tuple[_PerMember, _PerMember]:
         """Advantages and returns of every member that has a value; without agent tokens it has none."""
         advantages: _PerMember = []
@@ -169,11 +175,24 @@ def _turn_group(step: _Step) -> _Estimate:
     """Each turn's return-to-go against that of the siblings still talking at that turn; never scaled."""
     raw: _PerMember = []
     for group in step.groups.values():
-        rewards = [
-            None if one.reward is None else [step.clipped(reward) for reward in one.rewards_by_turn]
-            for one in group.trajectories
-        ]
+        rewards = [None if one.reward is None else step.turn_rewards(one) for one in group.trajectories]
         raw.append(list(per_turn_group_credit(rewards, gamma=step.config.gamma)))
+    return _Estimate("turn", raw, raw)
+
+
+def _branch(step: _Step) -> _Estimate:
+    """Each turn against other ways on from where it stood; never scaled."""
+    raw: _PerMember = []
+    gamma = step.config.gamma
+    for group in step.groups.values():
+        rewards = [None if one.reward is None else step.turn_rewards(one) for one in group.trajectories]
+        ways_on: list[list[list[float]]] = [[[] for _ in one.turns] for one in group.trajectories]
+        places = {one.member: place for place, one in enumerate(group.trajectories)}
+        for branch in group.branches:
+            if branch.trajectory.reward is not None:
+                to_go = returns_to_go(step.turn_rewards(branch.trajectory)[branch.turn :], gamma=gamma)
+                ways_on[places[branch.trajectory.member]][branch.turn].append(to_go[0])
+        raw.append(list(branch_credit(rewards, ways_on, gamma=gamma)))
     return _Estimate("turn", raw, raw)
 
 
@@ -232,6 +251,7 @@ def _hybrid(step: _Step) -> _Estimate:
 _CREDIT: Mapping[str, Callable[[_Step], _Estimate]] = {
     "group": _group,
     "turn_group": _turn_group,
+    "branch": _branch,
     "turn_gae": _turn_gae,
     "token_gae": _token_gae,
     "hybrid": _hybrid,

@@ -17,6 +17,8 @@ class Estimator:
     """Where it needs a value: before every turn, before every agent token, or nowhere."""
     baseline: bool = False
     """Does it compare whole conversations, so that `baseline_type` says with what?"""
+    branches: bool = False
+    """Are other ways on played from its turns, `num_branches` from each?"""
     normalizations: tuple[str, ...]
     """Values of `advantage_normalization` it knows; the first is its default."""
     smallest_group: int = 1
@@ -30,6 +32,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
         baseline=True, normalizations=("population", "sample", "batch", "none"), smallest_group=2
     ),
     "turn_group": Estimator(normalizations=("none",)),
+    "branch": Estimator(branches=True, normalizations=("none",)),
     "turn_gae": Estimator(critic="turn", normalizations=("batch", "none"), group_default=1),
     "token_gae": Estimator(critic="token", normalizations=("batch", "none"), group_default=1),
     "hybrid": Estimator(critic="turn", baseline=True, normalizations=("batch", "none"), smallest_group=2),
@@ -78,6 +81,11 @@ def foreign_setting(name: str, settings: Mapping[str, Any], defaults: Mapping[st
         return (
             "gamma discounts between turns, which group does not tell apart: leave it at 1, "
             "or set advantage_estimator to turn_group or one with a critic"
+        )
+    if "num_branches" in changed and not estimator.branches:
+        return (
+            f"advantage_estimator {name} plays no branches: leave num_branches out, "
+            "or set advantage_estimator to branch"
         )
     for field in ("gae_lambda", *_CRITIC):
         if field in changed and estimator.critic is None:

@@ -154,6 +154,7 @@ class MultiTurnGRPOTrainer:
             self.environment,
             self.reward_fn,
             num_generations=self.config.num_generations,
+            num_branches=self.config.branches_per_turn,
             max_concurrent=self.config.max_concurrent,
             episode_retries=self.config.episode_retries,
             deterministic=self.deterministic,
@@ -254,6 +255,7 @@ class MultiTurnGRPOTrainer:
             self.progress = replace(self.progress, reward=self.reward_fn.state())
             if credited.samples:
                 await self.agent.backend.update_weights(self.learner.weights(), number)
+            sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)
             now = time.perf_counter()
             self.progress = replace(self.progress, train_seconds=self.progress.train_seconds + now - started)
         metrics |= {
@@ -261,7 +263,7 @@ class MultiTurnGRPOTrainer:
             "time/update": now - rolled_out,
             "time/step": now - started,
             "time/loop_lag": lag.worst,
-            "tokens/per_second": metrics.get("tokens/agent", 0.0) / (now - started),
+            "tokens/per_second": sampled / (now - started),
             "policy/version": float(self.progress.version),
         }
         self.tracker.log_metrics(number, metrics)

@@ -66,6 +66,7 @@ TRAINING = {
     "entropy_coef": Change(0.1),
     "advantage_estimator": Change("turn_group"),
     "gamma": Change(0.5, given={"advantage_estimator": "turn_group"}),
+    "num_branches": Change(3, given={"advantage_estimator": "branch"}),
     "gae_lambda": Change(0.5, given=CRITIC),
     "bootstrap_truncated": Change(False, given=CRITIC, parts="cut after a turn"),
     "value_learning_rate": Change(0.1, given=CRITIC),

@@ -132,7 +132,7 @@ class ComputationalEngine:
         is not played again, its fork is spent; those of an unscored member are not played at all.
         """
         jobs = list(self._jobs(scenarios, seed, step))
-        async with Forks(self.num_branches) as forks:
+        async with Forks(self.num_branches, of=type(self.environment).__name__) as forks:
             play = partial(self._play, forks=forks, temperature=temperature)
             scored = await self._in_groups(jobs, play, self._rewarded)
             others = list(self._branch_jobs(jobs, scored, forks))
@@ -222,7 +222,7 @@ class ComputationalEngine:
                 seeds=job.seeds,
                 session=job.session,
                 temperature=temperature,
-                between_turns=forks.of(job.session),
+                between_turns=forks.taken(job.session),
             )
             if trajectory.status is not Status.FAILED:
                 break

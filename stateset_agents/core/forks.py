@@ -21,16 +21,18 @@ _log = get_logger(__name__)
 class Forks:
     """Takes `each` forks between any two turns of a conversation; on leaving, closes those nobody took.
 
-    async with Forks(2) as forks:
-        await run_episode(..., between_turns=forks.of(session))
+    async with Forks(2, of="RetailDesk") as forks:
+        await run_episode(..., between_turns=forks.taken(session))
         for fork in forks.held(session): ...
     """
 
-    def __init__(self, each: int) -> None:
+    def __init__(self, each: int, *, of: str) -> None:
+        """`of`: the environment's name, for what goes wrong."""
         self._each = each
+        self._of = of
         self._held: dict[Session, list[Fork]] = {}
 
-    def of(self, session: Session) -> BetweenTurns | None:
+    def taken(self, session: Session) -> BetweenTurns | None:
         """What to call between the turns of this session's conversation; None where no fork is wanted."""
         if not self._each:
             return None
@@ -38,7 +40,7 @@ class Forks:
         def between_turns(trajectory: Trajectory, conversation: Conversation) -> None:
             forks = self._held.setdefault(session, [])
             for _ in range(self._each):
-                forks.append(Fork(trajectory=trajectory, conversation=_fork(conversation)))
+                forks.append(Fork(trajectory=trajectory, conversation=self._fork(conversation)))
 
         return between_turns
 
@@ -57,18 +59,17 @@ class Forks:
             if isinstance(error, Exception):
                 _log.warning("a fork could not be closed", error=f"{type(error).__name__}: {error}")
 
+    def _fork(self, conversation: Conversation) -> Conversation:
+        try:
+            return conversation.fork()
+        except NotImplementedError as error:
+            raise ConfigurationError(
+                f"a conversation of {self._of} cannot be forked, and branches need it: write its fork(), or "
+                "train with another advantage_estimator"
+            ) from error
+
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*map(self.discard, tuple(self._held)))
-
-
-def _fork(conversation: Conversation) -> Conversation:
-    try:
-        return conversation.fork()
-    except NotImplementedError as error:
-        raise ConfigurationError(
-            f"{type(conversation).__name__} cannot be forked, and branches need it: write its fork(), or "
-            "train with another advantage_estimator"
-        ) from error

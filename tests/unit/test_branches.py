@@ -266,7 +266,7 @@ class StubbornEnvironment(ChattyEnvironment):
 
 async def test_an_environment_that_cannot_fork_is_refused_at_the_first_fork_with_the_cure() -> None:
     environment = StubbornEnvironment(NotImplementedError())
-    cure = r"Stubborn cannot be forked, and branches need it: write its fork\(\), or train with another adv"
+    cure = r"a conversation of StubbornEnvironment cannot be forked, and branches need it: write its fork\(\)"
     with pytest.raises(ConfigurationError, match=cure):
         await rollout(engine_of(environment))
     assert environment.num_open == 0

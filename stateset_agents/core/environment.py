@@ -62,7 +62,11 @@ class Conversation(Protocol):
         ...
 
     def fork(self) -> Conversation:
-        """An independent copy that goes on from the same state."""
+        """An independent copy that goes on from the same state, and is closed by itself.
+
+        Asked for between two steps, when training plays branches; it runs in the event loop, so it should
+        be quick. Raise NotImplementedError where a conversation cannot be copied.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -159,6 +159,15 @@ async def test_delays_of_users_tools_and_rewards_leave_the_weights_bit_equal(
     assert (slow.stats, slow.asked) == (quick.stats, quick.asked)
 
 
+async def test_delays_leave_a_training_on_branches_bit_equal(tmp_path: Path) -> None:
+    quick = await run_of(tmp_path / "quick", "llama", at_once, advantage_estimator="branch")
+    slow = await run_of(tmp_path / "slow", "llama", at_random(), advantage_estimator="branch")
+    assert differing(slow.tensors, quick.tensors) == []
+    assert (slow.stats, slow.asked) == (quick.stats, quick.asked)
+    members = await run_of(tmp_path / "members", "llama", at_once, advantage_estimator="turn_group")
+    assert quick.stats.decode_steps > 1.5 * members.stats.decode_steps  # branches were played at all
+
+
 async def test_without_the_logical_clock_the_same_delays_change_batches_and_bits(tmp_path: Path) -> None:
     together = await run_of(tmp_path / "together", "gpt2", at_once)
     apart = await run_of(tmp_path / "apart", "gpt2", at_random(), scheduling="throughput")

@@ -116,13 +116,13 @@ async def _run(experiment: Experiment) -> None:
         if before:
             print(f"before: {_line(before)}")
         with ConsoleDisplay(trainer.num_steps, first_step=trainer.step_number) as display:
-            trainer.on_step = display.update
+            trainer.callbacks.append(display)
             await experiment.train()
         after = await experiment.after()
         if after:
             print(f"before: {_line(before) if before else 'not measured'}")
             print(f"after:  {_line(after)}")
-        print(f"trained {trainer.step_number} steps in {trainer.progress.train_seconds:.0f} s")
+        print(f"trained {trainer.step_number} steps in {trainer.progress.seconds:.0f} s")
         print("\n".join(_health(experiment)))
         print(f"report: {experiment.run.report}")
     finally:

@@ -62,7 +62,7 @@ class ConsoleDisplay:
         if self._console.is_terminal:
             self._progress.stop()
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the numbers of `step`, the count of steps done so far."""
         line = progress_line(metrics, self._seconds_left(step))
         if self._console.is_terminal:

@@ -6,6 +6,7 @@
       critic.safetensors   value head and its optimiser, where advantage_estimator has a critic
       state.json           step, version, frontier, schedule, KL coefficient, settings, machine
       manifest.json        schema version and the SHA-256 of every other file
+    best                   a link to the best step's, where the run evaluates
 
 It is written to a temporary name, synced, and renamed; a crash leaves the old ones untouched.
 """
@@ -33,10 +34,12 @@ from stateset_agents.errors import CheckpointError
 __all__ = [
     "SCHEMA_VERSION",
     "Checkpoint",
+    "best_checkpoint",
     "fingerprint",
     "latest_checkpoint",
     "load_checkpoint",
     "machine",
+    "mark_best",
     "prune",
     "remove_later",
     "save_checkpoint",
@@ -162,10 +165,29 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
+def mark_best(folder: Path, step: int | None) -> None:
+    """Let `folder/best` lead to the checkpoint of `step`; where there is none (any more) it goes."""
+    link, beside = folder / "best", folder / f".best.{os.getpid()}"
+    beside.unlink(missing_ok=True)
+    if step is None or not (folder / f"step-{step:06d}").is_dir():
+        link.unlink(missing_ok=True)
+        return
+    beside.symlink_to(f"step-{step:06d}", target_is_directory=True)
+    beside.replace(link)
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint that `folder/best` leads to, or None."""
+    link = folder / "best"
+    return link.resolve() if link.is_dir() else None
+
+
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what a kill left unfinished."""
+    """Remove all but the newest `keep` checkpoints and the best one, and what a kill left unfinished."""
+    best = best_checkpoint(folder)
     for path in (*_steps(folder)[:-keep], *folder.glob(".step-*")):
-        shutil.rmtree(path, ignore_errors=True)
+        if best is None or path.name != best.name:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_later(folder: Path, step: int) -> None:

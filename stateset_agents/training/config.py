@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import AliasChoices, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
 from stateset_agents.settings import Settings
 from stateset_agents.training.estimators import ESTIMATORS, foreign_setting
@@ -56,8 +56,13 @@ class TrainingConfig(Settings):
 
     # Optimiser
     learning_rate: float = Field(default=5e-6, ge=0.0, description="Peak of the schedule.")
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
-        default="cosine", description="After warm-up: constant, or down to 0 in a line or a half cosine."
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "inverse_sqrt"] = Field(
+        default="cosine",
+        description="After warm-up: constant, down in a line or a half cosine, or as 1/sqrt(n). The alias "
+        "constant_with_warmup is accepted: all of them warm up, and with warmup_ratio 0 none does.",
+    )
+    lr_min_ratio: float = Field(
+        default=0.0, ge=0.0, lt=1.0, description="What the fall ends at, as a share of learning_rate."
     )
     warmup_ratio: float = Field(
         default=0.1, ge=0.0, lt=1.0, description="Share of the steps spent warming up."
@@ -199,6 +204,17 @@ class TrainingConfig(Settings):
     temperature: float = Field(
         default=1.0, gt=0.0, description="Of training rollouts; the log-probs follow it."
     )
+    temperature_schedule: Literal["none", "adaptive"] = Field(
+        default="none",
+        description="adaptive: after each step whose mean reward reaches temperature_target the temperature "
+        "is multiplied by temperature_decay, after any other by 1.01; it stays between temperature_min and "
+        "`temperature`.",
+    )
+    temperature_min: float = Field(default=0.3, gt=0.0, description="Lowest temperature of the schedule.")
+    temperature_decay: float = Field(
+        default=0.995, gt=0.0, le=1.0, description="Factor on it after a step that reached the target."
+    )
+    temperature_target: float = Field(default=0.7, description="Mean reward from which it cools.")
     max_concurrent: int = Field(default=64, ge=1, description="Conversations at once.")
     scheduling: Literal["auto", "deterministic", "throughput"] = Field(
         default="auto",
@@ -235,6 +251,23 @@ class TrainingConfig(Settings):
     eval_episodes: int = Field(
         default=100, ge=1, description="Most validation scenarios of one such evaluation."
     )
+    metric_for_best: Literal["auto", "eval/success", "eval/reward"] = Field(
+        default="auto",
+        description="By which evaluation a checkpoint is the best; auto is eval/success where the "
+        "environment gives a verdict, else eval/reward.",
+    )
+    early_stopping_patience: int = Field(
+        default=0,
+        ge=0,
+        description="Evaluations in a row without improvement that end the training; 0 never does.",
+    )
+    early_stopping_threshold: float = Field(
+        default=0.0, ge=0.0, description="An improvement is more than this above the best so far."
+    )
+    load_best_at_end: bool = Field(
+        default=False,
+        description="The agent ends with the best evaluation's weights instead of the last step's.",
+    )
     log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
 
     def __init__(self, **settings: Any) -> None:
@@ -242,6 +275,11 @@ class TrainingConfig(Settings):
         given = canonical(settings, _CANONICAL)
         super().__init__(**{**defaults(given), **given})
         self.model_fields_set.intersection_update(given)  # what the user said, for with_recommended
+
+    @field_validator("lr_scheduler_type", mode="before")
+    @classmethod
+    def _constant_warms_up(cls, value: Any) -> Any:
+        return "constant" if value == "constant_with_warmup" else value
 
     @model_validator(mode="after")
     def _refuse_what_cannot_be(self) -> Self:
@@ -262,6 +300,16 @@ class TrainingConfig(Settings):
             raise ValueError("kl_placement reward is exact with k1 only: set kl_estimator to k1")
         if self.kl_controller != "fixed" and not self.uses_reference:
             raise ValueError("a moving beta needs beta > 0 and use_reference_model true")
+        if self.lr_min_ratio and self.lr_scheduler_type == "constant":
+            raise ValueError("a constant learning rate has no lowest: leave lr_min_ratio at 0")
+        if self.temperature_schedule == "adaptive" and self.temperature_min > self.temperature:
+            raise ValueError(
+                f"temperature_min {self.temperature_min:g} exceeds the temperature {self.temperature:g} that "
+                "the schedule starts at: lower it"
+            )
+        if not self.eval_steps and (self.early_stopping_patience or self.load_best_at_end):
+            asked = "early_stopping_patience" if self.early_stopping_patience else "load_best_at_end"
+            raise ValueError(f"{asked} needs evaluations: set eval_steps, for example to 10")
         if self.dual_clip is not None and self.loss_type in ("cispo", "reinforce"):
             raise ValueError(f"{self.loss_type} has no dual clip: leave dual_clip unset")
         return self

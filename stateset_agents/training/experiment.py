@@ -5,7 +5,7 @@ The command line's `train` and `evaluate` call this; in a program, use `MultiTur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -134,7 +134,7 @@ class Experiment:
         *,
         run: RunFolder | None = None,
         checkpoint: Path | None = None,
-        on_step: Callable[[int, Mapping[str, float]], None] | None = None,
+        callbacks: Sequence[object] = (),
     ) -> None:
         """`run` is resumed from `checkpoint`, or from its newest one."""
         self.config = config
@@ -147,7 +147,7 @@ class Experiment:
             config.training,
             run=run,
             description=config.model_dump(mode="json", exclude={"agent", "training"}),
-            on_step=on_step,
+            callbacks=callbacks,
         )
         self.summary: dict[str, Any] = {}
 

@@ -105,6 +105,12 @@ class Learner:
         rows = self.config.per_device_train_batch_size * self.config.num_generations
         return {"max_rows": rows, "max_tokens": self.config.micro_batch_tokens}
 
+    def set_temperature(self, temperature: float) -> None:
+        """Of the rollouts that the next update learns from; policy and reference score at it."""
+        self.policy.temperature = temperature
+        if self.reference is not None:
+            self.reference.temperature = temperature
+
     def weights(self) -> dict[str, Tensor]:
         """The master weights by name: the live tensors, which the next update changes."""
         return {name: tensor.detach() for name, tensor in self.policy.model.state_dict().items()}

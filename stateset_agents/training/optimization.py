@@ -25,22 +25,36 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 
 
 def schedule(
-    step: int, num_steps: int, *, kind: Literal["constant", "linear", "cosine"], warmup_ratio: float
+    step: int,
+    num_steps: int,
+    *,
+    kind: Literal["constant", "linear", "cosine", "inverse_sqrt"],
+    warmup_ratio: float,
+    min_ratio: float = 0.0,
 ) -> float:
     """Factor on the learning rate for the update number `step` (0-based) of `num_steps`.
 
     Rises in a line over the first `warmup_ratio` of the updates (the first update is never at 0), then
-    stays, falls in a line, or falls in a half cosine to 0, which the update after the last would have.
+    stays, falls in a line, in a half cosine, or as 1/sqrt(n) with n counted from the end of the warm-up in
+    units of its length. A line and a cosine fall to `min_ratio`, which the update after the last would
+    have; all of the fall is scaled to end there.
 
     With 10 updates and a warm-up of .2, linear: 1/2, 1, 1, 7/8, 6/8, ... 1/8.
     """
     warmup = math.ceil(warmup_ratio * num_steps)
     if step < warmup:
         return (step + 1) / warmup
+    since = step - warmup
+    done = min(1.0, since / max(1, num_steps - warmup))
     if kind == "constant":
-        return 1.0
-    done = min(1.0, (step - warmup) / max(1, num_steps - warmup))
-    return 1.0 - done if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        height = 1.0
+    elif kind == "linear":
+        height = 1.0 - done
+    elif kind == "cosine":
+        height = 0.5 * (1.0 + math.cos(math.pi * done))
+    else:
+        height = math.sqrt(max(1, warmup) / (max(1, warmup) + since))
+    return min_ratio + (1.0 - min_ratio) * height
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +102,7 @@ class Optimization:
             self._length,
             kind=self._config.lr_scheduler_type,
             warmup_ratio=self._config.warmup_ratio,
+            min_ratio=self._config.lr_min_ratio,
         )
         learning_rate = self._config.learning_rate * factor
         for group in self.optimizer.param_groups:

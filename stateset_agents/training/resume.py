@@ -21,14 +21,16 @@ from stateset_agents.training.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
     machine,
+    mark_best,
     prune,
     save_checkpoint,
 )
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.early_stopping import Best
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.optimization import schedule
 
-__all__ = ["MAY_DIFFER", "Identity", "Progress", "checkpoint_at", "keep", "newest", "take_up"]
+__all__ = ["MAY_DIFFER", "Identity", "RunState", "checkpoint_at", "keep", "newest", "take_up"]
 
 _log = get_logger(__name__)
 
@@ -46,6 +48,9 @@ MAY_DIFFER = frozenset(
         "training.save_total_limit",
         "training.eval_steps",
         "training.eval_episodes",
+        "training.early_stopping_patience",
+        "training.early_stopping_threshold",
+        "training.load_best_at_end",
         "training.log_rollouts",
         "training.turn_timeout",
         "training.reward_timeout",
@@ -55,7 +60,7 @@ MAY_DIFFER = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RunState:
     """How far a run has come."""
 
     step: int = 0
@@ -71,8 +76,20 @@ class Progress:
     """False once something happened that another run need not repeat: a retry, another machine."""
     reward: Mapping[str, Any] = field(default_factory=dict)
     """Running statistics of the reward (`RewardFunction.state`)."""
+    temperature: float | None = None
+    """Of the next rollout, where a schedule moves it."""
+    evaluated_step: int = 0
+    """After which the validation split was last played."""
+    best: Best = field(default_factory=Best)
 
-    def after_step(self, *, episodes: int, new_policy: bool, failed: bool, repeatable: bool) -> Progress:
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunState:
+        """From what `asdict` gave."""
+        return cls(**{**values, "best": Best(**values.get("best", {}))})
+
+    def after_step(
+        self, *, episodes: int, new_policy: bool, failed: bool, repeatable: bool, temperature: float
+    ) -> RunState:
         """One step further; its seconds are not added."""
         return replace(
             self,
@@ -81,6 +98,7 @@ class Progress:
             frontier=self.frontier + episodes,
             failed_steps=self.failed_steps + 1 if failed else 0,
             repeatable=self.repeatable and repeatable,
+            temperature=temperature,
         )
 
 
@@ -121,13 +139,13 @@ class Identity:
 def keep(
     folder: Path,
     learner: Learner,
-    progress: Progress,
+    state: RunState,
     identity: Identity,
     *,
     limit: int,
     tokenizer: Any = None,
 ) -> Path:
-    """Write the checkpoint of a finished step; older ones beyond `limit` go.
+    """Write the checkpoint of a finished step; older ones beyond `limit` go, but for the best.
 
     `tokenizer` is transformers' own, saved beside the weights.
 
@@ -142,17 +160,18 @@ def keep(
             tokenizer.save_pretrained(path)
 
     checkpoint = Checkpoint(
-        step=progress.step,
+        step=state.step,
         weights=learner.weights(),
         optimizer=learner.state(),
         critic=learner.critic_state(),
         state={
-            "progress": asdict(progress),
+            "progress": asdict(state),
             "identity": _plain(asdict(identity)),
             "machine": machine(learner.policy.device),
         },
     )
     path = save_checkpoint(folder, checkpoint, write_model=write_model)
+    mark_best(folder, state.best.step)
     prune(folder, limit)
     return path
 
@@ -188,7 +207,7 @@ def checkpoint_at(path: Path) -> Path:
     return path
 
 
-def take_up(path: Path, learner: Learner, identity: Identity) -> Progress:
+def take_up(path: Path, learner: Learner, identity: Identity) -> RunState:
     """Put the learner where the checkpoint left it.
 
     Raises CheckpointError, with nothing changed, for a damaged one or one of another run. Another machine
@@ -202,8 +221,8 @@ def take_up(path: Path, learner: Learner, identity: Identity) -> Progress:
     changes += _other_schedule(checkpoint.state["identity"]["settings"]["training"], learner)
     for change in changes:
         _log.warning(change)
-    progress = Progress(**checkpoint.state["progress"])
-    return replace(progress, repeatable=progress.repeatable and not changes)
+    state = RunState.from_json(checkpoint.state["progress"])
+    return replace(state, repeatable=state.repeatable and not changes)
 
 
 def _other_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -216,7 +235,9 @@ def _other_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def _other_schedule(then: Mapping[str, Any], learner: Learner) -> list[str]:
     """Would a run of the length it has now have made its updates so far at other learning rates?"""
     now = learner.config
-    rates = partial(schedule, kind=now.lr_scheduler_type, warmup_ratio=now.warmup_ratio)
+    rates = partial(
+        schedule, kind=now.lr_scheduler_type, warmup_ratio=now.warmup_ratio, min_ratio=now.lr_min_ratio
+    )
     was, is_now = TrainingConfig(**then).num_steps(), now.num_steps()
     lengths = was * now.num_iterations, is_now * now.num_iterations
     done = range(learner.optimization.num_updates)

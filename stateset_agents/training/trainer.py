@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import platform
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Self, TypeVar
-
-import torch
+from typing import Any, TypeVar
 
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.computational_engine import ComputationalEngine
-from stateset_agents.core.context_window import refuse_sliding_window
 from stateset_agents.core.environment import Environment
-from stateset_agents.core.reward import Reward, as_reward
+from stateset_agents.core.reward import Reward
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import TrajectoryGroup
 from stateset_agents.errors import ConfigurationError, TrainingStopped
@@ -25,23 +20,22 @@ from stateset_agents.evaluation.evaluator import (
     Evaluation,
     evaluate,
     held_out,
-    refuse_truncated_sampling,
 )
-from stateset_agents.rewards.shaping import refuse_unfit_shaping
 from stateset_agents.streams import derive
 from stateset_agents.tracking.logging import get_logger
-from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.tracking.tracker import JsonlTracker
-from stateset_agents.training.checkpoint import fingerprint, remove_later
+from stateset_agents.training.checkpoint import (
+    best_checkpoint,
+    load_checkpoint,
+)
 from stateset_agents.training.config import TrainingConfig, TrainingProfile
-from stateset_agents.training.curriculum import ScenarioOrder
-from stateset_agents.training.learner import Learner
+from stateset_agents.training.control import State
+from stateset_agents.training.early_stopping import crossed
+from stateset_agents.training.ending import leave
 from stateset_agents.training.loop_lag import LoopLag, measure_loop_lag
-from stateset_agents.training.resume import Identity, Progress, checkpoint_at, keep, newest, take_up
 from stateset_agents.training.step_metrics import evaluation_metrics, rollout_metrics, why_nothing_trained
+from stateset_agents.training.temperature import next_temperature
+from stateset_agents.training.training_run import TrainingRun
 from stateset_agents.training.uninterrupted import uninterrupted
-from stateset_agents.training.worker import Worker
 
 __all__ = ["MultiTurnGRPOTrainer", "train"]
 
@@ -49,7 +43,7 @@ _log = get_logger(__name__)
 _T = TypeVar("_T")
 
 
-class MultiTurnGRPOTrainer:
+class MultiTurnGRPOTrainer(TrainingRun):
     """Trains an agent by group-relative policy optimisation, inside the caller's event loop.
 
     Generation runs in the backend's worker thread and the update in the trainer's own, so the loop goes
@@ -61,236 +55,198 @@ class MultiTurnGRPOTrainer:
     >>> agent = await trainer.train()
     """
 
-    def __init__(
-        self,
-        agent: MultiTurnAgent,
-        environment: Environment,
-        reward_fn: Reward,
-        config: TrainingConfig | None = None,
-        *,
-        run: RunFolder | None = None,
-        description: Mapping[str, Any] | None = None,
-        on_step: Callable[[int, Mapping[str, float]], None] | None = None,
-    ) -> None:
-        """`run`: a folder to use instead of a new one; `description`: more for its config.yaml; `on_step`:
-        called in the event loop with each step's number (from 1) and metrics."""
-        self.agent = agent
-        self.environment = environment
-        self.reward_fn = as_reward(reward_fn)
-        self.config = config or TrainingConfig()
-        self.recommended: dict[str, Any] = {}
-        """What the model's card set, where the user set nothing."""
-        self.progress = Progress()
-        self.on_step = on_step
-        self._stepping = False
-        self._saved_step: int | None = None
-        self._description = dict(description or {})
-        self._run = run
-        self._tracker: JsonlTracker | None = None
-        self._learner: Learner | None = None
-        self._boundary = asyncio.Lock()
-        self._worker = Worker()
-
-    # ------------------------------------------------------------------------------ set-up
-
-    @property
-    def is_ready(self) -> bool:
-        """Has `initialize` been through?"""
-        return self._tracker is not None
-
-    @property
-    def run(self) -> RunFolder:
-        """The run folder."""
-        return _ready(self._run)
-
-    @property
-    def tracker(self) -> JsonlTracker:
-        """Writes the run folder's logs."""
-        return _ready(self._tracker)
-
-    @property
-    def learner(self) -> Learner:
-        """Holds the master weights."""
-        return _ready(self._learner)
-
-    @property
-    def step_number(self) -> int:
-        """Steps finished."""
-        return self.progress.step
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of the whole run."""
-        return self.config.num_steps()
-
-    async def initialize(self) -> None:
-        """Load the model, make the trainable copy and the reference, open the run folder.
-
-        Raises ConfigurationError for settings that cannot work together, a trainer that was stopped, and a
-        run folder that another trainer is writing.
-        """
-        self._worker.refuse_stopped()
-        if self.is_ready:
-            return
-        refuse_truncated_sampling(self.agent)
-        refuse_sliding_window(self.agent.config)
-        refuse_unfit_shaping(self.reward_fn, per_turn=False, gamma=1.0, bootstrapped=False)
-        self._order = ScenarioOrder(self.environment.scenarios("train"), self.config.seed)
-        await self.agent.initialize()
-        if not hasattr(self.agent.backend, "master_model"):
-            raise ConfigurationError(
-                f"a {type(self.agent.backend).__name__} has no weights to train: use an in-process model"
-            )
-        card = getattr(self.agent.backend, "recommended", {})
-        self.config, self.recommended = self.config.with_recommended(card)
-        if self.recommended:
-            said = ", ".join(f"{name} {value}" for name, value in self.recommended.items())
-            _log.warning(f"the model's card sets what you did not: {said}")
-        if self.config.eval_steps:
-            held_out(self.environment, "validation", None)
-        self._learner, self._base = await self._worker.run(self._make_learner, self.agent.backend)
-        self.engine = ComputationalEngine(
-            self.agent,
-            self.environment,
-            self.reward_fn,
-            num_generations=self.config.num_generations,
-            num_branches=self.config.branches_per_turn,
-            max_concurrent=self.config.max_concurrent,
-            episode_retries=self.config.episode_retries,
-            deterministic=self.deterministic,
-            turn_timeout=self.config.turn_timeout,
-            reward_timeout=self.config.reward_timeout,
-        )
-        if self._run is None:
-            self._run = RunFolder.create(self.config.output_dir, name=self.config.run_name)
-        if not self._run.config.exists():  # a resumed run's stays until its checkpoint agrees
-            self._run.write_config(self._settings())
-        self._tracker = JsonlTracker(self._run)
-
-    def _make_learner(self, backend: Any) -> tuple[Learner, str]:
-        exact = backend.model.dtype is torch.float32
-        learner = Learner(backend.master_model(), self.config, num_steps=self.num_steps, exact_logprobs=exact)
-        return learner, fingerprint(learner.weights())
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "agent": self.agent.config.model_dump(mode="json"),
-            "environment": {"name": type(self.environment).__name__},
-            "reward": self.reward_fn.name,
-            **self._description,
-            "training": self.config.model_dump(mode="json"),
-        }
-
-    @property
-    def deterministic(self) -> bool:
-        """Does the run wait for every local reply, so that it can be repeated bit by bit?"""
-        if self.config.scheduling == "auto":
-            return self.environment.local
-        return self.config.scheduling == "deterministic"
-
     # ------------------------------------------------------------------------------ training
 
     async def train(self) -> MultiTurnAgent:
-        """Run the steps that are left, then return the trained agent.
+        """Run the steps that are left, then return the agent: the last step's, or with load_best_at_end the
+        best evaluation's.
 
-        However it ends, by Ctrl-C or an error too, it keeps a checkpoint of the last finished step.
-        Raises TrainingStopped when `max_failed_steps` steps in a row (or the first) could not train.
+        However it ends, by a cancellation or an error too, it keeps a checkpoint of the last finished step,
+        `summary.json` and `report.html`. After `request_stop` another call goes on; when all is done it says
+        so. Raises TrainingStopped when `max_failed_steps` steps in a row (or the first) could not train.
         """
-        await self.initialize()
+        if not self._ended.is_set():
+            raise ConfigurationError("this trainer is training: await that call, or make another trainer")
+        self._ended.clear()
+        self._begin()
+        self._task, self._why = asyncio.current_task(), None
         try:
-            while self.step_number < self.num_steps:
-                await self.step()
-                await self._between_steps()
-        except (Exception, asyncio.CancelledError):
-            await self._save_last()
+            await self.initialize()
+            await self._end(*await self._run_steps())
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError):
+                await self._end("stopped", f"cancelled after step {self.step_number} of {self.num_steps}")
+            else:
+                await self._end("failed", " ".join(str(error).split()) or type(error).__name__)
             raise
-        await self._save_last()
-        self.run.write_summary({**RunLog(self.run).summary(), **self.summary()})
+        finally:
+            self._task = None
+            self._ended.set()
         return self.agent
+
+    async def _run_steps(self) -> tuple[State, str]:
+        """How it ended, and why."""
+        if done := self._done():
+            _log.warning(f"nothing is left to train: {': '.join(done)}")
+        await self._notify("on_train_begin", self)
+        await self._between_steps()  # what a stop in their middle left undone
+        while not (done := self._done()):
+            if not await self._goes_on():
+                return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
+            await self.step()
+            await self._between_steps()
+        if self.config.load_best_at_end:
+            await uninterrupted(self._speak_as_best())
+        return "finished", done[0]
+
+    def _done(self) -> tuple[str, str] | None:
+        """Why no step is left, and what to do about it; None while there is one."""
+        if self.step_number >= self.num_steps:
+            return f"all {self.num_steps} steps are done", "raise max_steps or num_episodes to go on"
+        if self._state.best.exhausts(self.config.early_stopping_patience):
+            return self._state.best.why_stopped(), "raise early_stopping_patience to go on"
+        return None
+
+    async def _end(self, state: State, why: str) -> None:
+        """Keep what there is, once; tell everyone."""
+        if self.state in ("stopped", "finished", "failed"):  # the end itself was cut
+            return
+        if self.is_ready:
+            await self._save_last()
+        self._why = why
+        self._settle(state)
+        if self.is_ready:
+            await uninterrupted(self._worker.run(leave, self.run, self.summary()))
+        await self._notify("on_train_end", self)
+
+    async def _speak_as_best(self) -> None:
+        """Hand the best step's weights to the agent; the trainer's own stay the last step's."""
+        path = best_checkpoint(self.run.checkpoints)
+        if path is None:
+            _log.warning("the run folder has no best checkpoint: the agent keeps the last step's weights")
+        elif self._state.best.step is not None and self._state.best.step != self.step_number:
+            checkpoint = await self._worker.run(load_checkpoint, path)
+            await self.agent.backend.update_weights(checkpoint.weights, checkpoint.step)
 
     async def step(self) -> dict[str, float]:
         """One step: roll out, credit, update, hand the new weights to the agent; returns its metrics.
 
         Cancelled during the rollout it leaves nothing behind; from the update on it finishes first.
         """
-        if self.step_number >= self.num_steps:
-            raise ConfigurationError(f"all {self.num_steps} steps are done: raise max_steps or num_episodes")
-        self._worker.refuse_stopped()
-        if self._stepping:
-            raise ConfigurationError("a step of this trainer is under way: await it before the next")
-        self._stepping = True
-        try:
+        with self._stepping():
             started = time.perf_counter()
-            scenarios = self._order.take(self.progress.frontier, self._step_episodes())
+            scenarios = self._order.take(self._state.frontier, self._step_episodes())
             async with measure_loop_lag() as lag:
                 groups = await self.generate_trajectories(scenarios)
-                return await uninterrupted(self._learn_from(groups, started, lag))
-        finally:
-            self._stepping = False
+                metrics = await uninterrupted(self._learn_from(groups, started, lag))
+            return await self._step_end(metrics)
 
     async def generate_trajectories(self, scenarios: Sequence[Scenario]) -> list[TrajectoryGroup]:
         """One scored group per scenario, sampled from the current policy."""
         return await self.engine.rollout(
-            scenarios, seed=self.config.seed, step=self.step_number, temperature=self.config.temperature
+            scenarios, seed=self.config.seed, step=self.step_number, temperature=self.temperature
         )
+
+    async def training_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+        """A step on groups that are there already, as `generate_trajectories` gives them."""
+        with self._stepping():
+            async with measure_loop_lag() as lag:
+                metrics = await uninterrupted(self._learn_from(groups, time.perf_counter(), lag))
+            return await self._step_end(metrics)
+
+    @contextlib.contextmanager
+    def _stepping(self) -> Iterator[None]:
+        """One step at a time, and none after the last."""
+        self._worker.refuse_stopped()
+        if done := self._done():
+            raise ConfigurationError(": ".join(done))
+        if self._is_stepping:
+            raise ConfigurationError("a step of this trainer is under way: await it before the next")
+        self._is_stepping = True
+        try:
+            yield
+        finally:
+            self._is_stepping = False
+
+    async def _step_end(self, metrics: dict[str, float]) -> dict[str, float]:
+        await self._notify("on_step_end", self.step_number, metrics)
+        if self._trouble is not None:
+            raise TrainingStopped(self._trouble)
+        return metrics
 
     async def _learn_from(
         self, groups: Sequence[TrajectoryGroup], started: float, lag: LoopLag
     ) -> dict[str, float]:
         number, rolled_out = self.step_number + 1, time.perf_counter()
         async with self._boundary:
+            self.learner.set_temperature(self.temperature)
             lesson = await self._worker.run(partial(self.learner.credit, groups))
             credited = lesson.credited
             metrics = rollout_metrics(groups) | {"group/dropped": float(credited.num_dropped_groups)}
+            metrics["rollout/temperature"] = self.temperature
             metrics |= await self._worker.run(partial(self.learner.learn, lesson, step=number))
             scaled = self.learner.optimization.scaler.is_enabled()
             cause = why_nothing_trained(groups, metrics, self.config, scaled=scaled)
-            self.progress = self.progress.after_step(
+            self._state = self._state.after_step(
                 episodes=len(groups),
                 new_policy=bool(credited.samples),
                 failed=cause is not None,
                 repeatable=self.engine.repeatable,
+                temperature=next_temperature(self.config, self.temperature, metrics.get("reward/mean")),
             )
             self.reward_fn.observe([trajectory for group in groups for trajectory in group.scored])
-            self.progress = replace(self.progress, reward=self.reward_fn.state())
+            self._state = replace(self._state, reward=self.reward_fn.state())
             if credited.samples:
                 await self.agent.backend.update_weights(self.learner.weights(), number)
             sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)
             now = time.perf_counter()
-            self.progress = replace(self.progress, train_seconds=self.progress.train_seconds + now - started)
+            self._state = replace(self._state, train_seconds=self._state.train_seconds + now - started)
         metrics |= {
             "time/rollout": rolled_out - started,
             "time/update": now - rolled_out,
             "time/step": now - started,
             "time/loop_lag": lag.worst,
             "tokens/per_second": sampled / (now - started),
-            "policy/version": float(self.progress.version),
+            "policy/version": float(self._state.version),
         }
+        self._metrics |= metrics
         self.tracker.log_metrics(number, metrics)
         if self.config.log_rollouts:
             write = partial(self.tracker.log_rollouts, number, groups, credited.advantages, stage="train")
             await self._worker.run(write)
-        if self.on_step is not None:
-            self.on_step(number, metrics)
-        if cause and (number == 1 or self.progress.failed_steps >= self.config.max_failed_steps):
-            raise TrainingStopped(f"step {number} {cause}")
+        fatal = number == 1 or self._state.failed_steps >= self.config.max_failed_steps
+        self._trouble = f"step {number} {cause}" if cause and fatal else None
         return metrics
 
     def _step_episodes(self) -> int:
         full = self.config.episodes_per_step()
         if self.config.max_steps is not None:
             return full
-        return min(full, self.config.num_episodes - self.progress.frontier)
+        return min(full, self.config.num_episodes - self._state.frontier)
 
     async def _between_steps(self) -> None:
-        if self.config.eval_steps and self.step_number % self.config.eval_steps == 0:
+        """Evaluate and save where it is due."""
+        step, is_best = self.step_number, False
+        if crossed(self.config.eval_steps, self._state.evaluated_step, step):
             result = await self.evaluate()
-            self.tracker.log_metrics(self.step_number, evaluation_metrics(result))
-            if self.config.log_rollouts:
-                write = partial(self.tracker.log_rollouts, self.step_number, result.groups)
-                await self._worker.run(partial(write, stage="validation"))
-        if self.config.save_steps and self.step_number % self.config.save_steps == 0:
+            is_best = await uninterrupted(self._note(result))
+            await self._notify("on_evaluate", step, result)
+        if is_best or crossed(self.config.save_steps, self._saved.step if self._saved else 0, step):
             await self._save_last()
+
+    async def _note(self, result: Evaluation) -> bool:
+        """Log an evaluation; is it the best so far?"""
+        step, metrics, best = self.step_number, evaluation_metrics(result), self._state.best
+        best = best.chosen(self.config.metric_for_best, metrics)
+        value = metrics.get(best.metric or "")
+        best = best.after(step, value, threshold=self.config.early_stopping_threshold)
+        if self.config.log_rollouts:
+            write = partial(self.tracker.log_rollouts, step, result.groups, stage="validation")
+            await self._worker.run(write)
+        self.tracker.log_metrics(step, metrics)
+        self._metrics |= metrics
+        self._state = replace(self._state, evaluated_step=step, best=best)
+        return best.step == step
 
     async def evaluate(
         self, split: str = "validation", *, episodes: int | None = None, temperature: float = 1.0
@@ -312,89 +268,6 @@ class MultiTurnGRPOTrainer:
             turn_timeout=self.config.turn_timeout,
             reward_timeout=self.config.reward_timeout,
         )
-
-    # ------------------------------------------------------------------------------ checkpoints
-
-    async def save_checkpoint(self) -> Path:
-        """Write `checkpoints/step-NNNNNN` of the last finished step; older ones beyond the limit go."""
-        async with self._boundary:
-            step = self.step_number
-            tokenizer = getattr(self.agent.backend.tokenizer, "hf", None)
-            write = partial(keep, limit=self.config.save_total_limit, tokenizer=tokenizer)
-            where, who = self.run.checkpoints, self._identity()
-            path = await self._worker.run(write, where, self.learner, self.progress, who)
-        self._saved_step = step
-        self.tracker.log_event("checkpoint", step=step, path=path.name)
-        return path
-
-    async def load_checkpoint(self, path: str | Path | None = None) -> None:
-        """Go on from a checkpoint, or a run's newest: this run's when no path is given.
-
-        Log lines and checkpoints of later steps are dropped. Raises CheckpointError when it is damaged, was
-        taken away, or is of another base model or other settings. Another machine, thread count or length
-        of the schedule is allowed and said: not bit-equal.
-        """
-        await self.initialize()
-        found = newest(self.run) if path is None else checkpoint_at(Path(path))
-        if found is not None:
-            async with self._boundary:
-                progress = await self._worker.run(take_up, found, self.learner, self._identity())
-                await self.agent.backend.update_weights(self.learner.weights(), progress.version)
-                self.progress = progress
-                self.reward_fn.restore(progress.reward)
-            self._saved_step = progress.step if found.parent == self.run.checkpoints else None
-        self.run.truncate_after(self.step_number)
-        remove_later(self.run.checkpoints, self.step_number)
-        self.run.write_config(self._settings())
-        if found is not None:
-            self.tracker.log_event("resumed", step=self.step_number, path=found.name)
-
-    def _identity(self) -> Identity:
-        settings = {name: value for name, value in self._settings().items() if name != "evaluation"}
-        return Identity(base=self._base, scenarios=self._order.fingerprint(), settings=settings)
-
-    async def _save_last(self) -> None:
-        if self.learner.midway:
-            _log.error("the last update broke off midway: its step is not kept, earlier checkpoints are")
-        elif self._saved_step != self.step_number:
-            await uninterrupted(self.save_checkpoint())
-
-    # ------------------------------------------------------------------------------ the rest
-
-    def summary(self) -> dict[str, Any]:
-        """What `summary.json` says about the training itself."""
-        local = self.environment.local and self.reward_fn.local
-        return {
-            "seed": self.config.seed,
-            "steps": self.step_number,
-            "train_seconds": round(self.progress.train_seconds, 3),
-            "platform": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
-            "deterministic": self.deterministic and local and self.progress.repeatable,
-        }
-
-    async def stop(self) -> None:
-        """End the update thread and close the logs; the agent goes on speaking."""
-        await self._worker.stop()
-        if self._tracker is not None:
-            self._tracker.close()
-
-    async def close(self) -> None:
-        """Stop, and close the agent too."""
-        await self.stop()
-        await self.agent.close()
-
-    async def __aenter__(self) -> Self:
-        await self.initialize()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
-
-def _ready(part: _T | None) -> _T:
-    if part is None:
-        raise ConfigurationError("the trainer is not ready: await trainer.initialize() first")
-    return part
 
 
 async def train(

@@ -38,6 +38,7 @@ class Change(NamedTuple):
 
 OFF_POLICY = {"num_iterations": 3, "learning_rate": 0.05, "beta": 0.0}
 CRITIC = {"advantage_estimator": "token_gae"}
+COOLING = {"temperature_schedule": "adaptive", "temperature_target": 0.0, "temperature_decay": 0.5}
 K1 = {"kl_estimator": "k1", "num_iterations": 2}
 
 TRAINING = {
@@ -97,6 +98,15 @@ TRAINING = {
     "save_total_limit": Change(1, "files", {"save_steps": 1}),
     "eval_steps": Change(1, "metrics", {"eval_episodes": 4}),
     "eval_episodes": Change(2, "metrics", {"eval_steps": 1, "eval_episodes": 4}),
+    "lr_min_ratio": Change(0.5),
+    "temperature_schedule": Change("adaptive", given={**COOLING, "temperature_schedule": "none"}),
+    "temperature_min": Change(0.9, given=COOLING),
+    "temperature_decay": Change(0.6, given=COOLING),
+    "temperature_target": Change(2.0, given=COOLING),
+    "metric_for_best": Change("eval/success", "error", {"eval_steps": 1}),
+    "early_stopping_patience": Change(1, "metrics", {"eval_steps": 1, "early_stopping_threshold": 10.0}),
+    "early_stopping_threshold": Change(10.0, "metrics", {"eval_steps": 1, "early_stopping_patience": 1}),
+    "load_best_at_end": Change(True, "agent", {"eval_steps": 1, "learning_rate": 0.03}),
     "log_rollouts": Change(False, "files"),
 }
 
@@ -158,6 +168,8 @@ class Seen:
     """What a run did."""
 
     weights: str = ""
+    agent: str = ""
+    """Its weights after the run."""
     metrics: list[Any] = field(default_factory=list)
     files: list[Any] = field(default_factory=list)
     error: str = ""
@@ -229,6 +241,7 @@ async def watch(trainer: Any, work: Any, root: Path) -> Seen:
         seen.error = str(error)
     if trainer.is_ready:
         seen.weights = fingerprint(trainer.learner.weights())
+        seen.agent = fingerprint(trainer.agent.backend.model.state_dict())
         seen.metrics = numbers(trainer)
         seen.said = await trainer.agent.generate_response("hi")
     seen.peak = trainer.environment.peak

@@ -39,7 +39,7 @@ def test_a_pipe_gets_about_twenty_plain_lines() -> None:
     out = io.StringIO()
     with ConsoleDisplay(100, console=Console(file=out, width=40)) as display:
         for step in range(1, 101):
-            display.update(step, METRICS)
+            display.on_step_end(step, METRICS)
     lines = out.getvalue().splitlines()
     assert len(lines) == 20
     assert lines[0].startswith("step 5/100  reward 0.412")
@@ -51,14 +51,14 @@ def test_the_last_step_is_always_printed() -> None:
     out = io.StringIO()
     with ConsoleDisplay(7, every=5, console=Console(file=out, width=40)) as display:
         for step in range(1, 8):
-            display.update(step, METRICS)
+            display.on_step_end(step, METRICS)
     assert [line.split()[1] for line in out.getvalue().splitlines()] == ["5/7", "7/7"]
 
 
 def test_a_terminal_of_eighty_columns_shows_everything_on_one_line() -> None:
     out = io.StringIO()
     with ConsoleDisplay(110, console=Console(file=out, width=80, force_terminal=True)) as display:
-        display.update(109, METRICS)
+        display.on_step_end(109, METRICS)
     last = out.getvalue()
     assert "step 109/110 reward 0.412  success 38%  KL 0.0012  tokens/s 5,120  left 0:00" in last
 

@@ -1,0 +1,75 @@
+"""What an application hears of its training: five moments, each a method to override.
+
+The trainer awaits each call before it goes on, so callbacks see the moments in order. An `async` method
+runs in the event loop; a plain one in a thread of its own, so it may block.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stateset_agents.core.waiting import in_thread
+from stateset_agents.errors import PROGRAMMING_ERRORS, StatesetError
+from stateset_agents.tracking.logging import get_logger
+
+if TYPE_CHECKING:
+    from stateset_agents.evaluation.evaluator import Evaluation
+    from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+
+__all__ = ["Callback", "notify"]
+
+_log = get_logger(__name__)
+
+
+class Callback:
+    """Base of callbacks; override what you want to hear of, as a plain or as an `async` method.
+
+    A method that raises is logged in one line and in events.jsonl, and training goes on; programming
+    errors (TypeError, NameError and their like) and the package's own errors end the training instead, as
+    `raise TrainingStopped("...")` does on purpose. The last finished step is kept either way.
+
+    >>> class Watch(Callback):
+    ...     async def on_step_end(self, step, metrics):
+    ...         await websocket.send_json({"step": step, "reward": metrics.get("reward/mean")})
+    >>> trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config, callbacks=[Watch()])
+    """
+
+    def on_train_begin(self, trainer: MultiTurnGRPOTrainer) -> Any:
+        """`train` begins; keep `trainer` to call its `request_stop` or `pause` later."""
+
+    def on_step_end(self, step: int, metrics: Mapping[str, float]) -> Any:
+        """A step (from 1) is finished and in the logs."""
+
+    def on_evaluate(self, step: int, evaluation: Evaluation) -> Any:
+        """The validation split was played after this step."""
+
+    def on_checkpoint(self, step: int, path: Path) -> Any:
+        """A checkpoint stands on disk."""
+
+    def on_train_end(self, trainer: MultiTurnGRPOTrainer) -> Any:
+        """`train` ends, however it does; `trainer.progress` says how."""
+
+
+async def notify(callbacks: Sequence[object], moment: str, *arguments: Any) -> list[str]:
+    """Call `moment` of each callback that has it, in order; returns a line per one that failed."""
+    failures = []
+    for callback in callbacks:
+        method = getattr(callback, moment, None)
+        if method is None or getattr(type(callback), moment, None) is getattr(Callback, moment):
+            continue
+        try:
+            if inspect.iscoroutinefunction(method):
+                await method(*arguments)
+            else:
+                result = await in_thread(method, *arguments)
+                if inspect.isawaitable(result):  # a plain function that wraps an async one
+                    await result
+        except (*PROGRAMMING_ERRORS, StatesetError):
+            raise
+        except Exception as error:  # the boundary to user code: training outlives a webhook that is down
+            failures.append(f"{type(callback).__name__}.{moment} failed: {type(error).__name__}: {error}")
+            _log.error(f"callback {failures[-1]}; training goes on")
+    return failures

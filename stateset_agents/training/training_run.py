@@ -1,0 +1,310 @@
+"""What a training stands on: model copies, run folder, logs, checkpoints. The trainer adds the steps."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch
+
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.computational_engine import ComputationalEngine
+from stateset_agents.core.context_window import refuse_sliding_window
+from stateset_agents.core.environment import Environment
+from stateset_agents.core.reward import Reward, as_reward
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.evaluation.evaluator import (
+    held_out,
+    refuse_truncated_sampling,
+)
+from stateset_agents.rewards.shaping import refuse_unfit_shaping
+from stateset_agents.tracking.logging import get_logger
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.tracker import JsonlTracker
+from stateset_agents.training.callbacks import notify
+from stateset_agents.training.checkpoint import (
+    fingerprint,
+    mark_best,
+    remove_later,
+)
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.control import Controlled, Progress
+from stateset_agents.training.curriculum import ScenarioOrder
+from stateset_agents.training.learner import Learner
+from stateset_agents.training.resume import Identity, RunState, checkpoint_at, keep, newest, take_up
+from stateset_agents.training.uninterrupted import uninterrupted
+from stateset_agents.training.worker import Worker
+
+__all__ = ["TrainingRun"]
+
+_log = get_logger(__name__)
+_T = TypeVar("_T")
+
+
+class TrainingRun(Controlled):
+    """Loads everything, keeps how far the run has come, and writes what it leaves behind."""
+
+    def __init__(
+        self,
+        agent: MultiTurnAgent,
+        environment: Environment,
+        reward_fn: Reward,
+        config: TrainingConfig | None = None,
+        *,
+        run: RunFolder | None = None,
+        description: Mapping[str, Any] | None = None,
+        callbacks: Sequence[object] = (),
+    ) -> None:
+        """`run`: a folder to use instead of a new one; `description`: more for its config.yaml; `callbacks`:
+        who hears of steps, evaluations and checkpoints: `Callback`s, or any objects with some of its
+        methods."""
+        super().__init__()
+        self.agent = agent
+        self.environment = environment
+        self.reward_fn = as_reward(reward_fn)
+        self.config = config or TrainingConfig()
+        self.recommended: dict[str, Any] = {}
+        """What the model's card set, where the user set nothing."""
+        self.callbacks: list[object] = list(callbacks)
+        self._state = RunState()
+        self._saved: RunState | None = None
+        self._metrics: dict[str, float] = {}
+        self._why: str | None = None
+        self._trouble: str | None = None
+        self._is_stepping = False
+        self._task: asyncio.Task[Any] | None = None
+        self._ended = asyncio.Event()
+        self._ended.set()
+        self._description = dict(description or {})
+        self._run = run
+        self._tracker: JsonlTracker | None = None
+        self._learner: Learner | None = None
+        self._boundary = asyncio.Lock()
+        self._worker = Worker()
+
+    # ------------------------------------------------------------------------------ set-up
+
+    @property
+    def is_ready(self) -> bool:
+        """Has `initialize` been through?"""
+        return self._tracker is not None
+
+    @property
+    def run(self) -> RunFolder:
+        """The run folder."""
+        return _ready(self._run)
+
+    @property
+    def tracker(self) -> JsonlTracker:
+        """Writes the run folder's logs."""
+        return _ready(self._tracker)
+
+    @property
+    def learner(self) -> Learner:
+        """Holds the master weights."""
+        return _ready(self._learner)
+
+    @property
+    def step_number(self) -> int:
+        """Steps finished."""
+        return self._state.step
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.config.num_steps()
+
+    async def initialize(self) -> None:
+        """Load the model, make the trainable copy and the reference, open the run folder.
+
+        Raises ConfigurationError for settings that cannot work together, a trainer that was stopped, and a
+        run folder that another trainer is writing.
+        """
+        self._worker.refuse_stopped()
+        if self.is_ready:
+            return
+        refuse_truncated_sampling(self.agent)
+        refuse_sliding_window(self.agent.config)
+        refuse_unfit_shaping(self.reward_fn, per_turn=False, gamma=1.0, bootstrapped=False)
+        self._order = ScenarioOrder(self.environment.scenarios("train"), self.config.seed)
+        await self.agent.initialize()
+        if not hasattr(self.agent.backend, "master_model"):
+            raise ConfigurationError(
+                f"a {type(self.agent.backend).__name__} has no weights to train: use an in-process model"
+            )
+        card = getattr(self.agent.backend, "recommended", {})
+        self.config, self.recommended = self.config.with_recommended(card)
+        if self.recommended:
+            said = ", ".join(f"{name} {value}" for name, value in self.recommended.items())
+            _log.warning(f"the model's card sets what you did not: {said}")
+        if self.config.eval_steps:
+            held_out(self.environment, "validation", None)
+        self._learner, self._base = await self._worker.run(self._make_learner, self.agent.backend)
+        self.engine = ComputationalEngine(
+            self.agent,
+            self.environment,
+            self.reward_fn,
+            num_generations=self.config.num_generations,
+            num_branches=self.config.branches_per_turn,
+            max_concurrent=self.config.max_concurrent,
+            episode_retries=self.config.episode_retries,
+            deterministic=self.deterministic,
+            turn_timeout=self.config.turn_timeout,
+            reward_timeout=self.config.reward_timeout,
+        )
+        if self._run is None:
+            self._run = RunFolder.create(self.config.output_dir, name=self.config.run_name)
+        if not self._run.config.exists():  # a resumed run's stays until its checkpoint agrees
+            self._run.write_config(self._settings())
+        self._tracker = JsonlTracker(self._run)
+
+    def _make_learner(self, backend: Any) -> tuple[Learner, str]:
+        exact = backend.model.dtype is torch.float32
+        learner = Learner(backend.master_model(), self.config, num_steps=self.num_steps, exact_logprobs=exact)
+        return learner, fingerprint(learner.weights())
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "agent": self.agent.config.model_dump(mode="json"),
+            "environment": {"name": type(self.environment).__name__},
+            "reward": self.reward_fn.name,
+            **self._description,
+            "training": self.config.model_dump(mode="json"),
+        }
+
+    @property
+    def deterministic(self) -> bool:
+        """Does the run wait for every local reply, so that it can be repeated bit by bit?"""
+        if self.config.scheduling == "auto":
+            return self.environment.local
+        return self.config.scheduling == "deterministic"
+
+    # ------------------------------------------------------------------------------ checkpoints
+
+    async def save_checkpoint(self) -> Path:
+        """Write `checkpoints/step-NNNNNN` of the last finished step; older ones beyond the limit go."""
+        path = await uninterrupted(self._write_checkpoint())
+        await self._notify("on_checkpoint", self.step_number, path)
+        return path
+
+    async def _write_checkpoint(self) -> Path:
+        async with self._boundary:
+            state = self._state
+            tokenizer = getattr(self.agent.backend.tokenizer, "hf", None)
+            write = partial(keep, limit=self.config.save_total_limit, tokenizer=tokenizer)
+            where, who = self.run.checkpoints, self._identity()
+            path = await self._worker.run(write, where, self.learner, state, who)
+            self._saved = state
+        self.tracker.log_event("checkpoint", step=state.step, path=path.name)
+        return path
+
+    async def load_checkpoint(self, path: str | Path | None = None) -> None:
+        """Go on from a checkpoint, or a run's newest: this run's when no path is given.
+
+        Log lines and checkpoints of later steps are dropped. Raises CheckpointError when it is damaged, was
+        taken away, or is of another base model or other settings. Another machine, thread count or length
+        of the schedule is allowed and said: not bit-equal.
+        """
+        await self.initialize()
+        found = newest(self.run) if path is None else checkpoint_at(Path(path))
+        if found is not None:
+            async with self._boundary:
+                state = await self._worker.run(take_up, found, self.learner, self._identity())
+                await self.agent.backend.update_weights(self.learner.weights(), state.version)
+                self._state = state
+                self.reward_fn.restore(state.reward)
+            self._saved = state if found.parent == self.run.checkpoints else None
+        self.run.truncate_after(self.step_number)
+        remove_later(self.run.checkpoints, self.step_number)
+        mark_best(self.run.checkpoints, self._state.best.step)
+        self.run.write_config(self._settings())
+        if found is not None:
+            self.tracker.log_event("resumed", step=self.step_number, path=found.name)
+
+    def _identity(self) -> Identity:
+        settings = {name: value for name, value in self._settings().items() if name != "evaluation"}
+        return Identity(base=self._base, scenarios=self._order.fingerprint(), settings=settings)
+
+    async def _save_last(self) -> None:
+        if self.learner.midway:
+            _log.error("the last update broke off midway: its step is not kept, earlier checkpoints are")
+        elif self._saved != self._state:
+            await self.save_checkpoint()
+
+    # ------------------------------------------------------------------------------ the rest
+
+    @property
+    def temperature(self) -> float:
+        """Of the next rollout."""
+        return self._state.temperature or self.config.temperature
+
+    @property
+    def progress(self) -> Progress:
+        """How the training stands now."""
+        return Progress(
+            state=self.state,
+            step=self.step_number,
+            num_steps=self.num_steps,
+            seconds=round(self._state.train_seconds, 3),
+            metrics=dict(self._metrics),
+            best_step=self._state.best.step,
+            best_value=self._state.best.value,
+            why=self._why,
+        )
+
+    async def _notify(self, moment: str, *arguments: Any) -> None:
+        for failure in await notify(self.callbacks, moment, *arguments):
+            self.tracker.log_event("callback failed", step=self.step_number, error=failure)
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` says about the training itself."""
+        local = self.environment.local and self.reward_fn.local
+        best = self._state.best
+        return {
+            "seed": self.config.seed,
+            "steps": self.step_number,
+            "num_steps": self.num_steps,
+            "ended": self.state,
+            "why": self._why,
+            "best": None
+            if best.step is None
+            else {"step": best.step, "metric": best.metric, "value": best.value},
+            "train_seconds": round(self._state.train_seconds, 3),
+            "platform": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+            "deterministic": self.deterministic and local and self._state.repeatable,
+        }
+
+    async def stop(self) -> None:
+        """End the update thread and close the logs; the agent goes on speaking.
+
+        A `train` under way is asked to stop and waited for, so its last step is kept.
+        """
+        if asyncio.current_task() is self._task:
+            raise ConfigurationError("stop() waits for train() to return: in a callback use request_stop()")
+        self.request_stop()
+        await self._ended.wait()
+        await self._worker.stop()
+        if self._tracker is not None:
+            self._tracker.close()
+
+    async def close(self) -> None:
+        """Stop, and close the agent too."""
+        await self.stop()
+        await self.agent.close()
+
+    async def __aenter__(self) -> Self:
+        await self.initialize()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+def _ready(part: _T | None) -> _T:
+    if part is None:
+        raise ConfigurationError("the trainer is not ready: await trainer.initialize() first")
+    return part

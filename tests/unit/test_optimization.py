@@ -126,3 +126,21 @@ def test_precision_names_an_autocast_dtype():
     assert autocast_dtype("fp16", torch.device("cuda")) is torch.float16
     with pytest.raises(ConfigurationError, match="use fp32 or bf16 on the CPU"):
         autocast_dtype("fp16", cpu)
+
+
+def test_inverse_sqrt_falls_with_the_root_of_the_updates_counted_in_warm_ups():
+    rates = [schedule(step, 40, kind="inverse_sqrt", warmup_ratio=0.1) for step in (3, 4, 16)]
+    assert rates == pytest.approx([1.0, 1.0, 0.5])  # 4 updates of warm-up; 4 + 12 = four times as many
+    assert factors("inverse_sqrt", 0.0, 9)[::3] == pytest.approx([1.0, 0.5, 7**-0.5, 10**-0.5])
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_the_fall_ends_at_the_lowest_ratio(kind):
+    rates = [schedule(step, 4, kind=kind, warmup_ratio=0.0, min_ratio=0.2) for step in range(6)]
+    assert (rates[0], rates[2], rates[4], rates[5]) == pytest.approx((1.0, 0.6, 0.2, 0.2))
+
+
+def test_a_lowest_rate_of_a_constant_one_is_refused():
+    with pytest.raises(ConfigurationError, match="leave lr_min_ratio at 0"):
+        TrainingConfig(lr_scheduler_type="constant_with_warmup", lr_min_ratio=0.1)
+    assert TrainingConfig(lr_scheduler_type="constant_with_warmup").lr_scheduler_type == "constant"

@@ -1,0 +1,357 @@
+"""A training that an application holds, ends, watches and hears of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+from tiny_training import Watched, make_agent, make_trainer, same_bits, snapshot
+
+from stateset_agents.errors import ConfigurationError, TrainingStopped
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.training.callbacks import Callback
+from stateset_agents.training.checkpoint import latest_checkpoint, load_checkpoint
+
+
+def threads():
+    """Those of trainers and backends."""
+    return {one for one in threading.enumerate() if one.name.startswith(("update", "generation"))}
+
+
+class FirstStep(Callback):
+    """An event, set when a step has ended."""
+
+    def __init__(self):
+        self.over = asyncio.Event()
+
+    async def on_step_end(self, step, metrics):
+        self.over.set()
+
+
+class Heard(Callback):
+    """Notes every moment; plain and async methods mixed."""
+
+    def __init__(self):
+        self.moments = []
+        self.threads = set()
+
+    def on_train_begin(self, trainer):
+        self.trainer = trainer
+        self.note("begin", trainer.progress.state)
+
+    async def on_step_end(self, step, metrics):
+        assert metrics["reward/mean"] >= 0
+        self.note("step", step)
+
+    def on_evaluate(self, step, evaluation):
+        self.note("evaluate", step, len(evaluation.groups))
+
+    def on_checkpoint(self, step, path):
+        assert load_checkpoint(path).step == step
+        self.note("checkpoint", step)
+
+    async def on_train_end(self, trainer):
+        self.note("end", trainer.progress.state)
+
+    def note(self, *moment):
+        self.moments.append(moment)
+        self.threads.add((moment[0], threading.current_thread() is threading.main_thread()))
+
+
+async def test_callbacks_hear_of_every_moment_in_order(tmp_path):
+    heard = Heard()
+    trainer = make_trainer(tmp_path, max_steps=3, eval_steps=2, eval_episodes=3, save_steps=0)
+    trainer.callbacks.append(heard)
+    await trainer.train()
+    await trainer.close()
+    assert heard.moments == [
+        ("begin", "running"),
+        ("step", 1),
+        ("step", 2),
+        ("evaluate", 2, 3),
+        ("checkpoint", 2),  # the first evaluation is the best so far
+        ("step", 3),
+        ("checkpoint", 3),
+        ("end", "finished"),
+    ]
+    # plain methods ran in a thread, async ones in the event loop
+    loop = dict(heard.threads)
+    expected = {"begin": False, "evaluate": False, "checkpoint": False, "step": True, "end": True}
+    assert loop == expected
+
+
+async def test_a_callback_that_blocks_does_not_hold_up_the_event_loop(tmp_path):
+    answered = threading.Event()
+
+    class Blocks(Callback):
+        def on_step_end(self, step, metrics):
+            assert answered.wait(20)  # only the event loop can set it
+
+    first = FirstStep()
+    trainer = make_trainer(tmp_path, max_steps=1)
+    trainer.callbacks += [first, Blocks()]
+    training = asyncio.create_task(trainer.train())
+    await first.over.wait()
+    answered.set()
+    await training
+    await trainer.close()
+
+
+class Breaks(Callback):
+    def __init__(self, error):
+        self.error = error
+
+    def on_step_end(self, step, metrics):
+        if step == 2:
+            raise self.error
+
+
+async def test_a_callback_that_fails_is_one_line_and_training_goes_on(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, max_steps=3)
+    trainer.callbacks.append(Breaks(OSError("the chat room is away")))
+    await trainer.train()
+    line = "Breaks.on_step_end failed: OSError: the chat room is away"
+    assert caplog.text.count(line) == 1
+    failed = [event for event in RunLog(trainer.run).events() if event["event"] == "callback failed"]
+    assert [(event["step"], event["error"]) for event in failed] == [(2, line)]
+    assert trainer.progress.state == "finished"
+    await trainer.close()
+
+
+@pytest.mark.parametrize("error", [NameError("sned"), TrainingStopped("good enough")])
+async def test_a_mistake_or_a_wish_to_stop_travels_and_the_step_is_kept(tmp_path, error):
+    trainer = make_trainer(tmp_path, max_steps=3)
+    trainer.callbacks.append(Breaks(error))
+    with pytest.raises(type(error), match=str(error)):
+        await trainer.train()
+    assert load_checkpoint(latest_checkpoint(trainer.run.checkpoints)).step == 2
+    assert (trainer.progress.state, trainer.progress.why) == ("failed", str(error))
+    await trainer.close()
+
+
+# ------------------------------------------------------------------------------ pause, stop, progress
+
+
+async def test_paused_it_holds_between_two_steps_and_goes_on_bit_equal(tmp_path):
+    whole = make_trainer(tmp_path, max_steps=4)
+    await whole.train()
+    trainer = make_trainer(tmp_path, max_steps=4)
+
+    class PausesAfterTwo(Callback):
+        def on_step_end(self, step, metrics):  # in a thread
+            if step == 2:
+                trainer.pause()
+
+    trainer.callbacks.append(PausesAfterTwo())
+    assert trainer.progress.state == "idle"
+    training = asyncio.create_task(trainer.train())
+    assert await trainer.wait_for("paused") == "paused"
+    assert (trainer.is_paused, trainer.step_number) == (True, 2)
+    await asyncio.sleep(0.05)
+    assert trainer.step_number == 2
+    assert await trainer.agent.generate_response("hi")  # the agent speaks meanwhile
+    trainer.resume()
+    await training
+    assert same_bits(snapshot(trainer), snapshot(whole))
+    assert trainer.progress.state == "finished"
+    await whole.close()
+    await trainer.close()
+
+
+async def test_asked_to_stop_it_ends_the_step_keeps_it_and_goes_on_when_called_again(tmp_path):
+    whole = make_trainer(tmp_path, max_steps=4)
+    await whole.train()
+    trainer = make_trainer(tmp_path, max_steps=4, save_steps=0)
+
+    class StopsInStepTwo(Callback):
+        async def on_step_end(self, step, metrics):
+            if step == 2:
+                trainer.request_stop()
+                assert trainer.progress.state == "stopping"
+
+    trainer.callbacks.append(StopsInStepTwo())
+    assert await trainer.train() is trainer.agent
+    assert load_checkpoint(latest_checkpoint(trainer.run.checkpoints)).step == 2
+    summary = json.loads(trainer.run.summary.read_text())
+    assert (summary["ended"], summary["why"]) == ("stopped", "stopped as asked after step 2 of 4")
+    assert trainer.run.report.is_file()
+    assert trainer.progress.state == "stopped"
+    await trainer.train()
+    assert trainer.step_number == 4
+    assert same_bits(snapshot(trainer), snapshot(whole))
+    assert json.loads(trainer.run.summary.read_text())["ended"] == "finished"
+    await whole.close()
+    await trainer.close()
+
+
+async def test_a_stop_ends_a_pause(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.pause()
+    training = asyncio.create_task(trainer.train())
+    await trainer.wait_for("paused")
+    trainer.request_stop()
+    await training
+    assert (trainer.step_number, trainer.progress.state) == (0, "stopped")
+    await trainer.close()
+
+
+async def test_progress_is_plain_json(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=2, eval_steps=1, eval_episodes=2)
+    before = trainer.progress
+    await trainer.train()
+    after = json.loads(json.dumps(trainer.progress.to_json(), allow_nan=False))
+    await trainer.close()
+    assert (before.step, before.num_steps, before.metrics) == (0, 2, {})
+    assert (after["state"], after["step"], after["num_steps"]) == ("finished", 2, 2)
+    assert after["seconds"] > 0
+    assert after["metrics"].keys() >= {"reward/mean", "eval/reward", "time/step"}
+    assert after["why"] == "all 2 steps are done"
+    assert after["best_step"] in (1, 2)
+
+
+async def test_a_second_training_of_a_finished_run_says_so(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    await trainer.train()
+    bits = snapshot(trainer)
+    await trainer.train()
+    said = "nothing is left to train: all 1 steps are done: raise max_steps or num_episodes to go on"
+    assert caplog.text.count(said) == 1
+    assert same_bits(snapshot(trainer), bits)
+    await trainer.close()
+
+
+async def test_two_trainings_of_one_trainer_at_once_are_refused(tmp_path):
+    trainer = make_trainer(tmp_path)
+    first = asyncio.create_task(trainer.train())
+    await asyncio.sleep(0)
+    with pytest.raises(ConfigurationError, match="this trainer is training: await that call"):
+        await trainer.train()
+    await first
+    await trainer.close()
+
+
+async def test_closing_waits_for_the_step_under_way_and_keeps_it(tmp_path):
+    trainer, first, before = make_trainer(tmp_path, max_steps=100, save_steps=0), FirstStep(), threads()
+    trainer.callbacks.append(first)
+    async with trainer:
+        training = asyncio.create_task(trainer.train())
+        await first.over.wait()
+    await training
+    assert 1 <= trainer.step_number < 100
+    assert load_checkpoint(latest_checkpoint(trainer.run.checkpoints)).step == trainer.step_number
+    assert threads() <= before
+
+
+async def test_closing_from_within_a_callback_is_refused_with_the_cure(tmp_path):
+    trainer = make_trainer(tmp_path)
+
+    class Closes(Callback):
+        async def on_step_end(self, step, metrics):
+            await trainer.close()
+
+    trainer.callbacks.append(Closes())
+    with pytest.raises(ConfigurationError, match=r"in a callback use request_stop\(\)"):
+        await trainer.train()
+    await trainer.close()
+
+
+# ------------------------------------------------------------------------------ cancellation
+
+
+async def cancelled_in(trainer, moment, before):
+    """Train until `moment`, cancel there, close: no thread is left. Returns the step of the checkpoint."""
+    training = asyncio.create_task(trainer.train())
+    await moment.wait()
+    training.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    assert trainer.progress.state == "stopped"
+    assert json.loads(trainer.run.summary.read_text())["why"].startswith("cancelled after step")
+    await trainer.close()
+    assert threads() <= before
+    return load_checkpoint(latest_checkpoint(trainer.run.checkpoints)).step
+
+
+async def goes_on_as(whole, trainer, folder, **settings):
+    again = make_trainer(folder, run=trainer.run, environment=Watched(), **settings)
+    await again.load_checkpoint()
+    await again.train()
+    assert same_bits(snapshot(again), snapshot(whole))
+    evaluations = [
+        [
+            (line.step, line.values["eval/reward"])
+            for line in RunLog(one.run).metrics()
+            if "eval/reward" in line.values
+        ]
+        for one in (whole, again)
+    ]
+    assert evaluations[0] == evaluations[1]
+    assert again.progress.best_step == whole.progress.best_step
+    await again.close()
+    await whole.close()
+
+
+SETTINGS = {"max_steps": 4, "eval_steps": 2, "eval_episodes": 3, "save_steps": 0}
+
+
+@pytest.mark.parametrize("where", ["callback", "checkpoint", "evaluation", "pause"])
+async def test_cancelled_anywhere_nothing_is_lost(tmp_path, where):
+    whole = make_trainer(tmp_path, **SETTINGS)
+    await whole.train()
+    reached = asyncio.Event()
+    environment, before = Watched(), threads()
+    trainer = make_trainer(tmp_path, environment=environment, **SETTINGS)
+
+    class Hangs(Callback):
+        async def on_step_end(self, step, metrics):
+            if where == "pause" and step == 2:
+                trainer.pause()
+                asyncio.get_running_loop().call_later(0.05, reached.set)
+            if where == "callback" and step == 2:
+                reached.set()
+                await asyncio.Event().wait()
+
+        async def on_checkpoint(self, step, path):
+            if where == "checkpoint" and not reached.is_set():
+                reached.set()
+                await asyncio.Event().wait()
+
+    def second_validation_conversation(call):
+        if where == "evaluation" and call == 2 * 8 + 2:
+            reached.set()
+        return False
+
+    environment.breaks = second_validation_conversation
+    trainer.callbacks.append(Hangs())
+    assert await cancelled_in(trainer, reached, before) == 2
+    await goes_on_as(whole, trainer, tmp_path, **SETTINGS)
+
+
+async def test_cancelled_while_a_checkpoint_is_written_the_checkpoint_is_whole(tmp_path):
+    trainer, before = make_trainer(tmp_path, max_steps=4, save_steps=2), threads()
+    await trainer.initialize()
+    loop, writing = asyncio.get_running_loop(), asyncio.Event()
+    write = trainer.learner.write_model_files
+
+    def slowly(path):
+        loop.call_soon_threadsafe(writing.set)
+        write(path)
+
+    trainer.learner.write_model_files = slowly
+    assert await cancelled_in(trainer, writing, before) == 2
+
+
+async def test_the_agent_is_left_speaking_after_a_cancellation(tmp_path):
+    agent = make_agent()
+    trainer, first = make_trainer(tmp_path, agent=agent, max_steps=50), FirstStep()
+    trainer.callbacks.append(first)
+    training = asyncio.create_task(trainer.train())
+    await first.over.wait()
+    training.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    await trainer.stop()
+    assert isinstance(await agent.generate_response("hi"), str)
+    await agent.close()

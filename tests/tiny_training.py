@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, Turn
 from stateset_agents.messages import Completion, Message
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.batch import Sample
+from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 
@@ -33,6 +34,7 @@ __all__ = [
     "make_trainer",
     "plain_logits",
     "plain_logprobs",
+    "reward_curve",
     "same_bits",
     "sample",
     "snapshot",
@@ -174,6 +176,21 @@ def make_trainer(
         TrainingConfig(**{**config, **settings}),
         run=run,
     )
+
+
+class _Curve(Callback):
+    def __init__(self) -> None:
+        self.rewards: list[float] = []
+
+    async def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.rewards.append(metrics["reward/mean"])
+
+
+def reward_curve(trainer: MultiTurnGRPOTrainer) -> list[float]:
+    """Filled with each step's mean reward while it trains."""
+    curve = _Curve()
+    trainer.callbacks.append(curve)
+    return curve.rewards
 
 
 def snapshot(trainer: MultiTurnGRPOTrainer) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from tiny_training import make_agent, make_environment, make_trainer, same_bits, snapshot
+from tiny_training import make_agent, make_environment, make_trainer, reward_curve, same_bits, snapshot
 
 from stateset_agents.core.reward import reward_function
 from stateset_agents.core.trajectory import Trajectory
@@ -43,10 +43,9 @@ def trainer_of(folder: Path, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_it_learns_what_every_turn_is_for(tmp_path: Path, seed: int) -> None:
-    curve: list[float] = []
     settings = {"max_steps": 18, "num_iterations": 2, "learning_rate": 8e-3, "log_rollouts": False}
     trainer = trainer_of(tmp_path, seed=seed, **settings)
-    trainer.on_step = lambda step, metrics: curve.append(metrics["reward/mean"])
+    curve = reward_curve(trainer)
     async with trainer:
         await trainer.train()
     assert fmean(curve[:3]) < 0.7

@@ -5,11 +5,10 @@ from __future__ import annotations
 from statistics import fmean
 
 import pytest
-from tiny_training import make_agent, make_environment, make_trainer
+from tiny_training import make_agent, make_environment, make_trainer, reward_curve
 
 from stateset_agents.algorithms.losses import LOSSES
 from stateset_agents.core.reward import reward_function
-from stateset_agents.training.callbacks import Callback
 
 
 @reward_function(local=True)
@@ -21,12 +20,6 @@ async def answers_in_kind(trajectory):
 
 async def rewards(folder, reward=answers_in_kind, **settings):
     """Mean reward of each step; a policy that does not listen gets .5."""
-    seen = []
-
-    class Watch(Callback):
-        def on_step_end(self, step, metrics):
-            seen.append(metrics["reward/mean"])
-
     trainer = make_trainer(
         folder,
         agent=make_agent(max_new_tokens=2),
@@ -39,10 +32,10 @@ async def rewards(folder, reward=answers_in_kind, **settings):
         log_rollouts=False,
         **{"max_steps": 24, "learning_rate": 4e-3, "num_iterations": 2, "beta": 0.0, **settings},
     )
-    trainer.callbacks.append(Watch())
+    curve = reward_curve(trainer)
     await trainer.train()
     await trainer.close()
-    return seen
+    return curve
 
 
 @pytest.mark.parametrize("loss_type", sorted(LOSSES))

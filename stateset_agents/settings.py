@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stateset_agents.errors import ConfigurationError
 
-__all__ = ["Settings", "closest", "nearest"]
+__all__ = ["Settings", "closest", "expect", "nearest"]
 
 
 def closest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
@@ -23,6 +23,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'beta'?)`, or nothing when no known name is close."""
     found = closest(name, known)
     return f" (did you mean {found!r}?)" if found else ""
+
+
+def expect(what: str, value: object, kind: type, mend: str) -> None:
+    """Raises ConfigurationError where an argument is not what it is taken for; `mend` says what to give."""
+    if isinstance(value, kind):
+        return
+    given = (
+        f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r:.60}"
+    )
+    raise ConfigurationError(f"{what} must be {_with_article(kind.__name__)}, got {given}: {mend}")
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 class Settings(BaseModel):

@@ -24,8 +24,9 @@ from stateset_agents.backends.base import Session, Tokenizer
 from stateset_agents.backends.batching import Batcher, Key, Stats, Turn, new_turn
 from stateset_agents.backends.cache_check import check_cache
 from stateset_agents.backends.clock import Clock, Scheduling, Ticket, Work, call, deliver, fail
+from stateset_agents.backends.quiet import quietly
 from stateset_agents.backends.slots import SlotModel
-from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer, save_tokenizer
 from stateset_agents.backends.turn_text import TurnText
 from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.messages import Completion, Message, SamplingParams
@@ -216,9 +217,17 @@ class HuggingFaceBackend:
         """Write model, generation config and tokenizer so that plain transformers loads them.
 
         The weights are those in use, in the rollouts' dtype; a checkpoint's `model/` has the fp32 masters.
+        Raises BackendError where the folder cannot be written.
         """
-        self._model.save_pretrained(path)
-        self._hf_tokenizer.save_pretrained(path)
+        try:
+            with quietly():
+                self._model.save_pretrained(path)
+                save_tokenizer(self._hf_tokenizer, path)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise BackendError(
+                f"cannot save the model to {str(path)!r} ({reason}): free the disk or choose another folder"
+            ) from error
 
     async def close(self) -> None:
         """Stop the worker and wait for it; whoever still waits for a turn gets a BackendError."""

@@ -8,15 +8,16 @@ scripted            replies from a script, without weights
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import os
-from collections.abc import Iterator
+import re
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from stateset_agents.backends.quiet import quietly
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.tracking.logging import get_logger
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
 __all__ = ["load_backend", "load_model_and_tokenizer", "model_folder", "recommended_settings"]
+
+_log = get_logger(__name__)
+
+_TOKENIZER_FILE = re.compile(r"token|vocab|merges|spiece|tekken|\.model$")
 
 DType = Literal["auto", "fp32", "bf16", "fp16"]
 """Of the rollout weights; auto is fp32 on the CPU and bf16 on GPUs that have it."""
@@ -103,23 +108,32 @@ def load_model_and_tokenizer(
     where = model_folder(name)
     kept = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     local = os.path.isdir(where)
+    part = "tokenizer"
+    if local and not any(_TOKENIZER_FILE.search(name) for name in os.listdir(where)):
+        raise ConfigurationError(  # for some architectures transformers would make up an empty one
+            f"cannot load a model from {where!r} (it has no tokenizer); put the tokenizer there too, with "
+            "tokenizer.save_pretrained(folder)"
+        )
     try:
-        with _without_retry_notes():
+        with quietly():
             tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
+            part = "model"
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 where, dtype=kept, local_files_only=local, output_loading_info=True
             )
     except UNREADABLE as error:
-        raise ConfigurationError(
-            f"cannot load a model from {where!r} ({_first_line(error)}); give a folder written by "
-            "save_pretrained, whole, a hub name that this machine can reach or has cached, or embedded:desk"
-        ) from error
+        raise ConfigurationError(f"cannot load a model from {where!r} ({_why(where, part, error)}") from error
     model, found = loaded
     if found["missing_keys"]:  # transformers would leave them random
         missing = sorted(found["missing_keys"])
         raise ConfigurationError(
             f"the weights in {where!r} are not those of a {type(model).__name__}: {missing[0]} is missing "
             f"({len(missing)} in all); give a folder whose weights and config.json belong together"
+        )
+    if found["unexpected_keys"]:
+        unused = sorted(found["unexpected_keys"])
+        _log.warning(
+            f"{len(unused)} weights in {where!r} have no place in a {type(model).__name__}: {unused[0]}"
         )
     return model.to(device).eval(), HuggingFaceTokenizer(tokenizer, extra_eos_ids=_eos_ids(model))
 
@@ -129,16 +143,26 @@ def _reload(name: str, device: torch.device) -> PreTrainedModel:
     return load_model_and_tokenizer(name, device=str(device), dtype="fp32")[0]
 
 
-@contextlib.contextmanager
-def _without_retry_notes() -> Iterator[None]:
-    """The hub's client tells of each retry; one line at the end says it all."""
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _why(where: str, part: str, error: Exception) -> str:
+    """What is wrong with a model's folder and, after the bracket, what to do."""
+    files = set(os.listdir(where)) if os.path.isdir(where) else None
+    if files is not None and "config.json" not in files:
+        return "it has no config.json); give a folder written by save_pretrained"
+    if isinstance(error, UnpicklingError):
+        return (
+            "its .bin file holds more than weights, and loading it would run code); give a folder with "
+            "model.safetensors, as save_pretrained writes it"
+        )
+    if "trust_remote_code" in str(error) or "contains custom code" in str(error):
+        return "its architecture is code of its own, which is not run); give one that transformers has"
+    if "ignore_mismatched_sizes" in str(error):
+        return (
+            "the weights have other shapes than config.json says); give weights and config.json of one model"
+        )
+    return (
+        f"{part}: {_first_line(error)}); give a folder written by save_pretrained, whole, a hub name that "
+        "this machine can reach or has cached, or embedded:desk"
+    )
 
 
 def model_folder(name: str) -> str:
@@ -163,6 +187,10 @@ def model_folder(name: str) -> str:
             )
         return str(folder)
     where = rest if kind == "hf" else name
+    if Path(where).expanduser().is_file():
+        raise ConfigurationError(
+            f"model {where!r} is a file; give the folder it stands in, with config.json and the tokenizer"
+        )
     looks_like_path = where.startswith((".", "/", "~")) or where.count("/") > 1
     if not where or (looks_like_path and not Path(where).expanduser().is_dir()):
         raise ConfigurationError(

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from stateset_agents.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ByteTokenizer", "HuggingFaceTokenizer"]
+__all__ = ["ByteTokenizer", "HuggingFaceTokenizer", "save_tokenizer"]
 
 
 class HuggingFaceTokenizer:
@@ -122,6 +124,16 @@ def _without_control(state: dict[str, Any], control: set[str]) -> dict[str, Any]
     elif model.get("type") != "BPE" or model.get("ignore_merges"):
         model["vocab"] = {hidden.get(piece, piece): id for piece, id in pieces.items()}
     return state
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
+    """Write transformers' files of a tokenizer. Raises OSError where the disk cannot take them."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # a full disk is a bare Exception of the tokenizers library
+        raise OSError(str(error)) from error
 
 
 class ByteTokenizer:

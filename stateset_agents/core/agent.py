@@ -24,6 +24,7 @@ from stateset_agents.core.streaming import streamed
 from stateset_agents.core.system_message import Context, Talk, as_messages, with_context, with_own_words
 from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.messages import Completion, Message, SamplingParams
+from stateset_agents.settings import expect
 from stateset_agents.streams import derive
 from stateset_agents.tracking.logging import get_logger
 
@@ -42,6 +43,8 @@ class MultiTurnAgent:
 
     def __init__(self, config: AgentConfig | None = None, *, backend: Backend | None = None) -> None:
         """`backend` stands for the model that `config.model_name` would load."""
+        if config is not None:
+            expect("config", config, AgentConfig, 'write AgentConfig(model_name="embedded:desk")')
         self.config = config or AgentConfig()
         self._backend = backend
         self._template: ChatTemplate | None = None

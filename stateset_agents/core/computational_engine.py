@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.context_window import refuse_sliding_window
-from stateset_agents.core.environment import Environment
+from stateset_agents.core.environment import Environment, expect_environment
 from stateset_agents.core.episode import EpisodeSeeds, Fork, run_branch, run_episode
 from stateset_agents.core.forks import Forks
 from stateset_agents.core.in_time import InTime
@@ -25,6 +25,7 @@ from stateset_agents.core.trajectory import Branch, Status, Trajectory, Trajecto
 from stateset_agents.core.user_code import SaidOnce
 from stateset_agents.core.waiting import all_or_cancel
 from stateset_agents.errors import ConfigurationError, RewardFailure, RewardTimeout
+from stateset_agents.settings import expect
 from stateset_agents.streams import derive
 
 __all__ = ["ComputationalEngine", "create_computational_engine"]
@@ -82,6 +83,8 @@ class ComputationalEngine:
         `reward_timeout`: seconds that scoring a group may take, members without a score by then stay
         unscored. None waits for ever.
         """
+        expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
+        expect_environment(environment)
         if num_generations < 1:
             raise ConfigurationError(f"num_generations must be at least 1, got {num_generations!r}")
         if num_branches < 0:

@@ -26,7 +26,14 @@ from stateset_agents.errors import (
 )
 from stateset_agents.messages import Message
 
-__all__ = ["Conversation", "ConversationEnvironment", "Environment", "Observation", "Success"]
+__all__ = [
+    "Conversation",
+    "ConversationEnvironment",
+    "Environment",
+    "Observation",
+    "Success",
+    "expect_environment",
+]
 
 T = TypeVar("T")
 
@@ -86,6 +93,18 @@ class Environment(Protocol):
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Open a conversation; the same scenario, seed and replies give the same transcript."""
         ...
+
+
+def expect_environment(value: object) -> None:
+    """Raises ConfigurationError where something else stands in an environment's place, such as the reward."""
+    missing = [name for name in ("local", "scenarios", "start") if not hasattr(value, name)]
+    if isinstance(value, type):
+        raise ConfigurationError(f"environment must be an object, got the class: write {value.__name__}(...)")
+    if missing:
+        raise ConfigurationError(
+            f"environment must have local, scenarios(split) and start(scenario, seed), got a "
+            f"{type(value).__name__} without {', '.join(missing)}: the order is agent, environment, reward"
+        )
 
 
 Success = Callable[[Scenario, Sequence[Message]], bool | None]

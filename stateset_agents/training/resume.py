@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.backends.tokenizers import save_tokenizer
 from stateset_agents.errors import CheckpointError
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.run_folder import RunFolder
@@ -157,7 +158,7 @@ def keep(
     def write_model(path: Path) -> None:
         learner.write_model_files(path)
         if tokenizer is not None:
-            tokenizer.save_pretrained(path)
+            save_tokenizer(tokenizer, path)
 
     checkpoint = Checkpoint(
         step=state.step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from full_disk import files_of_at_most
+from safetensors.torch import load_file, save_file
 from tiny_models import VOCAB, tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoConfig, Qwen3NextConfig
 
@@ -98,6 +100,106 @@ async def test_a_damaged_description_is_one_line(folder: Path, file: str) -> Non
     with pytest.raises(ConfigurationError, match=r"cannot load a model from .*; give a folder") as caught:
         await load_backend(str(folder))
     assert "\n" not in str(caught.value)
+
+
+def without(*names: str) -> Any:
+    return lambda folder: [file.unlink() for file in folder.iterdir() if any(n in file.name for n in names)]
+
+
+def pickled(folder: Path) -> None:
+    without("model.safetensors")(folder)
+    torch.save({"weights": _RunsOnLoading(folder / "executed")}, folder / "pytorch_model.bin")
+
+
+class _RunsOnLoading:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+def own_code(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"},
+        "model_type": "own",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(f"open({str(folder / 'executed')!r}, 'w')")
+
+
+def other_shapes(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = torch.ones(7)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (without("config"), "it has no config.json); give a folder written by save_pretrained"),
+        (
+            without("token"),
+            "it has no tokenizer); put the tokenizer there too, with tokenizer.save_pretrained",
+        ),
+        (without("safetensors"), "model: Error no file named model.safetensors"),
+        (
+            pickled,
+            "its .bin file holds more than weights, and loading it would run code); give a folder with",
+        ),
+        (own_code, "its architecture is code of its own, which is not run); give one that transformers has"),
+        (
+            other_shapes,
+            "the weights have other shapes than config.json says); give weights and config.json of",
+        ),
+    ],
+)
+async def test_a_folder_that_is_not_whole_says_what_it_lacks_and_runs_nothing(
+    folder: Path, spoil: Any, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spoil(folder)
+    capfd.readouterr()
+    with pytest.raises(ConfigurationError) as caught:
+        await load_backend(str(folder))
+    assert str(caught.value).startswith(f"cannot load a model from {str(folder)!r} ({message}")
+    assert "\n" not in str(caught.value)
+    assert not (folder / "executed").exists()
+    assert capfd.readouterr().err == ""
+
+
+async def test_a_bin_file_of_plain_weights_loads(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    await load_backend(str(folder))
+
+
+async def test_a_model_named_by_its_file_is_told_to_name_the_folder(folder: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"model\.safetensors' is a file; give the folder it stands in"
+    ):
+        await load_backend(str(folder / "model.safetensors"))
+
+
+async def test_weights_that_have_no_place_in_the_model_are_told_of(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {**tensors, "score.weight": torch.ones(2)}, folder / "model.safetensors", metadata={"format": "pt"}
+    )
+    await load_backend(str(folder))
+    assert "1 weights in" in caplog.text
+    assert "have no place in a Qwen3ForCausalLM: score.weight" in caplog.text
+
+
+async def test_a_full_disk_is_one_line_when_a_model_is_saved(folder: Path, tmp_path: Path) -> None:
+    backend = await load_backend(str(folder))
+    assert isinstance(backend, HuggingFaceBackend)
+    for most in (100, 4000, 80_000):  # the config, the tokenizer and the weights do not fit
+        with files_of_at_most(most), pytest.raises(BackendError, match="cannot save the model to") as caught:
+            backend.save_pretrained(tmp_path / "copy")
+        assert str(caught.value).endswith("free the disk or choose another folder")
 
 
 async def test_weights_of_another_model_are_refused_instead_of_left_random(folder: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.jsonl import JsonlWriter
@@ -145,17 +143,6 @@ def test_lines_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
         (line,) = RunLog(folder).metrics()
     assert str(line.values["reward/mean"]) == "nan"
     assert line.values["time/rollout"] == 2.0
-
-
-@contextlib.contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """What a full disk does: a part is written, then the system refuses (Python ignores SIGXFSZ)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_is_one_line_and_leaves_what_was_written(tmp_path: Path) -> None:

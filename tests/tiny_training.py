@@ -194,11 +194,12 @@ def reward_curve(trainer: MultiTurnGRPOTrainer) -> list[float]:
 
 
 def snapshot(trainer: MultiTurnGRPOTrainer) -> dict[str, Tensor]:
-    """Copies of the master weights and the optimiser's moments."""
+    """Copies of the master weights and the optimiser's moments, the critic's too."""
     tensors = {name: tensor.clone() for name, tensor in trainer.learner.weights().items()}
     for index, state in trainer.learner.state()["optimizer"]["state"].items():
         tensors |= {f"optimizer {index} {name}": value.clone() for name, value in state.items()}
-    return tensors
+    critic = trainer.learner.critic_state()
+    return tensors | {f"critic {name}": value.clone() for name, value in critic.items()}
 
 
 def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -29,7 +29,14 @@ from stateset_agents.algorithms.aggregation import Denominators
 from stateset_agents.algorithms.losses import value_loss
 from stateset_agents.errors import CheckpointError, ConfigurationError
 
-__all__ = ["ValueFunction", "ValueHead", "create_value_function", "hidden_size_of", "trunk_of"]
+__all__ = [
+    "ValueFunction",
+    "ValueHead",
+    "create_value_function",
+    "explained_variance",
+    "hidden_size_of",
+    "trunk_of",
+]
 
 
 class ValueHead(nn.Module):
@@ -215,7 +222,7 @@ class ValueFunction:
         metrics: dict[str, float] = {}
         for _ in range(iterations):
             metrics = self._step(hidden, old, returns)
-        return metrics | _fit(old, returns)
+        return metrics | explained_variance(old, returns)
 
     def _step(self, hidden: Tensor, old: Tensor, returns: Tensor) -> dict[str, float]:
         self.head.train()
@@ -333,9 +340,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _fit(old: Tensor, returns: Tensor) -> dict[str, float]:
+def explained_variance(values: Tensor, returns: Tensor) -> dict[str, float]:
+    """value/explained_variance of [N] expectations, 1 - Var(returns - values) / Var(returns), and
+    value/mean; the former is left out where all returns are equal."""
     spread = returns.var(correction=0)
-    metrics = {"value/mean": float(old.mean())}
+    metrics = {"value/mean": float(values.mean())}
     if float(spread) > 0:
-        metrics["value/explained_variance"] = float(1 - (returns - old).var(correction=0) / spread)
+        metrics["value/explained_variance"] = float(1 - (returns - values).var(correction=0) / spread)
     return metrics

@@ -26,7 +26,7 @@ from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
 from stateset_agents.training.batch import Sample
 from stateset_agents.training.config import TrainingConfig
 
-__all__ = ["Credited", "Valued", "assign_credit", "trainable"]
+__all__ = ["Credited", "Valued", "assign_credit", "goes_on", "trainable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,11 @@ def assign_credit(
         if estimate.returns is not None:
             returns.append(estimate.returns[rows[place]][member] or ())
     return Credited(samples, len(groups) - len(used), credit, _moments(estimate.raw), returns)
+
+
+def goes_on(trajectory: Trajectory, *, bootstrap: bool) -> bool:
+    """Is a conversation still worth something after its last turn, because a limit cut it?"""
+    return bootstrap and trajectory.status is Status.TRUNCATED
 
 
 def _spread(credit: Sequence[float], trajectory: Trajectory, per: str) -> tuple[float, ...]:
@@ -268,11 +273,10 @@ def _over_turns(step: _Step, one: Trajectory, rewards: Sequence[float], valued: 
 
 def _gae(step: _Step, one: Trajectory, valued: Valued) -> dict[str, Any]:
     """GAE's settings, and how the conversation ended."""
-    cut = one.status is Status.TRUNCATED and step.config.bootstrap_truncated
     return {
         "gamma": step.config.gamma,
         "lam": step.config.gae_lambda,
-        "terminated": not cut,
+        "terminated": not goes_on(one, bootstrap=step.config.bootstrap_truncated),
         "final_value": valued.final,
     }
 

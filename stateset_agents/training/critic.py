@@ -6,6 +6,7 @@ for the expectation and for all passes of the head, and carry no gradient.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor
 
 from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.core.value_function import ValueFunction
+from stateset_agents.core.value_function import ValueFunction, explained_variance
 from stateset_agents.training.batch import cut, padded
-from stateset_agents.training.credit import Valued
+from stateset_agents.training.credit import Valued, goes_on
 
 __all__ = ["Critic", "Expected"]
 
@@ -27,14 +28,19 @@ class Expected:
 
     valued: list[Valued]
     """One per trajectory."""
-    hidden: Tensor
-    """[M, H] before every turn or token, of all trajectories in order."""
-    old_values: Tensor
-    """[M] what it made of them."""
+    hidden: list[Tensor]
+    """[places of V, H] of each trajectory: before every turn or token, then after every turn."""
+    old_values: list[Tensor]
+    """[places of V] what it made of them."""
 
 
 class Critic:
-    """A value function on the policy's trunk, read before every turn or every agent token."""
+    """A value function on the policy's trunk, read before every turn or every agent token.
+
+    V is read at the position that predicts what comes next: a turn's at the last prompt token before it.
+    After a turn it is read at the turn's last token, before anyone answers: what answers the last turn of
+    a conversation that a limit cut is in no row. It learns there, too, what the next turn brought.
+    """
 
     def __init__(
         self,
@@ -42,54 +48,91 @@ class Critic:
         *,
         per: Literal["turn", "token"],
         iterations: int,
+        bootstrap: bool,
         max_rows: int,
         max_tokens: int,
     ) -> None:
-        """`max_rows` and `max_tokens` bound one forward; `iterations`: steps of the head on each batch."""
+        """`iterations`: steps of the head on each batch; `bootstrap`: does a conversation that a limit cut
+        go on in its value; `max_rows` and `max_tokens` bound one forward."""
         self.value_function = value_function
         self._per = per
         self._iterations = iterations
+        self._bootstrap = bootstrap
         self._max_rows = max_rows
         self._max_tokens = max_tokens
 
     def expect(self, trajectories: Sequence[Trajectory]) -> Expected:
-        """V before every turn or token, and after the last word.
-
-        V is read at the position that predicts what comes next: a turn's at the last prompt token before
-        it. What answers the last turn is in no row, so V after the last word is that of its last token.
-        """
+        """V before every turn or token and after the last word, of trajectories with agent tokens."""
         rows = [trajectory.token_ids for trajectory in trajectories]
         hidden: list[Tensor] = [torch.empty(0)] * len(rows)
         lengths = [len(row) for row in rows]
         for places in cut(lengths, max_rows=self._max_rows, max_tokens=self._max_tokens):
             states = self.value_function.hidden_states(padded([rows[place] for place in places]).clamp_min(0))
             for place, row_states in zip(places, states, strict=True):
-                wanted = torch.tensor(self._positions(trajectories[place]), device=states.device)
-                hidden[place] = row_states.index_select(0, wanted)
-        everything = torch.cat(hidden)
-        values = self.value_function.values_of(everything)
+                positions = [*self._before(trajectories[place]), *_after(trajectories[place])]
+                hidden[place] = row_states.index_select(0, torch.tensor(positions, device=states.device))
         counts = [len(states) for states in hidden]
-        before = torch.tensor([place < count - 1 for count in counts for place in range(count)])
-        before = before.to(values.device)
+        values = torch.split(self.value_function.values_of(torch.cat(hidden)), counts)
         valued = [
-            Valued(values=own[:-1], final=own[-1])
-            for own in (piece.tolist() for piece in torch.split(values, counts))
+            Valued(values=own[: -len(trajectory.turns)], final=own[-1])
+            for own, trajectory in zip((piece.tolist() for piece in values), trajectories, strict=True)
         ]
-        return Expected(valued, everything[before], values[before])
+        return Expected(valued, hidden, list(values))
 
-    def learn(self, expected: Expected, returns: Sequence[Sequence[float]]) -> dict[str, float]:
-        """Move the head towards `returns` [trajectories][turns or tokens]; see `update_value_function`."""
-        targets = torch.tensor([value for own in returns for value in own])
-        return self.value_function.update_value_function(
-            expected.hidden, targets, old_values=expected.old_values, iterations=self._iterations
+    def learn(
+        self, expected: Expected, trajectories: Sequence[Trajectory], returns: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
+        """Move the head towards `returns` [trajectories][turns or tokens], and towards what they say of the
+        states after the turns. Metrics as of `update_value_function`, about the former alone."""
+        pairs = zip(trajectories, returns, strict=True)
+        targets = [[*own, *self._returns_after(trajectory, own)] for trajectory, own in pairs]
+        device = expected.hidden[0].device
+        whole = torch.tensor([value for own in targets for value in own], device=device)
+        known = whole.isfinite()
+        if not bool(known.any()):  # the hidden states overflowed; the policy's gradient says so
+            return {}
+        old = torch.cat(expected.old_values)
+        metrics = self.value_function.update_value_function(
+            torch.cat(expected.hidden),
+            whole,
+            mask=known,
+            old_values=old,
+            iterations=self._iterations,
         )
+        before = torch.tensor(
+            [
+                place < len(own)
+                for own, all_ in zip(returns, targets, strict=True)
+                for place in range(len(all_))
+            ],
+            device=device,
+        )
+        metrics.pop("value/explained_variance", None)
+        return metrics | explained_variance(old[before], whole[before])
 
-    def _positions(self, trajectory: Trajectory) -> list[int]:
-        """Where V is read in the row: before every turn or token, and last after everything."""
+    def _before(self, trajectory: Trajectory) -> list[int]:
+        """Positions in the row that predict a turn's first token, or every agent token."""
+        starts = itertools.accumulate(_lengths(trajectory), initial=0)
         positions: list[int] = []
-        end = 0
-        for turn in trajectory.turns:
-            start = end + len(turn.prompt_ids)
-            end = start + len(turn.completion.token_ids)
-            positions.extend(range(start - 1, end - 1) if self._per == "token" else [start - 1])
-        return [*positions, end - 1]
+        for start, turn in zip(starts, trajectory.turns, strict=False):
+            first = start + len(turn.prompt_ids) - 1
+            count = 1 if self._per == "turn" else len(turn.completion.token_ids)
+            positions.extend(range(first, first + count))
+        return positions
+
+    def _returns_after(self, trajectory: Trajectory, returns: Sequence[float]) -> list[float]:
+        """[num_turns] what came after each turn; nan where a cut hides it."""
+        sizes = [1 if self._per == "turn" else len(turn.completion.token_ids) for turn in trajectory.turns]
+        firsts = list(itertools.accumulate(sizes))[:-1]
+        gamma = self.value_function.gamma
+        last = float("nan") if goes_on(trajectory, bootstrap=self._bootstrap) else 0.0
+        return [*(gamma * returns[first] if first < len(returns) else last for first in firsts), last]
+
+
+def _lengths(trajectory: Trajectory) -> list[int]:
+    return [len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in trajectory.turns]
+
+
+def _after(trajectory: Trajectory) -> list[int]:
+    """Positions of the turns' last tokens."""
+    return [end - 1 for end in itertools.accumulate(_lengths(trajectory))]

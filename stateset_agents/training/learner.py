@@ -98,7 +98,11 @@ class Learner:
                 autocast=autocast,
             )
         return Critic(
-            value_function, per=per, iterations=config.value_iterations, **self._micro_batch_bounds()
+            value_function,
+            per=per,
+            iterations=config.value_iterations,
+            bootstrap=config.bootstrap_truncated,
+            **self._micro_batch_bounds(),
         )
 
     def _micro_batch_bounds(self) -> dict[str, int]:
@@ -144,7 +148,8 @@ class Learner:
         if self.critic is not None and lesson.expected is not None:
             self.midway = True
             with _own_randomness(derive(self.config.seed, "critic", step), self.policy.device):
-                metrics |= self.critic.learn(lesson.expected, lesson.credited.returns)
+                trajectories = [sample.trajectory for sample in samples]
+                metrics |= self.critic.learn(lesson.expected, trajectories, lesson.credited.returns)
             self.midway = False
         return metrics
 

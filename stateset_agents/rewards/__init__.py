@@ -1,1 +1,55 @@
-"""Rewards made of rewards, and rewards beyond the ready ones of core: gates, shaping, judges."""
+"""Every reward by one import: the ready ones of core, and rewards made of rewards.
+
+from stateset_agents.rewards import GatedReward, create_correctness_reward, create_conciseness_reward
+"""
+
+from stateset_agents.core.reward import (
+    CompositeReward,
+    EnvironmentReward,
+    RewardFunction,
+    RewardResult,
+    as_reward,
+    create_customer_service_reward,
+    create_domain_reward,
+    create_engagement_reward,
+    create_helpful_reward,
+    create_task_completion_reward,
+    create_task_reward,
+    create_tutoring_reward,
+    reward_function,
+)
+from stateset_agents.rewards.composites import GatedReward, ProductReward
+from stateset_agents.rewards.judge import JudgeReward
+from stateset_agents.rewards.scaling import NormalizedReward, ScaledReward, apply_reward_scaling
+from stateset_agents.rewards.shaping import PotentialShaping
+from stateset_agents.rewards.verifiable import (
+    create_conciseness_reward,
+    create_correctness_reward,
+    create_safety_reward,
+)
+
+__all__ = [
+    "CompositeReward",
+    "EnvironmentReward",
+    "GatedReward",
+    "JudgeReward",
+    "NormalizedReward",
+    "PotentialShaping",
+    "ProductReward",
+    "RewardFunction",
+    "RewardResult",
+    "ScaledReward",
+    "apply_reward_scaling",
+    "as_reward",
+    "create_conciseness_reward",
+    "create_correctness_reward",
+    "create_customer_service_reward",
+    "create_domain_reward",
+    "create_engagement_reward",
+    "create_helpful_reward",
+    "create_safety_reward",
+    "create_task_completion_reward",
+    "create_task_reward",
+    "create_tutoring_reward",
+    "reward_function",
+]

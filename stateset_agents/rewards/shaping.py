@@ -54,8 +54,9 @@ class PotentialShaping(RewardOfRewards):
     critic then learns values less Phi; where training takes the cut for the end, it is 0 too.
 
     Under whole-trajectory credit all F_k add up to the same constant for every member of a group and
-    change nothing, so training refuses it there (`refuse_unfit_shaping`). No composite or scale may be put
-    over it: put it around them.
+    change nothing, and so they do for the branches of one turn: training refuses it there
+    (`refuse_unfit_shaping`). No composite or scale may be put over it: put it around them. Each turn's
+    reward is clipped to the training's `reward_clip`, so keep the potential well within it.
     """
 
     outermost = True
@@ -136,19 +137,19 @@ class PotentialShaping(RewardOfRewards):
         return value
 
 
-def refuse_unfit_shaping(reward: RewardFunction, *, per_turn: bool, gamma: float, bootstrapped: bool) -> None:
+def refuse_unfit_shaping(reward: RewardFunction, *, seen: bool, gamma: float, bootstrapped: bool) -> None:
     """Raises ConfigurationError, with the cure, for shaping that this training would undo or bend.
 
-    `per_turn`: credit looks at what single turns earned; `bootstrapped`: a conversation cut by a limit also
-    gets the critic's value of its last state.
+    `seen`: does the credit compare turns that start from different states? `bootstrapped`: does a
+    conversation cut by a limit also get the critic's value of its last state?
     """
     if not isinstance(reward, PotentialShaping):
         return
-    if not per_turn:
+    if not seen:
         raise ConfigurationError(
-            "potential-based shaping adds one number to all conversations of a group, so whole-trajectory "
-            "credit sees nothing of it: set advantage_estimator to turn_group, turn_gae, token_gae, hybrid, "
-            "or leave the shaping out"
+            "potential-based shaping adds one number to all that whole-trajectory and branch credit compare, "
+            "so they see nothing of it: set advantage_estimator to turn_group, turn_gae, token_gae or "
+            "hybrid, or leave the shaping out"
         )
     if not math.isclose(reward.gamma, gamma):
         raise ConfigurationError(

@@ -17,6 +17,8 @@ class Estimator:
     """Where it needs a value: before every turn, before every agent token, or nowhere."""
     baseline: bool = False
     """Does it compare whole conversations, so that `baseline_type` says with what?"""
+    sees_shaping: bool = True
+    """False where all that it compares starts from one state, so that potential-based shaping cancels."""
     branches: bool = False
     """Are other ways on played from its turns, `num_branches` from each?"""
     normalizations: tuple[str, ...]
@@ -29,10 +31,13 @@ class Estimator:
 
 ESTIMATORS: Mapping[str, Estimator] = {
     "group": Estimator(
-        baseline=True, normalizations=("population", "sample", "batch", "none"), smallest_group=2
+        sees_shaping=False,
+        baseline=True,
+        normalizations=("population", "sample", "batch", "none"),
+        smallest_group=2,
     ),
     "turn_group": Estimator(normalizations=("none",)),
-    "branch": Estimator(branches=True, normalizations=("none",)),
+    "branch": Estimator(sees_shaping=False, branches=True, normalizations=("none",)),
     "turn_gae": Estimator(critic="turn", normalizations=("batch", "none"), group_default=1),
     "token_gae": Estimator(critic="token", normalizations=("batch", "none"), group_default=1),
     "hybrid": Estimator(critic="turn", baseline=True, normalizations=("batch", "none"), smallest_group=2),

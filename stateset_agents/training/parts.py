@@ -11,9 +11,12 @@ from stateset_agents.core.environment import Environment
 from stateset_agents.core.function_reward import as_reward, asks_only_for_offered
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.rewards.shaping import refuse_unfit_shaping
 from stateset_agents.settings import nearest
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.estimators import ESTIMATORS
 
-__all__ = ["ENVIRONMENTS", "REWARDS", "make_environment", "make_reward"]
+__all__ = ["ENVIRONMENTS", "REWARDS", "check_reward", "make_environment", "make_reward"]
 
 ENVIRONMENTS: Mapping[str, str] = {
     "conversation": "stateset_agents.core.environment:ConversationEnvironment",
@@ -57,6 +60,17 @@ def make_reward(spec: Mapping[str, Any]) -> RewardFunction:
             f"reward {spec['name']!r} gave a {type(made).__name__}: name a RewardFunction, or what makes one"
         )
     return made
+
+
+def check_reward(reward: RewardFunction, config: TrainingConfig) -> None:
+    """Raises ConfigurationError for a reward that this training would undo or bend, with the cure."""
+    estimator = ESTIMATORS[config.advantage_estimator]
+    refuse_unfit_shaping(
+        reward,
+        seen=estimator.sees_shaping,
+        gamma=config.gamma,
+        bootstrapped=estimator.critic is not None and config.bootstrap_truncated,
+    )
 
 
 def _make(what: str, known: Mapping[str, str], spec: Mapping[str, Any]) -> Any:

@@ -21,7 +21,6 @@ from stateset_agents.evaluation.evaluator import (
     held_out,
     refuse_truncated_sampling,
 )
-from stateset_agents.rewards.shaping import refuse_unfit_shaping
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -35,6 +34,7 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.control import Controlled, Progress
 from stateset_agents.training.curriculum import ScenarioOrder
 from stateset_agents.training.learner import Learner
+from stateset_agents.training.parts import check_reward
 from stateset_agents.training.resume import Identity, RunState, checkpoint_at, keep, newest, take_up
 from stateset_agents.training.uninterrupted import uninterrupted
 from stateset_agents.training.worker import Worker
@@ -129,7 +129,7 @@ class TrainingRun(Controlled):
             return
         refuse_truncated_sampling(self.agent)
         refuse_sliding_window(self.agent.config)
-        refuse_unfit_shaping(self.reward_fn, per_turn=False, gamma=1.0, bootstrapped=False)
+        check_reward(self.reward_fn, self.config)
         self._order = ScenarioOrder(self.environment.scenarios("train"), self.config.seed)
         await self.agent.initialize()
         if not hasattr(self.agent.backend, "master_model"):

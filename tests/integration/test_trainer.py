@@ -365,7 +365,36 @@ async def test_running_statistics_of_a_reward_move_once_a_step_and_are_resumed_b
         assert same_bits(snapshot(resumed), snapshot(whole))
 
 
-async def test_potential_based_shaping_is_refused_under_whole_trajectory_credit(tmp_path):
-    shaped = PotentialShaping(even_share, lambda replies: float(len(replies)))
-    with pytest.raises(ConfigurationError, match="whole-trajectory credit sees nothing of it"):
-        await make_trainer(tmp_path, reward=shaped).initialize()
+def progress(replies):
+    return 0.5 * len(replies)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "cure"),
+    [
+        ({}, {}, "set advantage_estimator to turn_group"),
+        ({"advantage_estimator": "branch"}, {}, "set advantage_estimator to turn_group"),
+        ({"advantage_estimator": "turn_group"}, {}, "give PotentialShaping bootstrapped=False"),
+        ({"advantage_estimator": "turn_gae", "gamma": 0.9}, {}, r"give PotentialShaping gamma=0\.9"),
+        (
+            {"advantage_estimator": "turn_gae", "bootstrap_truncated": False},
+            {},
+            "give PotentialShaping bootstrapped=False",
+        ),
+        ({"advantage_estimator": "token_gae"}, {"bootstrapped": False}, "PotentialShaping bootstrapped=True"),
+    ],
+)
+async def test_shaping_that_the_credit_would_undo_or_bend_is_refused(tmp_path, settings, options, cure):
+    reward = PotentialShaping(even_share, progress, **options)
+    with pytest.raises(ConfigurationError, match=cure):
+        await make_trainer(tmp_path, reward=reward, **settings).initialize()
+
+
+async def test_shaping_reaches_the_turns_that_moved_the_potential(tmp_path):
+    reward = PotentialShaping(even_share, progress, bootstrapped=False)
+    async with make_trainer(tmp_path, reward=reward, advantage_estimator="turn_group") as trainer:
+        [group, *_] = await trainer.generate_trajectories(trainer.environment.scenarios("train")[:1])
+        assert [one.turn_rewards for one in group.trajectories] == [(0.5, -0.5)] * 4
+        metrics = await trainer.step()
+    assert metrics["reward/shaping"] == 0.0
+    assert metrics["reward/mean"] == metrics["reward/even_share"]

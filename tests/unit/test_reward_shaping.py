@@ -8,7 +8,13 @@ from itertools import product
 import pytest
 from builders import trajectory
 
-from stateset_agents.algorithms.advantages import group_advantages, per_turn_group_credit, turn_gae
+from stateset_agents.algorithms.advantages import (
+    group_advantages,
+    per_turn_group_credit,
+    returns_to_go,
+    turn_gae,
+)
+from stateset_agents.algorithms.branching import branch_credit
 from stateset_agents.core.reward import CompositeReward, EnvironmentReward, reward_function
 from stateset_agents.core.scoring import RewardResult
 from stateset_agents.core.trajectory import Outcome, Status, Trajectory
@@ -112,6 +118,26 @@ async def test_per_turn_credit_differs_by_the_potentials_of_the_states():
     assert with_second == pytest.approx([-1.0, -1.0 - 0.1 + 0.6])
 
 
+def test_branches_of_one_turn_see_nothing_of_it():
+    potentials, gamma = [0.2, 0.7, 0.4], 0.9
+    own, others = [0.0, 0.5, 1.0], [[0.25], [0.0, 2.0]]
+    [plain] = branch_credit(
+        [own], [[[], [returns_to_go(way, gamma=gamma)[0] for way in others], []]], gamma=gamma
+    )
+    moved = [
+        reward + move
+        for reward, move in zip(own, shaping_rewards([*potentials, 0.0], gamma=gamma), strict=True)
+    ]
+    ways = []
+    for way, later in zip(others, ([], [0.9]), strict=True):
+        moves = shaping_rewards([potentials[1], *later, 0.0], gamma=gamma)
+        ways.append(returns_to_go([r + m for r, m in zip(way, moves, strict=True)], gamma=gamma)[0])
+    [shaped] = branch_credit([moved], [[[], ways, []]], gamma=gamma)
+    assert plain is not None
+    assert shaped is not None
+    assert shaped[1] == pytest.approx(plain[1], abs=1e-12)
+
+
 @pytest.mark.parametrize("terminated", [True, False])
 @pytest.mark.parametrize("lam", [0.0, 0.9, 1.0])
 def test_gae_with_values_less_the_potential_is_the_same_whatever_lambda(terminated: bool, lam: float):
@@ -168,14 +194,14 @@ def test_shaping_changes_no_gradient_when_the_end_has_potential_zero(gamma: floa
 def test_training_that_would_undo_or_bend_it_is_refused_with_the_cure():
     shaped = PotentialShaping(EnvironmentReward(), words_said, gamma=0.9)
     with pytest.raises(ConfigurationError, match="set advantage_estimator to turn_group"):
-        refuse_unfit_shaping(shaped, per_turn=False, gamma=0.9, bootstrapped=True)
+        refuse_unfit_shaping(shaped, seen=False, gamma=0.9, bootstrapped=True)
     with pytest.raises(ConfigurationError, match=r"gamma 0\.9 is not the training's 1.*gamma=1$"):
-        refuse_unfit_shaping(shaped, per_turn=True, gamma=1.0, bootstrapped=True)
+        refuse_unfit_shaping(shaped, seen=True, gamma=1.0, bootstrapped=True)
     with pytest.raises(ConfigurationError, match=r"ends at the limit.*bootstrapped=False$"):
-        refuse_unfit_shaping(shaped, per_turn=True, gamma=0.9, bootstrapped=False)
-    refuse_unfit_shaping(shaped, per_turn=True, gamma=0.9, bootstrapped=True)
-    for per_turn, bootstrapped in product((True, False), repeat=2):
-        refuse_unfit_shaping(EnvironmentReward(), per_turn=per_turn, gamma=1.0, bootstrapped=bootstrapped)
+        refuse_unfit_shaping(shaped, seen=True, gamma=0.9, bootstrapped=False)
+    refuse_unfit_shaping(shaped, seen=True, gamma=0.9, bootstrapped=True)
+    for seen, bootstrapped in product((True, False), repeat=2):
+        refuse_unfit_shaping(EnvironmentReward(), seen=seen, gamma=1.0, bootstrapped=bootstrapped)
 
 
 def test_nothing_is_put_over_it():

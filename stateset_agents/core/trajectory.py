@@ -11,7 +11,7 @@ from typing import Any
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.messages import Completion, Message
 
-__all__ = ["Branch", "Outcome", "Status", "Trajectory", "TrajectoryGroup", "Turn"]
+__all__ = ["Branch", "Outcome", "Status", "Trajectory", "TrajectoryGroup", "Turn", "by_scenario"]
 
 
 class Status(StrEnum):
@@ -194,3 +194,11 @@ class TrajectoryGroup:
     @property
     def scored(self) -> Sequence[Trajectory]:
         return [trajectory for trajectory in self.trajectories if trajectory.reward is not None]
+
+
+def by_scenario(trajectories: Sequence[Trajectory]) -> list[TrajectoryGroup]:
+    """One group per scenario, groups and members in the order of the trajectories."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.scenario.id, []).append(trajectory)
+    return [TrajectoryGroup(key=key, trajectories=tuple(members)) for key, members in groups.items()]

@@ -169,6 +169,7 @@ class Learner:
         every = self.kl.beta > 0 or self.config.entropy_coef > 0
         if not every and not any(batch.has_advantages for batch in batches):
             return metrics | {"optimizer/skipped": 1.0}
+        self.optimization.discard()  # of losses that someone looked at
         try:
             with _own_randomness(derive(self.config.seed, "update", step), self.policy.device):
                 prepared, mismatch = self._prepare(batches, every, self.kl.beta)

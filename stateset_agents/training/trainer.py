@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
+
+from torch import Tensor
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
 from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import TrajectoryGroup
+from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, by_scenario
 from stateset_agents.errors import ConfigurationError, TrainingStopped
 from stateset_agents.evaluation.evaluator import (
     Evaluation,
@@ -40,7 +42,6 @@ from stateset_agents.training.uninterrupted import uninterrupted
 __all__ = ["MultiTurnGRPOTrainer", "train"]
 
 _log = get_logger(__name__)
-_T = TypeVar("_T")
 
 
 class MultiTurnGRPOTrainer(TrainingRun):
@@ -153,6 +154,35 @@ class MultiTurnGRPOTrainer(TrainingRun):
             async with measure_loop_lag() as lag:
                 metrics = await uninterrupted(self._learn_from(groups, time.perf_counter(), lag))
             return await self._step_end(metrics)
+
+    async def compute_grpo_loss(self, groups: Sequence[TrajectoryGroup]) -> dict[str, Tensor]:
+        """The policy's loss on these groups under the weights as they are, without a KL term; nothing steps.
+
+        Scalars: total_loss carries the gradient; policy_loss, kl_penalty (0 here), entropy, approx_kl (to
+        the policy that sampled) and clip_fraction do not. `training_step` makes the same loss, with `beta`
+        times the KL to the reference, and steps on it.
+
+        Raises ConfigurationError where no group has `min_group_size` scored members.
+        """
+        return await self._loss(groups, 0.0)
+
+    async def compute_enhanced_grpo_loss(
+        self, trajectories: Sequence[Trajectory], beta: float = 0.1
+    ) -> dict[str, Tensor]:
+        """`compute_grpo_loss` plus `beta` times the KL to the reference, kl_penalty.
+
+        Trajectories of one scenario are a group. Raises ConfigurationError, too, for a `beta` without a
+        reference model.
+        """
+        return await self._loss(by_scenario(trajectories), beta)
+
+    async def _loss(self, groups: Sequence[TrajectoryGroup], beta: float) -> dict[str, Tensor]:
+        def loss() -> dict[str, Tensor]:
+            self.learner.set_temperature(self.temperature)
+            return self.learner.losses(self.learner.credit(groups).credited.samples, beta=beta)
+
+        async with self._boundary:
+            return await self._worker.run(loss)
 
     @contextlib.contextmanager
     def _stepping(self) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """The one door for heavy imports: `load_backend` turns a model's name into a backend, called by agents.
 
 embedded:desk       the small model that ships with this package
-hf:NAME_OR_PATH     a transformers model (a bare name or an existing folder means the same)
+hf:NAME_OR_PATH     a transformers model (a bare name or an existing folder means the same; a checkpoint, or a
+                    run folder for its newest one, stands for the model in it)
 scripted            replies from a script, without weights
 """
 
@@ -192,11 +193,31 @@ def model_folder(name: str) -> str:
             f"model {where!r} is a file; give the folder it stands in, with config.json and the tokenizer"
         )
     looks_like_path = where.startswith((".", "/", "~")) or where.count("/") > 1
-    if not where or (looks_like_path and not Path(where).expanduser().is_dir()):
+    folder = Path(where).expanduser()
+    if where and os.path.isdir(folder):
+        return str(_model_inside(folder))
+    if not where or looks_like_path:
         raise ConfigurationError(
             f"model folder {where!r} does not exist; give a folder written by save_pretrained or a hub name"
         )
-    return str(Path(where).expanduser()) if looks_like_path else where
+    return where
+
+
+def _model_inside(folder: Path) -> Path:
+    """The folder itself, a checkpoint's `model/`, or that of a run's newest checkpoint.
+
+    Raises ConfigurationError for a run that has no checkpoint yet.
+    """
+    if (folder / "config.json").is_file():
+        return folder
+    if (folder / "model" / "config.json").is_file():
+        return folder / "model"
+    if not (folder / "checkpoints").is_dir():
+        return folder
+    steps = [path for path in folder.glob("checkpoints/step-*") if path.name[5:].isdecimal()]
+    if not steps:
+        raise ConfigurationError(f"the run {str(folder)!r} has no checkpoint yet: give another model")
+    return max(steps, key=lambda path: int(path.name[5:])) / "model"
 
 
 def recommended_settings(folder: str) -> dict[str, Any]:

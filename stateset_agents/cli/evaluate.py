@@ -20,9 +20,9 @@ __all__ = ["add_parser", "run"]
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
     parser = subparsers.add_parser("evaluate", help="measure a model on held-out scenarios")
-    parser.add_argument("config", help="YAML file or a run's config.yaml: environment, reward, evaluation")
+    parser.add_argument("config", help="YAML file or run folder: environment, reward, evaluation")
     parser.add_argument(
-        "--model", help="instead of the file's agent.model_name, e.g. a checkpoint's model folder"
+        "--model", help="instead of the file's agent.model_name, e.g. a checkpoint or a run folder"
     )
     parser.add_argument("--temperature", type=float, default=1.0, help="of sampling; 0 is greedy (default 1)")
     parser.add_argument("--episodes", type=int, help="held-out scenarios to play; all when not given")

@@ -72,9 +72,8 @@ def run(args: argparse.Namespace) -> int:
         "training.max_steps": args.max_steps,
         "training.output_dir": args.output_dir,
     }
-    settings = overrides(args.set, named) | ({"evaluation": None} if args.no_eval else {})
-    config = load_experiment(folder.config if folder else Path(args.config), settings)
-    experiment = Experiment(config, run=folder, checkpoint=checkpoint)
+    config = load_experiment(folder.config if folder else Path(args.config), overrides(args.set, named))
+    experiment = Experiment(config, run=folder, checkpoint=checkpoint, measures=not args.no_eval)
     try:
         asyncio.run(_run(experiment))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -109,8 +108,7 @@ async def _run(experiment: Experiment) -> None:
     with contextlib.suppress(NotImplementedError):  # Windows has no SIGTERM to handle
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     trainer = experiment.trainer
-    try:
-        await experiment.initialize()
+    async with experiment:
         print(f"run folder: {experiment.run.path}")
         before = await experiment.before()
         if before:
@@ -119,14 +117,12 @@ async def _run(experiment: Experiment) -> None:
             trainer.callbacks.append(display)
             await experiment.train()
         after = await experiment.after()
-        if after:
-            print(f"before: {_line(before) if before else 'not measured'}")
-            print(f"after:  {_line(after)}")
-        print(f"trained {trainer.step_number} steps in {trainer.progress.seconds:.0f} s")
-        print("\n".join(_health(experiment)))
-        print(f"report: {experiment.run.report}")
-    finally:
-        await trainer.close()
+    if after:
+        print(f"before: {_line(before) if before else 'not measured'}")
+        print(f"after:  {_line(after)}")
+    print(f"trained {trainer.step_number} steps in {trainer.progress.seconds:.0f} s")
+    print("\n".join(_health(experiment)))
+    print(f"report: {experiment.run.report}")
 
 
 def _health(experiment: Experiment) -> list[str]:

@@ -5,6 +5,7 @@ The page opens from disk: its style is inline, its charts are SVG, it has no scr
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,12 +96,23 @@ def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], *, steps: int)
     agent = config.get("agent")
     facts = [
         ("model", agent.get("model_name") if isinstance(agent, Mapping) else None),
-        ("steps", summary.get("steps", steps)),
+        ("steps", _steps(summary, config.get("training"), steps)),
         ("seed", summary.get("seed")),
         ("training", _duration(summary.get("train_seconds"))),
         ("platform", summary.get("platform")),
     ]
     return [(name, str(value)) for name, value in facts if value is not None]
+
+
+def _steps(summary: Mapping[str, Any], training: Any, done: int) -> str:
+    """`110`, or `unfinished: step 40 of 110` while the summary does not say that it ended there."""
+    if summary.get("steps", -1) >= done:
+        return str(summary["steps"])
+    if not isinstance(training, Mapping) or "num_episodes" not in training:
+        return str(done)
+    episodes = training["per_device_train_batch_size"] * training["gradient_accumulation_steps"]
+    planned = training["max_steps"] or math.ceil(training["num_episodes"] / episodes)
+    return f"unfinished: step {done} of {planned}"
 
 
 def _duration(seconds: float | None) -> str | None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,10 +117,18 @@ class RunFolder:
         Each file is cut in place, in one call, so a tracker that has it open goes on at the new end.
         """
         for file in (self.metrics, self.rollouts, self.events):
-            later = (start for start, record in read_lines(file) if record.get("step", -1) > step)
-            cut = next(later, None)
-            if cut is not None:
-                os.truncate(file, cut)
+            _cut(file, lambda record: record.get("step", -1) > step)
+
+    def drop_stage(self, stage: str, step: int) -> None:
+        """Drop the conversations of an evaluation that ended a file, before it is held again."""
+        _cut(self.rollouts, lambda record: record.get("stage") == stage and record["step"] == step)
+
+
+def _cut(file: Path, first: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Cut the file before the first record of which that holds."""
+    where = next((start for start, record in read_lines(file) if first(record)), None)
+    if where is not None:
+        os.truncate(file, where)
 
 
 def _replace(file: Path, text: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import Field, field_validator
@@ -18,12 +18,13 @@ from stateset_agents.core.reward import RewardFunction
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.evaluator import Evaluation, evaluate, held_out
 from stateset_agents.reporting.report import write_report
-from stateset_agents.settings import Settings
+from stateset_agents.settings import Settings, nearest
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import Stage
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.parts import make_environment, make_reward
+from stateset_agents.training.paths import resolve_paths
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 
 __all__ = ["EvaluationConfig", "Experiment", "ExperimentConfig", "load_experiment", "measure"]
@@ -64,11 +65,16 @@ class ExperimentConfig(Settings):
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
-    """Read a YAML file; `overrides` are dotted names, e.g. {"training.seed": 1}.
+    """Read a YAML file, or a run folder's; `overrides` are dotted names, e.g. {"training.seed": 1}.
+
+    `agent.model_name`, `environment.scenarios` and values that start with ./ or ../ are paths from the
+    file's folder, and in `overrides` from the working directory; they come back absolute.
 
     Raises ConfigurationError naming the file and what is wrong in it.
     """
     path = Path(path)
+    if path.is_dir():
+        path = RunFolder.open(path).config
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -77,9 +83,22 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
         raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
         raise ConfigurationError(f"{path} must hold sections such as agent, environment, training")
+    if data.pop("made_by", None) == "program":
+        raise ConfigurationError(
+            f"{path} is of a run that a program made and names only its classes: go on in that program, with "
+            f"`await trainer.load_checkpoint({str(path.parent)!r})`; evaluate it with a YAML file of that "
+            f"environment and --model {path.parent}"
+        )
     data.pop("schema_version", None)
+    resolve_paths(data, path.absolute().parent)
     for name, value in (overrides or {}).items():
         _override(data, name, value)
+    resolve_paths(data, Path.cwd())
+    for name in data:
+        if name not in ExperimentConfig.model_fields:
+            raise ConfigurationError(
+                f"{path}: ExperimentConfig has no field {name!r}{_nearest_setting(name)}"
+            )
     given = {name: value for name, value in data.items() if value is not None}  # a section left empty
     for name, value in given.items():
         if isinstance(value, dict) and not all(isinstance(field, str) for field in value):
@@ -88,6 +107,19 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
         return ExperimentConfig(**given)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
+
+
+def _nearest_setting(name: str) -> str:
+    """A section of nearly that name, or the field of a section that has it: ` (did you mean ...?)`."""
+    sections: dict[str, type[Settings]] = {
+        "training": TrainingConfig,
+        "agent": AgentConfig,
+        "evaluation": EvaluationConfig,
+    }
+    homes = [section for section, model in sections.items() if name in model.field_names()]
+    if homes:
+        return f" (did you mean {homes[0] + '.' + name!r}?)"
+    return nearest(name, ExperimentConfig.model_fields)
 
 
 def _override(data: dict[str, Any], name: str, value: Any) -> None:
@@ -126,7 +158,13 @@ async def measure(
 
 
 class Experiment:
-    """One run folder's life: new from a configuration, or resumed from the folder."""
+    """One run folder's life: new from a configuration, or resumed from the folder.
+
+    >>> async with Experiment(load_experiment("examples/demo.yaml")) as experiment:
+    ...     await experiment.before()
+    ...     await experiment.train()
+    ...     await experiment.after()
+    """
 
     def __init__(
         self,
@@ -135,9 +173,12 @@ class Experiment:
         run: RunFolder | None = None,
         checkpoint: Path | None = None,
         callbacks: Sequence[object] = (),
+        measures: bool = True,
     ) -> None:
-        """`run` is resumed from `checkpoint`, or from its newest one."""
+        """`run` is resumed from `checkpoint`, or from its newest one; `measures=False` leaves out what
+        `config.evaluation` asks for."""
         self.config = config
+        self._evaluation = config.evaluation if measures else None
         self._resumes = run is not None
         self._checkpoint = checkpoint
         self.trainer = MultiTurnGRPOTrainer(
@@ -157,8 +198,8 @@ class Experiment:
 
     async def initialize(self) -> None:
         """Load everything; a resumed run goes on from its checkpoint."""
-        if self.config.evaluation is not None:  # before anything slow
-            held_out(self.trainer.environment, self.config.evaluation.split, self.config.evaluation.episodes)
+        if self._evaluation is not None:  # before anything slow
+            held_out(self.trainer.environment, self._evaluation.split, self._evaluation.episodes)
         await self.trainer.initialize()
         if self._resumes:
             await self.trainer.load_checkpoint(self._checkpoint)
@@ -167,8 +208,8 @@ class Experiment:
     async def before(self) -> dict[str, Any] | None:
         """Measure the untrained agent; a resumed run keeps what it measured, or goes without."""
         untrained = self.trainer.step_number == 0
-        if self.config.evaluation is not None and "before" not in self.summary and untrained:
-            await self._measure("before", self.config.evaluation)
+        if self._evaluation is not None and "before" not in self.summary and untrained:
+            await self._measure("before", self._evaluation)
             self.run.write_summary(self.summary)
         return self.summary.get("before")
 
@@ -181,8 +222,8 @@ class Experiment:
 
     async def after(self) -> dict[str, Any] | None:
         """Measure the trained agent (once), write the summary and the report."""
-        if self.config.evaluation is not None and "after" not in self.summary:
-            await self._measure("after", self.config.evaluation)
+        if self._evaluation is not None and "after" not in self.summary:
+            await self._measure("after", self._evaluation)
         self.run.write_summary(self.summary)
         write_report(self.run.path)
         return self.summary.get("after")
@@ -192,4 +233,17 @@ class Experiment:
         self.summary[stage], sampled = await measure(
             trainer.agent, trainer.environment, trainer.reward_fn, config
         )
+        # a kill between these lines and summary.json leaves them there, and they are played again
+        self.run.drop_stage(stage, trainer.step_number)
         trainer.tracker.log_rollouts(trainer.step_number, sampled.groups, stage=stage)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.initialize()
+        except BaseException:
+            await self.trainer.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.trainer.close()

@@ -101,7 +101,10 @@ def _find(what: str, known: Mapping[str, str], name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"{what} {name!r} cannot be imported: {error}") from error
+        raise ConfigurationError(
+            f"{what} {name!r} cannot be imported: {error}; give the command in the folder where it lies, or put "
+            "that on PYTHONPATH"
+        ) from error
 
 
 def _check_arguments(what: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

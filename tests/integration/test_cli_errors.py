@@ -14,34 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_models import tiny_model, tiny_tokenizer
+from tiny_desk import RUN, write_desk
 from transformers.utils import logging as transformers_logging
 
 from stateset_agents.cli.main import main
 
-_PARTS = """
-from stateset_agents.core.environment import ConversationEnvironment
-from stateset_agents.core.reward import reward_function
-
-@reward_function(local=True)
-async def even_share(trajectory):
-    ids = [token for turn in trajectory.turns for token in turn.completion.token_ids]
-    return sum(token % 2 == 0 for token in ids) / len(ids)
-
-@reward_function(local=True)
-async def broken(trajectory):
-    raise ConnectionError("the judge is down")
-
-class Closed(ConversationEnvironment):
-    async def start(self, scenario, seed):
-        raise ConnectionError("the desk is closed")
-"""
-_RUN: dict[str, Any] = {
-    "agent": {"model_name": "./model", "chat_template": "plain", "max_new_tokens": 3},
-    "environment": {"name": "conversation", "scenarios": "calls.jsonl", "max_turns": 2},
-    "reward": "cli_parts:even_share",
-    "training": {"max_steps": 2, "num_generations": 2, "gradient_accumulation_steps": 1, "save_steps": 1},
-}
 _REWRITES = (
     "{% for m in messages %}{% if m.role == 'user' or loop.last %}{{ m.role + m.content + '<|end|>' }}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
@@ -53,12 +30,7 @@ _REWRITES = (
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, scenarios, parts of its own and run.yaml, which works as it stands."""
     folder = tmp_path_factory.mktemp("desk")
-    tiny_model("gpt2").save_pretrained(folder / "model")
-    tiny_tokenizer().hf.save_pretrained(folder / "model")
-    calls = '{"opening": "hi"}\n{"opening": "hello"}\n{"opening": "ok", "split": "validation"}\n'
-    (folder / "calls.jsonl").write_text(calls)
-    (folder / "cli_parts.py").write_text(_PARTS)
-    (folder / "run.yaml").write_text(yaml.safe_dump(_RUN))
+    write_desk(folder)
     return folder
 
 
@@ -132,13 +104,15 @@ SETTINGS = {
     "environment.local=maybe": "local must be true, false or absent, got 'maybe'",
     "environment.tools=[look]": "a tool must be a typed function, got 'look'",
     "reward=os:getcwd": "reward 'os:getcwd' gave a str: name a RewardFunction, or what makes one",
-    "environment.scenarios=none.jsonl": "cannot read scenario file none.jsonl: No such file or directory",
-    "agent.model_name=./no-model": "model folder './no-model' does not exist; give a folder written by "
+    "environment.scenarios=none.jsonl": "none.jsonl: No such file or directory",
+    "agent.model_name=./no-model": "no-model' does not exist; give a folder written by "
     "save_pretrained or a hub name",
     "agent.model_name=no-such-model": "cannot load a model from 'no-such-model'",
     f"agent.chat_template={json.dumps(_REWRITES)}": "the chat template rewrites history",
     "training.seed": "--set takes NAME=VALUE such as training.beta=0.02, got 'training.seed'",
     "training.seed={": "--set 'training.seed={': the value is not YAML; quote it",
+    "max_steps=3": "run.yaml: ExperimentConfig has no field 'max_steps' (did you mean 'training.max_steps'?)",
+    "group_size=4": "ExperimentConfig has no field 'group_size' (did you mean 'training.group_size'?)",
     "evaluation.split=test": "the environment has no test scenario: give some split='test'",
 }
 
@@ -151,7 +125,7 @@ def test_a_setting_that_cannot_be_is_told_in_one_line(told: Any, desk: Path, ite
 
 def test_a_field_of_the_file_that_cannot_be_names_the_file(told: Any, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump({**_RUN, "training": {"num_generation": 4}}))
+    file.write_text(yaml.safe_dump({**RUN, "training": {"num_generation": 4}}))
     message = told("train", str(file))
     assert message.startswith(f"{file}: training: TrainingConfig has no field 'num_generation'")
     assert "did you mean 'num_generations'?" in message
@@ -221,7 +195,7 @@ def test_evaluate_and_build_embedded_say_it_in_one_line_too(told: Any, tmp_path:
     assert "--temperature must be at least 0 (greedy), got -1.0" in told(
         "evaluate", "run.yaml", "--temperature", "-1"
     )
-    assert "model folder './no-model' does not exist" in told(
+    assert "no-model' does not exist" in told(
         "evaluate", "run.yaml", "--model", "./no-model", "--set", "evaluation.split=validation"
     )
     (tmp_path / "torn").mkdir()
@@ -325,7 +299,7 @@ def test_a_checkpoint_of_other_settings_is_refused_and_left_alone(
     ("item", "message"),
     [
         ("training.learnig_rate=1", "has no field 'learnig_rate' (did you mean 'learning_rate'?)"),
-        ("agent.model_name=./no-model", "model folder './no-model' does not exist"),
+        ("agent.model_name=./no-model", "no-model' does not exist"),
     ],
 )
 def test_the_process_says_one_line_and_exits_with_1(desk: Path, item: str, message: str) -> None:

@@ -1,0 +1,37 @@
+"""Relative paths of a settings file become absolute, so that a run can be resumed from anywhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+__all__ = ["resolve_paths"]
+
+
+def resolve_paths(data: dict[str, Any], base: Path) -> None:
+    """Make the paths in a settings file's data absolute, in place; `base` is the folder they start from.
+
+    Paths are an existing folder in `agent.model_name` ("hf:" before it or not), a text in
+    `environment.scenarios`, and every text in agent, environment and reward that starts with ./ or ../.
+    `training.output_dir` stays: runs go where the command is given.
+    """
+    for name in ("agent", "environment", "reward"):
+        section = data.get(name)
+        if isinstance(section, dict):
+            for field, value in section.items():
+                section[field] = _resolved(f"{name}.{field}", value, base)
+
+
+def _resolved(name: str, value: Any, base: Path) -> Any:
+    if isinstance(value, list):
+        return [_resolved("", item, base) for item in value]
+    if not isinstance(value, str) or "\n" in value:
+        return value
+    prefix = "hf:" if name == "agent.model_name" and value.startswith("hf:") else ""
+    path = value.removeprefix(prefix)
+    is_path = path.startswith(("./", "../")) or (
+        (name == "environment.scenarios" and not path.startswith("~"))
+        or (name == "agent.model_name" and path and os.path.isdir(base / path))
+    )
+    return f"{prefix}{(base / path).resolve()}" if is_path else value

@@ -1,0 +1,193 @@
+"""Runs of the command line: found from anywhere, evaluated by their folder, measured once."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tiny_desk import RUN, write_desk
+
+from stateset_agents.backends.loading import load_model_and_tokenizer
+from stateset_agents.cli.main import main
+from stateset_agents.core.trajectory import TrajectoryGroup
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.reporting.report import write_report
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.tracker import JsonlTracker
+from stateset_agents.training.experiment import Experiment, load_experiment
+from stateset_agents.training.paths import resolve_paths
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("desk")
+    write_desk(folder)
+    measured = {**RUN, "evaluation": {"split": "validation"}}
+    (folder / "measured.yaml").write_text(yaml.safe_dump(measured))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _importable(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The desk's own reward, from any working directory."""
+    monkeypatch.syspath_prepend(desk)
+
+
+@pytest.fixture(scope="module")
+def finished(desk: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps with both checkpoints, begun in another folder than the file's."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(elsewhere)
+        patch.syspath_prepend(desk)
+        assert main(["train", str(desk / "measured.yaml")]) == 0
+    return elsewhere / "runs" / "0001-run"
+
+
+def test_paths_of_a_file_start_from_its_folder_and_runs_go_where_the_command_is(
+    desk: Path, finished: Path
+) -> None:
+    config = yaml.safe_load((finished / "config.yaml").read_text())
+    assert config["agent"]["model_name"] == str(desk / "model")
+    assert config["environment"]["scenarios"] == str(desk / "calls.jsonl")
+    assert config["training"]["output_dir"] == "runs"
+
+
+def test_a_run_is_resumed_from_anywhere(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--resume", str(finished), "--max-steps", "3", "--no-eval"]) == 0
+    assert max(line.step for line in RunLog.open(finished).metrics()) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_on_the_command_line_starts_from_the_working_directory(
+    desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text('{"opening": "hi"}\n')
+    config = load_experiment(desk / "run.yaml", {"environment.scenarios": "mine.jsonl"})
+    assert config.environment["scenarios"] == str(tmp_path / "mine.jsonl")
+    assert config.agent.model_name == str(desk / "model")
+
+
+def test_only_paths_are_resolved(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "conversation").mkdir()
+    data: dict[str, Any] = {
+        "agent": {"model_name": "hf:model", "system_prompt": "Be kind / brief."},
+        "environment": {
+            "name": "conversation",
+            "scenarios": "calls.jsonl",
+            "books": ["./a.txt", "b"],
+            "n": 3,
+        },
+        "reward": "environment",
+        "training": {"output_dir": "./runs"},
+    }
+    resolve_paths(data, tmp_path)
+    assert data == {
+        "agent": {"model_name": f"hf:{tmp_path}/model", "system_prompt": "Be kind / brief."},
+        "environment": {
+            "name": "conversation",
+            "scenarios": f"{tmp_path}/calls.jsonl",
+            "books": [f"{tmp_path}/a.txt", "b"],
+            "n": 3,
+        },
+        "reward": "environment",
+        "training": {"output_dir": "./runs"},
+    }
+    for name in ("embedded:desk", "gpt2", "org/model", "hf:gpt2", "~/model"):
+        data = {"agent": {"model_name": name}}
+        resolve_paths(data, tmp_path)
+        assert data["agent"]["model_name"] == name
+
+
+@pytest.mark.parametrize("which", ["", "checkpoints/step-000002", "checkpoints/step-000002/model"])
+def test_evaluate_finds_the_model_of_a_run_and_of_a_checkpoint(
+    finished: Path, capsys: pytest.CaptureFixture[str], which: str
+) -> None:
+    assert main(["evaluate", str(finished), "--model", str(finished / which), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["n"] == 1
+    found = load_model_and_tokenizer(str(finished / which))[0].state_dict()
+    newest = sorted((finished / "checkpoints").glob("step-*"))[-1]
+    expected = load_model_and_tokenizer(str(newest / "model" if not which else finished / which))[0]
+    assert all(torch.equal(found[name], weight) for name, weight in expected.state_dict().items())
+
+
+def test_a_run_without_a_checkpoint_is_no_model(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"the run '.*0001-run' has no checkpoint yet"):
+        load_model_and_tokenizer(str(run.path))
+
+
+async def test_conversations_logged_before_a_kill_are_not_logged_twice(desk: Path, tmp_path: Path) -> None:
+    config = load_experiment(desk / "measured.yaml", {"training.output_dir": str(tmp_path)})
+    async with Experiment(config) as first:
+        await first.before()
+        await first.train()
+        await first.after()
+        run = first.run
+    whole = run.rollouts.read_text()
+    # a kill after the "after" conversations were written and before summary.json was
+    summary = {name: value for name, value in RunLog(run).summary().items() if name == "before"}
+    run.write_summary(summary)
+    async with Experiment(load_experiment(run.path), run=run) as again:
+        await again.before()
+        await again.train()
+        await again.after()
+    assert run.rollouts.read_text() == whole
+    assert [rollout.stage for rollout in RunLog(run).rollouts("before", "after")] == ["before", "after"]
+
+
+def test_only_the_stage_of_that_step_is_dropped(tmp_path: Path) -> None:
+    from tiny_training import talk
+
+    run = RunFolder.create(tmp_path)
+    group = TrajectoryGroup(key="g", trajectories=(talk(([1], [2])),))
+    with JsonlTracker(run) as tracker:
+        tracker.log_rollouts(2, [group], stage="after")
+        tracker.log_rollouts(3, [group], stage="train")
+        tracker.log_rollouts(3, [group, group], stage="after")
+        run.drop_stage("after", 3)
+        run.drop_stage("before", 3)
+        tracker.log_rollouts(3, [group], stage="after")
+    assert [(one.step, one.stage) for one in RunLog(run).rollouts()] == [
+        (2, "after"),
+        (3, "train"),
+        (3, "after"),
+    ]
+
+
+def test_the_report_of_a_stopped_run_says_how_far_it_came(desk: Path, tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path)
+    settings = load_experiment(desk / "run.yaml").training
+    run.write_config({"training": settings.model_dump(mode="json")})
+    with JsonlTracker(run) as tracker:
+        tracker.log_metrics(1, {"reward/mean": 0.5})
+    assert "unfinished: step 1 of 2" in write_report(run.path).read_text()
+    run.write_config({"training": {**settings.model_dump(mode="json"), "max_steps": None}})
+    assert "unfinished: step 1 of 1000" in write_report(run.path).read_text()
+    run.write_summary({"steps": 1})
+    page = write_report(run.path).read_text()
+    assert "unfinished" not in page
+    assert re.search(r"<dt>steps</dt><dd>1</dd>", page)
+
+
+async def test_leaving_an_experiment_closes_what_it_holds(desk: Path, tmp_path: Path) -> None:
+    config = load_experiment(desk / "run.yaml", {"training.output_dir": str(tmp_path)})
+    async with Experiment(config) as experiment:
+        assert experiment.trainer.is_ready
+        run = experiment.run
+    with JsonlTracker(run):  # the lock is free again
+        pass
+    with pytest.raises(ConfigurationError, match="was stopped"):
+        await experiment.trainer.step()

@@ -1,0 +1,46 @@
+"""A folder that a command line can train in, in a second: `from tiny_desk import write_desk`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tiny_models import tiny_model, tiny_tokenizer
+
+__all__ = ["PARTS", "RUN", "write_desk"]
+
+PARTS = """
+from stateset_agents.core.environment import ConversationEnvironment
+from stateset_agents.core.reward import reward_function
+
+@reward_function(local=True)
+async def even_share(trajectory):
+    ids = [token for turn in trajectory.turns for token in turn.completion.token_ids]
+    return sum(token % 2 == 0 for token in ids) / len(ids)
+
+@reward_function(local=True)
+async def broken(trajectory):
+    raise ConnectionError("the judge is down")
+
+class Closed(ConversationEnvironment):
+    async def start(self, scenario, seed):
+        raise ConnectionError("the desk is closed")
+"""
+RUN: dict[str, Any] = {
+    "agent": {"model_name": "./model", "chat_template": "plain", "max_new_tokens": 3},
+    "environment": {"name": "conversation", "scenarios": "calls.jsonl", "max_turns": 2},
+    "reward": "cli_parts:even_share",
+    "training": {"max_steps": 2, "num_generations": 2, "gradient_accumulation_steps": 1, "save_steps": 1},
+}
+"""What run.yaml says."""
+
+
+def write_desk(folder: Path) -> None:
+    """A model, scenarios, parts of its own (cli_parts.py) and run.yaml, which works as it stands."""
+    tiny_model("gpt2").save_pretrained(folder / "model")
+    tiny_tokenizer().hf.save_pretrained(folder / "model")
+    calls = '{"opening": "hi"}\n{"opening": "hello"}\n{"opening": "ok", "split": "validation"}\n'
+    (folder / "calls.jsonl").write_text(calls)
+    (folder / "cli_parts.py").write_text(PARTS)
+    (folder / "run.yaml").write_text(yaml.safe_dump(RUN))

@@ -24,9 +24,9 @@ A YAML file has the sections of `ExperimentConfig`; the command line changes any
 num_generations=16)`. An unknown field is an error that names the nearest one.
 
 Paths in the file start from the file's own folder: `environment.scenarios`, an existing folder in
-`agent.model_name`, and every value in agent, environment and reward that starts with `./` or `../`. Paths given
-with `--set` start from the working directory, and so do runs (`training.output_dir`). A run's `config.yaml` holds
-them absolute, so that `--resume` works from anywhere.
+`agent.model_name`, and every value in agent, environment and reward that starts with `./` or `../`.
+Paths given with `--set` start from the working directory, and so do runs (`training.output_dir`). A run's
+`config.yaml` holds them absolute, so that `--resume` works from anywhere.
 """
 
 

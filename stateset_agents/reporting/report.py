@@ -97,6 +97,7 @@ def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], *, steps: int)
     facts = [
         ("model", agent.get("model_name") if isinstance(agent, Mapping) else None),
         ("steps", _steps(summary, config.get("training"), steps)),
+        ("ended", summary.get("why") if summary.get("steps", -1) >= steps else None),
         ("seed", summary.get("seed")),
         ("training", _duration(summary.get("train_seconds"))),
         ("platform", summary.get("platform")),
@@ -105,8 +106,8 @@ def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], *, steps: int)
 
 
 def _steps(summary: Mapping[str, Any], training: Any, done: int) -> str:
-    """`110`, or `unfinished: step 40 of 110` while the summary does not say that it ended there."""
-    if summary.get("steps", -1) >= done:
+    """`110`, or `unfinished: step 40 of 110` unless the summary says that the training came to its end."""
+    if summary.get("ended", "finished") == "finished" and summary.get("steps", -1) >= done:
         return str(summary["steps"])
     if not isinstance(training, Mapping) or "num_episodes" not in training:
         return str(done)

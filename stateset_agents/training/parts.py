@@ -102,8 +102,8 @@ def _find(what: str, known: Mapping[str, str], name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"{what} {name!r} cannot be imported: {error}; give the command in the folder where it lies, or put "
-            "that on PYTHONPATH"
+            f"{what} {name!r} cannot be imported: {error}; give the command where it lies, or put that "
+            "folder on PYTHONPATH"
         ) from error
 
 

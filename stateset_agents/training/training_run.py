@@ -168,7 +168,9 @@ class TrainingRun(Controlled):
         return learner, fingerprint(learner.weights())
 
     def _settings(self) -> dict[str, Any]:
+        named = "environment" in self._description  # by what a YAML file can name, not by its class alone
         return {
+            **({} if named else {"made_by": "program"}),
             "agent": self.agent.config.model_dump(mode="json"),
             "environment": {"name": type(self.environment).__name__},
             "reward": self.reward_fn.name,
@@ -226,7 +228,8 @@ class TrainingRun(Controlled):
             self.tracker.log_event("resumed", step=self.step_number, path=found.name)
 
     def _identity(self) -> Identity:
-        settings = {name: value for name, value in self._settings().items() if name != "evaluation"}
+        apart = ("evaluation", "made_by")
+        settings = {name: value for name, value in self._settings().items() if name not in apart}
         return Identity(base=self._base, scenarios=self._order.fingerprint(), settings=settings)
 
     async def _save_last(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 import yaml
 from tiny_desk import RUN, write_desk
+from tiny_training import make_trainer, talk
 
 from stateset_agents.backends.loading import load_model_and_tokenizer
 from stateset_agents.cli.main import main
@@ -149,8 +151,6 @@ async def test_conversations_logged_before_a_kill_are_not_logged_twice(desk: Pat
 
 
 def test_only_the_stage_of_that_step_is_dropped(tmp_path: Path) -> None:
-    from tiny_training import talk
-
     run = RunFolder.create(tmp_path)
     group = TrajectoryGroup(key="g", trajectories=(talk(([1], [2])),))
     with JsonlTracker(run) as tracker:
@@ -176,10 +176,34 @@ def test_the_report_of_a_stopped_run_says_how_far_it_came(desk: Path, tmp_path: 
     assert "unfinished: step 1 of 2" in write_report(run.path).read_text()
     run.write_config({"training": {**settings.model_dump(mode="json"), "max_steps": None}})
     assert "unfinished: step 1 of 1000" in write_report(run.path).read_text()
-    run.write_summary({"steps": 1})
+    run.write_summary({"steps": 1, "ended": "stopped", "why": "stopped as asked after step 1 of 1000"})
+    page = write_report(run.path).read_text()
+    assert "unfinished: step 1 of 1000" in page
+    assert "<dt>ended</dt><dd>stopped as asked after step 1 of 1000</dd>" in page
+    run.write_summary({"steps": 1, "ended": "finished"})
     page = write_report(run.path).read_text()
     assert "unfinished" not in page
     assert re.search(r"<dt>steps</dt><dd>1</dd>", page)
+
+
+async def test_a_program_s_run_says_so_and_how_to_go_on_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make_trainer(tmp_path, max_steps=1)
+    await trainer.train()
+    run = trainer.run
+    await trainer.close()
+    assert yaml.safe_load(run.config.read_text())["made_by"] == "program"
+    for command in (["train", "--resume", str(run.path)], ["evaluate", str(run.path)]):
+        assert await asyncio.to_thread(main, command) == 1
+        said = capsys.readouterr().err
+        assert f"await trainer.load_checkpoint('{run.path}')" in said
+        assert f"--model {run.path}" in said
+        assert said.count("\n") == 1
+    again = make_trainer(tmp_path, max_steps=2, run=run)
+    await again.load_checkpoint(run.path)
+    assert again.step_number == 1
+    await again.close()
 
 
 async def test_leaving_an_experiment_closes_what_it_holds(desk: Path, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from stateset_agents.cli.train import overrides
 from stateset_agents.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from stateset_agents.evaluation.evaluator import Evaluation
     from stateset_agents.training.experiment import ExperimentConfig
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_options", "add_parser", "experiment", "play", "run"]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -24,32 +25,44 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--model", help="instead of the file's agent.model_name, e.g. a checkpoint or a run folder"
     )
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """How a model is measured; `compare` has them too."""
     parser.add_argument("--temperature", type=float, default=1.0, help="of sampling; 0 is greedy (default 1)")
     parser.add_argument("--episodes", type=int, help="held-out scenarios to play; all when not given")
     parser.add_argument("--seed", type=int, help="of users and sampling (default: the file's, or 0)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any setting")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when it could be measured."""
+    config = experiment(args, args.model)
+    evaluation = asyncio.run(play(config, args.temperature))
+    result = {"model": config.agent.model_name, **evaluation.summary()}
+    print(json.dumps(result, indent=2) if args.json else _text(result))
+    return 0
+
+
+def experiment(args: argparse.Namespace, model: str | None) -> ExperimentConfig:
+    """What the file and the options say, of `model` where it is given."""
     from stateset_agents.training.experiment import load_experiment
 
     if not args.temperature >= 0:
         raise ConfigurationError(f"--temperature must be at least 0 (greedy), got {args.temperature}")
     named = {
-        "agent.model_name": args.model,
+        "agent.model_name": model,
         "evaluation.episodes": args.episodes,
         "evaluation.seed": args.seed,
     }
-    config = load_experiment(args.config, overrides(args.set, named))
-    result = asyncio.run(_evaluate(config, args.temperature))
-    print(json.dumps(result, indent=2) if args.json else _text(result))
-    return 0
+    return load_experiment(args.config, overrides(args.set, named))
 
 
-async def _evaluate(config: ExperimentConfig, temperature: float) -> dict[str, Any]:
+async def play(config: ExperimentConfig, temperature: float) -> Evaluation:
+    """The agent on the held-out scenarios."""
     from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.evaluation.evaluator import evaluate, held_out
     from stateset_agents.training.experiment import EvaluationConfig
@@ -59,7 +72,7 @@ async def _evaluate(config: ExperimentConfig, temperature: float) -> dict[str, A
     environment, reward_fn = make_environment(config.environment), make_reward(config.reward)
     scenarios = held_out(environment, settings.split, settings.episodes)
     async with MultiTurnAgent(config.agent) as agent:
-        result = await evaluate(
+        return await evaluate(
             agent,
             environment,
             reward_fn,
@@ -68,7 +81,6 @@ async def _evaluate(config: ExperimentConfig, temperature: float) -> dict[str, A
             seed=settings.seed,
             max_concurrent=settings.max_concurrent,
         )
-    return {"model": config.agent.model_name, **result.summary()}
 
 
 def _text(result: dict[str, Any]) -> str:

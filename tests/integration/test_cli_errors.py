@@ -323,6 +323,7 @@ def test_the_process_says_one_line_and_exits_with_1(desk: Path, item: str, messa
         (("evaluate",), 40),
         (("build-embedded",), 40),
         (("report",), 40),
+        (("compare",), 40),
         (("diagnose",), 40),
         (("doctor",), 40),
     ],

@@ -125,6 +125,18 @@ def test_evaluate_finds_the_model_of_a_run_and_of_a_checkpoint(
     assert all(torch.equal(found[name], weight) for name, weight in expected.state_dict().items())
 
 
+def test_two_models_are_compared_pair_by_pair(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", str(finished), str(finished / "checkpoints" / "step-000002"), str(finished)]
+    assert main(command) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"A  {command[2]}: no verdict, mean reward ")
+    assert said[2].startswith("B - A: mean reward ")
+    assert main([*command[:3], command[2], "--json"]) == 0  # with itself
+    told = json.loads(capsys.readouterr().out)["comparison"]
+    assert (told["reward"], told["reward_interval"], told["num_pairs"]) == (0.0, [0.0, 0.0], 1)
+    assert told["success"] is None
+
+
 def test_a_run_without_a_checkpoint_is_no_model(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path)
     with pytest.raises(ConfigurationError, match=r"the run '.*0001-run' has no checkpoint yet"):

@@ -1,0 +1,140 @@
+"""The aiohttp example over a real loopback connection: chat, progress, pause, resume, stop, clean ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+from tiny_training import make_trainer
+
+from stateset_agents.training.checkpoint import latest_checkpoint, load_checkpoint
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "aiohttp_app.py"
+
+
+def example():
+    spec = importlib.util.spec_from_file_location("aiohttp_app", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Client:
+    """Talks to the application as another program would."""
+
+    def __init__(self, session, port):
+        self.session, self.base = session, f"http://127.0.0.1:{port}"
+
+    async def get(self, path):
+        async with self.session.get(self.base + path) as answer:
+            assert answer.status == 200
+            return await answer.json()
+
+    async def post(self, path, body=None):
+        async with self.session.post(self.base + path, json=body) as answer:
+            assert answer.status == 200
+            return await answer.json()
+
+    async def step_reached(self, step):
+        for _ in range(2000):
+            if (now := await self.get("/progress"))["step"] >= step:
+                return now
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"step {step} was never reached: {now}")
+
+
+@contextlib.asynccontextmanager
+async def served(trainer):
+    """The application on a free port; its end is the application's own clean-up."""
+    runner = web.AppRunner(example().create_app(trainer))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Client(session, runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_it_answers_holds_goes_on_and_stops_while_it_trains(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=10_000, save_steps=0, log_rollouts=False)
+    async with served(trainer) as client:
+        assert (await client.step_reached(1))["state"] == "running"
+        assert isinstance((await client.post("/chat", HELLO))["reply"], str)
+        assert await client.post("/pause") == {"state": "paused"}
+        held = (await client.get("/progress"))["step"]
+        assert isinstance((await client.post("/chat", HELLO))["reply"], str)
+        assert (await client.get("/progress"))["step"] == held
+        assert (await client.post("/resume"))["state"] in ("running", "paused")
+        await client.step_reached(held + 1)
+        assert await client.post("/stop") == {"state": "stopped"}
+        ended = await client.get("/progress")
+        assert ended["why"] == f"stopped as asked after step {ended['step']} of 10000"
+        assert load_checkpoint(latest_checkpoint(trainer.run.checkpoints)).step == ended["step"]
+        assert isinstance((await client.post("/chat", HELLO))["reply"], str)
+
+
+async def test_the_end_of_the_application_finishes_the_step_and_leaves_no_thread(tmp_path):
+    before = {thread for thread in threading.enumerate() if thread.name.startswith(("update", "generation"))}
+    trainer = make_trainer(tmp_path, max_steps=10_000, save_steps=0)
+    async with served(trainer) as client:
+        await client.step_reached(2)
+    assert load_checkpoint(latest_checkpoint(trainer.run.checkpoints)).step == trainer.step_number >= 2
+    assert json.loads(trainer.run.summary.read_text())["ended"] == "stopped"
+    assert trainer.run.report.is_file()
+    now = {thread for thread in threading.enumerate() if thread.name.startswith(("update", "generation"))}
+    assert now <= before
+
+
+def step_of(address):
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        return json.load(answer)["step"]
+
+
+def test_the_program_ends_cleanly_on_ctrl_c(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    with subprocess.Popen(
+        [sys.executable, str(EXAMPLE), "--port", str(port)],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            deadline = time.monotonic() + 120
+            step = 0
+            while step < 1 and time.monotonic() < deadline and process.poll() is None:
+                with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                    step = step_of(f"http://127.0.0.1:{port}/progress")
+                time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert step >= 1, said
+    assert process.returncode == 0, said
+    assert "Traceback" not in said
+    run = tmp_path / "runs" / "latest"
+    assert latest_checkpoint(run / "checkpoints") is not None
+    assert json.loads((run / "summary.json").read_text())["ended"] == "stopped"
+    assert (run / "report.html").is_file()

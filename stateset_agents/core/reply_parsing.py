@@ -9,9 +9,10 @@ from typing import Any
 
 from stateset_agents.messages import Message, ToolCall
 
-__all__ = ["parse_reply"]
+__all__ = ["certain_words", "parse_reply"]
 
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_OPENS = "<tool_call>"
 _MOST_LEVELS = 32
 """Of objects and lists inside one another; real arguments have a handful."""
 
@@ -27,6 +28,16 @@ def parse_reply(text: str, turn: int = 0) -> Message:
         for number, match in enumerate(_CALL.finditer(text))
     )
     return Message(role="assistant", content=_CALL.sub("", text).strip(), tool_calls=calls)
+
+
+def certain_words(text: str) -> str:
+    """What `parse_reply` will have as content for sure, of a text that is still being sampled.
+
+    Calls are left out, and an end that may become the beginning of one, or white space at the end.
+    """
+    words = _CALL.sub("", text)
+    kept = next((n for n in range(len(_OPENS) - 1, 0, -1) if words.endswith(_OPENS[:n])), 0)
+    return words[: len(words) - kept].strip()
 
 
 def _read_call(text: str, closed: bool, call_id: str) -> ToolCall:

@@ -1,0 +1,121 @@
+"""A conversation that outgrows the context is refused, or by a setting loses its oldest exchanges."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from tiny_training import even_share, make_agent, make_environment, make_trainer
+
+from stateset_agents import AgentConfig, Message, MultiTurnAgent
+from stateset_agents.backends.scripted import ScriptedBackend
+from stateset_agents.core.chat_session import ChatSession
+from stateset_agents.core.computational_engine import ComputationalEngine
+from stateset_agents.core.context_window import slide
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.messages import ToolCall
+
+
+def said(*spoken: str) -> list[Message]:
+    """ "s: hi" is a system message, "u:" a user's, "a:" the agent's, "c:" its call, "t:" a tool's."""
+    names: dict[str, Any] = {"s": "system", "u": "user", "a": "assistant", "c": "assistant", "t": "tool"}
+    return [
+        Message(
+            role=names[one[0]],
+            content=one[2:],
+            tool_calls=(ToolCall(name="f"),) if one[0] == "c" else (),
+        )
+        for one in spoken
+    ]
+
+
+TALK = said("s: s", "u: 1", "c:", "t: r", "a: 1", "u: 2", "a: 2", "u: 3", "c:", "t: r")
+
+
+@pytest.mark.parametrize(
+    ("most", "kept"),
+    [
+        (10, TALK),
+        (9, [TALK[0], *TALK[5:]]),
+        (6, [TALK[0], *TALK[5:]]),
+        (5, [TALK[0], *TALK[7:]]),
+        (1, [TALK[0], *TALK[7:]]),
+    ],
+)
+def test_whole_exchanges_are_left_out_from_the_oldest(most: int, kept: list[Message]) -> None:
+    assert list(slide(TALK, lambda shown: len(shown) <= most)) == kept
+
+
+def test_what_stands_before_the_first_user_message_is_the_system_s() -> None:
+    talk = said("s: s", "a: welcome", "u: 1", "a: 1", "u: 2")
+    assert list(slide(talk, lambda shown: len(shown) <= 2)) == said("s: s", "u: 2")
+    assert list(slide(talk[2:], lambda shown: len(shown) <= 1)) == said("u: 2")
+    assert list(slide(said("s: s", "u: 1"), lambda shown: False)) == said("s: s", "u: 1")
+
+
+def agent_of(**settings: Any) -> tuple[MultiTurnAgent, ScriptedBackend]:
+    backend = ScriptedBackend(lambda request: "ok", context_length=130)
+    return MultiTurnAgent(AgentConfig(max_new_tokens=20, **settings), backend=backend), backend
+
+
+LONG = [
+    {"role": role, "content": f"{number} {role[0] * 20}"}
+    for number in range(4)
+    for role in ("user", "assistant")
+] + [{"role": "user", "content": "last"}]
+
+
+async def test_a_conversation_that_is_too_long_is_refused_with_the_cure() -> None:
+    agent, _ = agent_of()
+    async with agent:
+        with pytest.raises(ConfigurationError, match=r'or let AgentConfig\(context_window="sliding"\)'):
+            await agent.generate_response(LONG)
+
+
+async def test_a_sliding_window_leaves_out_the_oldest_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    agent, backend = agent_of(context_window="sliding", system_prompt="Be brief.")
+    with caplog.at_level(logging.WARNING, "stateset_agents"):
+        async with agent:
+            assert await agent.generate_response(LONG) == "ok"
+            assert await agent.generate_response(LONG) == "ok"
+    shown = backend.requests[0].text
+    assert shown.startswith("system: Be brief.\nuser: 3 u")
+    assert shown.endswith("user: last\nassistant:")
+    assert len(backend.requests[0].prompt_ids) + 20 <= 130
+    assert [record.getMessage() for record in caplog.records] == [
+        "the conversation outgrew the context of 130 tokens: the oldest 6 of its 10 messages are left out "
+        "(said once)"
+    ]
+
+
+async def test_one_exchange_that_is_too_long_is_refused_even_so() -> None:
+    agent, backend = agent_of(context_window="sliding")
+    async with agent:
+        with pytest.raises(ConfigurationError, match=r"has 217 tokens .* 130: shorten the messages or raise"):
+            await agent.generate_response([*LONG[:-1], {"role": "user", "content": "x" * 200}])
+        assert await agent.generate_response("x" * 100) == "ok"  # less room for the answer, but some
+    assert backend.requests[0].params.max_new_tokens == 13
+
+
+async def test_a_chat_goes_on_and_on_in_a_sliding_window() -> None:
+    agent, backend = agent_of(context_window="sliding", persona="Mia")
+    async with agent, ChatSession(agent) as chat:
+        for number in range(30):
+            assert await chat.send(f"question {number}") == "ok"
+    assert len(chat.messages) == 61  # the history is whole
+    assert all(request.text.startswith("system: You are Mia.\nuser:") for request in backend.requests)
+    assert max(len(request.prompt_ids) for request in backend.requests) <= 110
+
+
+async def test_rollouts_refuse_a_sliding_window(tmp_path: Any) -> None:
+    agent = make_agent(context_window="sliding")
+    cure = r'use AgentConfig\(context_window="refuse"\) for rollouts'
+    with pytest.raises(ConfigurationError, match=cure):
+        ComputationalEngine(agent, make_environment(), even_share)
+    trainer = make_trainer(tmp_path, agent=agent)
+    with pytest.raises(ConfigurationError, match=cure):
+        await trainer.initialize()
+    await trainer.close()

@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--environment",
         metavar="NAME",
-        help="retail_desk, conversation, package.module:Class, or that of a YAML file or a run: you play its user",
+        help="retail_desk, package.module:Class, or that of a YAML file or a run; you play its user",
     )
     parser.add_argument("--scenario", metavar="ID", help="of the environment; its first test one by default")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")

@@ -147,38 +147,35 @@ def sprayed(wordings: Iterable[str], texts: Sequence[str], expected: Iterable[st
     "It is Monday. It is Tuesday. It is Friday ..." and "$10, $20, $30, ..." name everything to hit
     something. Fillings that are `expected` too don't count.
     """
-    clauses = [clause for text in texts for clause in _clause_words(text)]
+    clauses = dict.fromkeys(clause for text in texts for clause in _clause_words(text))
     wanted = {tuple(words(wording)) for wording in expected}
-    for wording in wordings:
-        phrase = tuple(words(wording))
-        for clause in clauses:
-            for start in range(len(clause) - len(phrase) + 1):
-                if not all(map(_same, clause[start : start + len(phrase)], phrase)):
-                    continue
-                before, own, after = (
-                    clause[:start],
-                    clause[start : start + len(phrase)],
-                    clause[start + len(phrase) :],
-                )
-                if len(_fillings(clauses, before, after, len(phrase)) - wanted - {own}) >= _MANY:
-                    return True
-    return False
+    return any(_is_one_of_many(tuple(words(wording)), clauses, wanted) for wording in wordings)
 
 
 _MANY = 4
+_FRAME_WORDS = 12
+"""Longer clauses are no frame that somebody fills over and over; it bounds the work, too."""
 
 
-def _fillings(
-    clauses: Sequence[tuple[str, ...]], before: tuple[str, ...], after: tuple[str, ...], length: int
-) -> set[tuple[str, ...]]:
-    """What, of at most that length, stands between these words in any clause."""
-    found = set()
+def _is_one_of_many(
+    phrase: tuple[str, ...], clauses: Iterable[tuple[str, ...]], wanted: set[tuple[str, ...]]
+) -> bool:
+    """("it", "is", "monday") is the frame (("it", "is"), ()) filled by ("monday",); and so on."""
+    frames: dict[tuple[tuple[str, ...], tuple[str, ...]], set[tuple[str, ...]]] = {}
     for clause in clauses:
-        end = len(clause) - len(after)
-        filling = clause[len(before) : end]
-        if 1 <= len(filling) <= length and clause[: len(before)] == before and clause[end:] == after:
-            found.add(filling)
-    return found
+        for length in range(1, len(phrase) + 1) if len(clause) <= _FRAME_WORDS + len(phrase) else ():
+            for start in range(len(clause) - length + 1):
+                end = start + length
+                frames.setdefault((clause[:start], clause[end:]), set()).add(clause[start:end])
+    for fillings in frames.values():
+        own = {
+            filling
+            for filling in fillings
+            if len(filling) == len(phrase) and all(map(_same, filling, phrase))
+        }
+        if own and len(fillings - own - wanted) >= _MANY:
+            return True
+    return False
 
 
 def _clause_words(text: str) -> list[tuple[str, ...]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
+import time
 
 import pytest
 from builders import trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateset_agents.core.reward import RewardFunction
+from stateset_agents.core.reward import RewardFunction, create_engagement_reward
 from stateset_agents.core.scoring import RewardResult
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message, ToolCall
@@ -255,3 +257,46 @@ async def test_brevity_counts_from_max_words_on_and_only_when_all_is_resolved():
     assert await paid(reward, "How much?", "It is ten euros. We send it for free.", **lie) == 0.0
     with pytest.raises(ConfigurationError, match="max_words must be a whole number of at least 1, got 0"):
         create_conciseness_reward(max_words=0)
+
+
+# ------------------------------------------------------------------------------ any text at all
+
+KNOWN = {
+    "answer": "$40",
+    "expected_facts": ["$40", "5 days"],
+    "forbidden": ["$400"],
+    "secrets": [SECRET],
+    "forbidden_tools": ["wipe"],
+}
+MAKERS = (
+    create_correctness_reward,
+    create_safety_reward,
+    create_conciseness_reward,
+    create_engagement_reward,
+)
+
+
+@given(st.lists(st.text(max_size=80), min_size=1, max_size=4), st.booleans())
+def test_any_text_at_all_gets_a_score_within_bounds(replies: list[str], must_refuse: bool):
+    talk = trajectory(
+        *[text for reply in replies for text in ("My order is late.", reply)],
+        context={**KNOWN, "must_refuse": must_refuse},
+    )
+    for make in MAKERS:
+        score = asyncio.run(make().score(talk)).score
+        assert score is not None
+        assert 0 <= score <= 1
+
+
+@pytest.mark.parametrize("piece", ["$40 in 5 days. ", "no ", "it is $40 and "])
+def test_a_text_twenty_times_as_long_takes_no_four_hundred_times_as_long(piece: str):
+    def seconds(length: int) -> float:
+        varied = "".join(f"{piece}{place} " for place in range(length // (len(piece) + 4)))
+        talk = trajectory("My order is late.", varied, context=KNOWN)
+        started = time.process_time()
+        for make in MAKERS:
+            asyncio.run(make().score(talk))
+        return time.process_time() - started
+
+    short = min(seconds(2_000) for _ in range(3))
+    assert seconds(40_000) < 100 * short

@@ -133,8 +133,12 @@ def _mean_moves(scores: Sequence[float | None]) -> tuple[float, ...]:
 
 def wanted_arguments(what: str, function: Callable[..., Any], offered: Sequence[str]) -> tuple[str, ...]:
     """The names among `offered` that the function asks for; ConfigurationError where it asks for others."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:  # no function, or a built-in that does not tell
+        raise ConfigurationError(f"{what} must be a function with named parameters: {error}") from None
     wanted = []
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in parameters.values():
         by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if by_name and parameter.name in offered:
             wanted.append(parameter.name)
@@ -196,5 +200,9 @@ def asks_only_for_offered(value: object) -> bool:
     """Is this a function of a conversation, as `def brief(replies): ...`, and not one that makes a reward?"""
     if isinstance(value, type) or not callable(value):
         return False
-    needed = [p.name for p in inspect.signature(value).parameters.values() if p.default is p.empty]
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except ValueError:  # a built-in that does not tell
+        return False
+    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
     return bool(needed) and all(name in _TRAJECTORY_ARGUMENTS for name in needed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -87,9 +86,9 @@ class RewardOfRewards(RewardFunction):
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
         """One result per member, in order; the failure of one leaves the others scored."""
 
-    def observe(self, trajectories: Sequence[Trajectory]) -> None:
+    def observe(self, results: Sequence[RewardResult]) -> None:
         for name, term in self.terms.items():
-            term.observe([_of_term(name, trajectory) for trajectory in trajectories])
+            term.observe([_of_term(name, result) for result in results])
 
     def state(self) -> dict[str, Any]:
         states = {name: term.state() for name, term in self.terms.items()}
@@ -101,11 +100,11 @@ class RewardOfRewards(RewardFunction):
                 term.restore(state[name])
 
 
-def _of_term(name: str, trajectory: Trajectory) -> Trajectory:
-    """The conversation as if that term alone had scored it."""
+def _of_term(name: str, result: RewardResult) -> RewardResult:
+    """What a term gave, read off the whole's breakdown; its turn rewards are not in there."""
     parts = {
         part.removeprefix(f"{name}/"): value
-        for part, value in trajectory.breakdown.items()
+        for part, value in result.breakdown.items()
         if part.startswith(f"{name}/")
     }
-    return replace(trajectory, reward=trajectory.breakdown.get(name), turn_rewards=(), breakdown=parts)
+    return RewardResult(score=result.breakdown.get(name), breakdown=parts)

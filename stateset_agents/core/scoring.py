@@ -23,6 +23,7 @@ __all__ = [
     "Scope",
     "as_member_result",
     "as_result",
+    "result_of",
     "score_trajectories",
     "score_trajectory",
     "turn_rewards",
@@ -72,6 +73,13 @@ def turn_rewards(result: RewardResult, num_turns: int) -> tuple[float, ...]:
     return result.turn_rewards
 
 
+def result_of(trajectory: Trajectory) -> RewardResult:
+    """The result that scored a conversation."""
+    return RewardResult(
+        score=trajectory.reward, breakdown=trajectory.breakdown, turn_rewards=trajectory.turn_rewards
+    )
+
+
 def _check(what: str, value: object) -> None:
     if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
         raise RewardFailure(f"{what} must be a finite number or None, got {value!r:.60}")
@@ -101,8 +109,8 @@ class RewardFunction(ABC):
         """One result per member, in order; the failure of one leaves the others scored."""
         return await all_or_cancel(_attempt(self, trajectory) for trajectory in trajectories)
 
-    def observe(self, trajectories: Sequence[Trajectory]) -> None:  # noqa: B027  # most rewards keep nothing
-        """Called by the trainer when a step is over, with all its scored conversations, in order.
+    def observe(self, results: Sequence[RewardResult]) -> None:  # noqa: B027  # most rewards keep nothing
+        """Called by the trainer when a step is over, with what this reward gave each scored conversation.
 
         A reward that keeps statistics moves them here and nowhere else, so that all conversations of a step
         are compared under the same ones and an evaluation moves none.

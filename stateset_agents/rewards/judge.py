@@ -33,7 +33,8 @@ class JudgeReward(RewardFunction):
     The judge is another `MultiTurnAgent`, or any function from a prompt to the answer's text (async, or sync
     in a thread): a call of your own client, say. It counts as remote, so a run with it is not repeatable bit
     by bit. An answer without a readable verdict leaves the conversation unscored; it is never taken for a
-    middling score. At most `max_concurrent` prompts are out at once.
+    middling score. At most `max_concurrent` prompts are out at once; waiting for a place counts towards the
+    training's `reward_timeout`.
 
     Judges have habits (https://arxiv.org/abs/2306.05685). Each conversation is judged alone, so none wins by
     its place. The prompt says that length is no merit, which helps only so far: put the judge behind a gate

@@ -138,10 +138,10 @@ class NormalizedReward(RewardOfRewards):
             turn_rewards=tuple(reward / running.std for reward in result.turn_rewards),
         )
 
-    def observe(self, trajectories: Sequence[Trajectory]) -> None:
-        super().observe(trajectories)
-        for trajectory in trajectories:
-            score = trajectory.breakdown.get(self._reward.name)
+    def observe(self, results: Sequence[RewardResult]) -> None:
+        super().observe(results)
+        for result in results:
+            score = result.breakdown.get(self._reward.name)
             if score is not None:
                 self.running = self.running.with_value(score)
 

@@ -16,6 +16,7 @@ from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
 from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.scoring import result_of
 from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, by_scenario
 from stateset_agents.errors import ConfigurationError, TrainingStopped
 from stateset_agents.evaluation.evaluator import (
@@ -224,7 +225,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
                 repeatable=self.engine.repeatable,
                 temperature=next_temperature(self.config, self.temperature, metrics.get("reward/mean")),
             )
-            self.reward_fn.observe([trajectory for group in groups for trajectory in group.scored])
+            self.reward_fn.observe([result_of(one) for group in groups for one in group.scored])
             self._state = replace(self._state, reward=self.reward_fn.state())
             if credited.samples:
                 await self.agent.backend.update_weights(self.learner.weights(), number)

@@ -362,3 +362,9 @@ async def test_a_class_or_a_factory_that_was_not_called_is_named():
         CompositeReward([(EnvironmentReward, 1.0)])
     with pytest.raises(ConfigurationError, match=r"a reward helpful came where its score should"):
         await score_trajectory(as_reward(create_helpful_reward), TALK)
+
+
+def test_what_has_no_named_parameters_is_refused():
+    for value in (EnvironmentReward(), max):
+        with pytest.raises(ConfigurationError, match="must be a function with named parameters"):
+            reward_function(value)

@@ -127,3 +127,15 @@ def test_judges_that_cannot_work_are_refused():
         ConfigurationError, match="max_concurrent must be a whole number of at least 1, got 0"
     ):
         JudgeReward(lambda prompt: "", RUBRIC, max_concurrent=0)
+
+
+async def test_a_group_of_sixteen_is_judged_at_the_same_time():
+    everyone = asyncio.Barrier(16)
+
+    async def ask(prompt: str) -> str:
+        async with asyncio.timeout(5):
+            await everyone.wait()
+        return "Score: 5"
+
+    results = await score_trajectories(JudgeReward(ask, RUBRIC), [TALK] * 16)
+    assert [result.score for result in results if isinstance(result, RewardResult)] == [0.5] * 16

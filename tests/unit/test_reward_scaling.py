@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from statistics import fmean, pstdev
 
 import pytest
@@ -61,33 +60,28 @@ def members(number: int) -> list[Trajectory]:
     return [trajectory("Hi", "Hello.", member=member) for member in range(number)]
 
 
-async def scored(reward: RewardFunction, number: int) -> list[Trajectory]:
-    """As the engine hands them to the trainer."""
+async def given_by(reward: RewardFunction, number: int) -> list[RewardResult]:
     results = await reward.score_group(members(number))
-    return [
-        replace(talk, reward=result.score, breakdown=result.breakdown)
-        for talk, result in zip(members(number), results, strict=True)
-        if isinstance(result, RewardResult)
-    ]
+    return [result for result in results if isinstance(result, RewardResult)]
 
 
 async def test_scores_pass_as_they_are_until_a_step_is_observed_then_by_its_statistics():
     reward = NormalizedReward(stars)
-    before = await scored(reward, 3)
-    assert [talk.reward for talk in before] == [10.0, 30.0, None]
+    before = await given_by(reward, 3)
+    assert [result.score for result in before] == [10.0, 30.0, None]
     reward.observe(before)
     assert (reward.running.count, reward.running.mean, reward.running.std) == (2, 20.0, 10.0)
-    after = await scored(reward, 3)
-    assert [talk.reward for talk in after] == [-1.0, 1.0, None]
-    assert [dict(talk.breakdown) for talk in after] == [{"stars": 10.0}, {"stars": 30.0}, {}]
+    after = await given_by(reward, 3)
+    assert [result.score for result in after] == [-1.0, 1.0, None]
+    assert [dict(result.breakdown) for result in after] == [{"stars": 10.0}, {"stars": 30.0}, {}]
 
 
 async def test_scoring_alone_moves_no_statistics_so_members_of_a_step_are_comparable():
     reward = NormalizedReward(stars)
-    reward.observe(await scored(reward, 3))
+    reward.observe(await given_by(reward, 3))
     state = reward.state()
-    once = await scored(reward, 2)
-    assert [talk.reward for talk in await scored(reward, 2)] == [talk.reward for talk in once]
+    once = await given_by(reward, 2)
+    assert [result.score for result in await given_by(reward, 2)] == [result.score for result in once]
     assert reward.state() == state
 
 
@@ -100,8 +94,8 @@ async def test_normalised_terms_of_a_composite_keep_their_own_statistics_and_the
         return CompositeReward([(NormalizedReward(stars), 1.0), (NormalizedReward(seconds), 1.0)])
 
     reward = make()
-    reward.observe(await scored(reward, 2))
-    assert [talk.reward for talk in await scored(reward, 2)] == [-1.0, 1.0]
+    reward.observe(await given_by(reward, 2))
+    assert [result.score for result in await given_by(reward, 2)] == [-1.0, 1.0]
     assert reward.state() == {
         "normalized stars": {"running": {"count": 2, "mean": 20.0, "squares": 200.0}},
         "normalized seconds": {"running": {"count": 2, "mean": 500.0, "squares": 500000.0}},

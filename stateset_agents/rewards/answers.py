@@ -79,13 +79,13 @@ def agreement(given: str, expected: object, *, tolerance: float = 1e-6) -> float
         if not items:
             raise ConfigurationError('context["answer"] is an empty list: leave it out, or give the answer')
         parts = [part for part in _BETWEEN_ITEMS.split(given) if part.strip(" .")]
-        found = {
-            place
-            for place, item in enumerate(items)
-            if any(_agrees(part, wording, tolerance) for part in parts for wording in item)
-        }
-        in_either = len(items) + len(parts) - len(found)
-        return len(found) / in_either
+        left = list(parts)
+        for item in items:
+            right = [part for part in left if any(_agrees(part, wording, tolerance) for wording in item)]
+            if right:
+                left.remove(right[0])  # each part answers one item
+        in_common = len(parts) - len(left)
+        return in_common / (len(items) + len(parts) - in_common)
     return float(any(_agrees(given, wording, tolerance) for wording in _wordings(expected)))
 
 

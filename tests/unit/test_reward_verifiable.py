@@ -78,6 +78,8 @@ def test_anything_else_is_no_number(text: str):
         ("3,4,5", [5, 4, 3], 1.0),
         ("1,200; 7", [1200, 7], 1.0),
         ("", ["Lyon"], 0.0),
+        ("5", ["5", 5], 0.5),
+        ("Lyon, Lyon", ["Lyon"], 0.5),
     ],
 )
 def test_answers_are_compared_as_values(given_: str, expected: object, agrees: float):

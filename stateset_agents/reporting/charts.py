@@ -107,8 +107,8 @@ def _range(points: Sequence[Point]) -> tuple[float, float]:
     """Of the values; from zero where they are positive and not far from it."""
     values = [point.value for point in points]
     low, high = min(values), max(values)
-    if low == high >= 0:
-        return 0.0, 2 * high or 1.0
+    if high - low <= 1e-4 * max(abs(low), abs(high)):  # all the same for a reader
+        return (0.0, 2 * high or 1.0) if low >= 0 else (2 * low, 0.0)
     return (0.0, high) if 0 <= low < 0.6 * high else (low, high)
 
 
@@ -147,9 +147,17 @@ def _y_axis(values: Sequence[float], y: _Scale, percent: bool) -> Markup:
         '<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text class="tick" x="{}" y="{}">{}</text>'
     )
     return Markup("").join(
-        line.format(_LEFT, _WIDTH - _RIGHT, y(v), y(v), _LEFT - 6, y(v) + 4, number(v, percent))
-        for v in values
+        line.format(_LEFT, _WIDTH - _RIGHT, y(v), y(v), _LEFT - 6, y(v) + 4, label)
+        for v, label in zip(values, _labels(values, percent), strict=True)
     )
+
+
+def _labels(values: Sequence[float], percent: bool) -> list[str]:
+    """As short as `number`, with more digits where two neighbours would read the same: 1.0001, 1.0002."""
+    labels = [number(value, percent) for value in values]
+    if percent or len(set(labels)) == len(labels):
+        return labels
+    return [f"{value:.6g}" for value in values]
 
 
 def _x_axis(x: _Scale, points: Sequence[Point]) -> Markup:

@@ -12,7 +12,7 @@ from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.reporting.charts import Point, line_chart
 from stateset_agents.tracking.run_log import MetricLine
 
-__all__ = ["Curve", "learning_curves", "other_curves"]
+__all__ = ["Curve", "learning_curves", "other_curves", "reward_terms"]
 
 Values = Mapping[str, float]
 
@@ -51,6 +51,8 @@ _LEARNING = (
         ("policy/clip_fraction_low", "policy/clip_fraction_high"),
         percent=True,
     ),
+    _Kind("Value function", "share of the returns' variance it explains", ("value/explained_variance",)),
+    _Kind("Value loss", "of the step's returns", ("loss/value",)),
     _Kind("Speed", "sampled tokens per second, update included", ("tokens/per_second",)),
 )
 
@@ -60,10 +62,33 @@ def learning_curves(lines: Sequence[MetricLine]) -> list[Curve]:
     return [curve for kind in _LEARNING if (curve := _draw(kind, lines))]
 
 
-def other_curves(lines: Sequence[MetricLine]) -> list[Curve]:
-    """One curve for each metric that has none above, by name."""
+def reward_terms(lines: Sequence[MetricLine]) -> list[Curve]:
+    """One curve for each term of the rewards' breakdowns, by name."""
+    return _curves([name for name in _names(lines) if _is_term(name)], lines)
+
+
+def other_curves(lines: Sequence[MetricLine]) -> list[tuple[str, list[Curve]]]:
+    """One curve for each metric that has none yet, under the stage with which its name begins."""
+    names = [name for name in _names(lines) if not _is_term(name)]
+    stages = sorted({name.partition("/")[0] for name in names})
+    grouped = [
+        (stage, _curves([name for name in names if name.partition("/")[0] == stage], lines))
+        for stage in stages
+    ]
+    return [(stage, curves) for stage, curves in grouped if curves]
+
+
+def _names(lines: Sequence[MetricLine]) -> list[str]:
+    """Of the metrics that are no learning curve."""
     shown = {name for kind in _LEARNING for name in kind.metrics}
-    names = sorted({name for line in lines for name in line.values} - shown)
+    return sorted({name for line in lines for name in line.values} - shown)
+
+
+def _is_term(name: str) -> bool:
+    return name.startswith("reward/") and name != "reward/std"
+
+
+def _curves(names: Sequence[str], lines: Sequence[MetricLine]) -> list[Curve]:
     return [curve for name in names if (curve := _draw(_Kind(name, "", (name,)), lines))]
 
 

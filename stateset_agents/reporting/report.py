@@ -17,7 +17,7 @@ import jinja2
 from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.reporting.conversations import choose, pairs, spoken, transitions
-from stateset_agents.reporting.curves import learning_curves, other_curves
+from stateset_agents.reporting.curves import learning_curves, other_curves, reward_terms
 from stateset_agents.tracking.diagnostics import diagnose
 from stateset_agents.tracking.run_log import RunLog
 
@@ -84,6 +84,7 @@ def _content(log: RunLog) -> dict[str, Any]:
         "rows": _rows(before or {}, after or {}) if measured else [],
         "findings": diagnose(log),
         "curves": learning_curves(lines),
+        "terms": reward_terms(lines),
         "others": other_curves(lines),
         "pairs": choose(all_pairs),
         "moved": transitions(all_pairs),
@@ -93,11 +94,14 @@ def _content(log: RunLog) -> dict[str, Any]:
 
 def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], *, steps: int) -> list[tuple[str, str]]:
     """What stands under the title, as far as the run says it."""
-    agent = config.get("agent")
+    agent, training = config.get("agent"), config.get("training")
+    estimator = training.get("advantage_estimator") if isinstance(training, Mapping) else None
+    ended_early = steps <= summary.get("steps", -1) < summary.get("num_steps", 0)
     facts = [
         ("model", agent.get("model_name") if isinstance(agent, Mapping) else None),
-        ("steps", _steps(summary, config.get("training"), steps)),
-        ("ended", summary.get("why") if summary.get("steps", -1) >= steps else None),
+        ("steps", _steps(summary, training, steps)),
+        ("ended", summary.get("why") if ended_early else None),
+        ("credit", estimator if estimator != "group" else None),
         ("seed", summary.get("seed")),
         ("training", _duration(summary.get("train_seconds"))),
         ("platform", summary.get("platform")),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any, Literal
 
 from stateset_agents.tracking.run_log import MetricLine, RunLog
@@ -151,7 +151,9 @@ def _loop_lag(history: History) -> Finding | None:
     if not lags:
         return None
     typical = median(lags)
-    cure = "find sync code in async functions (tools, rewards, environments): make it a plain `def`"
+    cure = (
+        "make sync code in async tools, rewards and environments plain `def`, or give the machine less to do"
+    )
     seen = f"{typical * 1000:.0f} ms at most in the median step, {max(lags) * 1000:.0f} ms in the worst"
     return _graded("event loop", typical, seen, cure, warn=0.05, fail=1.0)
 
@@ -159,16 +161,31 @@ def _loop_lag(history: History) -> Finding | None:
 # ------------------------------------------------------------------------------ the learning signal
 
 
-def _reward_spread(history: History) -> Finding | None:
-    """The deviation of rewards within a group, before any scaling: over 3 is noise for a learner.
+def _advantages(history: History) -> Finding | None:
+    """Their deviation before any scaling: over 3 is noise for a learner.
 
     After advantages are divided by their deviation it is 1 by construction, so the raw one is tested.
     """
-    spread = history.end("group/reward_std")
+    spread = history.end("advantage/std")
     if spread is None:
         return None
     cure = "scale the reward to about one, take larger groups (num_generations), vary the scenarios"
-    return _graded("reward spread", spread, f"{spread:.3g} within a group, unscaled", cure, warn=3.0)
+    return _graded("advantages", spread, f"deviation {spread:.3g} before scaling", cure, warn=3.0)
+
+
+def _bias(history: History) -> Finding | None:
+    """A critic's advantages should be around zero: over a tenth of their deviation warns, where it is more
+    than two standard errors. A group's are so by construction, and nothing is said."""
+    means = history.finite("advantage/mean")
+    spread = history.end("advantage/std")
+    if not spread or len(means) < 5 or not history.all("value/explained_variance"):
+        return None
+    last = means[-_window(means) :]
+    mean, error = fmean(last), stdev(last) / math.sqrt(len(last))
+    seen = f"mean advantage {mean:+.3g}, deviation {spread:.3g}"
+    off = abs(mean) / spread if abs(mean) > 2 * error else 0.0
+    cure = "it expects too much or too little: raise value_learning_rate"
+    return _graded("value bias", off, seen, cure, warn=0.1)
 
 
 def _ties(history: History) -> Finding | None:
@@ -340,9 +357,7 @@ def _critic(history: History) -> Finding | None:
     if explained is None:
         return None
     seen = f"explains {explained:.0%} of the returns' variance at the end"
-    cure = (
-        "give the critic a higher learning rate or more steps; until then a group baseline is the better one"
-    )
+    cure = "raise value_learning_rate or value_iterations; until it predicts, prefer a group estimator"
     return _graded("value function", -explained, seen, cure, warn=-0.1, fail=0.0)
 
 
@@ -351,7 +366,7 @@ CHECKS: Sequence[Callable[[History], Finding | None]] = (
     _failures,
     _truncation,
     _malformed_calls,
-    _reward_spread,
+    _advantages,
     _ties,
     _skipped,
     _numbers,
@@ -361,6 +376,7 @@ CHECKS: Sequence[Callable[[History], Finding | None]] = (
     _inner_passes,
     _on_policy,
     _critic,
+    _bias,
     _reply_length,
     _loop_lag,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, pstdev, pvariance
+from statistics import fmean, pstdev
 
 from stateset_agents.algorithms.advantages import zero_variance_fraction
 from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
@@ -28,11 +28,6 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         "rollout/unscored": float(sum(t.reward is None for t in played)),
         "group/zero_variance": zero_variance_fraction([group.rewards for group in groups]),
     }
-    within = [
-        pvariance(scored) for group in groups if (scored := [r for r in group.rewards if r is not None])
-    ]
-    if within:
-        metrics["group/reward_std"] = math.sqrt(fmean(within))
     if played:
         metrics |= _shape(played)
     if branches := [branch for group in groups for branch in group.branches]:

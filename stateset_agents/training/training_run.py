@@ -266,7 +266,8 @@ class TrainingRun(Controlled):
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says about the training itself."""
         local = self.environment.local and self.reward_fn.local
-        best = self._state.best
+        best, threads = self._state.best, torch.get_num_threads()
+        system = f"{platform.system()} {platform.machine()}"
         return {
             "seed": self.config.seed,
             "steps": self.step_number,
@@ -277,7 +278,7 @@ class TrainingRun(Controlled):
             if best.step is None
             else {"step": best.step, "metric": best.metric, "value": best.value},
             "train_seconds": round(self._state.train_seconds, 3),
-            "platform": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+            "platform": f"{system}, {threads} thread{'s' * (threads > 1)}",
             "deterministic": self.deterministic and local and self._state.repeatable,
         }
 

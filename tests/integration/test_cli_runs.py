@@ -188,11 +188,12 @@ def test_the_report_of_a_stopped_run_says_how_far_it_came(desk: Path, tmp_path: 
     assert "unfinished: step 1 of 2" in write_report(run.path).read_text()
     run.write_config({"training": {**settings.model_dump(mode="json"), "max_steps": None}})
     assert "unfinished: step 1 of 1000" in write_report(run.path).read_text()
-    run.write_summary({"steps": 1, "ended": "stopped", "why": "stopped as asked after step 1 of 1000"})
+    why = "stopped as asked after step 1 of 1000"
+    run.write_summary({"steps": 1, "num_steps": 1000, "ended": "stopped", "why": why})
     page = write_report(run.path).read_text()
     assert "unfinished: step 1 of 1000" in page
-    assert "<dt>ended</dt><dd>stopped as asked after step 1 of 1000</dd>" in page
-    run.write_summary({"steps": 1, "ended": "finished"})
+    assert f"<dt>ended</dt><dd>{why}</dd>" in page
+    run.write_summary({"steps": 1, "num_steps": 1, "ended": "finished", "why": "all 1 steps are done"})
     page = write_report(run.path).read_text()
     assert "unfinished" not in page
     assert re.search(r"<dt>steps</dt><dd>1</dd>", page)

@@ -104,3 +104,14 @@ def test_any_curve_can_be_drawn_inside_its_frame(values: list[float]) -> None:
 )
 def test_numbers_are_short(value: float, percent: bool, text: str) -> None:
     assert number(value, percent) == text
+
+
+def test_values_that_differ_by_rounding_alone_are_a_flat_line() -> None:
+    svg = line_chart([Point(1, 1.0), Point(2, 1.0000012)], label="ratio")
+    assert re.findall(r">([\d.]+)</text>", svg)[:5] == ["0", "0.5", "1", "1.5", "2"]
+
+
+def test_neighbouring_ticks_never_read_the_same() -> None:
+    svg = line_chart([Point(1, 1.0001), Point(2, 1.0009)], label="ratio")
+    labels = re.findall(r">([\d.]+)</text>", svg)
+    assert labels == ["1", "1.0002", "1.0004", "1.0006", "1.0008", "1.001"]

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import stateset_agents
 
-CORE = Path(stateset_agents.__file__).parent / "core"
+PACKAGE = Path(stateset_agents.__file__).parent
 MODULES = [
-    *(f"stateset_agents.core.{path.stem}" for path in sorted(CORE.glob("*.py"))),
+    *(
+        f"stateset_agents.{folder}.{path.stem}"
+        for folder in ("core", "cli", "tracking", "reporting")
+        for path in sorted((PACKAGE / folder).glob("*.py"))
+    ),
     "stateset_agents.messages",
     "stateset_agents.settings",
     "stateset_agents.streams",

@@ -182,6 +182,22 @@ def test_every_learning_curve_is_drawn(run: RunFolder) -> None:
     assert re.fullmatch(r"KL to the reference: 0\.00\d+ at step 1, 0\.22\d* at step 110", labels[2])
 
 
+def test_a_critic_s_curves_its_estimator_and_the_reward_s_terms_are_shown(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    folder.write_config({"training": {"advantage_estimator": "turn_gae"}})
+    values = {"reward/mean": 0.5, "reward/std": 0.1, "reward/told": 0.2, "reward/repeats": -0.1}
+    values |= {"value/explained_variance": 0.3, "loss/value": 0.1, "time/step": 1.0}
+    with JsonlTracker(folder) as tracker:
+        tracker.log_metrics(1, values)
+    parsed = Page(write_report(folder.path).read_text())
+    assert "credit turn_gae" in parsed.text
+    labels = [(attrs["aria-label"] or "").split(":")[0] for tag, attrs in parsed.tags if tag == "svg"]
+    assert labels[:3] == ["Reward", "Value function", "Value loss"]
+    assert labels[3:] == ["reward/repeats", "reward/told", "reward/std", "time/step"]
+    assert "Terms of the reward (2)" in parsed.text
+    assert "All other metrics (2) reward" in parsed.text
+
+
 def test_the_diagnostics_stand_on_the_page(run: RunFolder) -> None:
     text = page(run).text
     assert "✓ gradients norm 1 before clipping at 1 (median; highest 1.05)" in text

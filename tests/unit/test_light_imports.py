@@ -15,6 +15,7 @@ MODULES = [
         f"stateset_agents.{folder}.{path.stem}"
         for folder in ("core", "cli", "tracking", "reporting")
         for path in sorted((PACKAGE / folder).glob("*.py"))
+        if path.stem != "value_function"  # a network, for those who build one
     ),
     "stateset_agents.messages",
     "stateset_agents.settings",

@@ -38,16 +38,23 @@ async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
     asyncio.to_thread has cores + 4 threads for the whole process, so 16 judges of a second would queue on a
     small machine; here each call has a thread. The threads are daemons: a function that hangs keeps neither
     other calls nor the end of the program. A cancelled call is no longer waited for; the function itself
-    runs on, for Python cannot stop it.
+    runs on, for Python cannot stop it, and its thread counts no more.
     """
     work = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
-    return await asyncio.wrap_future(_threads.submit(work))
+    job = _threads.submit(work)
+    try:
+        return await asyncio.wrap_future(job)
+    except asyncio.CancelledError:
+        _threads.give_up(job)
+        raise
 
 
 class _Threads:
     """Threads that are started when none is free and end when they have been idle for a while."""
 
     def __init__(self) -> None:
+        self._running: set[Future[Any]] = set()
+        """Jobs that somebody waits for."""
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_threads = 0
@@ -71,6 +78,20 @@ class _Threads:
             threading.Thread(target=self._serve, name="user-code", daemon=True).start()
         return future
 
+    def give_up(self, job: Future[Any]) -> None:
+        """Nobody waits for this job any more; where it hangs, another thread serves in its stead."""
+        with self._lock:
+            if job not in self._running:
+                return
+            self._running.remove(job)
+            starts = self._num_waiting > 0
+            if starts:
+                self._num_waiting -= 1
+            else:
+                self._num_threads -= 1
+        if starts:
+            threading.Thread(target=self._serve, name="user-code", daemon=True).start()
+
     def _serve(self) -> None:
         while True:
             try:
@@ -82,9 +103,19 @@ class _Threads:
                         self._num_threads -= 1
                         return
                 continue
-            if future.set_running_or_notify_cancel():
+            given_up = False
+            with self._lock:
+                wanted = future.set_running_or_notify_cancel()
+                if wanted:
+                    self._running.add(future)
+            if wanted:
                 _run(future, work)
+                with self._lock:
+                    given_up = future not in self._running
+                    self._running.discard(future)
             del future, work  # an idle thread keeps nothing alive
+            if given_up:
+                return
             with self._lock:
                 if self._num_waiting:
                     self._num_waiting -= 1

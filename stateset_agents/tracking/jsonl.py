@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
@@ -66,9 +67,14 @@ class JsonlWriter:
 def dump(record: Mapping[str, Any]) -> str:
     """One line of JSON; numbers that are not finite become null, for JSON has none."""
     try:
-        return json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
+        line = json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
     except ValueError:
-        return json.dumps(_finite(record), separators=(",", ":"), ensure_ascii=False, default=str)
+        line = json.dumps(_finite(record), separators=(",", ":"), ensure_ascii=False, default=str)
+    return _HALF_A_CHARACTER.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+
+
+_HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
+"""Text cut in the middle of one (in UTF-16) may hold these; UTF-8 has none, JSON an escape."""
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -17,6 +17,7 @@ The first line of each JSONL file is `{"schema_version": 1, "file": "metrics"}`;
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -144,6 +145,8 @@ def _replace(file: Path, text: str) -> None:
             os.fsync(stream.fileno())
         beside.replace(file)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
         raise ConfigurationError(
             f"cannot write {file}: {error.strerror}; free or choose another disk"
         ) from error

@@ -241,6 +241,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
             "policy/version": float(self._state.version),
         }
         self._metrics |= metrics
+        self._warnings.look(metrics)
         self.tracker.log_metrics(number, metrics)
         if self.config.log_rollouts:
             write = partial(self.tracker.log_rollouts, number, groups, credited.advantages, stage="train")

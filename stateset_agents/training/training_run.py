@@ -14,13 +14,14 @@ import torch
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.context_window import refuse_sliding_window
-from stateset_agents.core.environment import Environment
+from stateset_agents.core.environment import Environment, expect_environment
 from stateset_agents.core.reward import Reward, as_reward
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.evaluator import (
     held_out,
     refuse_truncated_sampling,
 )
+from stateset_agents.settings import expect
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -36,6 +37,7 @@ from stateset_agents.training.curriculum import ScenarioOrder
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.parts import check_reward
 from stateset_agents.training.resume import Identity, RunState, checkpoint_at, keep, newest, take_up
+from stateset_agents.training.step_warnings import StepWarnings
 from stateset_agents.training.uninterrupted import uninterrupted
 from stateset_agents.training.worker import Worker
 
@@ -63,6 +65,10 @@ class TrainingRun(Controlled):
         who hears of steps, evaluations and checkpoints: `Callback`s, or any objects with some of its
         methods."""
         super().__init__()
+        expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
+        expect_environment(environment)
+        if config is not None:
+            expect("config", config, TrainingConfig, "write TrainingConfig(num_episodes=100, ...)")
         self.agent = agent
         self.environment = environment
         self.reward_fn = as_reward(reward_fn)
@@ -73,6 +79,7 @@ class TrainingRun(Controlled):
         self._state = RunState()
         self._saved: RunState | None = None
         self._metrics: dict[str, float] = {}
+        self._warnings = StepWarnings()
         self._why: str | None = None
         self._trouble: str | None = None
         self._is_stepping = False

@@ -112,3 +112,18 @@ async def test_sixteen_judges_of_a_tenth_of_a_second_take_less_than_three_tenths
         took.append(time.perf_counter() - started)
     assert [result.score for result in results] == [1.0] * 16
     assert min(took) < 0.3
+
+
+async def test_calls_that_hang_for_ever_do_not_use_the_threads_up(monkeypatch):
+    monkeypatch.setattr(waiting, "MAX_THREADS", 2)
+    monkeypatch.setattr(waiting, "_threads", waiting._Threads())
+    release = threading.Event()
+    hanging = [asyncio.create_task(in_thread(release.wait, 60)) for _ in range(2)]
+    queued = asyncio.create_task(in_thread(int, "5"))  # both threads are taken
+    _, waits = await asyncio.wait([queued], timeout=0.1)
+    assert waits
+    for task in hanging:
+        task.cancel()
+    assert await asyncio.wait_for(queued, 10) == 5
+    assert await asyncio.wait_for(asyncio.gather(*(in_thread(int, "6") for _ in range(9))), 10) == [6] * 9
+    release.set()

@@ -144,3 +144,73 @@ def test_what_cannot_be_is_one_line_with_the_mend(settings, said):
     with pytest.raises(ConfigurationError, match=said) as caught:
         TrainingConfig(**settings)
     assert "\n" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------------ advantage estimators
+
+
+@pytest.mark.parametrize(
+    ("estimator", "scaling", "group_size"),
+    [
+        ("group", "population", 2),
+        ("turn_group", "none", 2),
+        ("branch", "none", 2),
+        ("turn_gae", "batch", 1),
+        ("token_gae", "batch", 1),
+        ("hybrid", "batch", 2),
+    ],
+)
+def test_each_estimator_brings_its_own_scaling_and_group_size(estimator, scaling, group_size):
+    config = TrainingConfig(advantage_estimator=estimator)
+    assert (config.advantage_normalization, config.min_group_size) == (scaling, group_size)
+    assert TrainingConfig(**config.model_dump()) == config
+    off = TrainingConfig(advantage_estimator=estimator, advantage_normalization=False)
+    assert off.advantage_normalization == "none"
+
+
+def test_true_is_the_estimator_s_own_scaling():
+    assert TrainingConfig(advantage_normalization=True).advantage_normalization == "population"
+    gae = TrainingConfig(advantage_normalization=True, advantage_estimator="turn_gae")
+    assert gae.advantage_normalization == "batch"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gamma": 0.9}, "gamma discounts between turns, which group does not tell apart: leave it at 1"),
+        ({"gae_lambda": 0.9}, "group has no critic: leave gae_lambda out, or use one of turn_gae, token_gae"),
+        (
+            {"advantage_estimator": "turn_group", "value_clip": None},
+            "turn_group has no critic: leave value_clip",
+        ),
+        ({"bootstrap_truncated": False}, "group has no critic: leave bootstrap_truncated out"),
+        (
+            {"advantage_estimator": "turn_group", "advantage_normalization": True},
+            "population does not go with advantage_estimator turn_group: use none",
+        ),
+        (
+            {"advantage_estimator": "token_gae", "advantage_normalization": "sample"},
+            "sample does not go with advantage_estimator token_gae: use batch or none",
+        ),
+        (
+            {"advantage_estimator": "turn_gae", "baseline_type": "group_median"},
+            "turn_gae has a baseline of its own: leave baseline_type out, or use group or hybrid",
+        ),
+        ({"min_group_size": 1}, "min_group_size must be at least 2, or use turn_gae or token_gae"),
+        (
+            {"advantage_estimator": "hybrid", "num_generations": 1},
+            "num_generations must be at least 2, got 1",
+        ),
+        ({"advantage_estimator": "turn_gea"}, "advantage_estimator: "),
+        ({"advantage_estimator": "turn_gae", "gamma": 1.5}, "gamma: .* got 1.5"),
+    ],
+)
+def test_settings_that_mean_nothing_to_an_estimator_are_refused_with_the_cure(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        TrainingConfig(**settings)
+
+
+def test_a_critic_s_settings_at_their_defaults_harm_nobody():
+    assert TrainingConfig(value_clip=0.2, gamma=1.0, gae_lambda=0.95) == TrainingConfig()
+    assert TrainingConfig(advantage_estimator="hybrid", baseline_type="group_median").gamma == 1.0
+    assert TrainingConfig(advantage_estimator="token_gae", num_generations=1).min_group_size == 1

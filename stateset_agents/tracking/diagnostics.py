@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from stateset_agents.tracking.run_log import MetricLine, RunLog
 
-__all__ = ["Finding", "History", "Verdict", "all_passed", "diagnose", "diagnose_history"]
+__all__ = ["Finding", "History", "Verdict", "all_passed", "diagnose"]
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -46,10 +46,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The metrics of a run's steps, and its training settings."""
+    """The metrics of a run's steps, its training settings, and how it ended."""
 
     lines: Sequence[MetricLine]
     training: Mapping[str, Any]
+    summary: Mapping[str, Any]
 
     def all(self, name: str) -> list[float]:
         """Every value of a metric, NaN included."""
@@ -82,11 +83,8 @@ def diagnose(log: RunLog) -> list[Finding]:
     True
     """
     training = log.config().get("training")
-    return diagnose_history(History(list(log.metrics()), training if isinstance(training, Mapping) else {}))
-
-
-def diagnose_history(history: History) -> list[Finding]:
-    """As `diagnose`, of metrics that are in memory."""
+    settings = training if isinstance(training, Mapping) else {}
+    history = History(list(log.metrics()), settings, log.summary())
     return [finding for check in CHECKS if (finding := check(history)) is not None]
 
 
@@ -244,6 +242,24 @@ def _standard_errors(first: Sequence[float], last: Sequence[float]) -> float:
     return rise / math.sqrt(variance)
 
 
+def _held_out(history: History) -> Finding | None:
+    """Success before and after on the same held-out scenarios, by their 95 % intervals: apart is a change.
+
+    A reward that rises where this does not pays for something else than success.
+    """
+    before, after = history.summary.get("before") or {}, history.summary.get("after") or {}
+    if not before.get("interval") or not after.get("interval"):
+        return None
+    seen = f"success {before['success']:.1%} before training, {after['success']:.1%} after"
+    if after["interval"][0] > before["interval"][1] or before["success"] >= 0.9:
+        return Finding("held-out", "ok", seen)
+    if after["interval"][1] < before["interval"][0]:
+        cure = "lower learning_rate, raise beta; read what the conversations of the highest reward do"
+        return Finding("held-out", "fail", f"{seen}: it fell", cure)
+    cure = "train longer; where the reward rose, look for what it pays besides success"
+    return Finding("held-out", "warn", f"{seen}: no clear change", cure)
+
+
 def _reply_length(history: History) -> Finding | None:
     """Tokens of a turn; a length that halves or doubles is often the reward's doing, wanted or not."""
     start, end = history.start("tokens/per_turn"), history.end("tokens/per_turn")
@@ -362,6 +378,7 @@ def _critic(history: History) -> Finding | None:
 
 
 CHECKS: Sequence[Callable[[History], Finding | None]] = (
+    _held_out,
     _reward_trend,
     _failures,
     _truncation,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+    from stateset_agents.core.chat_session import ChatSession
     from stateset_agents.core.environment import ConversationEnvironment
     from stateset_agents.core.reward import (
         CompositeReward,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentConfig",
+    "ChatSession",
     "CompositeReward",
     "ConversationEnvironment",
     "EnvironmentReward",
@@ -52,6 +54,7 @@ __all__ = [
 
 _HOMES = {
     "core.agent": ("AgentConfig", "MultiTurnAgent"),
+    "core.chat_session": ("ChatSession",),
     "core.environment": ("ConversationEnvironment",),
     "core.reward": (
         "CompositeReward",

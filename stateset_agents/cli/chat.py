@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import importlib
 import json
+import os
+import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -74,6 +76,9 @@ def run(args: argparse.Namespace) -> int:
             for line in setting.introduction():
                 terminal.remark(line)
             chat.talk()
+        except BrokenPipeError:  # whoever read the answers has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         finally:
             runner.run(open_things.aclose())
     return 0

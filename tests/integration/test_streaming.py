@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from tiny_training import SCENARIOS, even_share, make_agent, make_environment
 
 from stateset_agents import AgentConfig, MultiTurnAgent
+from stateset_agents.backends.batching import Batcher
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.scenario import load_scenarios
@@ -19,6 +22,10 @@ from stateset_agents.messages import Completion
 
 def live(agent: MultiTurnAgent) -> int:
     return agent.backend.num_conversations  # type: ignore[attr-defined]  # a HuggingFaceBackend
+
+
+def sampled(agent: MultiTurnAgent) -> int:
+    return agent.backend.stats.sampled_tokens  # type: ignore[attr-defined,no-any-return]  # a HuggingFaceBackend
 
 
 async def until_idle(agent: MultiTurnAgent) -> None:
@@ -41,31 +48,48 @@ async def test_the_pieces_laid_end_to_end_are_the_response() -> None:
         await until_idle(one)
 
 
-async def test_pieces_come_while_the_model_still_speaks() -> None:
-    agent = make_agent(max_new_tokens=200)
-    async with agent:
-        async for _ in agent.stream_response("hi"):
-            seen = agent.backend.stats.sampled_tokens  # type: ignore[attr-defined]  # a HuggingFaceBackend
-            break
-        assert 1 <= seen < 200
+@pytest.fixture
+def paused(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Generation waits after its 20th step until this is set, however fast or slow the machine is."""
+    go, step = threading.Event(), Batcher.step
+
+    def patiently(batcher: Batcher, turns: Any) -> Any:
+        if batcher.stats.sampled_tokens >= 20:
+            assert go.wait(60)
+        return step(batcher, turns)
+
+    monkeypatch.setattr(Batcher, "step", patiently)
+    yield go
+    go.set()
 
 
-async def test_leaving_the_loop_ends_the_generation_and_frees_its_slot() -> None:
-    agent = make_agent(max_new_tokens=200)
-    async with agent:
+async def test_pieces_come_while_the_model_still_speaks(paused: threading.Event) -> None:
+    async with make_agent(max_new_tokens=200) as agent:
+        stream = agent.stream_response("hi")
+        assert await anext(stream)
+        assert sampled(agent) <= 20
+        paused.set()
+        assert "".join([piece async for piece in stream])
+        assert sampled(agent) > 20
+
+
+async def test_leaving_the_loop_ends_the_generation_and_frees_its_slot(paused: threading.Event) -> None:
+    async with make_agent(max_new_tokens=200) as agent:
         async for _ in agent.stream_response("hi"):
             assert live(agent) == 1
             break
+        await asyncio.sleep(0)  # Python has a task close the stream a moment after the break
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+        paused.set()
         await until_idle(agent)
-        sampled = agent.backend.stats.sampled_tokens  # type: ignore[attr-defined]  # a HuggingFaceBackend
-        assert sampled < 200
+        assert sampled(agent) <= 21  # the step that was under way
         await agent.generate_response("again")
         await until_idle(agent)
 
 
-async def test_a_cancelled_reader_frees_its_slot() -> None:
-    agent = make_agent(max_new_tokens=200)
-    async with agent:
+async def test_a_cancelled_reader_frees_its_slot(paused: threading.Event) -> None:
+    async with make_agent(max_new_tokens=200) as agent:
         started = asyncio.Event()
 
         async def read() -> None:
@@ -78,7 +102,9 @@ async def test_a_cancelled_reader_frees_its_slot() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        paused.set()
         await until_idle(agent)
+        assert sampled(agent) <= 21
 
 
 async def test_streams_run_side_by_side() -> None:

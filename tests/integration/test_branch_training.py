@@ -41,10 +41,10 @@ def trainer_of(folder: Path, **settings: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("seed", range(5))
-async def test_it_learns_what_every_turn_is_for(tmp_path: Path, seed: int) -> None:
+async def test_it_learns_what_each_of_three_turns_is_for(tmp_path: Path) -> None:
+    """tests/integration/test_credit_learning.py has five seeds of a shorter task."""
     settings = {"max_steps": 18, "num_iterations": 2, "learning_rate": 8e-3, "log_rollouts": False}
-    trainer = trainer_of(tmp_path, seed=seed, **settings)
+    trainer = trainer_of(tmp_path, **settings)
     curve = reward_curve(trainer)
     async with trainer:
         await trainer.train()

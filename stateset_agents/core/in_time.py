@@ -70,7 +70,13 @@ class _Conversation:
             return await self._inner.outcome()
 
     def fork(self) -> Conversation:
-        return _Conversation(self._environment, self._inner.fork())
+        twin = self._inner.fork()
+        if twin is self._inner:
+            raise ConfigurationError(
+                f"{type(twin).__name__}.fork() gave the conversation itself, which then two would go on with: "
+                "give an independent copy"
+            )
+        return _Conversation(self._environment, twin)
 
     async def close(self) -> None:
         async with self._environment.limit("closing a conversation"):

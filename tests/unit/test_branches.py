@@ -274,6 +274,19 @@ async def test_an_environment_that_cannot_fork_is_refused_at_the_first_fork_with
     assert groups[0].rewards == [1.75, 1.75]
 
 
+async def test_a_fork_that_is_no_copy_is_refused() -> None:
+    class Shared(ChattyEnvironment):
+        async def start(self, scenario: Any, seed: int) -> Conversation:
+            conversation: Any = await super().start(scenario, seed)
+            conversation.fork = lambda: conversation
+            return conversation  # type: ignore[no-any-return]
+
+    environment = Shared()
+    with pytest.raises(ConfigurationError, match=r"ChattyConversation.fork\(\) gave the conversation itself"):
+        await rollout(engine_of(environment))
+    assert environment.num_open == 0
+
+
 async def test_a_fork_that_breaks_when_it_is_taken_fails_its_member_alone() -> None:
     class Breaking(ChattyEnvironment):
         async def start(self, scenario: Any, seed: int) -> Conversation:

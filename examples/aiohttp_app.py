@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 from aiohttp import web
@@ -63,6 +64,7 @@ async def stop(request: web.Request) -> web.Response:
 async def training(app: web.Application) -> AsyncIterator[None]:
     """Trains from the application's start on; its end waits for the step under way."""
     async with app[TRAINER] as trainer:
+        gc.freeze()  # else a collection walks all of torch and transformers, and everyone waits 1/4 s
         task = asyncio.create_task(trainer.train())
         yield
     await task  # raises what the training raised

@@ -26,10 +26,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from stateset_agents.errors import CheckpointError
+from stateset_agents.training.tensor_file import write_tensors
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -92,12 +93,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, write_model: Callab
 
 def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
     weights = {name: _saveable(tensor) for name, tensor in _untied(checkpoint.weights).items()}
-    save_file(weights, partial / "model" / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(partial / "model" / "model.safetensors", weights)
     tensors, rest = _split_optimizer(checkpoint.optimizer)
-    save_file(tensors, partial / "optimizer.safetensors")
+    write_tensors(partial / "optimizer.safetensors", tensors)
     if checkpoint.critic:
         critic = {name: _saveable(tensor) for name, tensor in checkpoint.critic.items()}
-        save_file(critic, partial / "critic.safetensors")
+        write_tensors(partial / "critic.safetensors", critic)
     head = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "optimizer": rest}
     _write_json(partial / "state.json", {**head, **checkpoint.state})
     files = sorted(path for path in partial.rglob("*") if path.is_file())

@@ -213,7 +213,8 @@ class MultiTurnGRPOTrainer(TrainingRun):
             self.learner.set_temperature(self.temperature)
             lesson = await self._worker.run(partial(self.learner.credit, groups))
             credited = lesson.credited
-            metrics = rollout_metrics(groups) | {"group/dropped": float(credited.num_dropped_groups)}
+            metrics = await self._worker.run(rollout_metrics, groups)  # thousands of turns: not in the loop
+            metrics |= {"group/dropped": float(credited.num_dropped_groups)}
             metrics["rollout/temperature"] = self.temperature
             metrics |= await self._worker.run(partial(self.learner.learn, lesson, step=number))
             scaled = self.learner.optimization.scaler.is_enabled()

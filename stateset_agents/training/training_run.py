@@ -150,6 +150,7 @@ class TrainingRun(Controlled):
             _log.warning(f"the model's card sets what you did not: {said}")
         if self.config.eval_steps:
             held_out(self.environment, "validation", None)
+        self._scenarios = await self._worker.run(self._order.fingerprint)
         self._learner, self._base = await self._worker.run(self._make_learner, self.agent.backend)
         self.engine = ComputationalEngine(
             self.agent,
@@ -237,7 +238,7 @@ class TrainingRun(Controlled):
     def _identity(self) -> Identity:
         apart = ("evaluation", "made_by")
         settings = {name: value for name, value in self._settings().items() if name not in apart}
-        return Identity(base=self._base, scenarios=self._order.fingerprint(), settings=settings)
+        return Identity(base=self._base, scenarios=self._scenarios, settings=settings)
 
     async def _save_last(self) -> None:
         if self.learner.midway:

@@ -135,13 +135,9 @@ class Batcher:
         self.version = 0
         self.stats = Stats()
         self._max_cached_tokens = max_cached_tokens
-        self._conversations: dict[Key, _Conversation] = {}
+        self.conversations: dict[Key, _Conversation] = {}
         self._slots: list[_Conversation | None] = []
         self._clock = 0
-
-    @property
-    def num_conversations(self) -> int:
-        return len(self._conversations)
 
     # --- what comes and goes ----------------------------------------------------------------------------
 
@@ -150,7 +146,7 @@ class Batcher:
 
         False while live conversations leave no room for it. Raises BackendError where it can never fit.
         """
-        conversation = self._conversations.get(turn.key)
+        conversation = self.conversations.get(turn.key)
         if not self._make_room(turn.key, turn.num_prompt + turn.limit):
             return False
         if conversation is None:
@@ -168,7 +164,7 @@ class Batcher:
 
     def fork(self, source: Key, into: Key) -> None:
         """Copy what `source` has cached into a slot of `into`; nothing where there is no room to spare."""
-        held = self._conversations.get(source)
+        held = self.conversations.get(source)
         if held is None or held.num_cached == 0 or source == into:
             return
         self.release(into)
@@ -180,19 +176,19 @@ class Batcher:
 
     def release(self, key: Key) -> None:
         """Forget a conversation and free its slot; unknown keys are ignored."""
-        conversation = self._conversations.pop(key, None)
+        conversation = self.conversations.pop(key, None)
         if conversation is not None:
             self._slots[conversation.slot] = None
 
     def cancel(self, turn: Turn) -> None:
         """Drop a live turn; its conversation stays cached as far as it came."""
-        conversation = self._conversations.get(turn.key)
+        conversation = self.conversations.get(turn.key)
         if conversation is not None and conversation.turn is turn:
             conversation.turn = None
 
     def forget_cache(self) -> None:
         """After new weights: idle conversations go, live ones are refilled at their next step."""
-        for key, conversation in list(self._conversations.items()):
+        for key, conversation in list(self.conversations.items()):
             conversation.num_cached = conversation.carried = 0
             if conversation.turn is None:
                 self.release(key)
@@ -202,7 +198,7 @@ class Batcher:
     def step(self, turns: Sequence[Turn]) -> list[Turn]:
         """Sample one token for each of these admitted turns; returns those that ended by it."""
         self._clock += 1
-        live = [self._conversations[turn.key] for turn in turns]
+        live = [self.conversations[turn.key] for turn in turns]
         for conversation in live:
             conversation.last_used = self._clock
         decoding = [c for c in live if len(c.ids) - c.num_cached == 1]
@@ -321,7 +317,7 @@ class Batcher:
     def _make_room(self, key: Key, columns: int, spare: Key | None = None) -> bool:
         """Grow the store for a conversation of so many columns, evicting the longest idle while it must."""
         while True:
-            others = [c for k, c in self._conversations.items() if k != key]
+            others = [c for k, c in self.conversations.items() if k != key]
             widest = round_up(max([columns, *(c.columns for c in others)]), COLUMN_MULTIPLE)
             if (len(others) + 1) * widest <= self._max_cached_tokens:
                 break
@@ -348,7 +344,7 @@ class Batcher:
         roomy_columns = have_columns if columns <= have_columns else max(columns, 2 * have_columns)
         if roomy_slots * roomy_columns <= self._max_cached_tokens:
             slots, columns = roomy_slots, roomy_columns
-        kept = [c for _, c in sorted(self._conversations.items())]
+        kept = [c for _, c in sorted(self.conversations.items())]
         self.model.resize(slots, columns, [c.slot for c in kept])
         for slot, conversation in enumerate(kept):
             conversation.slot = slot
@@ -358,7 +354,7 @@ class Batcher:
         """A fresh conversation in the lowest free slot (`_make_room` saw to it that there is one)."""
         slot = self._slots.index(None)
         conversation = _Conversation(key=key, slot=slot, ids=[], num_cached=0, last_used=self._clock)
-        self._slots[slot] = self._conversations[key] = conversation
+        self._slots[slot] = self.conversations[key] = conversation
         return conversation
 
     def _gather_low(self, rows: list[_Conversation]) -> None:
@@ -369,7 +365,7 @@ class Batcher:
         live = {row.slot for row in rows}
         high = sorted(slot for slot in live if slot >= count)
         low = [slot for slot in range(count) if slot not in live][: len(high)]
-        width = max(c.num_cached for c in self._conversations.values())
+        width = max(c.num_cached for c in self.conversations.values())
         self.model.permute([*low, *high], [*high, *low], width)
         for a, b in zip(low, high, strict=True):
             self._slots[a], self._slots[b] = self._slots[b], self._slots[a]

@@ -127,7 +127,7 @@ class HuggingFaceBackend:
     @property
     def num_conversations(self) -> int:
         """How many hold a slot of the cache now."""
-        return self._batcher.num_conversations
+        return len(self._batcher.conversations)
 
     @property
     def stats(self) -> Stats:

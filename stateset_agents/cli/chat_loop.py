@@ -64,6 +64,7 @@ class ChatLoop:
             return False
         if command == "/reset":
             self._keep()
+            self._runner.run(self._session.close())
             self._open()
             self._terminal.remark("(a new conversation)")
         elif command == "/save":

@@ -47,7 +47,7 @@ async def sessions_left(agent: MultiTurnAgent) -> int:
     backend: Any = agent.backend
     for _ in range(2):
         await backend.score([1, 2])  # the worker takes changes along with jobs
-    return len(backend._batcher._conversations)
+    return backend.num_conversations
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])

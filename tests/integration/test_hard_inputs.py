@@ -363,7 +363,7 @@ def test_a_user_that_cannot_be_made_is_told_before_anything_is_begun(
 FULL = {
     1_000: "cannot write {run}/config.yaml: File too large; free or choose another disk",
     4_000: "cannot write checkpoint {run}/checkpoints/step-000001 (File too large",
-    100_000: "cannot write checkpoint {run}/checkpoints/step-000001 (Error while serializing: I/O error",
+    100_000: "cannot write checkpoint {run}/checkpoints/step-000001 (File too large",
 }
 
 

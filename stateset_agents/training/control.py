@@ -62,6 +62,11 @@ class Controlled:
         """Does the training hold between two steps?"""
         return self._phase == "paused"
 
+    @property
+    def has_ended(self) -> bool:
+        """Is there no training under way any more?"""
+        return self._phase in _ENDED
+
     def pause(self) -> None:
         """Let the step under way end and hold there; `wait_for("paused")` waits for it."""
         self._pauses = True

@@ -18,7 +18,7 @@ from stateset_agents.core.reward import Reward
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.scoring import result_of
 from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, by_scenario
-from stateset_agents.errors import ConfigurationError, TrainingStopped
+from stateset_agents.errors import ConfigurationError, StatesetError, TrainingStopped
 from stateset_agents.evaluation.evaluator import (
     Evaluation,
     evaluate,
@@ -82,6 +82,8 @@ class MultiTurnGRPOTrainer(TrainingRun):
                 await self._end("failed", " ".join(str(error).split()) or type(error).__name__)
             raise
         finally:
+            if not self.has_ended:  # cancelled again while it ended
+                self._settle("stopped")
             self._task = None
             self._ended.set()
         return self.agent
@@ -111,15 +113,21 @@ class MultiTurnGRPOTrainer(TrainingRun):
 
     async def _end(self, state: State, why: str) -> None:
         """Keep what there is, once; tell everyone."""
-        if self.state in ("stopped", "finished", "failed"):  # the end itself was cut
+        if self.has_ended:  # the end itself was cut
             return
-        if self.is_ready:
-            await self._save_last()
+        failure: StatesetError | None = None
+        try:
+            if self.is_ready:
+                await self._save_last()
+        except StatesetError as error:
+            failure, state, why = error, "failed", str(error)
         self._why = why
         self._settle(state)
         if self.is_ready:
             await uninterrupted(self._worker.run(leave, self.run, self.summary()))
         await self._notify("on_train_end", self)
+        if failure is not None:
+            raise failure
 
     async def _speak_as_best(self) -> None:
         """Hand the best step's weights to the agent; the trainer's own stay the last step's."""

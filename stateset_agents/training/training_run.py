@@ -269,7 +269,8 @@ class TrainingRun(Controlled):
 
     async def _notify(self, moment: str, *arguments: Any) -> None:
         for failure in await notify(self.callbacks, moment, *arguments):
-            self.tracker.log_event("callback failed", step=self.step_number, error=failure)
+            if self.is_ready:
+                self.tracker.log_event("callback failed", step=self.step_number, error=failure)
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says about the training itself."""

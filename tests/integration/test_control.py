@@ -9,7 +9,8 @@ import threading
 import pytest
 from tiny_training import Watched, make_agent, make_trainer, same_bits, snapshot
 
-from stateset_agents.errors import ConfigurationError, TrainingStopped
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.errors import CheckpointError, ConfigurationError, TrainingStopped
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.checkpoint import latest_checkpoint, load_checkpoint
@@ -341,6 +342,52 @@ async def test_cancelled_while_a_checkpoint_is_written_the_checkpoint_is_whole(t
 
     trainer.learner.write_model_files = slowly
     assert await cancelled_in(trainer, writing, before) == 2
+
+
+async def test_a_disk_that_takes_no_checkpoint_is_one_line_and_the_end_is_told(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=2, save_steps=0)
+    heard = Heard()
+
+    class TakesTheDiskAway(Callback):
+        async def on_step_end(self, step, metrics):
+            if step == 2:
+                trainer.run.checkpoints.rmdir()
+                trainer.run.checkpoints.write_text("no folder")
+
+    trainer.callbacks += [heard, TakesTheDiskAway()]
+    with pytest.raises(CheckpointError, match="cannot write checkpoint") as caught:
+        await trainer.train()
+    assert heard.moments[-1] == ("end", "failed")
+    assert trainer.progress.why == str(caught.value)
+    assert await trainer.wait_for("paused") == "failed"  # nobody waits for ever
+    assert json.loads(trainer.run.summary.read_text())["ended"] == "failed"
+    await trainer.close()
+
+
+@pytest.mark.parametrize("times", [2, 5])
+async def test_cancelled_again_and_again_it_still_ends(tmp_path, times):
+    trainer, first = make_trainer(tmp_path, max_steps=50), FirstStep()
+    trainer.callbacks.append(first)
+    training = asyncio.create_task(trainer.train())
+    await first.over.wait()
+    for _ in range(times):
+        training.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    assert trainer.state == "stopped"
+    await trainer.close()
+    assert load_checkpoint(latest_checkpoint(trainer.run.checkpoints)).step == trainer.step_number
+
+
+async def test_a_model_that_does_not_load_is_a_training_that_failed(tmp_path):
+    agent = MultiTurnAgent(AgentConfig(model_name=str(tmp_path / "nothing")))
+    trainer = make_trainer(tmp_path, agent=agent)
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        await trainer.train()
+    assert trainer.progress.state == "failed"
+    assert "does not exist" in trainer.progress.why
+    await trainer.close()
 
 
 async def test_the_agent_is_left_speaking_after_a_cancellation(tmp_path):

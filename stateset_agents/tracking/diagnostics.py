@@ -144,7 +144,10 @@ def _malformed_calls(history: History) -> Finding | None:
 
 
 def _loop_lag(history: History) -> Finding | None:
-    """The median step's longest wait of the event loop: 50 ms is felt by a server's callers, 1 s stalls."""
+    """The median step's longest wait of the event loop: 50 ms is felt by a server's callers.
+
+    A warning at most, as a busy machine does it too.
+    """
     lags = history.finite("time/loop_lag")
     if not lags:
         return None
@@ -153,7 +156,7 @@ def _loop_lag(history: History) -> Finding | None:
         "make sync code in async tools, rewards and environments plain `def`, or give the machine less to do"
     )
     seen = f"{typical * 1000:.0f} ms at most in the median step, {max(lags) * 1000:.0f} ms in the worst"
-    return _graded("event loop", typical, seen, cure, warn=0.05, fail=1.0)
+    return _graded("event loop", typical, seen, cure, warn=0.05)
 
 
 # ------------------------------------------------------------------------------ the learning signal

@@ -111,8 +111,7 @@ SICK: list[tuple[str, str, Mapping[str, Series], Mapping[str, Any]]] = [
     ("value function", "fail", {"value/explained_variance": -0.5}, {}),
     ("reply length", "warn", {"tokens/per_turn": [10.0] * 15 + [25.0] * 15}, {}),
     ("reply length", "warn", {"tokens/per_turn": [10.0] * 15 + [3.0] * 15}, {}),
-    ("event loop", "warn", {"time/loop_lag": 0.2}, {}),
-    ("event loop", "fail", {"time/loop_lag": 2.0}, {}),
+    ("event loop", "warn", {"time/loop_lag": 2.0}, {}),
 ]
 
 

@@ -279,7 +279,7 @@ async def test_a_fork_that_is_no_copy_is_refused() -> None:
         async def start(self, scenario: Any, seed: int) -> Conversation:
             conversation: Any = await super().start(scenario, seed)
             conversation.fork = lambda: conversation
-            return conversation  # type: ignore[no-any-return]
+            return conversation  # type: ignore[no-any-return]  # an untyped stand-in
 
     environment = Shared()
     with pytest.raises(ConfigurationError, match=r"ChattyConversation.fork\(\) gave the conversation itself"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
         env={**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -58,3 +59,31 @@ def test_titles_are_files_commands_run_and_what_is_only_shown_does_not(tmp_path:
         env={**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"},
         check=True,
     )
+
+
+def test_the_numbers_of_the_concepts_page_are_what_its_script_prints() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "walk_through.py")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    blocks = re.findall(r"--- (\w+)\n(.*?)\n\n(?=---|\Z)", done.stdout, flags=re.DOTALL)
+    page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    shown = re.findall(r'```text walk="(\w+)"\n(.*?)\n```', page, flags=re.DOTALL)
+    assert dict(shown) == dict(blocks), "run python scripts/walk_through.py --write"
+    assert len(shown) == 7
+
+
+def test_the_files_of_getting_started_are_the_example_s() -> None:
+    titled = {
+        fence.title: fence.text
+        for fence in page_snippets.fences(ROOT / "docs" / "getting-started.md")
+        if fence.title not in (None, "train.py")
+    }
+    folder = ROOT / "examples" / "library_desk"
+    assert titled == {
+        path.name: path.read_text(encoding="utf-8") for path in folder.iterdir() if path.is_file()
+    }

@@ -1,0 +1,83 @@
+"""The library desk: two tools, a member who asks, what counts as success, the reward, the environment."""
+
+from stateset_agents.core.environment import ConversationEnvironment
+from stateset_agents.core.reward import reward_function
+from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.simulated_user import Rule, RuleBasedUser
+from stateset_agents.core.tools import ToolError, tool
+
+
+@tool
+def look_up(title: str, scenario: Scenario) -> dict[str, str]:
+    """Find a book that the member has on loan, and whether another reader is waiting for it.
+
+    Args:
+        title: One word of the title, e.g. atlas.
+    """
+    if title != scenario.context["title"]:
+        raise ToolError(f"no loan of {title}")
+    return {"title": title, "waiting": scenario.context["waiting"]}
+
+
+@tool
+def renew_book(title: str, scenario: Scenario) -> dict[str, str]:
+    """Lend a book for two more weeks. Not allowed while another reader is waiting for it.
+
+    Args:
+        title: As in look_up.
+    """
+    if title != scenario.context["title"]:
+        raise ToolError(f"no loan of {title}")
+    return {"renewed": title}
+
+
+def says_yes(text: str) -> bool:
+    """Is the member told that they may keep the book?"""
+    return "is renewed" in text
+
+
+def says_no(text: str) -> bool:
+    """Is the member told that they may not?"""
+    return "someone waits" in text
+
+
+def member(scenario: Scenario, seed: int) -> RuleBasedUser:
+    """Leaves when told yes or no, or after two replies that say neither; the scenario has the opening."""
+    title = scenario.context["title"]
+    return RuleBasedUser(
+        [Rule(pattern=r"\?", replies=(f"the {title}", f"it is the {title}"), once=True)],
+        otherwise=("sorry, what does that mean",),
+        goal=lambda messages: says_yes(messages[-1].content) or says_no(messages[-1].content),
+        patience=1,
+        seed=seed,
+    )
+
+
+def served(scenario: Scenario, messages) -> bool:
+    """Looked up first; then renewed where that is allowed and not where it isn't, and told which."""
+    results = [message.content for message in messages if message.role == "tool"]
+    last = next(message.content for message in reversed(messages) if message.role == "assistant")
+    renewed = any("renewed" in result for result in results)
+    if not results or "waiting" not in results[0]:
+        return False
+    if scenario.context["waiting"] == "yes":
+        return says_no(last) and not renewed
+    return says_yes(last) and renewed
+
+
+@reward_function
+def good_service(success, replies) -> float:
+    """1 for a member well served, less .05 for every reply, so that the short way wins."""
+    return float(success) - 0.05 * len(replies)
+
+
+def library_desk(scenarios: str = "scenarios.jsonl", max_turns: int = 5) -> ConversationEnvironment:
+    """The environment; train.yaml names it `library:library_desk`."""
+    return ConversationEnvironment(
+        scenarios,
+        tools=[look_up, renew_book],
+        user=member,
+        success=served,
+        system_prompt="library desk.",
+        max_turns=max_turns,
+    )

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
     from stateset_agents.errors import StatesetError
     from stateset_agents.messages import Message
+    from stateset_agents.training.callbacks import Callback
     from stateset_agents.training.config import TrainingConfig, TrainingProfile
     from stateset_agents.training.trainer import MultiTurnGRPOTrainer, train
 
 __all__ = [
     "AgentConfig",
+    "Callback",
     "ChatSession",
     "CompositeReward",
     "ConversationEnvironment",
@@ -69,6 +71,7 @@ _HOMES = {
     "core.trajectory": ("Trajectory", "TrajectoryGroup"),
     "errors": ("StatesetError",),
     "messages": ("Message",),
+    "training.callbacks": ("Callback",),
     "training.config": ("TrainingConfig", "TrainingProfile"),
     "training.trainer": ("MultiTurnGRPOTrainer", "train"),
 }

@@ -317,11 +317,12 @@ async def train(
     reward_fn: Reward,
     *,
     profile: TrainingProfile | str = TrainingProfile.BALANCED,
+    callbacks: Sequence[object] = (),
     **overrides: Any,
 ) -> MultiTurnAgent:
     """Train in one call: `await train(agent, environment, reward_fn, profile="balanced", num_episodes=9)`."""
     config = TrainingConfig.from_profile(profile, **overrides)
-    trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config)
+    trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config, callbacks=callbacks)
     try:
         return await trainer.train()
     finally:

@@ -20,7 +20,7 @@ from tiny_training import (
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stateset_agents import train
+from stateset_agents import Callback, train
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import reward_function
@@ -268,14 +268,22 @@ async def test_what_needs_initialize_says_so(tmp_path):
 
 
 async def test_one_call_trains_and_leaves_the_agent_speaking(tmp_path):
+    steps = []
+
+    class Watch(Callback):
+        def on_step_end(self, step, metrics):
+            steps.append(step)
+
     agent = await train(
         make_agent(),
         make_environment(),
         even_share,
         profile="aggressive",
+        callbacks=[Watch()],
         max_steps=1,
         output_dir=str(tmp_path),
     )
+    assert steps == [1]
     assert isinstance(await agent.generate_response("hi"), str)
     config = RunLog.open(tmp_path / "latest").config()["training"]
     assert (config["profile"], config["num_iterations"]) == ("aggressive", 2)

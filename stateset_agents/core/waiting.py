@@ -11,8 +11,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from stateset_agents.tracking.logging import get_logger
+
 __all__ = ["MAX_THREADS", "all_or_cancel", "in_thread"]
 
+_log = get_logger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -62,6 +65,7 @@ class _Threads:
         """Threads without a job, those a queued job is meant for left out."""
         self._num_waiting = 0
         """Queued jobs that no thread is meant for yet."""
+        self._said = False
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -73,7 +77,14 @@ class _Threads:
                 self._num_threads += 1
             else:
                 self._num_waiting += 1
+            says = self._num_waiting == 1 and not self._said
+            self._said |= says
             self._jobs.put((future, work))
+        if says:
+            _log.warning(
+                f"{MAX_THREADS} calls of sync tools, rewards or callbacks are under way and further ones "
+                "wait: if they hang, give what they wait for a time limit of its own"
+            )
         if starts:
             threading.Thread(target=self._serve, name="user-code", daemon=True).start()
         return future

@@ -37,7 +37,7 @@ async def test_many_calls_run_at_once_whatever_the_number_of_cores():
     await asyncio.gather(*(in_thread(together.wait, 10) for _ in range(100)))
 
 
-async def test_calls_beyond_the_limit_wait_for_a_free_thread(monkeypatch):
+async def test_calls_beyond_the_limit_wait_for_a_free_thread_and_one_line_says_so(monkeypatch, caplog):
     monkeypatch.setattr(waiting, "MAX_THREADS", 2)
     monkeypatch.setattr(waiting, "_threads", waiting._Threads())
     inside, peak = [], []
@@ -51,6 +51,7 @@ async def test_calls_beyond_the_limit_wait_for_a_free_thread(monkeypatch):
 
     assert await asyncio.gather(*(in_thread(work, n) for n in range(20))) == list(range(20))
     assert max(peak) == 2
+    assert caplog.text.count("2 calls of sync tools, rewards or callbacks are under way") == 1
 
 
 async def test_threads_are_used_again_and_end_when_idle(monkeypatch):

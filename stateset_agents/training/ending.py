@@ -26,4 +26,5 @@ def leave(run: RunFolder, summary: Mapping[str, Any]) -> None:
         run.write_summary({**RunLog(run).summary(), **summary})
         write_report(run.path)
     except ConfigurationError as error:
-        _log.error(f"the run is kept, but not its summary and report: {error}")
+        if summary.get("ended") != "failed":  # else what it failed with says enough, and follows
+            _log.error(f"the run is kept, but not its summary and report: {error}")

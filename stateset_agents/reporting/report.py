@@ -65,6 +65,7 @@ def write_report(run_path: str | Path) -> Path:
         beside.write_text(page, encoding="utf-8")
         beside.replace(log.folder.report)
     except OSError as error:
+        beside.unlink(missing_ok=True)
         raise ConfigurationError(
             f"cannot write {log.folder.report}: {error.strerror}; copy the run to a folder you may write"
         ) from error

@@ -61,6 +61,22 @@ def test_a_model_of_ones_own_is_trained_and_loaded_by_plain_transformers(tmp_pat
     assert "37,344 parameters, 261 tokens, by transformers alone" in printed
 
 
+def test_the_critic_s_figures_are_shown_step_by_step(tmp_path: Path) -> None:
+    printed = run_script("examples/value_function_gae.py", "--steps", "2", folder=tmp_path)
+    steps = re.findall(r"step +(\d+)  .*loss (\S+)  explained variance ([+-]\d\.\d\d)", printed)
+    assert [step for step, _, _ in steps] == ["1", "2"]
+    assert all(float(loss) > 0 for _, loss, _ in steps)
+
+
+def test_two_checkpoints_are_compared_scenario_by_scenario(tmp_path: Path) -> None:
+    printed = run_script(
+        "examples/compare_checkpoints.py", "--steps", "2", "--episodes", "12", folder=tmp_path
+    )
+    assert re.search(r"step-000001: \d+\.\d%   step-000002: \d+\.\d%", printed)
+    won, lost, tied, played = map(int, re.findall(r"\d+", printed.splitlines()[-1]))
+    assert won + lost + tied == played == 12
+
+
 def test_the_table_of_scripted_agents_is_as_documented(tmp_path: Path) -> None:
     printed = run_script("scripts/desk_agents.py", folder=tmp_path)
     results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")

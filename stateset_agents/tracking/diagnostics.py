@@ -371,11 +371,15 @@ def _on_policy(history: History) -> Finding | None:
 
 
 def _critic(history: History) -> Finding | None:
-    """Explained variance of the returns: 1 is perfect, 0 no better than a constant, below 0 worse."""
-    explained = history.end("value/explained_variance")
-    if explained is None:
+    """Explained variance of the returns, the median of the last steps: 1 is perfect, 0 no better than a
+    constant, below 0 worse. Where nearly all succeed, hardly any variance is left to explain."""
+    values = history.finite("value/explained_variance")
+    if not values:
         return None
-    seen = f"explains {explained:.0%} of the returns' variance at the end"
+    explained = median(values[-_window(values) :])
+    seen = f"explains {explained:.0%} of the returns' variance in the median of the last steps"
+    if history.solved():
+        return Finding("value function", "ok", f"{seen}, of which little is left")
     cure = "raise value_learning_rate or value_iterations; until it predicts, prefer a group estimator"
     return _graded("value function", -explained, seen, cure, warn=-0.1, fail=0.0)
 

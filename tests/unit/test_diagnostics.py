@@ -237,3 +237,10 @@ def test_a_terminal_without_the_signs_shows_question_marks(tmp_path: Path) -> No
         check=True,
     )
     assert done.stdout.startswith("? reward: 0.15 in the first third")
+
+
+def test_a_critic_is_not_blamed_for_one_odd_step_nor_where_nothing_is_left_to_explain(tmp_path: Path) -> None:
+    odd = {"value/explained_variance": [0.4] * 28 + [-30.0, 0.4]}
+    assert found(tmp_path / "odd", "value function", odd).verdict == "ok"
+    solved = {"value/explained_variance": -0.5, "success/rate": 0.95}
+    assert found(tmp_path / "solved", "value function", solved).verdict == "ok"

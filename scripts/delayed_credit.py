@@ -107,7 +107,7 @@ def policy(seed: int) -> MultiTurnAgent:
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = ByteLevel()
     raw.add_special_tokens(["<|end|>", "<|user|>"])
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=raw, eos_token="<|end|>", pad_token="<|end|>", extra_special_tokens=["<|user|>"]
     )
     torch.manual_seed(seed)
@@ -196,15 +196,17 @@ def table(curves: Mapping[str, Sequence[Curve]], steps: int) -> str:
     for name, own in curves.items():
         hits = [reached(curve) for curve in own]
         there = sum(hit is not None for hit in hits)
-        talks = [(steps if hit is None else hit) * CONVERSATIONS for hit in hits]
-        tokens = [
-            curve.tokens[(steps if hit is None else hit) - 1] for curve, hit in zip(own, hits, strict=True)
-        ]
+        needed = sorted(steps + 1 if hit is None else hit for hit in hits)
+
+        def talks(step: float) -> str:
+            return f"{step * CONVERSATIONS:,.0f}" if step <= steps else f">{steps * CONVERSATIONS:,}"
+
+        middle = median(needed)
+        sampled = median(curve.tokens[min(round(middle), steps) - 1] for curve in own)
         end = fmean(fmean(curve.right[-WINDOW:]) for curve in own)
-        sign = "" if there == len(own) else ">"
         lines.append(
-            f"| `{name}` | {sign}{median(talks):.0f} ({min(talks)} to {sign}{max(talks)}) "
-            f"| {sign}{median(tokens):,.0f} | {there} of {len(own)} | {end:.0%} |"
+            f"| `{name}` | {talks(middle)} ({talks(needed[0])} to {talks(needed[-1])}) "
+            f"| {'' if middle <= steps else '>'}{sampled:,.0f} | {there} of {len(own)} | {end:.0%} |"
         )
     return "\n".join(lines)
 

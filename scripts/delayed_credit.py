@@ -100,8 +100,8 @@ def environment() -> ConversationEnvironment:
     return ConversationEnvironment(scenarios, max_turns=2 * len(LATE) + 1)
 
 
-def policy(seed: int) -> MultiTurnAgent:
-    """A fresh transformer of 35 thousand weights over bytes, two tokens to a reply."""
+def policy(seed: int, reply_tokens: int) -> MultiTurnAgent:
+    """A fresh transformer of 37 thousand weights over bytes."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     raw = Tokenizer(models.BPE(vocab={letter: id for id, letter in enumerate(letters)}, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -125,7 +125,7 @@ def policy(seed: int) -> MultiTurnAgent:
             bos_token_id=None,
         )
     )
-    config = AgentConfig(model_name="toy", chat_template=TEMPLATE, max_new_tokens=2)
+    config = AgentConfig(model_name="toy", chat_template=TEMPLATE, max_new_tokens=reply_tokens)
     backend = HuggingFaceBackend(model, HuggingFaceTokenizer(tokenizer), copy_model=False)
     return MultiTurnAgent(config, backend=backend)
 
@@ -139,7 +139,7 @@ class Curve(NamedTuple):
     """Sampled so far, in branches too."""
 
 
-async def run(estimator: str, seed: int, steps: int) -> Curve:
+async def run(estimator: str, seed: int, *, steps: int, reply_tokens: int) -> Curve:
     """Train a fresh policy; every estimator has the same settings beside its own defaults."""
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {
@@ -158,7 +158,7 @@ async def run(estimator: str, seed: int, steps: int) -> Curve:
             "output_dir": folder,
         }
         config = TrainingConfig(**{**settings, **COMPARED[estimator]})
-        trainer = MultiTurnGRPOTrainer(policy(seed), environment(), LatePay(), config)
+        trainer = MultiTurnGRPOTrainer(policy(seed, reply_tokens), environment(), LatePay(), config)
         await trainer.train()
         lines = [line.values for line in RunLog(trainer.run).metrics() if "reward/right" in line.values]
         await trainer.close()
@@ -169,11 +169,11 @@ async def run(estimator: str, seed: int, steps: int) -> Curve:
     return Curve([line["reward/right"] for line in lines], tokens)
 
 
-def play(job: tuple[str, int], *, steps: int) -> Curve:
+def play(job: tuple[str, int], *, steps: int, reply_tokens: int) -> Curve:
     """One run in a process of its own."""
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    return asyncio.run(run(*job, steps))
+    return asyncio.run(run(*job, steps=steps, reply_tokens=reply_tokens))
 
 
 def smooth(values: Sequence[float]) -> list[float]:
@@ -267,12 +267,13 @@ def main() -> None:
     parser.add_argument("--estimators", nargs="+", choices=list(COMPARED), default=list(COMPARED))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--reply-tokens", type=int, default=1, help="only the first is right or wrong")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--picture", type=Path, default=Path("docs/images/delayed-credit.svg"))
     chosen = parser.parse_args()
     jobs = [(name, seed) for name in chosen.estimators for seed in range(chosen.seeds)]
     with ProcessPoolExecutor(chosen.processes) as pool:
-        made = list(pool.map(partial(play, steps=chosen.steps), jobs))
+        made = list(pool.map(partial(play, steps=chosen.steps, reply_tokens=chosen.reply_tokens), jobs))
     curves = {
         name: [curve for (own, _), curve in zip(jobs, made, strict=True) if own == name]
         for name in chosen.estimators

@@ -107,7 +107,7 @@ def policy(seed: int, reply_tokens: int) -> MultiTurnAgent:
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = ByteLevel()
     raw.add_special_tokens(["<|end|>", "<|user|>"])
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         tokenizer_object=raw, eos_token="<|end|>", pad_token="<|end|>", extra_special_tokens=["<|user|>"]
     )
     torch.manual_seed(seed)

@@ -32,5 +32,4 @@ async def measure_loop_lag(interval: float = 0.02) -> AsyncIterator[LoopLag]:
         yield lag
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait([task])  # not `await task`: it could not tell the caller's cancellation from this

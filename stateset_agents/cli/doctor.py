@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Print each finding as it is made; exit code 1 when one of them is a failure."""
     from stateset_agents.tracking.logging import configure_logging
 
-    configure_logging("ERROR")  # the self-test's own warnings are no findings
+    configure_logging("ERROR")  # the trial's own warnings are no findings
     findings = []
     for finding in _all(args.output_dir):
         findings.append(finding)
@@ -65,11 +65,11 @@ def _all(output_dir: str) -> Iterator[Finding]:
     machine = list(machine_findings(output_dir))
     yield from machine
     if any(finding.verdict == "fail" and finding.check in _NEEDED for finding in machine):
-        yield Finding("self-test", "fail", "left out", "mend the packages above first")
+        yield Finding("trial", "fail", "left out", "mend the packages above first")
         return
-    from stateset_agents.cli.self_test import self_test_findings
+    from stateset_agents.cli.trial import trial_findings
 
-    yield from self_test_findings()
+    yield from trial_findings()
 
 
 _NEEDED = {re.split(r"[<>=]", requirement)[0] for requirement in REQUIRED}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stateset_agents.cli.doctor import EXTRAS, REQUIRED, machine_findings
-from stateset_agents.cli.self_test import self_test_findings
+from stateset_agents.cli.trial import trial_findings
 from stateset_agents.training.learner import Learner
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def test_a_broken_machine_is_told_line_by_line_and_fails(tmp_path: Path) -> None
         line.startswith("✗ output folder: a-file/runs cannot be written (Not a directory) -> give another")
         for line in said
     )
-    assert said[-2] == "✗ self-test: left out -> mend the packages above first"
+    assert said[-2] == "✗ trial: left out -> mend the packages above first"
     assert said[-1].endswith(" to know about")
     assert "pip install stateset-agents" not in done.stdout
 
@@ -109,7 +109,7 @@ def test_a_training_step_that_does_nothing_is_a_failure(monkeypatch: pytest.Monk
         return {"optimizer/grad_norm": 1.0}
 
     monkeypatch.setattr(Learner, "update", update)
-    *well, last = self_test_findings()
+    *well, last = trial_findings()
     assert [finding.verdict for finding in well] == ["ok", "ok"]
     assert (last.check, last.verdict) == ("training step", "fail")
     assert last.seen == "a step on the desk changed no weight (gradient norm 1.0)"
@@ -120,7 +120,7 @@ def test_an_exception_of_the_installation_is_a_finding(monkeypatch: pytest.Monke
         raise RuntimeError("CUDA error:\nno kernel image is available")
 
     monkeypatch.setattr(Learner, "update", update)
-    *_, last = self_test_findings()
+    *_, last = trial_findings()
     assert (last.check, last.verdict) == ("training step", "fail")
     assert last.seen == "RuntimeError: CUDA error: no kernel image is available"
 

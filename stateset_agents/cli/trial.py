@@ -13,23 +13,23 @@ from typing import Any
 from stateset_agents.errors import StatesetError
 from stateset_agents.tracking.diagnostics import Finding
 
-__all__ = ["self_test_findings"]
+__all__ = ["trial_findings"]
 
 _REPORT = "report this, with the lines above"
 
 
-def self_test_findings() -> Iterator[Finding]:
+def trial_findings() -> Iterator[Finding]:
     """One finding per stage; the first failure ends it, as later stages stand on earlier ones."""
     with tempfile.TemporaryDirectory(prefix="stateset-doctor-") as folder, asyncio.Runner() as loop:
-        test = _SelfTest(folder)
+        trial = _Trial(folder)
         try:
-            for name, stage in test.stages():
+            for name, stage in trial.stages():
                 finding = loop.run(_timed(name, stage))
                 yield finding
                 if finding.verdict == "fail":
                     return
         finally:
-            loop.run(test.close())
+            loop.run(trial.close())
 
 
 async def _timed(name: str, stage: Callable[[], Awaitable[str]]) -> Finding:
@@ -48,7 +48,7 @@ class _Wrong(StatesetError):
 
 
 @dataclass
-class _SelfTest:
+class _Trial:
     """Stages in order, with what one leaves to the next."""
 
     folder: str

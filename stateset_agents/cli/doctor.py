@@ -25,8 +25,7 @@ REQUIRED = ("torch>=2.6", "transformers>=5.23,<6", "safetensors>=0.5")
 """Heavy packages without which nothing trains; the lighter ones are needed to get as far as here."""
 
 EXTRAS = {
-    "trl>=1.16,<1.17": "training through TRL",
-    "peft>=0.18": "LoRA adapters",
+    "peft>=0.18": "a LoRA adapter",
     "aiohttp>=3.11": "an HTTP server",
 }
 """Optional packages, as pip takes them, and what needs them."""

@@ -52,14 +52,12 @@ def test_it_finds_this_machine_able_to_train(tmp_path: Path) -> None:
 
 def test_a_broken_machine_is_told_line_by_line_and_fails(tmp_path: Path) -> None:
     (tmp_path / "a-file").write_text("")
-    done = doctor(tmp_path, "--output-dir", "a-file/runs", hidden=("torch", "trl", "aiohttp"))
+    done = doctor(tmp_path, "--output-dir", "a-file/runs", hidden=("torch", "peft", "aiohttp"))
     assert done.returncode == 1
     assert done.stderr == ""
     said = done.stdout.splitlines()
     assert '✗ torch: not installed -> pip install "torch>=2.6"' in said
-    assert (
-        '! trl: not installed (only training through TRL needs it) -> pip install "trl>=1.16,<1.17"' in said
-    )
+    assert '! peft: not installed (only a LoRA adapter needs it) -> pip install "peft>=0.18"' in said
     assert '! aiohttp: not installed (only an HTTP server needs it) -> pip install "aiohttp>=3.11"' in said
     assert any(
         line.startswith("✗ output folder: a-file/runs cannot be written (Not a directory) -> give another")
@@ -74,20 +72,20 @@ def test_an_old_or_broken_package_is_named_with_its_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "trl.py").write_text("")
-    information = tmp_path / "trl-0.9.dist-info"
+    (tmp_path / "peft.py").write_text("")
+    information = tmp_path / "peft-0.9.dist-info"
     information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: trl\nVersion: 0.9.dev1\n")
-    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: peft\nVersion: 0.9.dev1\n")
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
     found = {finding.check: finding for finding in machine_findings(str(tmp_path))}
-    assert found["trl"].seen == "0.9.dev1 is not >=1.16,<1.17 (only training through TRL needs it)"
-    (tmp_path / "trl.py").write_text("raise OSError('libcudart.so.12:\\n cannot open shared object file')")
-    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    assert found["peft"].seen == "0.9.dev1 is not >=0.18 (only a LoRA adapter needs it)"
+    (tmp_path / "peft.py").write_text("raise OSError('libcudart.so.12:\\n cannot open shared object file')")
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
     found = {finding.check: finding for finding in machine_findings(str(tmp_path))}
-    assert found["trl"].seen.startswith(
+    assert found["peft"].seen.startswith(
         "cannot be imported (OSError: libcudart.so.12: cannot open shared object file)"
     )
-    assert found["trl"].cure == 'pip install "trl>=1.16,<1.17"'
+    assert found["peft"].cure == 'pip install "peft>=0.18"'
 
 
 def test_more_threads_than_cores_are_warned_of(tmp_path: Path) -> None:

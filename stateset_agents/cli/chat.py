@@ -180,6 +180,7 @@ def _agent_and_environment(args: argparse.Namespace) -> tuple[AgentConfig, Envir
             if section not in sections or not field_name:
                 raise ConfigurationError(
                     f"--set takes agent.NAME=VALUE or environment.NAME=VALUE here, got {setting!r}"
+                    + (f" (did you mean 'agent.{setting}'?)" if setting in AgentConfig.field_names() else "")
                 )
             sections[section][field_name] = value
         agent, spec = AgentConfig(**sections["agent"]), {"name": name, **sections["environment"]}

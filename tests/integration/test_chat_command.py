@@ -217,6 +217,7 @@ def test_bytes_that_are_no_text_do_not_end_the_chat(chat: Any, folder: Path) -> 
         ("", ["--save", "no/chat.jsonl"], "cannot write conversations to 'no/chat.jsonl': give a file in"),
         ("", ["--save", "."], "cannot write conversations to '.': give a file in a folder that exists"),
         ("", ["--set", "training.seed=1"], "--set takes agent.NAME=VALUE or environment.NAME=VALUE here"),
+        ("", ["--set", "max_new_tokens=8"], "got 'max_new_tokens' (did you mean 'agent.max_new_tokens'?)"),
         ("", ["--set", "agent.sed=1"], "AgentConfig has no field 'sed' (did you mean 'seed'?)"),
         ("", ["--set", "environment.seed=1", "--model", "x"], "there is no environment, give --environment"),
         ("/sav x\n", [], "no command '/sav'; there are /save FILE, /reset, /quit"),

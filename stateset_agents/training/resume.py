@@ -24,6 +24,7 @@ from stateset_agents.training.checkpoint import (
     machine,
     mark_best,
     prune,
+    remove_later,
     save_checkpoint,
 )
 from stateset_agents.training.config import TrainingConfig
@@ -31,7 +32,7 @@ from stateset_agents.training.early_stopping import Best
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.optimization import schedule
 
-__all__ = ["MAY_DIFFER", "Identity", "RunState", "checkpoint_at", "keep", "newest", "take_up"]
+__all__ = ["MAY_DIFFER", "Identity", "RunState", "checkpoint_at", "drop_later", "keep", "newest", "take_up"]
 
 _log = get_logger(__name__)
 
@@ -224,6 +225,14 @@ def take_up(path: Path, learner: Learner, identity: Identity) -> RunState:
         _log.warning(change)
     state = RunState.from_json(checkpoint.state["progress"])
     return replace(state, repeatable=state.repeatable and not changes)
+
+
+def drop_later(run: RunFolder, state: RunState, settings: Mapping[str, Any]) -> None:
+    """Leave in the run folder what belongs to the run up to this state, and write its settings anew."""
+    run.truncate_after(state.step)
+    remove_later(run.checkpoints, state.step)
+    mark_best(run.checkpoints, state.best.step)
+    run.write_config(settings)
 
 
 def _other_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -37,6 +37,7 @@ from stateset_agents.training.ending import leave
 from stateset_agents.training.loop_lag import LoopLag, measure_loop_lag
 from stateset_agents.training.step_metrics import evaluation_metrics, rollout_metrics, why_nothing_trained
 from stateset_agents.training.temperature import next_temperature
+from stateset_agents.training.tenure import at_work, new_edition
 from stateset_agents.training.training_run import TrainingRun
 from stateset_agents.training.uninterrupted import uninterrupted
 
@@ -51,6 +52,10 @@ class MultiTurnGRPOTrainer(TrainingRun):
     Generation runs in the backend's worker thread and the update in the trainer's own, so the loop goes
     on answering. With `scheduling: deterministic` a run is a function of settings, seed, versions, CPU
     type and thread count.
+
+    Trainers of one agent take turns: while one is in `train` or a step, the others refuse to begin. Each
+    goes on from its own weights, which the agent takes again when that trainer's next rollout begins; none
+    needs to be closed for the next.
 
     >>> trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config)
     >>> await trainer.initialize()
@@ -74,7 +79,8 @@ class MultiTurnGRPOTrainer(TrainingRun):
         self._task, self._why = asyncio.current_task(), None
         try:
             await self.initialize()
-            await self._end(*await self._run_steps())
+            with at_work(self.agent.backend, self):
+                await self._end(*await self._run_steps())
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError):
                 await self._end("stopped", f"cancelled after step {self.step_number} of {self.num_steps}")
@@ -137,6 +143,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
         elif self._state.best.step is not None and self._state.best.step != self.step_number:
             checkpoint = await self._worker.run(load_checkpoint, path)
             await self.agent.backend.update_weights(checkpoint.weights, checkpoint.step)
+            new_edition(self.agent.backend)
 
     async def step(self) -> dict[str, float]:
         """One step: roll out, credit, update, hand the new weights to the agent; returns its metrics.
@@ -153,9 +160,11 @@ class MultiTurnGRPOTrainer(TrainingRun):
 
     async def generate_trajectories(self, scenarios: Sequence[Scenario]) -> list[TrajectoryGroup]:
         """One scored group per scenario, sampled from the current policy."""
-        return await self.engine.rollout(
-            scenarios, seed=self.config.seed, step=self.step_number, temperature=self.temperature
-        )
+        with at_work(self.agent.backend, self):
+            await self._speak_as_itself()
+            return await self.engine.rollout(
+                scenarios, seed=self.config.seed, step=self.step_number, temperature=self.temperature
+            )
 
     async def training_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         """A step on groups that are there already, as `generate_trajectories` gives them."""
@@ -201,11 +210,12 @@ class MultiTurnGRPOTrainer(TrainingRun):
             raise ConfigurationError(": ".join(done))
         if self._is_stepping:
             raise ConfigurationError("a step of this trainer is under way: await it before the next")
-        self._is_stepping = True
-        try:
-            yield
-        finally:
-            self._is_stepping = False
+        with at_work(self.agent.backend, self):
+            self._is_stepping = True
+            try:
+                yield
+            finally:
+                self._is_stepping = False
 
     async def _step_end(self, metrics: dict[str, float]) -> dict[str, float]:
         await self._notify("on_step_end", self.step_number, metrics)
@@ -237,7 +247,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
             self.reward_fn.observe([result_of(one) for group in groups for one in group.scored])
             self._state = replace(self._state, reward=self.reward_fn.state())
             if credited.samples:
-                await self.agent.backend.update_weights(self.learner.weights(), number)
+                await self._hand_over()
             sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)
             now = time.perf_counter()
             self._state = replace(self._state, train_seconds=self._state.train_seconds + now - started)
@@ -269,6 +279,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
         """Evaluate and save where it is due."""
         step, is_best = self.step_number, False
         if crossed(self.config.eval_steps, self._state.evaluated_step, step):
+            await self._speak_as_itself()
             result = await self.evaluate()
             is_best = await uninterrupted(self._note(result))
             await self._notify("on_evaluate", step, result)

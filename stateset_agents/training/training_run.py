@@ -28,16 +28,23 @@ from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.training.callbacks import notify
 from stateset_agents.training.checkpoint import (
     fingerprint,
-    mark_best,
-    remove_later,
 )
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.control import Controlled, Progress
 from stateset_agents.training.curriculum import ScenarioOrder
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.parts import check_reward
-from stateset_agents.training.resume import Identity, RunState, checkpoint_at, keep, newest, take_up
+from stateset_agents.training.resume import (
+    Identity,
+    RunState,
+    checkpoint_at,
+    drop_later,
+    keep,
+    newest,
+    take_up,
+)
 from stateset_agents.training.step_warnings import StepWarnings
+from stateset_agents.training.tenure import at_work, edition, new_edition
 from stateset_agents.training.uninterrupted import uninterrupted
 from stateset_agents.training.worker import Worker
 
@@ -90,6 +97,7 @@ class TrainingRun(Controlled):
         self._run = run
         self._tracker: JsonlTracker | None = None
         self._learner: Learner | None = None
+        self._edition: object = None
         self._boundary = asyncio.Lock()
         self._worker = Worker()
 
@@ -128,8 +136,8 @@ class TrainingRun(Controlled):
     async def initialize(self) -> None:
         """Load the model, make the trainable copy and the reference, open the run folder.
 
-        Raises ConfigurationError for settings that cannot work together, a trainer that was stopped, and a
-        run folder that another trainer is writing.
+        Raises ConfigurationError for settings that cannot work together, a trainer that was stopped, an agent
+        that another trainer is training, and a run folder that another trainer is writing.
         """
         self._worker.refuse_stopped()
         if self.is_ready:
@@ -151,7 +159,9 @@ class TrainingRun(Controlled):
         if self.config.eval_steps:
             held_out(self.environment, "validation", None)
         self._scenarios = await self._worker.run(self._order.fingerprint)
-        self._learner, self._base = await self._worker.run(self._make_learner, self.agent.backend)
+        with at_work(self.agent.backend, self):
+            self._edition = edition(self.agent.backend)
+            self._learner, self._base = await self._worker.run(self._make_learner, self.agent.backend)
         self.engine = ComputationalEngine(
             self.agent,
             self.environment,
@@ -164,16 +174,28 @@ class TrainingRun(Controlled):
             turn_timeout=self.config.turn_timeout,
             reward_timeout=self.config.reward_timeout,
         )
-        if self._run is None:
-            self._run = RunFolder.create(self.config.output_dir, name=self.config.run_name)
-        if not self._run.config.exists():  # a resumed run's stays until its checkpoint agrees
-            self._run.write_config(self._settings())
-        self._tracker = JsonlTracker(self._run)
+        self._run, self._tracker = await self._worker.run(self._open_run)
+
+    def _open_run(self) -> tuple[RunFolder, JsonlTracker]:
+        run = self._run or RunFolder.create(self.config.output_dir, name=self.config.run_name)
+        if not run.config.exists():  # a resumed run's stays until its checkpoint agrees
+            run.write_config(self._settings())
+        return run, JsonlTracker(run)
 
     def _make_learner(self, backend: Any) -> tuple[Learner, str]:
         exact = backend.model.dtype is torch.float32
         learner = Learner(backend.master_model(), self.config, num_steps=self.num_steps, exact_logprobs=exact)
         return learner, fingerprint(learner.weights())
+
+    async def _hand_over(self) -> None:
+        """Let the agent speak with this trainer's weights."""
+        await self.agent.backend.update_weights(self.learner.weights(), self._state.version)
+        self._edition = new_edition(self.agent.backend)
+
+    async def _speak_as_itself(self) -> None:
+        """Hand the weights over where the agent has others: the best step's, or another trainer's."""
+        if edition(self.agent.backend) is not self._edition:
+            await uninterrupted(self._hand_over())
 
     def _settings(self) -> dict[str, Any]:
         named = "environment" in self._description  # by what a YAML file can name, not by its class alone
@@ -216,22 +238,28 @@ class TrainingRun(Controlled):
         """Go on from a checkpoint, or a run's newest: this run's when no path is given.
 
         Log lines and checkpoints of later steps are dropped. Raises CheckpointError when it is damaged, was
-        taken away, or is of another base model or other settings. Another machine, thread count or length
-        of the schedule is allowed and said: not bit-equal.
+        taken away, or is of another base model or other settings, ConfigurationError during a step. Another
+        machine, thread count or length of the schedule is allowed and said: not bit-equal. Cancelled midway
+        it finishes first.
         """
         await self.initialize()
-        found = newest(self.run) if path is None else checkpoint_at(Path(path))
-        if found is not None:
-            async with self._boundary:
-                state = await self._worker.run(take_up, found, self.learner, self._identity())
-                await self.agent.backend.update_weights(self.learner.weights(), state.version)
-                self._state = state
-                self.reward_fn.restore(state.reward)
-            self._saved = state if found.parent == self.run.checkpoints else None
-        self.run.truncate_after(self.step_number)
-        remove_later(self.run.checkpoints, self.step_number)
-        mark_best(self.run.checkpoints, self._state.best.step)
-        self.run.write_config(self._settings())
+        if self._is_stepping:
+            raise ConfigurationError(
+                "a step of this trainer is under way: await it, then load the checkpoint"
+            )
+        with at_work(self.agent.backend, self):
+            await uninterrupted(self._go_on_from(path))
+
+    async def _go_on_from(self, path: str | Path | None) -> None:
+        async with self._boundary:
+            find = partial(newest, self.run) if path is None else partial(checkpoint_at, Path(path))
+            found = await self._worker.run(find)
+            if found is not None:
+                self._state = await self._worker.run(take_up, found, self.learner, self._identity())
+                await self._hand_over()
+                self.reward_fn.restore(self._state.reward)
+                self._saved = self._state if found.parent == self.run.checkpoints else None
+            await self._worker.run(drop_later, self.run, self._state, self._settings())
         if found is not None:
             self.tracker.log_event("resumed", step=self.step_number, path=found.name)
 

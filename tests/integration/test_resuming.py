@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import shutil
 
@@ -10,6 +12,7 @@ from tiny_training import make_agent, make_trainer, same_bits, snapshot
 
 from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.training.callbacks import Callback
 
 
 async def stopped_after(folder, steps, **settings):
@@ -121,3 +124,74 @@ async def test_validation_conversations_are_logged_as_such(tmp_path, log_rollout
     assert held == (expected if log_rollouts else [])
     assert all(one.advantages is None for one in RunLog(trainer.run).rollouts("validation"))
     await trainer.close()
+
+
+async def test_a_cancelled_resume_is_whole(tmp_path):
+    run = await stopped_after(tmp_path, 2)
+    again = make_trainer(tmp_path, run=run)
+    await again.initialize()
+    loop, restoring, restore = asyncio.get_running_loop(), asyncio.Event(), again.learner.restore
+
+    def watched(*parts):
+        loop.call_soon_threadsafe(restoring.set)
+        restore(*parts)
+
+    again.learner.restore = watched
+    loading = asyncio.create_task(again.load_checkpoint())
+    await restoring.wait()
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert (again.step_number, again.agent.backend.version) == (2, 2)
+    assert same_bits(dict(again.agent.backend.model.state_dict()), again.learner.weights())
+    await again.train()
+    await again.close()
+    whole = make_trainer(tmp_path)
+    await whole.train()
+    assert same_bits(snapshot(again), snapshot(whole))
+    await whole.close()
+
+
+async def test_a_checkpoint_is_not_loaded_under_a_step(tmp_path):
+    trainer = make_trainer(tmp_path, save_steps=1)
+
+    class LoadsTheFirst(Callback):
+        async def on_step_end(self, step, metrics):
+            if step == 2:
+                await trainer.load_checkpoint(trainer.run.checkpoints / "step-000001")
+
+    trainer.callbacks.append(LoadsTheFirst())
+    with pytest.raises(ConfigurationError, match="a step of this trainer is under way: await it, then load"):
+        await trainer.train()
+    assert trainer.step_number == 2
+    await trainer.close()
+
+
+async def test_a_long_log_is_cut_while_the_event_loop_goes_on(tmp_path):
+    run = await stopped_after(tmp_path, 2)
+    line = run.rollouts.read_bytes().splitlines(keepends=True)[-1]
+    long = json.loads(line)
+    long["metadata"] = {"note": "x " * 50_000}
+    with run.rollouts.open("ab") as stream:
+        stream.write((json.dumps(long).encode() + b"\n") * 300)  # 30 MB
+    again, order = make_trainer(tmp_path, run=run), []
+    await again.initialize()
+    cut = type(run).truncate_after
+
+    def noted(folder, step):
+        order.append("begins")
+        cut(folder, step)
+        order.append("ended")
+
+    async def ticks():
+        while "ended" not in order:
+            await asyncio.sleep(0.001)
+            order.append("tick")
+
+    ticking = asyncio.create_task(ticks())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(run), "truncate_after", noted)
+        await again.load_checkpoint()
+    await ticking
+    assert "tick" in order[order.index("begins") : order.index("ended")]
+    await again.close()

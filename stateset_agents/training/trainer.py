@@ -18,7 +18,8 @@ from stateset_agents.core.reward import Reward
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.scoring import result_of
 from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, by_scenario
-from stateset_agents.errors import ConfigurationError, StatesetError, TrainingStopped
+from stateset_agents.core.waiting import in_thread
+from stateset_agents.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError, TrainingStopped
 from stateset_agents.evaluation.evaluator import (
     Evaluation,
     evaluate,
@@ -244,10 +245,9 @@ class MultiTurnGRPOTrainer(TrainingRun):
                 repeatable=self.engine.repeatable,
                 temperature=next_temperature(self.config, self.temperature, metrics.get("reward/mean")),
             )
-            self.reward_fn.observe([result_of(one) for group in groups for one in group.scored])
-            self._state = replace(self._state, reward=self.reward_fn.state())
             if credited.samples:
                 await self._hand_over()
+            mistake = await self._observe(groups)
             sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)
             now = time.perf_counter()
             self._state = replace(self._state, train_seconds=self._state.train_seconds + now - started)
@@ -267,7 +267,28 @@ class MultiTurnGRPOTrainer(TrainingRun):
             await self._worker.run(write)
         fatal = number == 1 or self._state.failed_steps >= self.config.max_failed_steps
         self._trouble = f"step {number} {cause}" if cause and fatal else None
+        if mistake is not None:
+            raise mistake
         return metrics
+
+    async def _observe(self, groups: Sequence[TrajectoryGroup]) -> Exception | None:
+        """Show the reward its scores. It is user code: what it raises is one line, and the step goes on; an
+        error that must travel is returned, for the step to be whole first."""
+
+        def observe() -> dict[str, Any]:
+            self.reward_fn.observe([result_of(one) for group in groups for one in group.scored])
+            return self.reward_fn.state()
+
+        try:
+            self._state = replace(self._state, reward=await in_thread(observe))
+        except (*PROGRAMMING_ERRORS, StatesetError) as error:
+            return error
+        except Exception as error:  # the boundary to user code
+            said = f"{self.reward_fn.name}.observe failed: {type(error).__name__}: {error}"
+            _log.error(f"reward {said}; training goes on")
+            self.tracker.log_event("reward failed", step=self.step_number, error=said)
+            self._state = replace(self._state, repeatable=False)
+        return None
 
     def _step_episodes(self) -> int:
         full = self.config.episodes_per_step()
@@ -305,7 +326,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
     ) -> Evaluation:
         """The current policy on held-out scenarios (at most `eval_episodes`, or `episodes` of them), with
         users of its own seed."""
-        scenarios = held_out(self.environment, split, episodes)
+        scenarios = await in_thread(held_out, self.environment, split, episodes)
         if episodes is None:
             scenarios = scenarios[: self.config.eval_episodes]
         return await evaluate(

@@ -16,6 +16,7 @@ from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.context_window import refuse_sliding_window
 from stateset_agents.core.environment import Environment, expect_environment
 from stateset_agents.core.reward import Reward, as_reward
+from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.evaluator import (
     held_out,
@@ -145,7 +146,8 @@ class TrainingRun(Controlled):
         refuse_truncated_sampling(self.agent)
         refuse_sliding_window(self.agent.config)
         check_reward(self.reward_fn, self.config)
-        self._order = ScenarioOrder(self.environment.scenarios("train"), self.config.seed)
+        scenarios = await in_thread(self.environment.scenarios, "train")
+        self._order = ScenarioOrder(scenarios, self.config.seed)
         await self.agent.initialize()
         if not hasattr(self.agent.backend, "master_model"):
             raise ConfigurationError(
@@ -157,7 +159,7 @@ class TrainingRun(Controlled):
             said = ", ".join(f"{name} {value}" for name, value in self.recommended.items())
             _log.warning(f"the model's card sets what you did not: {said}")
         if self.config.eval_steps:
-            held_out(self.environment, "validation", None)
+            await in_thread(held_out, self.environment, "validation", None)
         self._scenarios = await self._worker.run(self._order.fingerprint)
         with at_work(self.agent.backend, self):
             self._edition = edition(self.agent.backend)

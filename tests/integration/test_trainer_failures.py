@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import threading
 
 import pytest
-from tiny_training import Watched, make_agent, make_trainer, same_bits, snapshot
+from tiny_training import Watched, make_agent, make_environment, make_trainer, same_bits, snapshot
 
 from stateset_agents.core.reward import RewardFunction, reward_function
 from stateset_agents.core.scoring import RewardResult
@@ -162,6 +163,71 @@ async def test_a_mistake_in_user_code_travels_and_the_finished_steps_are_kept(tm
         await trainer.train()
     assert trainer.step_number == 2
     assert load_checkpoint(latest_checkpoint(trainer.run.checkpoints)).step == 2
+    await trainer.close()
+
+
+class Observes(RewardFunction):
+    """Scores as `even_share`, and lets `look` see the scores."""
+
+    local = True
+
+    def __init__(self, look):
+        self.look = look
+
+    async def score(self, trajectory):
+        ids = [token for turn in trajectory.turns for token in turn.completion.token_ids]
+        return RewardResult(score=sum(token % 2 == 0 for token in ids) / len(ids))
+
+    def observe(self, results):
+        self.look(results)
+
+
+def raises(error):
+    def look(results):
+        raise error
+
+    return look
+
+
+async def test_a_reward_that_cannot_note_its_scores_is_a_line_and_the_step_is_whole(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, reward=Observes(raises(OSError("the database is away"))), max_steps=2)
+    await trainer.train()
+    line = "Observes.observe failed: OSError: the database is away"
+    assert caplog.text.count(line) == 2
+    failed = [event for event in RunLog(trainer.run).events() if event["event"] == "reward failed"]
+    assert [(event["step"], event["error"]) for event in failed] == [(1, line), (2, line)]
+    assert (trainer.state, trainer.agent.backend.version) == ("finished", 2)
+    assert metric(trainer, "policy/version") == [1, 2]
+    assert trainer.summary()["deterministic"] is False
+    await trainer.close()
+
+
+async def test_a_mistake_in_observe_travels_when_the_step_is_whole(tmp_path):
+    trainer = make_trainer(tmp_path, reward=Observes(raises(TypeError("no such thing"))))
+    with pytest.raises(TypeError, match="no such thing"):
+        await trainer.train()
+    assert (trainer.step_number, trainer.agent.backend.version) == (1, 1)
+    assert metric(trainer, "policy/version") == [1]
+    assert same_bits(dict(trainer.agent.backend.model.state_dict()), trainer.learner.weights())
+    assert load_checkpoint(latest_checkpoint(trainer.run.checkpoints)).step == 1
+    await trainer.close()
+
+
+async def test_user_code_of_the_trainer_that_blocks_does_not_hold_up_the_event_loop(tmp_path):
+    loop, answered = asyncio.get_running_loop(), threading.Event()
+
+    def asks_the_loop(*_):
+        answered.clear()
+        loop.call_soon_threadsafe(answered.set)
+        assert answered.wait(20)  # only the event loop can set it
+
+    environment = make_environment()
+    scenarios = environment.scenarios
+    environment.scenarios = lambda split: (asks_the_loop(), scenarios(split))[1]
+    trainer = make_trainer(
+        tmp_path, reward=Observes(asks_the_loop), environment=environment, max_steps=1, eval_steps=1
+    )
+    await asyncio.wait_for(trainer.train(), 60)
     await trainer.close()
 
 

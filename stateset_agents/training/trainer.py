@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -75,22 +75,23 @@ class MultiTurnGRPOTrainer(TrainingRun):
         """
         if not self._ended.is_set():
             raise ConfigurationError("this trainer is training: await that call, or make another trainer")
+        self._worker.refuse_stopped()
         self._ended.clear()
         self._begin()
         self._task, self._why = asyncio.current_task(), None
         try:
             await self.initialize()
             with at_work(self.agent.backend, self):
-                await self._end(*await self._run_steps())
-        except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError):
-                await self._end("stopped", f"cancelled after step {self.step_number} of {self.num_steps}")
-            else:
-                await self._end("failed", " ".join(str(error).split()) or type(error).__name__)
+                ending = await self._run_steps()
+        except asyncio.CancelledError:
+            await self._end("stopped", self._cancelled())
             raise
+        except Exception as error:
+            await self._end("failed", _one_line(error))
+            raise
+        else:
+            await self._end(*ending)
         finally:
-            if not self.has_ended:  # cancelled again while it ended
-                self._settle("stopped")
             self._task = None
             self._ended.set()
         return self.agent
@@ -119,22 +120,43 @@ class MultiTurnGRPOTrainer(TrainingRun):
         return None
 
     async def _end(self, state: State, why: str) -> None:
-        """Keep what there is, once; tell everyone."""
-        if self.has_ended:  # the end itself was cut
-            return
-        failure: StatesetError | None = None
-        try:
-            if self.is_ready:
-                await self._save_last()
-        except StatesetError as error:
-            failure, state, why = error, "failed", str(error)
+        """Keep what there is, write it down and tell everyone; each is done whatever becomes of the others.
+
+        What breaks first on the way is raised, and is how the training ended; a cancellation does not undo a
+        failure.
+        """
+        failures: list[BaseException] = []
+
+        async def attempt(work: Awaitable[None]) -> None:
+            nonlocal state, why
+            try:
+                await work
+            except asyncio.CancelledError as error:
+                failures.append(error)
+                if state != "failed":
+                    state, why = "stopped", self._cancelled()
+            except Exception as error:
+                if not failures:
+                    state, why = "failed", _one_line(error)
+                failures.append(error)
+
+        if self.is_ready:
+            await attempt(self._save_last())
+        await attempt(self._settle_as(state, why))
+        await attempt(self._notify("on_train_end", self))
+        if (state, why) != (self.state, self._why):
+            await attempt(self._settle_as(state, why))
+        if failures:
+            raise failures[0]
+
+    async def _settle_as(self, state: State, why: str) -> None:
         self._why = why
         self._settle(state)
         if self.is_ready:
             await uninterrupted(self._worker.run(leave, self.run, self.summary()))
-        await self._notify("on_train_end", self)
-        if failure is not None:
-            raise failure
+
+    def _cancelled(self) -> str:
+        return f"cancelled after step {self.step_number} of {self.num_steps}"
 
     async def _speak_as_best(self) -> None:
         """Hand the best step's weights to the agent; the trainer's own stay the last step's."""
@@ -341,6 +363,10 @@ class MultiTurnGRPOTrainer(TrainingRun):
             turn_timeout=self.config.turn_timeout,
             reward_timeout=self.config.reward_timeout,
         )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 async def train(

@@ -402,3 +402,58 @@ async def test_the_agent_is_left_speaking_after_a_cancellation(tmp_path):
     await trainer.stop()
     assert isinstance(await agent.generate_response("hi"), str)
     await agent.close()
+
+
+# ------------------------------------------------------------------------------ callbacks that break the end
+
+
+class BreaksAt(Heard):
+    """Breaks at one moment; cancels the training in its first step where that is asked for."""
+
+    def __init__(self, moment, error, *, cancels=False):
+        super().__init__()
+        self.error, self.cancels = error, cancels
+        setattr(self, moment, self.breaks)
+
+    async def breaks(self, *_):
+        raise self.error
+
+    async def on_step_end(self, step, metrics):
+        if self.cancels:
+            asyncio.current_task().cancel()
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+@pytest.mark.parametrize("moment", ["on_checkpoint", "on_train_end"])
+async def test_a_mistake_in_the_end_is_how_it_ended_and_everyone_is_told(tmp_path, moment, cancels):
+    trainer = make_trainer(tmp_path, max_steps=2)
+    heard = Heard()
+    trainer.callbacks += [heard, BreaksAt(moment, TypeError("a mistake"), cancels=cancels)]
+    with pytest.raises(TypeError, match="a mistake"):
+        await asyncio.create_task(trainer.train())
+    summary = json.loads(trainer.run.summary.read_text())
+    assert (trainer.progress.state, trainer.progress.why) == ("failed", "a mistake")
+    assert (summary["ended"], summary["why"]) == ("failed", "a mistake")
+    assert heard.moments[-1][0] == "end"
+    assert trainer.run.report.is_file()
+    await trainer.close()
+
+
+async def test_cancelled_while_it_ends_the_summary_is_written_and_the_end_is_told(tmp_path):
+    trainer, heard = make_trainer(tmp_path, max_steps=1), Heard()
+
+    class CancelsTwice(Callback):
+        async def on_step_end(self, step, metrics):
+            asyncio.current_task().cancel()
+
+        async def on_checkpoint(self, step, path):
+            asyncio.current_task().cancel()
+
+    trainer.callbacks += [heard, CancelsTwice()]
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(trainer.train())
+    summary = json.loads(trainer.run.summary.read_text())
+    assert (summary["ended"], summary["why"]) == ("stopped", "cancelled after step 1 of 1")
+    assert heard.moments[-1] == ("end", "stopped")
+    assert trainer.run.report.is_file()
+    await trainer.close()

@@ -11,6 +11,8 @@ from tiny_models import tiny_model, tiny_tokenizer
 __all__ = ["PARTS", "RUN", "write_desk"]
 
 PARTS = """
+import asyncio
+
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import reward_function
 
@@ -26,6 +28,10 @@ async def broken(trajectory):
 class Closed(ConversationEnvironment):
     async def start(self, scenario, seed):
         raise ConnectionError("the desk is closed")
+
+class Hanging(ConversationEnvironment):
+    async def start(self, scenario, seed):
+        await asyncio.sleep(60)
 """
 RUN: dict[str, Any] = {
     "agent": {"model_name": "./model", "chat_template": "plain", "max_new_tokens": 3},

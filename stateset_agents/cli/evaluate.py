@@ -80,6 +80,8 @@ async def play(config: ExperimentConfig, temperature: float) -> Evaluation:
             temperature=temperature,
             seed=settings.seed,
             max_concurrent=settings.max_concurrent,
+            turn_timeout=config.training.turn_timeout,
+            reward_timeout=config.training.reward_timeout,
         )
 
 

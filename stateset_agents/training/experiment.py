@@ -137,9 +137,16 @@ def _override(data: dict[str, Any], name: str, value: Any) -> None:
 
 
 async def measure(
-    agent: MultiTurnAgent, environment: Environment, reward_fn: RewardFunction, config: EvaluationConfig
+    agent: MultiTurnAgent,
+    environment: Environment,
+    reward_fn: RewardFunction,
+    config: EvaluationConfig,
+    limits: TrainingConfig,
 ) -> tuple[dict[str, Any], Evaluation]:
-    """Success sampled at temperature 1 (with interval and families) and greedy, as `summary.json` has it."""
+    """Success sampled at temperature 1 (with interval and families) and greedy, as `summary.json` has it.
+
+    Of `limits` the two time limits are taken, `turn_timeout` and `reward_timeout`.
+    """
     scenarios = held_out(environment, config.split, config.episodes)
     sampled, greedy = [
         await evaluate(
@@ -150,6 +157,8 @@ async def measure(
             temperature=temperature,
             seed=config.seed,
             max_concurrent=config.max_concurrent,
+            turn_timeout=limits.turn_timeout,
+            reward_timeout=limits.reward_timeout,
         )
         for temperature in (1.0, 0.0)
     ]
@@ -231,7 +240,7 @@ class Experiment:
     async def _measure(self, stage: Stage, config: EvaluationConfig) -> None:
         trainer = self.trainer
         self.summary[stage], sampled = await measure(
-            trainer.agent, trainer.environment, trainer.reward_fn, config
+            trainer.agent, trainer.environment, trainer.reward_fn, config, trainer.config
         )
         # a kill between these lines and summary.json leaves them there, and they are played again
         self.run.drop_stage(stage, trainer.step_number)

@@ -198,6 +198,10 @@ def test_evaluate_and_build_embedded_say_it_in_one_line_too(told: Any, tmp_path:
     assert "no-model' does not exist" in told(
         "evaluate", "run.yaml", "--model", "./no-model", "--set", "evaluation.split=validation"
     )
+    limits = ("--set", "environment.name=cli_parts:Hanging", "--set", "training.turn_timeout=0.1")
+    assert "opening a conversation took the environment longer than 0.1 s" in told(
+        "evaluate", "run.yaml", "--set", "evaluation.split=validation", *limits
+    )
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "model.safetensors").write_bytes(b"torn")
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 262}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -17,6 +18,8 @@ from stateset_agents.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.evaluation.evaluator import Evaluation, FamilyResult, evaluate, held_out
 from stateset_agents.evaluation.intervals import wilson
 from stateset_agents.messages import Message
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.experiment import EvaluationConfig, measure
 
 
 class Judged(ChattyEnvironment):
@@ -171,3 +174,17 @@ def test_held_out_scenarios_are_the_first_of_their_split() -> None:
 def test_scenarios_that_are_not_there_cannot_be_played(split: str, number: int | None, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         held_out(ChattyEnvironment(), split, number)
+
+
+async def test_the_measurement_around_training_has_the_training_s_time_limits() -> None:
+    async def wait(conversation: ChattyConversation, reply: Message) -> None:
+        await asyncio.sleep(60)
+
+    limits = TrainingConfig(turn_timeout=0.1)
+    async with MultiTurnAgent(AgentConfig(), backend=ScriptedBackend(lambda request: "ok")) as agent:
+        with pytest.raises(
+            EnvironmentFailure, match=r"answering a reply took the environment longer than 0\.1 s"
+        ):
+            await measure(
+                agent, ChattyEnvironment(answer=wait), EnvironmentReward(), EvaluationConfig(), limits
+            )

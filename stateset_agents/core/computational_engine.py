@@ -135,7 +135,8 @@ class ComputationalEngine:
         is not played again, its fork is spent; those of an unscored member are not played at all.
         """
         jobs = list(self._jobs(scenarios, seed, step))
-        async with Forks(self.num_branches, of=type(self.environment).__name__) as forks:
+        of, limit = type(self.environment).__name__, self._in_time.limit
+        async with Forks(self.num_branches, of=of, limit=limit) as forks:
             play = partial(self._play, forks=forks, temperature=temperature)
             scored = await self._in_groups(jobs, play, self._rewarded)
             others = list(self._branch_jobs(jobs, scored, forks))

@@ -71,8 +71,8 @@ class Conversation(Protocol):
     def fork(self) -> Conversation:
         """An independent copy that goes on from the same state, and is closed by itself.
 
-        Asked for between two steps, when training plays branches; it runs in the event loop, so it should
-        be quick. Raise NotImplementedError where a conversation cannot be copied.
+        Asked for between two steps, when training plays branches, in a thread that need not be the one
+        that steps. Raise NotImplementedError where a conversation cannot be copied.
         """
         ...
 

@@ -16,8 +16,8 @@ from stateset_agents.streams import derive
 
 __all__ = ["BetweenTurns", "EpisodeSeeds", "Fork", "run_branch", "run_episode"]
 
-BetweenTurns = Callable[[Trajectory, Conversation], None]
-"""Called before each turn of the agent but the first, with what has happened so far."""
+BetweenTurns = Callable[[Trajectory, Conversation], Awaitable[None]]
+"""Awaited before each turn of the agent but the first, with what has happened so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ async def _converse(
         if room < 1:
             return Status.TRUNCATED, {"context_overflow": True}
         if turns and between_turns is not None:
-            between_turns(replace(start, turns=tuple(turns)), conversation)
+            await between_turns(replace(start, turns=tuple(turns)), conversation)
         row.extend(delta)
         completion = await speak(row, room)
         row.extend(completion.token_ids)

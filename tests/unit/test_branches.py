@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 from collections import Counter
 from typing import Any
 
@@ -16,6 +17,7 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Conversation, Observation
 from stateset_agents.core.reward import EnvironmentReward, RewardFunction, reward_function
+from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Branch, Status, Trajectory, TrajectoryGroup
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message
@@ -42,9 +44,13 @@ def engine_of(
     )
 
 
-async def rollout(engine: ComputationalEngine, number: int = 1) -> list[TrajectoryGroup]:
+async def rollout_amid_others(engine: ComputationalEngine, number: int = 1) -> list[TrajectoryGroup]:
     await engine.agent.initialize()
-    groups = await engine.rollout(scenarios(number), seed=5, step=0)
+    return await engine.rollout(scenarios(number), seed=5, step=0)
+
+
+async def rollout(engine: ComputationalEngine, number: int = 1) -> list[TrajectoryGroup]:
+    groups = await rollout_amid_others(engine, number)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     return groups
 
@@ -353,3 +359,63 @@ async def test_branches_end_where_their_own_words_lead_them() -> None:
 def test_a_branch_counts_the_tokens_sampled_for_it_alone() -> None:
     trajectory = talk(([9], [1, 2, 3]), ([8], [4, 5]), ([7], [6]))
     assert Branch(turn=1, trajectory=trajectory).num_agent_tokens == 3
+
+
+class SlowToFork(ChattyEnvironment):
+    """A fork waits until `go` is set; `asked` tells that one was begun."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    async def start(self, scenario: Scenario, seed: int) -> Conversation:
+        conversation = await super().start(scenario, seed)
+        fork = conversation.fork
+
+        def slow() -> Conversation:
+            self.asked.set()
+            assert self.go.wait(10)
+            return fork()
+
+        conversation.fork = slow  # type: ignore[method-assign]
+        return conversation
+
+
+async def begun(environment: SlowToFork) -> None:
+    assert await asyncio.to_thread(environment.asked.wait, 10)
+
+
+async def test_the_event_loop_goes_on_while_a_conversation_is_copied() -> None:
+    environment = SlowToFork()
+
+    async def release() -> None:
+        await begun(environment)
+        environment.go.set()  # nobody would, if the copy held the loop
+
+    (group,), _ = await asyncio.gather(rollout_amid_others(engine_of(environment)), release())
+    assert places(group) == [(0, 1), (0, 1), (1, 1), (1, 1)]
+    assert environment.num_open == 0
+
+
+async def test_a_rollout_cancelled_while_a_conversation_is_copied_closes_the_copy() -> None:
+    environment = SlowToFork()
+    task = asyncio.create_task(rollout_amid_others(engine_of(environment)))
+    await begun(environment)
+    task.cancel()
+    environment.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert environment.num_open == 0
+
+
+async def test_a_fork_that_hangs_fails_its_conversation_after_the_turn_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stateset_agents.core.forks._GRACE_SECONDS", 0.05)
+    environment = SlowToFork()
+    (group,) = await rollout_amid_others(engine_of(environment, turn_timeout=0.2, episode_retries=0))
+    assert {member.error for member in group.trajectories} == {
+        "EnvironmentTimeout: forking a conversation took the environment longer than 0.2 s: mend the user or "
+        "tool that hangs, or raise turn_timeout"
+    }
+    environment.go.set()

@@ -67,6 +67,11 @@ class MultiTurnAgent:
         return self._template
 
     @property
+    def is_running(self) -> bool:
+        """Has it been initialised, and not closed since?"""
+        return self._running
+
+    @property
     def context_length(self) -> int:
         """Most tokens of one conversation."""
         own = self.backend.context_length

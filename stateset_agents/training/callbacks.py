@@ -6,6 +6,7 @@ runs in the event loop; a plain one in a thread of its own, so it may block.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,7 +70,17 @@ async def notify(callbacks: Sequence[object], moment: str, *arguments: Any) -> l
                     await result
         except (*PROGRAMMING_ERRORS, StatesetError):
             raise
-        except Exception as error:  # the boundary to user code: training outlives a webhook that is down
+        except (Exception, asyncio.CancelledError) as error:
+            # the boundary to user code: training outlives a webhook that is down, or a task of the callback's
+            # own that was cancelled
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
             failures.append(f"{type(callback).__name__}.{moment} failed: {type(error).__name__}: {error}")
             _log.error(f"callback {failures[-1]}; training goes on")
     return failures
+
+
+def _is_cancelled() -> bool:
+    """Was the task that runs now asked to end?"""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

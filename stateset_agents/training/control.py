@@ -78,12 +78,22 @@ class Controlled:
         self._wake()
 
     def request_stop(self) -> None:
-        """Let the step under way end, keep a checkpoint, and have `train` return."""
+        """Let the step under way end, keep a checkpoint, and have `train` return.
+
+        Before `train` was ever called it holds for the first call; after an end there is nothing to stop.
+        """
+        if self.has_ended:
+            return
         self._stops = True
         self._wake()
 
     async def wait_for(self, *states: State) -> State:
-        """Wait until the training is in one of these states, or has ended; returns the state it is in."""
+        """Wait until the training is in one of these states, or has ended; returns the state it is in.
+
+        A `train` that was called as a task just before, after an earlier end, counts as begun.
+        """
+        if self.has_ended:
+            await asyncio.sleep(0)  # such a task has its first turn
         while self.state not in (*states, *_ENDED):
             await self._changed.wait()
         return self.state

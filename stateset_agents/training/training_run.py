@@ -340,7 +340,14 @@ class TrainingRun(Controlled):
         await self.agent.close()
 
     async def __aenter__(self) -> Self:
-        await self.initialize()
+        spoke = self.agent.is_running
+        try:
+            await self.initialize()
+        except (Exception, asyncio.CancelledError):
+            await self.stop()
+            if not spoke:  # else it is in use elsewhere
+                await self.agent.close()
+            raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -7,7 +7,15 @@ import json
 import threading
 
 import pytest
-from tiny_training import Watched, make_agent, make_trainer, same_bits, snapshot
+from tiny_training import (
+    SCENARIOS,
+    Watched,
+    make_agent,
+    make_environment,
+    make_trainer,
+    same_bits,
+    snapshot,
+)
 
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.errors import CheckpointError, ConfigurationError, TrainingStopped
@@ -19,6 +27,10 @@ from stateset_agents.training.checkpoint import latest_checkpoint, load_checkpoi
 def threads():
     """Those of trainers and backends."""
     return {one for one in threading.enumerate() if one.name.startswith(("update", "generation"))}
+
+
+def without_validation():
+    return make_environment(scenarios=[one for one in SCENARIOS if one["split"] == "train"])
 
 
 class FirstStep(Callback):
@@ -457,3 +469,61 @@ async def test_cancelled_while_it_ends_the_summary_is_written_and_the_end_is_tol
     assert heard.moments[-1] == ("end", "stopped")
     assert trainer.run.report.is_file()
     await trainer.close()
+
+
+async def test_a_cancelled_task_of_a_callbacks_own_is_a_callback_that_failed(tmp_path, caplog):
+    class LosesATask(Callback):
+        async def on_step_end(self, step, metrics):
+            task = asyncio.create_task(asyncio.sleep(9))
+            task.cancel()
+            await task
+
+    trainer = make_trainer(tmp_path, max_steps=2)
+    trainer.callbacks.append(LosesATask())
+    await asyncio.create_task(trainer.train())
+    assert (trainer.state, trainer.step_number) == ("finished", 2)
+    assert caplog.text.count("LosesATask.on_step_end failed: CancelledError") == 2
+    await trainer.close()
+
+
+# ------------------------------------------------------------------------------ before and after
+
+
+async def test_a_stop_that_is_asked_for_after_the_end_does_not_stop_the_next_training(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    await trainer.train()
+    trainer.request_stop()
+    trainer.config = trainer.config.model_copy(update={"max_steps": 2})
+    await trainer.train()
+    assert (trainer.state, trainer.step_number) == ("finished", 2)
+    await trainer.close()
+
+
+async def test_a_training_that_goes_on_after_its_end_is_waited_for(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    await trainer.train()
+    trainer.config = trainer.config.model_copy(update={"max_steps": 2})
+    trainer.pause()
+    training = asyncio.create_task(trainer.train())
+    assert await trainer.wait_for("paused") == "paused"
+    trainer.resume()
+    await training
+    assert await trainer.wait_for("paused") == "finished"
+    await trainer.close()
+
+
+@pytest.mark.parametrize("spoke", [False, True])
+async def test_a_context_that_cannot_be_entered_leaves_no_thread_and_a_speaking_agent_speaking(
+    tmp_path, spoke
+):
+    before, agent = threads(), make_agent()
+    if spoke:
+        await agent.initialize()
+    trainer = make_trainer(tmp_path, agent=agent, eval_steps=1, environment=without_validation())
+    with pytest.raises(ConfigurationError, match="validation"):
+        async with trainer:
+            pass
+    if spoke:
+        assert isinstance(await agent.generate_response("hi"), str)
+        await agent.close()
+    assert threads() <= before

@@ -369,15 +369,16 @@ class SlowToFork(ChattyEnvironment):
         self.asked, self.go = threading.Event(), threading.Event()
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
-        conversation = await super().start(scenario, seed)
+        conversation: Any = await super().start(scenario, seed)
         fork = conversation.fork
 
         def slow() -> Conversation:
             self.asked.set()
             assert self.go.wait(10)
-            return fork()
+            twin: Conversation = fork()
+            return twin
 
-        conversation.fork = slow  # type: ignore[method-assign]
+        conversation.fork = slow
         return conversation
 
 

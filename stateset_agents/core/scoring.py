@@ -113,7 +113,8 @@ class RewardFunction(ABC):
         """Called by the trainer when a step is over, with what this reward gave each scored conversation.
 
         A reward that keeps statistics moves them here and nowhere else, so that all conversations of a step
-        are compared under the same ones and an evaluation moves none.
+        are compared under the same ones and an evaluation moves none. It runs in a thread. What it raises
+        is one line, and training goes on; programming errors end the training with the step kept.
         """
 
     def state(self) -> dict[str, Any]:

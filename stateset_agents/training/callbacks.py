@@ -7,8 +7,9 @@ runs in the event loop; a plain one in a thread of its own, so it may block.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
     from stateset_agents.evaluation.evaluator import Evaluation
     from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 
-__all__ = ["Callback", "notify"]
+__all__ = ["LAST_WORD", "Callback", "Patience", "notify"]
 
 _log = get_logger(__name__)
+
+LAST_WORD = 60.0
+"""Seconds that each call of a callback has left once the application stops or closes the trainer."""
 
 
 class Callback:
@@ -30,7 +34,9 @@ class Callback:
 
     A method that raises is logged in one line and in events.jsonl, and training goes on; programming
     errors (TypeError, NameError and their like) and the package's own errors end the training instead, as
-    `raise TrainingStopped("...")` does on purpose. The last finished step is kept either way.
+    `raise TrainingStopped("...")` does on purpose. The last finished step is kept either way. A method may
+    take as long as it likes, but a minute once the trainer is stopped or closed: then it is cancelled, and
+    has failed.
 
     >>> class Watch(Callback):
     ...     async def on_step_end(self, step, metrics):
@@ -54,7 +60,36 @@ class Callback:
         """`train` ends, however it does; `trainer.progress` says how."""
 
 
-async def notify(callbacks: Sequence[object], moment: str, *arguments: Any) -> list[str]:
+class Patience:
+    """How long a call may take: without end, until it is told that there is little time left."""
+
+    def __init__(self) -> None:
+        self._is_short = False
+        self._open: set[asyncio.Timeout] = set()
+
+    def shorten(self) -> None:
+        """From now on each call has `LAST_WORD` seconds, those under way too."""
+        self._is_short = True
+        for limit in self._open:
+            limit.reschedule(asyncio.get_running_loop().time() + LAST_WORD)
+
+    @contextlib.asynccontextmanager
+    async def limited(self) -> AsyncIterator[None]:
+        """Raises TimeoutError, what stands inside cancelled, when the time is over."""
+        try:
+            async with asyncio.timeout(LAST_WORD if self._is_short else None) as limit:
+                self._open.add(limit)
+                try:
+                    yield
+                finally:
+                    self._open.discard(limit)
+        except TimeoutError as error:
+            if limit.expired():
+                raise TimeoutError(f"still at work {LAST_WORD:g} s after the trainer was to stop") from error
+            raise
+
+
+async def notify(callbacks: Sequence[object], moment: str, *arguments: Any, patience: Patience) -> list[str]:
     """Call `moment` of each callback that has it, in order; returns a line per one that failed."""
     failures = []
     for callback in callbacks:
@@ -62,12 +97,13 @@ async def notify(callbacks: Sequence[object], moment: str, *arguments: Any) -> l
         if method is None or getattr(type(callback), moment, None) is getattr(Callback, moment):
             continue
         try:
-            if inspect.iscoroutinefunction(method):
-                await method(*arguments)
-            else:
-                result = await in_thread(method, *arguments)
-                if inspect.isawaitable(result):  # a plain function that wraps an async one
-                    await result
+            async with patience.limited():
+                if inspect.iscoroutinefunction(method):
+                    await method(*arguments)
+                else:
+                    result = await in_thread(method, *arguments)
+                    if inspect.isawaitable(result):  # a plain function that wraps an async one
+                        await result
         except (*PROGRAMMING_ERRORS, StatesetError):
             raise
         except (Exception, asyncio.CancelledError) as error:

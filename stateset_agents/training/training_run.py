@@ -26,7 +26,7 @@ from stateset_agents.settings import expect
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
-from stateset_agents.training.callbacks import notify
+from stateset_agents.training.callbacks import Patience, notify
 from stateset_agents.training.checkpoint import (
     fingerprint,
 )
@@ -100,6 +100,7 @@ class TrainingRun(Controlled):
         self._learner: Learner | None = None
         self._edition: object = None
         self._boundary = asyncio.Lock()
+        self._patience = Patience()
         self._worker = Worker()
 
     # ------------------------------------------------------------------------------ set-up
@@ -298,7 +299,7 @@ class TrainingRun(Controlled):
         )
 
     async def _notify(self, moment: str, *arguments: Any) -> None:
-        for failure in await notify(self.callbacks, moment, *arguments):
+        for failure in await notify(self.callbacks, moment, *arguments, patience=self._patience):
             if self.is_ready:
                 self.tracker.log_event("callback failed", step=self.step_number, error=failure)
 
@@ -324,11 +325,13 @@ class TrainingRun(Controlled):
     async def stop(self) -> None:
         """End the update thread and close the logs; the agent goes on speaking.
 
-        A `train` under way is asked to stop and waited for, so its last step is kept.
+        A `train` under way is asked to stop and waited for, so its last step is kept; a callback that is
+        still at work after a minute is cancelled.
         """
         if asyncio.current_task() is self._task:
             raise ConfigurationError("stop() waits for train() to return: in a callback use request_stop()")
         self.request_stop()
+        self._patience.shorten()
         await self._ended.wait()
         await self._worker.stop()
         if self._tracker is not None:

@@ -20,6 +20,7 @@ from tiny_training import (
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.errors import CheckpointError, ConfigurationError, TrainingStopped
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.training import callbacks
 from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.checkpoint import latest_checkpoint, load_checkpoint
 
@@ -527,3 +528,35 @@ async def test_a_context_that_cannot_be_entered_leaves_no_thread_and_a_speaking_
         assert isinstance(await agent.generate_response("hi"), str)
         await agent.close()
     assert threads() <= before
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_closing_does_not_wait_without_end_for_a_callback(tmp_path, caplog, monkeypatch, kind):
+    monkeypatch.setattr(callbacks, "LAST_WORD", 0.2)
+    over, release = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    class Hangs(Callback):
+        async def on_step_end(self, step, metrics):
+            over.set()
+            await asyncio.Event().wait()
+
+    class HangsInAThread(Callback):
+        def on_step_end(self, step, metrics):
+            loop.call_soon_threadsafe(over.set)
+            release.wait()
+
+    trainer = make_trainer(tmp_path, max_steps=9)
+    trainer.callbacks.append(Hangs() if kind == "async" else HangsInAThread())
+    training = asyncio.create_task(trainer.train())
+    await over.wait()
+    await asyncio.sleep(0.5)
+    assert not training.done()  # before the close nothing limits it
+    await asyncio.wait_for(trainer.close(), 60)
+    release.set()
+    await training
+    assert (trainer.state, trainer.step_number) == ("stopped", 1)
+    assert (
+        "on_step_end failed: TimeoutError: still at work 0.2 s after the trainer was to stop" in caplog.text
+    )
+    assert load_checkpoint(latest_checkpoint(trainer.run.checkpoints)).step == 1

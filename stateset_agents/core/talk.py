@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stateset_agents.core.text_checks import (
+    MOST_READ,
     content_words,
     echo,
     facts,
@@ -25,13 +26,15 @@ class Talk:
     """The words of a conversation."""
 
     replies: Sequence[str]
-    """The agent's words to the user; empty ones too, tool calls not."""
+    """The agent's words to the user, `MOST_READ` characters of each; empty ones too, tool calls not."""
     sound: Sequence[str]
-    """Of these, the ones that are prose, new, and no echo of the user or the system message."""
+    """Of these, the ones that are read whole, prose, new, and no echo of the user or the system message."""
     heard: Sequence[str]
     """The user's words."""
     reactions: Sequence[str]
     """Of these, what the user said after the agent's first reply."""
+    overlong: bool
+    """Was a reply longer than what is read of it?"""
     topic: set[str]
     """Content words of the user and the scenario's family."""
     english: bool
@@ -63,22 +66,31 @@ def read_talk(trajectory: Trajectory, *, english: bool = True) -> Talk:
     earlier: set[tuple[str, ...]] = set()
     for message in trajectory.messages:
         if message.role in ("user", "system"):
-            read.append(message.content)
+            read.append(message.content[:MOST_READ])
         if message.role == "user":
-            heard.append(message.content)
+            heard.append(message.content[:MOST_READ])
             if replies:
-                reactions.append(message.content)
+                reactions.append(message.content[:MOST_READ])
         if message.role != "assistant" or (message.tool_calls and not message.content.strip()):
             continue
-        text = message.content
+        text = message.content[:MOST_READ]
         replies.append(text)
+        if len(message.content) > MOST_READ:
+            continue
         spoken = tuple(words(text))
         repeated = len(spoken) >= 4 and spoken in earlier
         if is_prose(text, english=english) and not repeated and echo(text, read) < 0.6:
             sound.append(text)
         earlier.add(spoken)
-    topic = set().union(*map(content_words, heard), content_words(trajectory.scenario.family))
-    return Talk(replies=replies, sound=sound, heard=heard, reactions=reactions, topic=topic, english=english)
+    return Talk(
+        replies=replies,
+        sound=sound,
+        heard=heard,
+        reactions=reactions,
+        overlong=any(len(message.content) > MOST_READ for message in trajectory.replies),
+        topic=set().union(*map(content_words, heard), content_words(trajectory.scenario.family)),
+        english=english,
+    )
 
 
 def resolution(trajectory: Trajectory, talk: Talk, breakdown: dict[str, float]) -> float | None:
@@ -105,6 +117,8 @@ def resolution(trajectory: Trajectory, talk: Talk, breakdown: dict[str, float]) 
 
 
 def claims_something_false(trajectory: Trajectory, talk: Talk) -> bool:
-    """Does a reply state a phrase of `context["forbidden"]`?"""
+    """Does a reply state a phrase of `context["forbidden"]`, or may it, as it is too long to be read?"""
     forbidden = facts(trajectory.scenario.context, "forbidden")
+    if forbidden and talk.overlong:
+        return True
     return any(told(wordings, text) for wordings in forbidden.values() for text in talk.replies)

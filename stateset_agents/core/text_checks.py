@@ -16,6 +16,7 @@ from typing import NamedTuple
 from stateset_agents.errors import ConfigurationError
 
 __all__ = [
+    "MOST_READ",
     "content_words",
     "declines",
     "echo",
@@ -30,6 +31,9 @@ __all__ = [
     "told",
     "words",
 ]
+
+MOST_READ = 20_000
+"""Characters of one text that are read; a longer one is no prose, and of it only the start is looked at."""
 
 _WORD = re.compile(r"[$€£]?\d+(?:[.,:]\d+)*%?|\w+(?:'\w+)*|[.,;:!?]")
 _CLAUSE_ENDS = frozenset(".,;:!?")

@@ -10,6 +10,7 @@ from builders import trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateset_agents.core import text_checks
 from stateset_agents.core.reward import (
     create_customer_service_reward,
     create_domain_reward,
@@ -182,3 +183,32 @@ def test_any_text_at_all_gets_a_score_within_bounds(replies: list[str], checkabl
         score = asyncio.run(reward.score(spoken)).score
         assert score is not None
         assert 0 <= score <= (1.0 if checkable else 0.5)
+
+
+@pytest.mark.parametrize("reply", ["the order was shipped, ", "a", "1,", "{", "I am sorry. "])
+async def test_of_an_endless_reply_only_the_start_is_read_and_it_earns_nothing(
+    reply: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    clauses = text_checks._clauses
+
+    def reading(text: str) -> object:
+        lengths.append(len(text))
+        return clauses(text)
+
+    monkeypatch.setattr(text_checks, "_clauses", reading)
+    endless = reply * (200_000 // len(reply))
+    for spoken in (
+        talk(f"{GOOD} {endless}", context=FACTS),
+        trajectory(endless, "Thank you.", context=FACTS),
+    ):
+        await create_customer_service_reward().score(spoken)
+    assert max(lengths) <= text_checks.MOST_READ
+    assert (await create_customer_service_reward().score(talk(f"{GOOD} {endless}", context=FACTS))).score == 0
+
+
+async def test_a_forbidden_phrase_is_not_hidden_behind_a_long_reply():
+    late = "Let me tell you about lamps. " * 1000 + "You will get $400."
+    spoken = talk(GOOD, GOOD.replace("sorry", "so sorry"), late, context={**FACTS, "forbidden": ["$400"]})
+    result = await create_customer_service_reward().score(spoken)
+    assert (result.score, result.breakdown["false_claim"]) == (0.0, 1.0)

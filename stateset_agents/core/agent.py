@@ -22,6 +22,7 @@ from stateset_agents.core.chat_template import (
 from stateset_agents.core.context_window import slide
 from stateset_agents.core.streaming import streamed
 from stateset_agents.core.system_message import Context, Talk, as_messages, with_context, with_own_words
+from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.messages import Completion, Message, SamplingParams
 from stateset_agents.settings import expect
@@ -31,6 +32,8 @@ from stateset_agents.tracking.logging import get_logger
 __all__ = ["AgentConfig", "MultiTurnAgent"]
 
 _log = get_logger(__name__)
+_MUCH_TEXT = 10_000
+"""Characters; to tokenise more takes long enough to be felt by whoever else is on the event loop."""
 
 
 class MultiTurnAgent:
@@ -200,7 +203,11 @@ class MultiTurnAgent:
         With `context_window: sliding` the oldest exchanges may be left out. The completion's text is raw:
         tool calls stand in it as they were written.
         """
-        shown, ids = self._fitting(messages, tools)
+        number = next(self._responses)
+        if sum(len(message.content) for message in messages) > _MUCH_TEXT:
+            shown, ids = await in_thread(self._fitting, messages, tools)
+        else:
+            shown, ids = self._fitting(messages, tools)
         if len(ids) >= self.context_length:
             cure = "shorten the messages or raise max_context_tokens"
             if self.config.context_window == "refuse" and sum(m.role == "user" for m in shown) > 1:
@@ -216,7 +223,7 @@ class MultiTurnAgent:
             top_p=self.config.top_p,
             stop_token_ids=self.template.stop_ids,
             stop=self.config.stop,
-            stream=derive(self.config.seed, "response", next(self._responses)),
+            stream=derive(self.config.seed, "response", number),
         )
         return await self.backend.generate(ids, params, session=session, on_text=on_text)
 

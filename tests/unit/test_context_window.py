@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -119,3 +120,23 @@ async def test_rollouts_refuse_a_sliding_window(tmp_path: Any) -> None:
     with pytest.raises(ConfigurationError, match=cure):
         await trainer.initialize()
     await trainer.close()
+
+
+async def test_long_messages_are_tokenised_in_a_thread_and_short_ones_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with make_agent() as agent:
+        threads: list[threading.Thread] = []
+        prompt = agent.template.prompt
+
+        def noted(*arguments: Any) -> list[int]:
+            threads.append(threading.current_thread())
+            return prompt(*arguments)
+
+        monkeypatch.setattr(agent.template, "prompt", noted)
+        await agent.generate_response("where is my order?")
+        with pytest.raises(ConfigurationError, match="shorten the messages"):
+            await agent.generate_response("where is my order? " * 5000)
+    here, apart = threads
+    assert here is threading.current_thread()
+    assert apart is not here

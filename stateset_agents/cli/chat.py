@@ -40,7 +40,11 @@ def add_parser(subparsers: Any) -> None:
         description=f"Talk to an agent, line by line. In the chat: {COMMANDS}; Ctrl-C stops an answer, "
         "Ctrl-D leaves. Without --model and --environment it is the embedded agent at its retail desk.",
     )
-    parser.add_argument("--model", help='"embedded:desk", a Hugging Face name, or a folder')
+    parser.add_argument(
+        "--model",
+        help='"embedded:desk", a Hugging Face name, or a folder; a run or its checkpoint comes with its '
+        "agent settings and, without --environment, --tools and --load, with its environment",
+    )
     parser.add_argument(
         "--environment",
         metavar="NAME",
@@ -75,6 +79,9 @@ def run(args: argparse.Namespace) -> int:
             chat = ChatLoop(lambda: _opened(setting, agent, open_things), terminal, runner, args.save)
             for line in setting.introduction():
                 terminal.remark(line)
+            if setting.scenario is not None:
+                said = setting.scenario.opening or "(no opening of their own)"
+                terminal.aside(f"you play {setting.scenario.id}: {said} (--scenario ID for another)")
             chat.talk()
         except BrokenPipeError:  # whoever read the answers has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -133,9 +140,9 @@ class _Setting:
                 )
         if args.tools and args.environment:
             raise ConfigurationError("an environment has its own tools: give --tools or --environment")
-        if args.scenario and not args.environment:
-            raise ConfigurationError("--scenario is one of an environment's: give --environment as well")
         agent, environment = _agent_and_environment(args)
+        if args.scenario and environment is None:
+            raise ConfigurationError("--scenario is one of an environment's: give --environment as well")
         return cls(
             agent=agent,
             environment=environment,
@@ -151,8 +158,7 @@ class _Setting:
         if self.loaded:
             lines.append(f"going on after {len(self.loaded)} messages")
         if self.scenario is not None:
-            lines.append(f"you play the user of {self.scenario.id}: {dict(self.scenario.context)}")
-            lines.append(f"who would open with: {self.scenario.opening or '(nothing of their own)'}")
+            lines.append(f"what is known of {self.scenario.id}: {dict(self.scenario.context)}")
         return lines
 
 
@@ -169,12 +175,16 @@ def _agent_and_environment(args: argparse.Namespace) -> tuple[AgentConfig, Envir
     }
     settings = overrides(args.set, named)
     name = args.environment
+    trained = _settings_of_run(args.model)
+    if name is None and "environment" in trained and not (args.tools or args.load):
+        name = args.model
     if name is not None and (name.endswith((".yaml", ".yml")) or Path(name).is_dir()):
-        config = load_experiment(name, settings)
+        of_run = {f"agent.{field}": value for field, value in trained.get("agent", {}).items()}
+        config = load_experiment(_run_around(name) or name, of_run | settings)
         agent, spec = config.agent, dict(config.environment)
     else:
         settings.setdefault("agent.model_name", "embedded:desk")
-        sections: dict[str, dict[str, Any]] = {"agent": {}, "environment": {}}
+        sections: dict[str, dict[str, Any]] = {"agent": dict(trained.get("agent", {})), "environment": {}}
         for setting, value in settings.items():
             section, _, field_name = setting.partition(".")
             if section not in sections or not field_name:
@@ -191,6 +201,33 @@ def _agent_and_environment(args: argparse.Namespace) -> tuple[AgentConfig, Envir
     if spec["name"] in ENVIRONMENTS:
         spec["max_turns"] = _ENDLESS
     return agent, make_environment(spec)
+
+
+def _run_around(name: str) -> Path | None:
+    """The run folder that a folder is, or stands in as a checkpoint."""
+    path = Path(name).expanduser().resolve()
+    return next((one for one in (path, *path.parents[:3]) if (one / "metrics.jsonl").is_file()), None)
+
+
+def _settings_of_run(model: str | None) -> dict[str, Any]:
+    """The sections `agent` and `environment` of the run that a model is of; none for other models, and no
+    environment of a run that a program made."""
+    import yaml
+
+    if model is None or not Path(model).expanduser().is_dir():
+        return {}
+    run = _run_around(model)
+    if run is None:
+        return {}
+    try:
+        data = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(
+            f"cannot read {run / 'config.yaml'}, the settings of {model!r}: give hf:{model} for its weights "
+            "alone"
+        ) from error
+    wanted = ["agent"] if data.get("made_by") == "program" else ["agent", "environment"]
+    return {name: data[name] for name in wanted if data.get(name) is not None}
 
 
 def _scenario(environment: Environment, wanted: str | None) -> Scenario:

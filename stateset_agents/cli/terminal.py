@@ -70,10 +70,14 @@ class Terminal:
         if self.has_person:
             self.note(text)
 
+    def aside(self, text: str) -> None:
+        """One line on stderr, where a pipe's reader does not take it for the agent's words."""
+        self.end_line()
+        print(_CONTROL.sub("\ufffd", " ".join(text.split())), file=sys.stderr, flush=True)
+
     def error(self, text: str) -> None:
         """One line on stderr."""
-        self.end_line()
-        print(f"stateset-agents: {' '.join(text.split())}", file=sys.stderr, flush=True)
+        self.aside(f"stateset-agents: {text}")
 
     def end_line(self) -> None:
         """Finish a line of words."""

@@ -97,7 +97,9 @@ def test_a_pipe_gets_the_words_alone_and_the_conversation_is_saved(tmp_path: Pat
         timeout=300,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    first = RetailDesk().scenarios("test")[0]
+    assert done.stderr == f"you play {first.id}: {first.opening} (--scenario ID for another)\n"
     said = done.stdout.splitlines()
     assert len(said) >= 3
     assert "you>" not in done.stdout
@@ -154,9 +156,43 @@ def test_a_person_plays_the_user_of_a_file_s_environment(
         "agent: {model_name: mine, persona: Mia}\nenvironment:\n  name: my_tools:Shop\n  max_turns: 50\n"
     )
     said = chat("hello?\n", "--environment", "run.yaml", "--scenario", "second")
-    assert said == (0, '  look_up(order="K1")\n  -> K1 is in Oslo\nIn Oslo.\n', "")
+    shown = '  look_up(order="K1")\n  -> K1 is in Oslo\nIn Oslo.\n'
+    assert said == (0, shown, "you play second: not said (--scenario ID for another)\n")
     assert "system: You are Mia.\n  Be kind.\nuser: hello?" in backend.requests[0].text
     assert "not said" not in backend.requests[0].text  # the scenario's own words
+
+
+def test_a_run_comes_with_its_agent_settings_and_its_environment(
+    chat: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = folder / "runs" / "0001-shop"
+    (run / "checkpoints" / "step-000001" / "model").mkdir(parents=True, exist_ok=True)
+    (run / "metrics.jsonl").write_text("")
+    (run / "config.yaml").write_text(
+        "schema_version: 1\nagent: {model_name: base, persona: Mia, max_new_tokens: 7}\n"
+        "environment: {name: 'my_tools:Shop', max_turns: 50}\n"
+    )
+    backend = ScriptedBackend(lambda request: "ok")
+
+    async def load_backend(*_: Any, **__: Any) -> ScriptedBackend:
+        return backend
+
+    monkeypatch.setattr("stateset_agents.backends.loading.load_backend", load_backend)
+    plays = "you play first: not said (--scenario ID for another)\n"
+    for model in ("runs/0001-shop", "runs/0001-shop/checkpoints/step-000001"):
+        assert chat("hello?\n", "--model", model) == (0, "ok\n", plays)
+    assert chat("hello?\n", "--model=runs/0001-shop", "--set=agent.persona=Ann").code == 0
+    assert chat("hello?\n", "--model=runs/0001-shop", "--tools", "my_tools:look_up") == (0, "ok\n", "")
+    assert chat("hello?\n", "--model=hf:runs/0001-shop") == (0, "ok\n", "")
+    own, checkpoint, changed, tools, weights = backend.requests
+    for request in (own, checkpoint):
+        assert "system: You are Mia.\n  Be kind.\nuser: hello?" in request.text
+        assert request.params.max_new_tokens == 7
+    assert "You are Ann." in changed.text
+    assert tools.params.max_new_tokens == 7
+    assert "You are Mia." in tools.text
+    assert "Be kind." not in tools.text
+    assert "Mia" not in weights.text
 
 
 def test_a_base_model_chats_in_plain_lines(chat: Any) -> None:
@@ -237,7 +273,8 @@ def test_what_cannot_work_is_one_line(
     (folder / "bad.json").write_text("{")
     said = chat(lines, *arguments)
     assert said.code == 1
-    [line] = [line for line in said.errors.splitlines() if " WARNING " not in line]
+    lines_said = [line for line in said.errors.splitlines() if " WARNING " not in line]
+    [line] = [line for line in lines_said if not line.startswith("you play ")]
     assert line.startswith("stateset-agents: ")
     assert message in line
 

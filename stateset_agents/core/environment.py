@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from stateset_agents.core.scenario import Scenario, load_scenarios, read_scenarios
+from stateset_agents.core.scenario import Scenario, expect_split, load_scenarios, read_scenarios
 from stateset_agents.core.simulated_user import User, UserFactory, default_user
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.core.trajectory import Outcome
@@ -184,6 +184,7 @@ class ConversationEnvironment:
     def scenarios(self, split: str) -> list[Scenario]:
         """The scenarios of one split; none where no scenario names it, for splits never stand in for
         one another."""
+        expect_split(split)
         return [scenario for scenario in self._scenarios if scenario.split == split]
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:

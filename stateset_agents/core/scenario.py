@@ -13,11 +13,12 @@ from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import closest
 from stateset_agents.tracking.logging import get_logger
 
-__all__ = ["Scenario", "Split", "load_scenarios", "read_scenarios"]
+__all__ = ["Scenario", "Split", "expect_scenarios", "expect_split", "load_scenarios", "read_scenarios"]
 
 _log = get_logger(__name__)
 
 Split = Literal["train", "validation", "test"]
+_SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,9 @@ class Scenario:
     context: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else the environment or the reward reads (facts, goals, tool data)."""
     split: Split = "train"
+
+    def __post_init__(self) -> None:
+        expect_split(self.split, "scenario split")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Scenario:
@@ -54,8 +58,6 @@ class Scenario:
                 )
             context[key] = data[key]
         split, opening = data.get("split", "train"), data.get("opening")
-        if split not in get_args(Split):
-            raise ConfigurationError(f"scenario split must be train, validation or test, got {split!r}")
         if not isinstance(opening, str | None):
             raise ConfigurationError(f"scenario opening must be text, got {type(opening).__name__}")
         own = data.get("id")
@@ -66,6 +68,32 @@ class Scenario:
             context=context,
             split=split,
         )
+
+
+def expect_split(split: object, what: str = "split") -> Split:
+    """The split; raises ConfigurationError for one that no scenario can be of."""
+    for known in _SPLITS:
+        if split == known:
+            return known
+    raise ConfigurationError(f"{what} must be train, validation or test, got {split!r:.60}")
+
+
+def expect_scenarios(value: object) -> None:
+    """Raises ConfigurationError where something else stands in the place of a list of scenarios."""
+    wanted = "scenarios must be a list of Scenarios"
+    if isinstance(value, Scenario):
+        raise ConfigurationError(f"{wanted}, got one: write [scenario] (it is {value.id!r})")
+    if isinstance(value, str):
+        raise ConfigurationError(
+            f"{wanted}, got the text {value!r:.60}: write environment.scenarios({value!r:.60})"
+        )
+    if isinstance(value, Mapping) or not isinstance(value, Sequence):
+        raise ConfigurationError(f"{wanted}, got {type(value).__name__} {value!r:.60}")
+    for item in value:
+        if not isinstance(item, Scenario):
+            raise ConfigurationError(
+                f"{wanted}, got {type(item).__name__} {item!r:.60} in it: write load_scenarios(...)"
+            )
 
 
 def load_scenarios(items: Iterable[Scenario | Mapping[str, Any]]) -> list[Scenario]:

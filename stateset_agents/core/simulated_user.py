@@ -50,9 +50,7 @@ class ScriptedUser:
     local = True
 
     def __init__(self, lines: Sequence[str]) -> None:
-        if isinstance(lines, str):
-            raise ConfigurationError(f"lines must be a list of texts, got the text {lines!r:.60}")
-        self._lines = tuple(lines)
+        self._lines = _texts("lines", lines)
         self._next = 0
 
     async def reply(self, messages: Sequence[Message]) -> str | None:
@@ -77,6 +75,7 @@ class Rule:
     """Used at most once in a conversation."""
 
     def __post_init__(self) -> None:
+        _texts("replies of a rule", self.replies)
         try:
             re.compile(self.pattern)
         except re.error as error:
@@ -108,8 +107,8 @@ class RuleBasedUser:
         if patience < 0:
             raise ConfigurationError(f"patience must be at least 0, got {patience!r}")
         self._rules = tuple(rules)
-        self._opening = tuple(opening)
-        self._otherwise = tuple(otherwise)
+        self._opening = _texts("opening", opening)
+        self._otherwise = _texts("otherwise", otherwise)
         self._goal = goal
         self._patience = patience
         self._seed = seed
@@ -144,6 +143,15 @@ class RuleBasedUser:
         key = derive(self._seed, "user", purpose, self._said.count(purpose))
         self._said += (purpose,)
         return paraphrases[key % len(paraphrases)]
+
+
+def _texts(what: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """Raises ConfigurationError for one bare text, which would be said letter by letter."""
+    if isinstance(texts, str):
+        raise ConfigurationError(
+            f"{what} must be a list of texts, got the text {texts!r:.60}: write [{texts!r:.60}]"
+        )
+    return tuple(texts)
 
 
 def default_user(scenario: Scenario, seed: int) -> User:

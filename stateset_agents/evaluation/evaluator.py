@@ -10,10 +10,11 @@ from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
-from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.scenario import Scenario, expect_scenarios, expect_split
 from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
 from stateset_agents.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.evaluation.intervals import wilson
+from stateset_agents.settings import expect
 
 __all__ = ["Evaluation", "FamilyResult", "evaluate", "held_out", "refuse_truncated_sampling"]
 
@@ -62,8 +63,12 @@ def held_out(environment: Environment, split: str, number: int | None) -> Sequen
 
     Raises ConfigurationError when the environment has none there, or fewer than asked for.
     """
+    expect(
+        "split", split, str, "scenarios of your own are played by evaluate(agent, environment, reward, ...)"
+    )
     scenarios = environment.scenarios(split)
     if not scenarios:
+        expect_split(split)
         raise ConfigurationError(
             f"the environment has no {split} scenario: give some split={split!r}, or name another split"
         )
@@ -113,6 +118,7 @@ async def evaluate(
     Raises ConfigurationError for an empty list and for an agent with `top_k` or `top_p` set, and
     EnvironmentFailure where no conversation could be played at all.
     """
+    expect_scenarios(scenarios)
     if not scenarios:
         raise ConfigurationError("there is no scenario to evaluate: give at least one")
     refuse_truncated_sampling(agent)

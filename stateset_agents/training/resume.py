@@ -184,13 +184,11 @@ def newest(run: RunFolder) -> Path | None:
     Raises CheckpointError where the run wrote some and they are gone: starting anew would drop its logs.
     """
     found = latest_checkpoint(run.checkpoints)
-    if found is None:
-        if any(event["event"] == "checkpoint" for event in RunLog(run).events()):
-            raise CheckpointError(
-                f"{run.checkpoints} is empty and the run did write checkpoints: put them back, or train anew "
-                "in another run folder"
-            )
-        _log.info("no checkpoint yet: starting at step 0")
+    if found is None and any(event["event"] == "checkpoint" for event in RunLog(run).events()):
+        raise CheckpointError(
+            f"{run.checkpoints} is empty and the run did write checkpoints: put them back, or train anew "
+            "in another run folder"
+        )
     return found
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
-from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.scenario import Scenario, expect_scenarios
 from stateset_agents.core.scoring import result_of
 from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, by_scenario
 from stateset_agents.core.waiting import in_thread
@@ -183,6 +183,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
 
     async def generate_trajectories(self, scenarios: Sequence[Scenario]) -> list[TrajectoryGroup]:
         """One scored group per scenario, sampled from the current policy."""
+        expect_scenarios(scenarios)
         with at_work(self.agent.backend, self):
             await self._speak_as_itself()
             return await self.engine.rollout(

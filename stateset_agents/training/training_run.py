@@ -238,7 +238,8 @@ class TrainingRun(Controlled):
         return path
 
     async def load_checkpoint(self, path: str | Path | None = None) -> None:
-        """Go on from a checkpoint, or a run's newest: this run's when no path is given.
+        """Go on from a checkpoint, or a run's newest: this run's when no path is given (warns where
+        that has none yet).
 
         Log lines and checkpoints of later steps are dropped. Raises CheckpointError when it is damaged, was
         taken away, or is of another base model or other settings, ConfigurationError during a step. Another
@@ -263,7 +264,12 @@ class TrainingRun(Controlled):
                 self.reward_fn.restore(self._state.reward)
                 self._saved = self._state if found.parent == self.run.checkpoints else None
             await self._worker.run(drop_later, self.run, self._state, self._settings())
-        if found is not None:
+        if found is None:
+            _log.warning(
+                f"{self.run.path} has no checkpoint yet: starting at step {self.step_number}; to go on with "
+                "another run, give its folder"
+            )
+        else:
             self.tracker.log_event("resumed", step=self.step_number, path=found.name)
 
     def _identity(self) -> Identity:

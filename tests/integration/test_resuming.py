@@ -42,9 +42,9 @@ async def test_a_run_whose_checkpoints_are_gone_is_not_wiped(tmp_path):
 async def test_a_run_without_a_checkpoint_yet_says_that_it_begins_again(tmp_path, caplog):
     run = await stopped_after(tmp_path, 0)
     again = make_trainer(tmp_path, run=run)
-    with caplog.at_level(logging.INFO, logger="stateset_agents"):
+    with caplog.at_level(logging.WARNING, logger="stateset_agents"):
         await again.load_checkpoint()
-    assert caplog.text.count("no checkpoint yet: starting at step 0") == 1
+    assert caplog.text.count(f"{run.path} has no checkpoint yet: starting at step 0; to go on") == 1
     await again.close()
 
 

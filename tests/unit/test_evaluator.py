@@ -11,7 +11,7 @@ from environments import ChattyConversation, ChattyEnvironment, scenarios
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.environment import Observation
+from stateset_agents.core.environment import ConversationEnvironment, Observation
 from stateset_agents.core.reward import EnvironmentReward, reward_function
 from stateset_agents.core.trajectory import Outcome, Trajectory
 from stateset_agents.errors import ConfigurationError, EnvironmentFailure
@@ -188,3 +188,31 @@ async def test_the_measurement_around_training_has_the_training_s_time_limits() 
             await measure(
                 agent, ChattyEnvironment(answer=wait), EnvironmentReward(), EvaluationConfig(), limits
             )
+
+
+def test_an_unknown_split_is_named_and_a_list_is_none() -> None:
+    environment = ConversationEnvironment([{"opening": "hi"}])
+    for ask in (lambda: held_out(environment, "tset", None), lambda: environment.scenarios("tset")):
+        with pytest.raises(
+            ConfigurationError, match=r"^split must be train, validation or test, got 'tset'$"
+        ):
+            ask()
+    with pytest.raises(
+        ConfigurationError, match=r"^split must be a str, got list \[Scenario\(.*: scenarios of"
+    ):
+        held_out(environment, scenarios(9), None)  # type: ignore[arg-type]  # the mistake under test
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("test", r"got the text 'test': write environment\.scenarios\('test'\)"),
+        (scenarios(1)[0], r"got one: write \[scenario\]"),
+        ({"id": "a"}, "got dict {'id': 'a'}"),
+        ([{"id": "a"}], r"got dict {'id': 'a'} in it: write load_scenarios"),
+    ],
+)
+async def test_what_is_no_list_of_scenarios_is_one_line(wrong: Any, said: str) -> None:
+    async with MultiTurnAgent(AgentConfig(), backend=ScriptedBackend(lambda request: "ok")) as agent:
+        with pytest.raises(ConfigurationError, match=f"^scenarios must be a list of Scenarios, {said}"):
+            await evaluate(agent, ChattyEnvironment(), EnvironmentReward(), wrong)

@@ -147,3 +147,14 @@ async def test_expected_facts_are_the_default_users_goal():
     stuffed = default_user(scenario, 0)
     await talk(stuffed, "refund K27 5 days order resolved delivered shipped refund K27 5 days")
     assert stuffed.satisfied is False
+
+
+def test_one_text_is_no_list_of_replies_openings_or_ways_to_say_otherwise():
+    with pytest.raises(
+        ConfigurationError, match=r"replies of a rule must be a list.*'hello': write \['hello'\]"
+    ):
+        Rule(pattern="x", replies="hello")
+    with pytest.raises(ConfigurationError, match=r"opening must be a list of texts, got the text 'good day'"):
+        RuleBasedUser([], opening="good day")
+    with pytest.raises(ConfigurationError, match=r"otherwise must be a list of texts, got the text 'what'"):
+        RuleBasedUser([], otherwise="what")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from stateset_agents.core.environment import Observation
-from stateset_agents.core.scenario import Scenario, Split
+from stateset_agents.core.scenario import Scenario, expect_split
 from stateset_agents.core.trajectory import Outcome
 from stateset_agents.environments.retail_desk.claims import read_claims
 from stateset_agents.environments.retail_desk.database import Database
@@ -186,10 +186,8 @@ class RetailDesk:
     def scenarios(self, split: str) -> Sequence[Scenario]:
         """The scenarios of a split; validation and test do not depend on the seed."""
         if split not in self._made:
-            known = {name: name for name in get_args(Split)}
-            if split not in known:
-                raise ConfigurationError(f"split must be train, validation or test, got {split!r}")
-            made = make_scenarios(known[split], self._counts[split], self._seed)
+            known = expect_split(split)
+            made = make_scenarios(known, self._counts[split], self._seed)
             self._made[split] = made
         return self._made[split]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 import os
 import sys
@@ -245,11 +244,9 @@ def _scenario(environment: Environment, wanted: str | None) -> Scenario:
 
 
 def _tool(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module), attribute) if attribute else None
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"tool {name!r} cannot be imported: {error}") from error
+    from stateset_agents.training.parts import imported
+
+    found = imported("tool", name) if ":" in name else None
     if not callable(found):
         raise ConfigurationError(f"--tools takes module:function with typed parameters, got {name!r}")
     made: Callable[..., Any] = found

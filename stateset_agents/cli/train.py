@@ -65,6 +65,12 @@ def run(args: argparse.Namespace) -> int:
 
     if (args.config is None) == (args.resume is None):
         raise ConfigurationError("give a YAML file (examples/demo.yaml) or --resume RUN, one of the two")
+    if args.config is not None and Path(args.config).is_dir():
+        raise ConfigurationError(
+            f"{args.config!r} is a folder: to go on with that run, stateset-agents train --resume "
+            f"{args.config}; for a new run with its settings, stateset-agents train "
+            f"{Path(args.config) / 'config.yaml'}"
+        )
     folder, checkpoint = _resumed(args.resume) if args.resume else (None, None)
     named = {
         "training.profile": args.profile,
@@ -96,8 +102,14 @@ def _how_to_go_on(experiment: Experiment) -> str:
     trainer = experiment.trainer
     if not trainer.is_ready:
         return "interrupted before the run began"
-    command = shlex.join(["stateset-agents", "train", "--resume", str(trainer.run.path)])
+    command = shlex.join(["stateset-agents", "train", "--resume", _seen_from_here(trainer.run.path)])
     return f"stopped after step {trainer.step_number} of {trainer.num_steps}; resume with: {command}"
+
+
+def _seen_from_here(path: Path) -> str:
+    """Relative below the working directory, absolute elsewhere; a resumed run says it like a first one."""
+    path, here = path.absolute(), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 async def _run(experiment: Experiment) -> None:
@@ -109,7 +121,11 @@ async def _run(experiment: Experiment) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     trainer = experiment.trainer
     async with experiment:
-        print(f"run folder: {experiment.run.path}")
+        print(f"run folder: {_seen_from_here(experiment.run.path)}")
+        if experiment.is_over:
+            done = f"this run is finished, all {trainer.num_steps} steps of it: give it more with --max-steps"
+            print(f"{done} {trainer.num_steps * 2}\nreport: {_seen_from_here(experiment.run.report)}")
+            return
         before = await experiment.before()
         if before:
             print(f"before: {_line(before)}")
@@ -122,7 +138,7 @@ async def _run(experiment: Experiment) -> None:
         print(f"after:  {_line(after)}")
     print(f"trained {trainer.step_number} steps in {trainer.progress.seconds:.0f} s")
     print("\n".join(_health(experiment)))
-    print(f"report: {experiment.run.report}")
+    print(f"report: {_seen_from_here(experiment.run.report)}")
 
 
 def _health(experiment: Experiment) -> list[str]:

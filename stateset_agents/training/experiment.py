@@ -205,6 +205,13 @@ class Experiment:
     def run(self) -> RunFolder:
         return self.trainer.run
 
+    @property
+    def is_over(self) -> bool:
+        """A resumed run that has all its steps and its measurements; asked for after `initialize`."""
+        trainer = self.trainer
+        is_measured = self._evaluation is None or "after" in self.summary
+        return self._resumes and trainer.step_number >= trainer.num_steps and is_measured
+
     async def initialize(self) -> None:
         """Load everything; a resumed run goes on from its checkpoint."""
         if self._evaluation is not None:  # before anything slow

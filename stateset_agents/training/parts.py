@@ -16,7 +16,7 @@ from stateset_agents.settings import nearest
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.estimators import ESTIMATORS
 
-__all__ = ["ENVIRONMENTS", "REWARDS", "check_reward", "make_environment", "make_reward"]
+__all__ = ["ENVIRONMENTS", "REWARDS", "check_reward", "imported", "make_environment", "make_reward"]
 
 ENVIRONMENTS: Mapping[str, str] = {
     "conversation": "stateset_agents.core.environment:ConversationEnvironment",
@@ -95,15 +95,34 @@ def _find(what: str, known: Mapping[str, str], name: str) -> Any:
     if ":" not in name and name not in known:
         raise ConfigurationError(
             f"{what} must be one of {', '.join(known)}, or package.module:Class, got {name!r}"
-            f"{nearest(name, known)}"
+            f"{nearest(name, known) or _with_colon(name)}"
         )
-    module, _, attribute = known.get(name, name).partition(":")
+    return imported(what, known.get(name, name))
+
+
+def _with_colon(name: str) -> str:
+    module, dot, attribute = name.rpartition(".")
+    if dot:
+        return f" (did you mean '{module}:{attribute}'?)"
+    return f" (of a file of your own: 'module:{name}')" if name.isidentifier() else ""
+
+
+def imported(what: str, name: str) -> Any:
+    """What "package.module:name" leads to; `what` is for the ConfigurationError where that is nowhere."""
+    module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        home = importlib.import_module(module)
+    except (ImportError, ValueError) as error:
         raise ConfigurationError(
             f"{what} {name!r} cannot be imported: {error}; give the command where it lies, or put that "
             "folder on PYTHONPATH"
+        ) from error
+    try:
+        return getattr(home, attribute)
+    except AttributeError as error:
+        there = [one for one in vars(home) if not one.startswith("_")]
+        raise ConfigurationError(
+            f"{what} {name!r}: module {module!r} has no {attribute!r}{nearest(attribute, there)}"
         ) from error
 
 

@@ -236,7 +236,7 @@ def test_bytes_that_are_no_text_do_not_end_the_chat(chat: Any, folder: Path) -> 
             "no scenario '?', for example desk-",
         ),
         ("", ["--tools", "my_tools"], "--tools takes module:function with typed parameters, got 'my_tools'"),
-        ("", ["--tools", "my_tools:lok_up"], "tool 'my_tools:lok_up' cannot be imported: module 'my_tools'"),
+        ("", ["--tools", "my_tools:lok_up"], "has no 'lok_up' (did you mean 'look_up'?)"),
         ("", ["--tools", "my_tols:look_up"], "cannot be imported: No module named 'my_tols'"),
         ("", ["--tools", "my_tools:not_a_tool"], "--tools takes module:function with typed parameters"),
         ("", ["--tools", "my_tools:untyped"], "tool untyped: parameter 'order' needs a type"),

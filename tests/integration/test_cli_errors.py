@@ -91,7 +91,7 @@ SETTINGS = {
     "'max_turns'?)",
     "environment.name=conversations": "got 'conversations' (did you mean 'conversation'?)",
     "reward=costumer_service": "got 'costumer_service' (did you mean 'customer_service'?)",
-    "reward=cli_parts:evn_share": "reward 'cli_parts:evn_share' cannot be imported",
+    "reward=cli_parts:evn_share": "has no 'evn_share' (did you mean 'even_share'?)",
     "training.profile=fast": "input should be 'conservative', 'balanced' or 'aggressive', got 'fast'",
     "training.num_generations=1": "compares conversations: num_generations must be at least 2, got 1",
     "environment.max_turns=0": "max_turns must be at least 1, got 0",
@@ -183,6 +183,14 @@ def test_an_output_folder_that_cannot_be_written_is_named(told: Any, under: str)
     said = told("train", "run.yaml", "--output-dir", f"{under}/runs")
     assert said.startswith(f"cannot write a run folder in '{under}/runs': ")
     assert said.endswith("; choose another folder")
+
+
+def test_a_run_is_not_taken_for_a_file_to_train_from(told: Any) -> None:
+    said = told("train", "model")
+    assert said == (
+        "'model' is a folder: to go on with that run, stateset-agents train --resume model; "
+        "for a new run with its settings, stateset-agents train model/config.yaml"
+    )
 
 
 def test_a_folder_that_is_no_run_is_neither_resumed_nor_reported(told: Any) -> None:

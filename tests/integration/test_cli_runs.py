@@ -70,6 +70,23 @@ def test_a_run_is_resumed_from_anywhere(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_finished_run_says_so_and_how_to_go_on(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = max(line.step for line in RunLog.open(finished).metrics())
+    monkeypatch.chdir(finished.parent.parent)
+    again = ["train", "--resume", str(finished), "--max-steps", str(steps)]
+    assert main(again) == 0  # measures what a resume without evaluation left out
+    capsys.readouterr()
+    assert main(again) == 0
+    said = capsys.readouterr()
+    assert said.out == (
+        f"run folder: runs/0001-run\nthis run is finished, all {steps} steps of it: give it more with "
+        f"--max-steps {2 * steps}\nreport: runs/0001-run/report.html\n"
+    )
+    assert "nothing is left" not in said.err
+
+
 def test_a_path_on_the_command_line_starts_from_the_working_directory(
     desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from builders import trajectory
 
 from stateset_agents.core.reward import EnvironmentReward, RewardFunction, reward_function
+from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.parts import REWARDS, make_reward
 
 
@@ -38,3 +39,22 @@ def test_every_named_reward_can_be_made():
     more = {"domain": {"domain": "sales"}}
     for name in REWARDS:
         assert isinstance(make_reward({"name": name, **more.get(name, {})}), RewardFunction)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "shop_rewards:breif",
+            "reward 'shop_rewards:breif': module 'shop_rewards' has no 'breif' (did you mean 'brief'?)",
+        ),
+        ("shop_rewards.brief", "got 'shop_rewards.brief' (did you mean 'shop_rewards:brief'?)"),
+        ("brief", "got 'brief' (of a file of your own: 'module:brief')"),
+        ("shop_rewrds:brief", "No module named 'shop_rewrds'; give the command where it lies"),
+    ],
+)
+def test_a_name_that_leads_nowhere_names_what_was_meant(shop, name, message):
+    shop.brief = brief
+    with pytest.raises(ConfigurationError) as error:
+        make_reward({"name": name})
+    assert message in str(error.value)

@@ -14,8 +14,10 @@ import pytest
 from builders import trajectory
 
 from stateset_agents.core.reward import (
+    CompositeReward,
     RewardFunction,
     create_customer_service_reward,
+    create_domain_reward,
     create_engagement_reward,
     create_helpful_reward,
     create_task_reward,
@@ -24,6 +26,7 @@ from stateset_agents.core.reward import (
 from stateset_agents.core.text_checks import told
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.messages import Message
+from stateset_agents.rewards.composites import GatedReward, ProductReward
 from stateset_agents.rewards.verifiable import (
     create_conciseness_reward,
     create_correctness_reward,
@@ -191,6 +194,19 @@ REWARDS: Mapping[str, Callable[[], RewardFunction]] = {
     "safety": create_safety_reward,
     "safety, must refuse": create_safety_reward,
 }
+COMBINED: Mapping[str, Callable[[], RewardFunction]] = {
+    "sales": lambda: create_domain_reward("sales"),
+    "technical support": lambda: create_domain_reward("technical_support"),
+    "composite": lambda: CompositeReward(
+        [(create_task_reward(), 0.7), (create_safety_reward(), 0.1), (create_conciseness_reward(), 0.2)]
+    ),
+    "product": lambda: ProductReward([(create_task_reward(), 1.0), (create_safety_reward(), 1.0)]),
+    "gated": lambda: GatedReward(
+        [(create_safety_reward(), 0.9), (create_task_reward(), 0.8)], then=create_conciseness_reward()
+    ),
+}
+"""Other domains, and rewards made of others."""
+EVERY = {**REWARDS, **COMBINED}
 
 
 def conversation(
@@ -226,7 +242,7 @@ def conversation(
 
 async def pays(agent: str, checked: str = "facts", column: str = "customer service") -> float:
     """Mean score over the cases."""
-    reward = REWARDS[column]()
+    reward = EVERY[column]()
     scores = []
     for case in CASES:
         score = (await reward.score(conversation(agent, case, checked=checked, column=column))).score
@@ -247,7 +263,15 @@ async def by_what_is_checked() -> str:
 
 
 async def by_reward() -> str:
-    return _table({column: [await pays(agent, column=column) for agent in AGENTS] for column in REWARDS})
+    return await _columns(REWARDS)
+
+
+async def by_combination() -> str:
+    return await _columns(COMBINED)
+
+
+async def _columns(columns: Mapping[str, object]) -> str:
+    return _table({column: [await pays(agent, column=column) for agent in AGENTS] for column in columns})
 
 
 def _table(columns: Mapping[str, Sequence[float]]) -> str:
@@ -257,7 +281,7 @@ def _table(columns: Mapping[str, Sequence[float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES = {"by what is checked": by_what_is_checked, "by reward": by_reward}
+TABLES = {"by what is checked": by_what_is_checked, "by reward": by_reward, "by combination": by_combination}
 
 
 @pytest.mark.parametrize("agent", BAD)
@@ -266,7 +290,7 @@ async def test_a_resolution_beats_every_bad_agent_by_far_where_it_can_be_checked
     assert await pays("resolves", checked) - await pays(agent, checked) > 0.6
 
 
-@pytest.mark.parametrize("column", list(REWARDS))
+@pytest.mark.parametrize("column", list(EVERY))
 async def test_every_reward_pays_the_honest_agent_most_and_by_a_margin(column: str):
     best = await pays(honest(column), column=column)
     assert best > 0.85

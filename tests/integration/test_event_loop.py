@@ -23,7 +23,10 @@ def test_every_request_is_answered_and_none_waits_for_an_update() -> None:
     said = done.stdout
     assert "requests   60, lost 0" in said
     shortest = 1000 * float(re.search(r"updates +\d+, of ([\d.]+) to", said)[1])
-    median, p99, _ = (float(one) for one in re.findall(r"([\d.]+) ms", said.splitlines()[2]))
-    # ratios, for the machine may be busy: whoever came during a blocking update would wait for half of it
-    assert median < shortest / 10, said
-    assert p99 < shortest, said
+    latency, lag = said.splitlines()[2:4]
+    assert (latency[:7], lag[:8]) == ("latency", "loop lag")
+    for line in (latency, lag):
+        median, p99, _ = (float(one) for one in re.findall(r"([\d.]+) ms", line))
+        # wide, for the machine may be busy: whoever came during a blocking update would wait for half of it
+        assert median < min(50, shortest / 10), said
+        assert p99 < shortest, said

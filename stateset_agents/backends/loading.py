@@ -9,6 +9,7 @@ scripted            replies from a script, without weights
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 from functools import partial
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stateset_agents.backends.quiet import quietly
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.settings import closest
 from stateset_agents.tracking.logging import get_logger
 
 if TYPE_CHECKING:
@@ -196,11 +198,30 @@ def model_folder(name: str) -> str:
     folder = Path(where).expanduser()
     if where and os.path.isdir(folder):
         return str(_model_inside(folder))
-    if not where or looks_like_path:
+    meant = _folder_meant(folder)
+    is_here = kind != "hf" and (meant is not None or (folder.parts[1:] and Path(folder.parts[0]).is_dir()))
+    if not where or looks_like_path or is_here:
+        hint = f" (did you mean {str(meant)!r}?)" if meant else ""
+        at_hub = f" (hf:{where} asks the hub for it)" if is_here and not looks_like_path else ""
         raise ConfigurationError(
-            f"model folder {where!r} does not exist; give a folder written by save_pretrained or a hub name"
+            f"model folder {where!r} does not exist{hint}; give a folder written by save_pretrained or a hub "
+            f"name{at_hub}"
         )
     return where
+
+
+def _folder_meant(missing: Path) -> Path | None:
+    """The folder beside a missing one, with a model or a run in it, whose name is most like its name."""
+    with contextlib.suppress(OSError):
+        there = [
+            one.name
+            for one in missing.parent.iterdir()
+            if (one / "config.json").is_file() or (one / "model").is_dir() or (one / "checkpoints").is_dir()
+        ]
+        begun = [name for name in sorted(there) if missing.name and name.startswith(missing.name)]
+        found = begun[0] if begun else closest(missing.name, there, likeness=0.8)
+        return missing.parent / found if found else None
+    return None
 
 
 def _model_inside(folder: Path) -> Path:

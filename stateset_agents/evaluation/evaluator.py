@@ -16,7 +16,7 @@ from stateset_agents.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.evaluation.intervals import wilson
 from stateset_agents.settings import expect
 
-__all__ = ["Evaluation", "FamilyResult", "evaluate", "held_out", "refuse_truncated_sampling"]
+__all__ = ["Evaluation", "FamilyResult", "evaluate", "held_out", "refuse_truncated_sampling", "spread"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,8 @@ class Evaluation:
 
 
 def held_out(environment: Environment, split: str, number: int | None) -> Sequence[Scenario]:
-    """The first `number` scenarios of a split (all for None), the same in every run.
+    """`number` scenarios of a split, one of each family in turn (all, as they stand, for None); the same in
+    every run.
 
     Raises ConfigurationError when the environment has none there, or fewer than asked for.
     """
@@ -80,7 +81,21 @@ def held_out(environment: Environment, split: str, number: int | None) -> Sequen
         raise ConfigurationError(
             f"the environment has {len(scenarios)} {split} scenarios, got {number} to play: ask for fewer"
         )
-    return scenarios[:number]
+    return spread(scenarios, number)
+
+
+def spread(scenarios: Sequence[Scenario], number: int) -> Sequence[Scenario]:
+    """The first of each family, then the second of each, up to `number`; all, as they stand, where that is
+    not more."""
+    if number >= len(scenarios):
+        return scenarios
+    nth: dict[str, int] = {}
+    rounds = []
+    for scenario in scenarios:
+        nth[scenario.family] = nth.get(scenario.family, -1) + 1
+        rounds.append(nth[scenario.family])
+    order = sorted(range(len(scenarios)), key=rounds.__getitem__)  # stable: families as they first come
+    return [scenarios[index] for index in order[:number]]
 
 
 def refuse_truncated_sampling(agent: MultiTurnAgent) -> None:

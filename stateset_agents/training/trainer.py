@@ -24,6 +24,7 @@ from stateset_agents.evaluation.evaluator import (
     Evaluation,
     evaluate,
     held_out,
+    spread,
 )
 from stateset_agents.streams import derive
 from stateset_agents.tracking.logging import get_logger
@@ -351,7 +352,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
         users of its own seed."""
         scenarios = await in_thread(held_out, self.environment, split, episodes)
         if episodes is None:
-            scenarios = scenarios[: self.config.eval_episodes]
+            scenarios = spread(scenarios, self.config.eval_episodes)
         return await evaluate(
             self.agent,
             self.environment,

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoConfig, Qwen
 
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.huggingface import HuggingFaceBackend
-from stateset_agents.backends.loading import load_backend, load_model_and_tokenizer
+from stateset_agents.backends.loading import load_backend, load_model_and_tokenizer, model_folder
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.messages import SamplingParams, VersionSpan
@@ -380,3 +380,18 @@ async def test_scoring_needs_tokens_and_a_temperature(folder: Path) -> None:
     with pytest.raises(BackendError, match="1 to 256 tokens, got 257"):
         await backend.score([4] * 257)
     await backend.close()
+
+
+def test_a_folder_that_was_meant_is_not_looked_for_at_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("starter", "runs/0001-desk"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text("{}")
+    for name, meant in (("starter1", "starter"), ("runs/0001", "runs/0001-desk"), ("./startr", "starter")):
+        with pytest.raises(ConfigurationError) as error:
+            model_folder(name)
+        assert f"model folder {name!r} does not exist (did you mean {meant!r}?); give a" in str(error.value)
+    with pytest.raises(ConfigurationError, match=r"hf:runs/else asks the hub for it"):
+        model_folder("runs/else")
+    assert model_folder("hf:starter1") == "starter1"
+    assert model_folder("gpt2") == "gpt2"

@@ -13,9 +13,10 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment, Observation
 from stateset_agents.core.reward import EnvironmentReward, reward_function
+from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Outcome, Trajectory
 from stateset_agents.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.evaluation.evaluator import Evaluation, FamilyResult, evaluate, held_out
+from stateset_agents.evaluation.evaluator import Evaluation, FamilyResult, evaluate, held_out, spread
 from stateset_agents.evaluation.intervals import wilson
 from stateset_agents.messages import Message
 from stateset_agents.training.config import TrainingConfig
@@ -161,6 +162,13 @@ def test_held_out_scenarios_are_the_first_of_their_split() -> None:
     environment = ChattyEnvironment()
     assert [scenario.id for scenario in held_out(environment, "test", 2)] == ["s0", "s1"]
     assert len(held_out(environment, "test", None)) == 4
+
+
+def test_a_few_scenarios_are_of_every_family() -> None:
+    given = [Scenario(id=f"{family}{index}", family=family) for family in "abc" for index in range(1, 4)]
+    assert [one.id for one in spread(given, 4)] == ["a1", "b1", "c1", "a2"]
+    assert [one.id for one in spread(given, 8)] == ["a1", "b1", "c1", "a2", "b2", "c2", "a3", "b3"]
+    assert spread(given, 9) == given
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,7 @@ async def run(estimator: str, seed: int, *, steps: int, reply_tokens: int) -> Cu
             "lr_scheduler_type": "constant",
             "warmup_ratio": 0.0,
             "beta": 0.0,
+            "loss_length": 2 * len(LATE) * reply_tokens,
             "save_steps": 0,
             "log_rollouts": False,
             "output_dir": folder,

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
 from stateset_agents.settings import Settings
-from stateset_agents.training.estimators import ESTIMATORS, foreign_setting
+from stateset_agents.training.estimators import ESTIMATORS, estimator_defaults, foreign_setting
 from stateset_agents.training.profiles import PROFILES, TrainingProfile, canonical, defaults
 
 __all__ = ["PROFILES", "TrainingConfig", "TrainingProfile"]
@@ -93,7 +93,9 @@ class TrainingConfig(Settings):
 
     # Loss
     loss_type: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "reinforce", "ppo"] = Field(
-        default="grpo", description="Policy loss; see docs/algorithms.md."
+        default="grpo",
+        description="Policy loss; turn_group and branch have dr_grpo, with which their gradient is unbiased; "
+        "see docs/algorithms.md.",
     )
     clip_ratio: float = Field(
         default=0.2,
@@ -111,7 +113,10 @@ class TrainingConfig(Settings):
         default=None, gt=1.0, description="For negative advantages the loss is at most dual_clip * |A|."
     )
     loss_length: int = Field(
-        default=512, ge=1, description="dr_grpo's constant: agent tokens of a full trajectory."
+        default=512,
+        ge=1,
+        description="dr_grpo's constant: agent tokens of a full trajectory. Much above that, gradients are so "
+        "small that max_grad_norm never clips.",
     )
     entropy_coef: float = Field(
         default=0.0,
@@ -271,7 +276,8 @@ class TrainingConfig(Settings):
     log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
 
     def __init__(self, **settings: Any) -> None:
-        """`settings` win over the loss's own clip range, that over the profile's table."""
+        """`settings` win over the loss's own clip range and the estimator's own loss, those over the
+        profile's table."""
         given = canonical(settings, _CANONICAL)
         super().__init__(**{**defaults(given), **given})
         self.model_fields_set.intersection_update(given)  # what the user said, for with_recommended
@@ -327,10 +333,13 @@ class TrainingConfig(Settings):
         """This configuration with a model card's `overrides` where the user set nothing.
 
         Returns the configuration and what was applied. What the card says stands above the profile; a
-        length of the run (num_episodes or max_steps) only counts where the user gave neither.
+        length of the run (num_episodes or max_steps) only counts where the user gave neither, and a loss only
+        where the estimator that the user chose brings none.
         """
         own = {name: getattr(self, name) for name in self.model_fields_set}
         taken = own.keys() | (_LENGTHS if _LENGTHS & own.keys() else set())
+        if "loss_type" in estimator_defaults(own.get("advantage_estimator")):
+            taken |= {"loss_type"}
         applied = {
             name: value for name, value in canonical(overrides, _CANONICAL).items() if name not in taken
         }

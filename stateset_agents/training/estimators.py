@@ -27,6 +27,8 @@ class Estimator:
     """Scored members below which a group teaches it nothing."""
     group_default: int = 2
     """Its default of `min_group_size`."""
+    loss: str | None = None
+    """Its default of `loss_type`; None leaves the field's own."""
 
 
 ESTIMATORS: Mapping[str, Estimator] = {
@@ -36,13 +38,17 @@ ESTIMATORS: Mapping[str, Estimator] = {
         normalizations=("population", "sample", "batch", "none"),
         smallest_group=2,
     ),
-    "turn_group": Estimator(normalizations=("none",)),
-    "branch": Estimator(sees_shaping=False, branches=True, normalizations=("none",)),
+    "turn_group": Estimator(normalizations=("none",), loss="dr_grpo"),
+    "branch": Estimator(sees_shaping=False, branches=True, normalizations=("none",), loss="dr_grpo"),
     "turn_gae": Estimator(critic="turn", normalizations=("batch", "none"), group_default=1),
     "token_gae": Estimator(critic="token", normalizations=("batch", "none"), group_default=1),
     "hybrid": Estimator(critic="turn", baseline=True, normalizations=("batch", "none"), smallest_group=2),
 }
-"""Every `advantage_estimator`."""
+"""Every `advantage_estimator`.
+
+turn_group and branch have unbiased advantages, and the loss that keeps them so: the policy chooses how
+long a conversation is, and a mean over its tokens, or over the step's, weighs its turns by that choice.
+"""
 
 _CRITIC = ("value_learning_rate", "value_iterations", "value_clip", "value_dropout", "bootstrap_truncated")
 _WITH_CRITIC = ", ".join(name for name, estimator in ESTIMATORS.items() if estimator.critic)
@@ -53,10 +59,11 @@ def estimator_defaults(name: Any) -> dict[str, Any]:
     estimator = ESTIMATORS.get(name) if isinstance(name, str) else None
     if estimator is None:
         return {}
-    return {
+    own: dict[str, Any] = {
         "advantage_normalization": estimator.normalizations[0],
         "min_group_size": estimator.group_default,
     }
+    return own if estimator.loss is None else {**own, "loss_type": estimator.loss}
 
 
 def foreign_setting(name: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str | None:

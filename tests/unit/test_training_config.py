@@ -101,6 +101,29 @@ def test_a_card_s_settings_fill_what_the_user_left_open():
     assert config.with_recommended(card)[1] == applied  # still only the user's count as given
 
 
+@pytest.mark.parametrize(
+    ("settings", "loss"),
+    [
+        ({}, "grpo"),
+        ({"advantage_estimator": "turn_group"}, "dr_grpo"),
+        ({"advantage_estimator": "branch", "profile": "aggressive"}, "dr_grpo"),
+        ({"advantage_estimator": "turn_gae"}, "grpo"),
+        ({"advantage_estimator": "turn_group", "loss_type": "gspo"}, "gspo"),
+    ],
+)
+def test_an_unbiased_estimator_brings_the_loss_that_keeps_it_so(settings, loss):
+    config = TrainingConfig(**settings)
+    assert config.loss_type == loss
+    assert TrainingConfig(**config.model_dump()) == config
+
+
+def test_the_loss_of_an_estimator_that_the_user_chose_stands_above_a_card_s():
+    chosen, applied = TrainingConfig(advantage_estimator="branch").with_recommended({"loss_type": "dapo"})
+    assert (chosen.loss_type, chosen.clip_ratio_high, applied) == ("dr_grpo", None, {})
+    chosen, _ = TrainingConfig(advantage_estimator="turn_gae").with_recommended({"loss_type": "dapo"})
+    assert (chosen.loss_type, chosen.clip_ratio_high) == ("dapo", 0.28)
+
+
 @pytest.mark.parametrize("given", [{"num_episodes": 12}, {"max_steps": 3}])
 def test_a_card_does_not_change_a_length_the_user_gave(given):
     config, applied = TrainingConfig(**given).with_recommended({"max_steps": 110})

@@ -115,7 +115,7 @@ class TrainingConfig(Settings):
     loss_length: int = Field(
         default=512,
         ge=1,
-        description="dr_grpo's constant: agent tokens of a full trajectory. Much above that, gradients are so "
+        description="dr_grpo's constant: agent tokens of a full trajectory. Far above that, gradients are so "
         "small that max_grad_norm never clips.",
     )
     entropy_coef: float = Field(

@@ -18,7 +18,7 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.credit import assign_credit
 
 STOP, LONG, BAD = 1, 2, 3
-"""The three tokens of the first turn, equally likely: end with 1.0, talk on with 1.2 in the end, end with 0."""
+"""The first turn says one of them, equally likely: end with 1.0, talk on for 1.2, end with 0."""
 REWARD = {STOP: 1.0, LONG: 1.2, BAD: 0.0}
 TURNS = {STOP: 1, LONG: 6, BAD: 1}
 FORCED = 5

@@ -89,8 +89,10 @@ def why_nothing_trained(
         return None
     members = [trajectory for group in groups for trajectory in group.trajectories]
     failed = sum(trajectory.status is Status.FAILED for trajectory in members)
+    least = config.min_group_size
+    scored = "a scored member" if least == 1 else f"{least} scored members"
     why = next((trajectory.error for trajectory in members if trajectory.error), "every reward is None")
     return (
-        f"has no group with {config.min_group_size} scored members "
+        f"has no group with {scored} "
         f"({failed} of {len(members)} conversations failed); first cause: {why}"
     )

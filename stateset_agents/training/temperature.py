@@ -39,10 +39,9 @@ class TemperatureScheduler:
 
     def step(self, mean_reward: float, target: float = 0.7) -> float:
         """The temperature after a rollout with this mean reward."""
-        if mean_reward < target:
-            self.temperature = min(self.initial, self.temperature * self.WARMING)
-        else:
-            self.temperature = max(self.minimum, self.temperature * self.decay)
+        self.temperature = _moved(
+            self.temperature, mean_reward, target, low=self.minimum, high=self.initial, decay=self.decay
+        )
         return self.temperature
 
 
@@ -50,8 +49,19 @@ def next_temperature(config: TrainingConfig, temperature: float, mean_reward: fl
     """After a rollout at `temperature` with this mean reward; None (nothing was scored) moves nothing."""
     if config.temperature_schedule == "none" or mean_reward is None:
         return temperature
-    scheduler = TemperatureScheduler(
-        config.temperature, minimum=config.temperature_min, decay=config.temperature_decay
+    return _moved(
+        temperature,
+        mean_reward,
+        config.temperature_target,
+        low=config.temperature_min,
+        high=config.temperature,
+        decay=config.temperature_decay,
     )
-    scheduler.temperature = temperature
-    return scheduler.step(mean_reward, config.temperature_target)
+
+
+def _moved(
+    temperature: float, mean_reward: float, target: float, *, low: float, high: float, decay: float
+) -> float:
+    if mean_reward < target:
+        return min(high, temperature * TemperatureScheduler.WARMING)
+    return max(low, temperature * decay)

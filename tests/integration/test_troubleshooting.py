@@ -176,6 +176,20 @@ def resume(folder: Path, spoil: Callable[[Path], Any], **settings: Any) -> None:
     asyncio.run(run())
 
 
+def two_trainings(folder: Path) -> None:
+    async def run() -> None:
+        agent = make_agent()
+        trainers = [make_trainer(folder, agent=agent, max_steps=1) for _ in range(2)]
+        try:
+            await asyncio.gather(*(trainer.train() for trainer in trainers))
+        finally:
+            for trainer in trainers:
+                await trainer.stop()
+            await agent.close()
+
+    asyncio.run(run())
+
+
 def two_trackers(folder: Path) -> None:
     run = RunFolder.create(folder)
     with JsonlTracker(run):
@@ -208,6 +222,7 @@ CASES: dict[str, Case] = {
     ),
     "template with a mistake": lambda folder: JinjaTemplate(tiny_tokenizer(), TURNS + "{% if %}"),
     "two trainers": two_trackers,
+    "two trainings": two_trainings,
     "long opening": lambda folder: train(
         folder, environment=make_environment(scenarios=[{"opening": "x" * 999}])
     ),

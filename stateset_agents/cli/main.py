@@ -7,17 +7,52 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, cast
 
 from stateset_agents.cli import build_embedded, chat, compare, diagnose, doctor, evaluate, report, train
 from stateset_agents.errors import StatesetError
+from stateset_agents.settings import nearest
 from stateset_agents.tracking.logging import configure_logging
 
 __all__ = ["main"]
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says, after argparse's own line, what was meant; subparsers are of this class, too."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, with `NAME=VALUE` and misspelt options answered."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            chosen = self._chosen(getattr(found, "verb", None))
+            chosen.error(f"unrecognized arguments: {' '.join(rest)}{chosen._meant(rest[0])}")
+        return found
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            if action.choices:
+                error.message += nearest(str(value), map(str, action.choices))
+            raise
+
+    def _chosen(self, verb: str | None) -> _Parser:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and verb in action.choices:
+                return cast(_Parser, action.choices[verb])
+        return self
+
+    def _meant(self, given: str) -> str:
+        if "=" in given and not given.startswith("-"):
+            has_steps = given.partition("=")[0] in ("max_steps", "seed", "output_dir", "profile")
+            name = f"training.{given}" if has_steps else given
+            return f" (settings go behind --set: --set {name})"
+        return nearest(given.partition("=")[0], self._option_string_actions)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0, 1 for an error, 2 for a wrong command, 130 when interrupted."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="stateset-agents", description="Train multi-turn conversational agents by GRPO, on this machine."
     )
     subparsers = parser.add_subparsers(dest="verb", required=True, metavar="VERB")

@@ -9,6 +9,7 @@ Text from users and tools cannot forge roles: control tokens written out in it a
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -190,7 +191,7 @@ class JinjaTemplate:
             )
         self._refuse_rewriting(tools)
         if "tools" not in self.text:  # a template whose model knows its tools by heart says so in a comment
-            _log.warning(f"the chat template does not tell the model which tools there are; {_CURE} does")
+            _warn_of_hidden_tools(self.text)
 
     def _refuse_rewriting(self, tools: ToolSchemas = ()) -> None:
         """Replies with a thinking part are tried too: many templates drop it once the talk goes on."""
@@ -224,6 +225,12 @@ _REWRITES = (
     "the chat template rewrites history (a conversation reads differently as a whole than turn by turn), so "
     f"sampled tokens could not be trained as they were sampled; {_CURE} only appends"
 )
+
+
+@functools.cache
+def _warn_of_hidden_tools(template: str) -> None:
+    """Once per template, however many agents of this process have it."""
+    _log.warning(f"the chat template does not tell the model which tools there are; {_CURE} does")
 
 
 def _message(role: Any, content: str) -> Message:

@@ -13,6 +13,8 @@ __all__ = ["Point", "line_chart", "number"]
 _WIDTH, _HEIGHT = 340, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 26
 _MOST_POINTS = 240
+_MOST_DOTS = 9
+"""Points of a curve that are marked; of more, the line tells as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def line_chart(
         _y_axis(y_ticks, y, percent),
         _x_axis(x, points),
         _band(points, x, y),
-        _path([(x(p.step), y(p.value)) for p in points], "raw" if len(points) > 1 else "raw dot"),
+        _path([(x(p.step), y(p.value)) for p in points], "raw") if len(points) > 1 else "",
+        _dots([(x(p.step), y(p.value)) for p in points]) if len(points) <= _MOST_DOTS else "",
         _path([(x(step), y(value)) for step, value in _smooth(points)], "mean"),
         _hover(points, x, percent),
     ]
@@ -180,10 +183,14 @@ def _band(points: Sequence[Point], x: _Scale, y: _Scale) -> Markup:
 def _path(places: Sequence[tuple[float, float]], kind: str) -> Markup:
     if not places:
         return Markup("")
-    if len(places) == 1:
-        return Markup('<circle class="{}" cx="{}" cy="{}" r="3"/>').format(kind, *places[0])
     line = " ".join(f"{px},{py}" for px, py in places)
     return Markup('<polyline class="{}" points="{}"/>').format(kind, line)
+
+
+def _dots(places: Sequence[tuple[float, float]]) -> Markup:
+    return Markup("").join(
+        Markup('<circle class="raw dot" cx="{}" cy="{}" r="3"/>').format(*place) for place in places
+    )
 
 
 def _hover(points: Sequence[Point], x: _Scale, percent: bool) -> Markup:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+
+if TYPE_CHECKING:
+    from stateset_agents.evaluation.evaluator import Evaluation
 
 __all__ = ["ConsoleDisplay", "progress_line"]
 
@@ -42,6 +45,7 @@ class ConsoleDisplay:
         self._console = console or Console()
         self._every = every or max(1, total_steps // _PLAIN_LINES)
         self._first_step = first_step
+        self._trainer: Any = None
         self._started = time.monotonic()
         bar = [BarColumn(bar_width=16)] if self._console.width >= 100 else []
         self._progress = Progress(
@@ -69,6 +73,22 @@ class ConsoleDisplay:
             self._progress.update(self._task, completed=step, line=line)
         elif step % self._every == 0 or step == self.total_steps:
             self._console.print(f"step {step}/{self.total_steps}  {line}", highlight=False, soft_wrap=True)
+
+    def on_train_begin(self, trainer: Any) -> None:
+        """Keep who knows which evaluation is the best."""
+        self._trainer = trainer
+
+    def on_evaluate(self, step: int, evaluation: Evaluation) -> None:
+        """A line on what the validation scenarios showed, above the live one on a terminal."""
+        shares = {"success": evaluation.success, "reward": evaluation.mean_reward}
+        shown = [
+            f"{name} {value:.1%}" if name == "success" else f"{name} {value:.3f}"
+            for name, value in shares.items()
+            if value is not None
+        ]
+        best = " (best)" if self._trainer and self._trainer.progress.best_step == step else ""
+        line = f"eval step {step}: {', '.join(shown) or 'no verdict and no score'}{best}"
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def _seconds_left(self, step: int) -> float:
         done = step - self._first_step

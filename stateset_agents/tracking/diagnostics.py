@@ -146,15 +146,16 @@ def _malformed_calls(history: History) -> Finding | None:
 def _loop_lag(history: History) -> Finding | None:
     """The median step's longest wait of the event loop: 50 ms is felt by a server's callers.
 
-    A warning at most, as a busy machine does it too.
+    A warning at most, as a busy machine does it too; few steps, or short waits, are rather the machine's.
     """
     lags = history.finite("time/loop_lag")
     if not lags:
         return None
     typical = median(lags)
-    cure = (
-        "make sync code in async tools, rewards and environments plain `def`, or give the machine less to do"
-    )
+    blocking = "make sync code in async tools, rewards and environments plain `def`"
+    cure = f"{blocking}, or give the machine less to do"
+    if len(lags) < 20 or typical < 0.25:
+        cure = f"is the machine busy with other work? If not, {blocking}"
     seen = f"{typical * 1000:.0f} ms at most in the median step, {max(lags) * 1000:.0f} ms in the worst"
     return _graded("event loop", typical, seen, cure, warn=0.05)
 

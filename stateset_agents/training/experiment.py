@@ -103,6 +103,11 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     for name, value in given.items():
         if isinstance(value, dict) and not all(isinstance(field, str) for field in value):
             raise ConfigurationError(f"{path}: {name} must have names as keys, got {list(value)!r:.60}")
+    if "environment" not in given:
+        raise ConfigurationError(
+            f"{path}: environment is missing: add a line such as `environment: retail_desk`, or "
+            "`environment: module:name` of your own"
+        )
     try:
         return ExperimentConfig(**given)
     except ConfigurationError as error:

@@ -135,7 +135,7 @@ FILES = {
     "training: {seed: 1": "is not YAML",
     "- a\n- b\n": "must hold sections such as agent, environment, training",
     "": "must hold sections",
-    "training:\n  seed: 1\n": "environment is missing",
+    "training:\n  seed: 1\n": "environment is missing: add a line such as `environment: retail_desk`",
 }
 
 
@@ -356,3 +356,21 @@ def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str], verb: tuple[str,
     said = capsys.readouterr().out.splitlines()
     assert 5 <= len(said) <= most
     assert max(map(len, said)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("trian run.yaml", "(did you mean 'train'?)"),
+        ("train run.yaml max_steps=3", "(settings go behind --set: --set training.max_steps=3)"),
+        ("train run.yaml agent.seed=3", "(settings go behind --set: --set agent.seed=3)"),
+        ("train run.yaml --max-step-s 3", "(did you mean '--max-steps'?)"),
+    ],
+)
+def test_a_wrong_command_says_what_was_meant(
+    capsys: pytest.CaptureFixture[str], command: str, message: str
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(command.split())
+    assert left.value.code == 2
+    assert capsys.readouterr().err.rstrip().endswith(message)

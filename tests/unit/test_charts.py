@@ -45,6 +45,12 @@ def test_a_single_point_is_a_dot() -> None:
     assert "step 1: 0 [0, 0.3]" in svg
 
 
+def test_a_few_points_are_marked_and_many_are_a_line() -> None:
+    few, many = [line_chart([Point(i, i) for i in range(n)], label="reward") for n in (3, 10)]
+    assert re.findall(r'cx="([^"]*)"', few) == ["46.0", "188.0", "330.0"]
+    assert "<circle" not in many
+
+
 def test_a_constant_that_cannot_be_negative_stands_above_zero() -> None:
     svg = line_chart([Point(1, 0.0), Point(2, 0.0)], label="clip fraction", percent=True)
     assert re.findall(r'<text class="tick"[^>]*>([^<]*)<', svg) == ["0%", "50%", "100%"]

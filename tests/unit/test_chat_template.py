@@ -11,6 +11,7 @@ from tiny_models import tiny_tokenizer
 from tokenizers import AddedToken
 
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+from stateset_agents.core import chat_template
 from stateset_agents.core.chat_template import JinjaTemplate
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message, ToolCall
@@ -193,10 +194,12 @@ def test_tools_need_a_template_that_shows_their_results(name: str) -> None:
 
 
 def test_a_template_that_names_no_tools_is_used_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    template = JinjaTemplate(family_tokenizer("chatml"))
+    chat_template._warn_of_hidden_tools.cache_clear()
+    template, other = [JinjaTemplate(family_tokenizer("chatml")) for _ in range(2)]
     with caplog.at_level(logging.WARNING, "stateset_agents"):
         first = template.prompt([said("user", "hi")], [TOOL])
         assert template.prompt([said("user", "hi")], [TOOL]) == first
+        assert other.prompt([said("user", "hi")], [TOOL]) == first
     assert caplog.text.count("does not tell the model which tools there are") == 1
 
 

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -45,6 +46,19 @@ def test_a_pipe_gets_about_twenty_plain_lines() -> None:
     assert lines[0].startswith("step 5/100  reward 0.412")
     assert lines[-1].startswith("step 100/100")
     assert "\x1b" not in out.getvalue()
+
+
+def test_an_evaluation_is_a_line_that_marks_the_best() -> None:
+    out = io.StringIO()
+    result = SimpleNamespace(success=0.4167, mean_reward=0.25)
+    with ConsoleDisplay(20, console=Console(file=out, width=40)) as display:
+        display.on_train_begin(SimpleNamespace(progress=SimpleNamespace(best_step=10)))
+        display.on_evaluate(10, result)
+        display.on_evaluate(20, SimpleNamespace(success=None, mean_reward=0.125))
+    assert out.getvalue().splitlines() == [
+        "eval step 10: success 41.7%, reward 0.250 (best)",
+        "eval step 20: reward 0.125",
+    ]
 
 
 def test_the_last_step_is_always_printed() -> None:

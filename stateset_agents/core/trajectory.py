@@ -183,6 +183,7 @@ class TrajectoryGroup:
     key: str
     trajectories: tuple[Trajectory, ...]
     weight: float = 1.0
+    """Multiplies its advantages; the trainer leaves it at 1, groups made by hand may not."""
     branches: tuple[Branch, ...] = ()
     """Other ways on from the members' turns, by member and turn; they count in no reward or success rate."""
 

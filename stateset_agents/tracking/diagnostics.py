@@ -117,10 +117,20 @@ def _failures(history: History) -> Finding | None:
 
 
 def _truncation(history: History) -> Finding | None:
-    """Conversations that a limit cut: a tenth at the end warns, a half fails (our choice)."""
+    """Conversations that a limit cut: a tenth at the end warns, a half fails (our choice).
+
+    Where nearly all are cut, a critic that bootstraps with gamma 1 has nothing to settle at: what comes
+    after the cut is its own guess, plus a reward, for ever.
+    """
     share = history.end("rollout/truncated")
     if share is None:
         return None
+    training = history.training
+    endless = training.get("gamma", 1.0) == 1.0 and training.get("bootstrap_truncated", True)
+    if share > 0.9 and endless and history.all("value/explained_variance"):
+        seen = f"{share:.1%} of the last conversations were cut: the critic's values drift without bound"
+        cure = "set bootstrap_truncated to false where the limit is part of the task, else gamma below 1"
+        return Finding("truncation", "fail", seen, cure)
     cure = "raise max_turns, agent.max_new_tokens or max_context_tokens, or let the reward ask for brevity"
     return _graded(
         "truncation", share, f"{share:.1%} of the last conversations were cut", cure, warn=0.1, fail=0.5

@@ -92,7 +92,4 @@ def why_nothing_trained(
     least = config.min_group_size
     scored = "a scored member" if least == 1 else f"{least} scored members"
     why = next((trajectory.error for trajectory in members if trajectory.error), "every reward is None")
-    return (
-        f"has no group with {scored} "
-        f"({failed} of {len(members)} conversations failed); first cause: {why}"
-    )
+    return f"has no group with {scored} ({failed} of {len(members)} conversations failed); first cause: {why}"

@@ -131,6 +131,17 @@ def test_every_check_has_a_trouble_above(tmp_path: Path) -> None:
     assert {row[0] for row in SICK} == {finding.check for finding in diagnose(record(tmp_path, HEALTHY))}
 
 
+def test_a_critic_that_guesses_beyond_nearly_every_cut_is_told_how_to_settle(tmp_path: Path) -> None:
+    cut = {"rollout/truncated": 1.0}
+    endless = found(tmp_path / "1", "truncation", cut)
+    assert endless.verdict == "fail"
+    assert "drift without bound" in endless.seen
+    assert "bootstrap_truncated to false" in endless.cure
+    for number, settings in enumerate(({"gamma": 0.99}, {"bootstrap_truncated": False})):
+        settled = found(tmp_path / f"settled{number}", "truncation", cut, **settings)
+        assert "raise max_turns" in settled.cure
+
+
 def test_a_group_s_advantages_need_no_check_of_their_mean(tmp_path: Path) -> None:
     metrics = {name: series for name, series in HEALTHY.items() if not name.startswith("value/")}
     log = record(tmp_path, {**metrics, "advantage/mean": 0.3})

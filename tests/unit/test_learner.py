@@ -397,3 +397,12 @@ def test_a_model_that_cannot_recompute_activations_is_refused():
     model.supports_gradient_checkpointing = False
     with pytest.raises(ConfigurationError, match="set gradient_checkpointing to false"):
         learner_of(model, gradient_checkpointing=True)
+
+
+def test_the_critic_shares_the_learner_s_clip_and_precision():
+    learner = learner_of(
+        tiny_model("llama"), advantage_estimator="turn_gae", max_grad_norm=0.25, precision="bf16", beta=0.0
+    )
+    assert learner.critic is not None
+    assert learner.critic.value_function.max_grad_norm == 0.25
+    assert learner.critic.value_function.autocast is torch.bfloat16

@@ -243,3 +243,14 @@ def test_head_and_optimiser_go_through_safetensors_and_on_in_the_same_bits(tmp_p
     assert all(torch.equal(mine[name], its[name]) for name in mine)
     with pytest.raises(CheckpointError, match="value head is of another size"):
         ValueFunction(model, ValueHead(16)).load_state_dict(one.state_dict())
+
+
+def test_the_head_s_gradient_is_clipped_so_that_its_weights_hardly_move_under_a_tiny_norm():
+    def moved(max_grad_norm):
+        function = learned(tiny_model("llama"), max_grad_norm=max_grad_norm)
+        before = function.head.outer.weight.detach().clone()
+        function.update_value_function(IDS, torch.ones(2, 6), iterations=1)
+        return float((function.head.outer.weight.detach() - before).abs().max())
+
+    # Adam's first step is lr * g / (|g| + 1e-8): the whole rate, unless g is far below 1e-8
+    assert moved(1e-12) < 0.01 * moved(1.0)

@@ -61,7 +61,7 @@ async def learned(folder, estimator, seed, **settings):
     return fmean(curve[:2]), fmean(curve[-3:])
 
 
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS.keys() - {"branch"}))  # which has its own toy
+@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
 async def test_every_estimator_learns_to_answer_in_kind(tmp_path, estimator):
     for seed in range(5):
         first, last = await learned(tmp_path, estimator, seed)

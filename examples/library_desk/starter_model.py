@@ -9,6 +9,7 @@ import random
 
 from library import library_desk
 
+from stateset_agents.backends.quiet import quietly
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.embedded.build import new_model
@@ -61,8 +62,9 @@ async def main() -> None:
     model = new_model(tokenizer, seed=0)
     rows = [encode_dialogue(tokenizer, dialogue) for dialogue in shown]
     losses = warm_up(model, rows, WarmUp(steps=250), seed=0)
-    model.save_pretrained("starter")
-    tokenizer.save_pretrained("starter")
+    with quietly():
+        model.save_pretrained("starter")
+        tokenizer.save_pretrained("starter")
     print(f"starter/: {model.num_parameters():,} parameters, loss {losses[0]:.2f} -> {losses[-1]:.2f}")
 
 

@@ -332,7 +332,9 @@ def _context_length(model: PreTrainedModel, wanted: int | None) -> int:
 
 def _read_folder(path: Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:
     try:
-        return dict(type(model).from_pretrained(path, dtype=model.dtype, local_files_only=True).state_dict())
+        with quietly():
+            loaded = type(model).from_pretrained(path, dtype=model.dtype, local_files_only=True)
+        return dict(loaded.state_dict())
     except UNREADABLE as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise BackendError(f"no weights to load in {str(path)!r}: {reason}") from error

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from stateset_agents.core.chat_session import ChatSession
     from stateset_agents.core.environment import Environment
     from stateset_agents.core.scenario import Scenario
+    from stateset_agents.core.tools import Tool
 
 __all__ = ["add_parser", "run"]
 
@@ -243,13 +243,19 @@ def _scenario(environment: Environment, wanted: str | None) -> Scenario:
     return found
 
 
-def _tool(name: str) -> Callable[..., Any]:
+def _tool(name: str) -> Tool:
+    from stateset_agents.core.tools import Tool, tool
     from stateset_agents.training.parts import imported
 
     found = imported("tool", name) if ":" in name else None
     if not callable(found):
         raise ConfigurationError(f"--tools takes module:function with typed parameters, got {name!r}")
-    made: Callable[..., Any] = found
+    made = found if isinstance(found, Tool) else tool(found)
+    if made.scenario_parameter is not None:
+        raise ConfigurationError(
+            f"tool {made.name} reads the scenario, and --tools has none: give --environment NAME, one that "
+            "offers this tool, instead"
+        )
     return made
 
 

@@ -17,6 +17,7 @@ import yaml
 from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from stateset_agents.backends.quiet import quietly
 from stateset_agents.embedded.demonstrations import BAD_HABITS, blurred, demonstrations, texts
 from stateset_agents.embedded.tokenizer import build_tokenizer
 from stateset_agents.embedded.warmup import WarmUp, encode_dialogue, warm_up
@@ -107,7 +108,8 @@ def build_embedded(
     for name, fact in facts.items():
         card = card.replace(f"[{name}]", str(fact))
     with _writing(output):
-        model.save_pretrained(output)
+        with quietly():
+            model.save_pretrained(output)
         (output / "model.safetensors").chmod(0o644)  # written for its owner alone
         tokenizer.save_pretrained(output)
         (output / "README.md").write_text(card, encoding="utf-8")

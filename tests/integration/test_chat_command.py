@@ -26,6 +26,7 @@ from stateset_agents.environments.retail_desk import RetailDesk
 COMMAND = [sys.executable, "-m", "stateset_agents.cli.main", "chat"]
 OPENING = RetailDesk().scenarios("test")[0].opening
 TOOLS = """
+from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.environment import ConversationEnvironment
 
 class Shop(ConversationEnvironment):
@@ -36,6 +37,9 @@ class Shop(ConversationEnvironment):
 def look_up(order: str) -> str:
     '''Where an order is.'''
     return f"{order} is in Oslo"
+
+def of_scenario(order: str, scenario: Scenario) -> str:
+    return "Oslo"
 
 not_a_tool = 5
 
@@ -239,6 +243,7 @@ def test_bytes_that_are_no_text_do_not_end_the_chat(chat: Any, folder: Path) -> 
         ("", ["--tools", "my_tools:lok_up"], "has no 'lok_up' (did you mean 'look_up'?)"),
         ("", ["--tools", "my_tols:look_up"], "cannot be imported: No module named 'my_tols'"),
         ("", ["--tools", "my_tools:not_a_tool"], "--tools takes module:function with typed parameters"),
+        ("", ["--tools", "my_tools:of_scenario"], "reads the scenario, and --tools has none: give --env"),
         ("", ["--tools", "my_tools:untyped"], "tool untyped: parameter 'order' needs a type"),
         (
             "",

@@ -16,9 +16,10 @@ from full_disk import files_of_at_most
 from safetensors.torch import load_file, save_file
 from tiny_models import VOCAB, tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoConfig, Qwen3NextConfig
+from transformers.utils import logging as transformers_logging
 
 from stateset_agents.backends.base import Session
-from stateset_agents.backends.huggingface import HuggingFaceBackend
+from stateset_agents.backends.huggingface import HuggingFaceBackend, _read_folder
 from stateset_agents.backends.loading import load_backend, load_model_and_tokenizer, model_folder
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.errors import BackendError, ConfigurationError
@@ -395,3 +396,12 @@ def test_a_folder_that_was_meant_is_not_looked_for_at_the_hub(tmp_path, monkeypa
         model_folder("runs/else")
     assert model_folder("hf:starter1") == "starter1"
     assert model_folder("gpt2") == "gpt2"
+
+
+def test_weights_are_read_from_a_folder_without_progress_bars(tmp_path, capsys):
+    transformers_logging.enable_progress_bar()
+    model = tiny_model("gpt2")
+    model.save_pretrained(tmp_path)
+    assert "%" in capsys.readouterr().err  # transformers' own way
+    assert _read_folder(tmp_path, model).keys() == model.state_dict().keys()
+    assert capsys.readouterr().err == ""

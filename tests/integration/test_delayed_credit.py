@@ -1,0 +1,26 @@
+"""The toy of docs/algorithms.md in small: where credit comes late, GAE over turns is ahead of the group."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from pathlib import Path
+from statistics import fmean
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_after_as_many_conversations_credit_per_turn_is_ahead_of_the_group_s():
+    spec = importlib.util.spec_from_file_location("delayed_credit", ROOT / "scripts" / "delayed_credit.py")
+    assert spec is not None
+    assert spec.loader is not None
+    toy = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = toy  # NamedTuple looks its module up
+    spec.loader.exec_module(toy)
+
+    def right(estimator: str) -> float:
+        runs = [asyncio.run(toy.run(estimator, seed, steps=30, reply_tokens=1)) for seed in range(2)]
+        return fmean(share for run in runs for share in run.right[-5:])
+
+    assert right("turn_gae") > right("group") + 0.05  # who does not listen has 0.5

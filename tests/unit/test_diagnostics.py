@@ -16,9 +16,9 @@ import pytest
 from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.cli.main import main
 from stateset_agents.errors import ConfigurationError
-from stateset_agents.tracking.diagnostics import CHECKS, Finding, all_passed, diagnose
+from stateset_agents.tracking.diagnostics import CHECKS, Finding, History, _loop_lag, all_passed, diagnose
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.run_log import MetricLine, RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
 
 STEPS = 30
@@ -255,3 +255,12 @@ def test_a_critic_is_not_blamed_for_one_odd_step_nor_where_nothing_is_left_to_ex
     assert found(tmp_path / "odd", "value function", odd).verdict == "ok"
     solved = {"value/explained_variance": -0.5, "success/rate": 0.95}
     assert found(tmp_path / "solved", "value function", solved).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("lag", "steps", "first"),
+    [(0.1, 30, "is the machine"), (2.0, 5, "is the machine"), (2.0, 20, "make sync")],
+)
+def test_short_waits_and_few_steps_are_first_the_machine_s(lag: float, steps: int, first: str) -> None:
+    lines = [MetricLine(step=step, time=0.0, values={"time/loop_lag": lag}) for step in range(1, steps + 1)]
+    assert _loop_lag(History(lines, {}, {})).cure.startswith(first)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.settings import closest
 
 __all__ = ["Completion", "FinishReason", "Message", "Role", "SamplingParams", "ToolCall", "VersionSpan"]
 
@@ -47,7 +48,9 @@ class Message:
             raise ConfigurationError(f"a message must be a mapping or a Message, got {_shown(data)}")
         role: Any = data.get("role")
         if role not in get_args(Role):
-            raise ConfigurationError(f"message role must be one of {', '.join(get_args(Role))}, got {role!r}")
+            raise ConfigurationError(
+                f"message role must be one of {', '.join(get_args(Role))}, got {role!r}{_misspelt(data)}"
+            )
         for key in ("tool_call_id", "name"):
             if not isinstance(data.get(key), str | None):
                 raise ConfigurationError(f"message {key} must be text, got {_shown(data[key])}")
@@ -79,6 +82,12 @@ class Message:
         if self.name is not None:
             data["name"] = self.name
         return data
+
+
+def _misspelt(data: Mapping[str, Any]) -> str:
+    """A hint for a message without a role: the key that was meant to be one."""
+    wrong = None if "role" in data else closest("role", [key for key in data if isinstance(key, str)])
+    return f": write 'role', not {wrong!r}" if wrong else ""
 
 
 def _text(content: Any) -> str:

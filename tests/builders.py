@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,3 +63,8 @@ def trajectory(
         outcome = Outcome(reward=float(success), success=success)
     scenario = fields.pop("scenario", None) or Scenario(id="s", family=family, context=context or {})
     return Trajectory(scenario=scenario, opening=opening, turns=tuple(turns), outcome=outcome, **fields)
+
+
+def bare(failure: object) -> str:
+    """What broke in user code, without the place where it did."""
+    return re.sub(r" \(at \w+\.py:\d+\)", "", str(failure))

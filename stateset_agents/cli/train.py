@@ -136,7 +136,8 @@ async def _run(experiment: Experiment) -> None:
     if after:
         print(f"before: {_line(before) if before else 'not measured'}")
         print(f"after:  {_line(after)}")
-    print(f"trained {trainer.step_number} steps in {trainer.progress.seconds:.0f} s")
+    steps = "step" if trainer.step_number == 1 else "steps"
+    print(f"trained {trainer.step_number} {steps} in {trainer.progress.seconds:.0f} s")
     print("\n".join(_health(experiment)))
     print(f"report: {_seen_from_here(experiment.run.report)}")
 

@@ -69,6 +69,11 @@ class AgentConfig(Settings):
             raise ValueError('persona goes on from "You are", which is added: leave it out')
         return persona
 
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_text_is_one_stop(cls, stop: object) -> object:
+        return (stop,) if isinstance(stop, str) else stop
+
     @field_validator("stop")
     @classmethod
     def _can_be_said(cls, stop: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from stateset_agents.core.scenario import Scenario, expect_split, load_scenarios
 from stateset_agents.core.simulated_user import User, UserFactory, default_user
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.core.trajectory import Outcome
-from stateset_agents.core.user_code import call_user_code
+from stateset_agents.core.user_code import call_user_code, told
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -216,7 +216,7 @@ class ConversationEnvironment:
             raise
         except Exception as error:
             raise ConfigurationError(
-                f"no user could be made for scenario {self._scenarios[0].id}: {type(error).__name__}: {error}"
+                f"no user could be made for scenario {self._scenarios[0].id}: {told(error)}"
             ) from error
 
 
@@ -305,4 +305,4 @@ async def _guarded(what: str, work: Awaitable[T]) -> T:
     except (*PROGRAMMING_ERRORS, StatesetError):
         raise
     except Exception as error:
-        raise EnvironmentFailure(f"{what} failed: {type(error).__name__}: {error}") from error
+        raise EnvironmentFailure(f"{what} failed: {told(error)}") from error

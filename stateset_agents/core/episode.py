@@ -10,6 +10,7 @@ from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Conversation, Environment
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Status, Trajectory, Turn
+from stateset_agents.core.user_code import told
 from stateset_agents.errors import PROGRAMMING_ERRORS, ConfigurationError, EnvironmentFailure
 from stateset_agents.messages import Completion, Message
 from stateset_agents.streams import derive
@@ -111,8 +112,7 @@ async def _play(
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
     except Exception as error:  # whatever a user's environment may raise is one failed conversation
-        reason = f"{type(error).__name__}: {error}"
-        return replace(trajectory, turns=tuple(turns), status=Status.FAILED, error=reason)
+        return replace(trajectory, turns=tuple(turns), status=Status.FAILED, error=told(error))
     finally:
         await agent.backend.release(session)
 

@@ -33,7 +33,9 @@ def named_terms(
     terms: list[tuple[str, RewardFunction, float]] = []
     for key, pair in rewards.items() if isinstance(rewards, Mapping) else enumerate(rewards):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ConfigurationError(f"a {what} takes (reward, {number}) pairs, got {pair!r:.60}")
+            name = getattr(pair, "name", None) or getattr(pair, "__name__", None)
+            shown = f"{name} alone: write [({name}, 1.0)]" if name else f"{pair!r:.60}"
+            raise ConfigurationError(f"a {what} takes (reward, {number}) pairs, got {shown}")
         reward, value = as_term(what, pair[0]), pair[1]
         name = str(key) if named else reward.name
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:

@@ -13,7 +13,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.core.user_code import call_user_code, time_limit
+from stateset_agents.core.user_code import call_user_code, time_limit, told
 from stateset_agents.core.waiting import all_or_cancel
 from stateset_agents.errors import PROGRAMMING_ERRORS, ConfigurationError, RewardFailure, RewardTimeout
 
@@ -249,4 +249,4 @@ def _named(name: str, error: Exception) -> RewardFailure:
     if isinstance(error, RewardFailure):
         text = str(error)
         return error if text.startswith("reward ") else RewardFailure(f"reward {name}: {text}")
-    return RewardFailure(f"reward {name} failed: {type(error).__name__}: {error}")
+    return RewardFailure(f"reward {name} failed: {told(error)}")

@@ -26,7 +26,7 @@ from typing import Any, overload
 import pydantic
 
 from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.user_code import call_user_code, time_limit
+from stateset_agents.core.user_code import call_user_code, time_limit, told
 from stateset_agents.core.waiting import all_or_cancel, in_thread
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
@@ -238,7 +238,7 @@ class Toolbox:
             raise
         except Exception as error:  # the boundary to user code: whatever else breaks is the tool's failure
             raise EnvironmentFailure(
-                f"tool {entry.name} failed: {type(error).__name__}: {error}; mend it, or raise ToolError for "
+                f"tool {entry.name} failed: {told(error)}; mend it, or raise ToolError for "
                 "what the agent may correct"
             ) from error
         if not isinstance(result, str):

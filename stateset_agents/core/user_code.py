@@ -10,13 +10,15 @@ import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import StatesetError
 from stateset_agents.tracking.logging import get_logger
 
-__all__ = ["SaidOnce", "call_user_code", "time_limit"]
+__all__ = ["SaidOnce", "call_user_code", "time_limit", "told"]
 
 _log = get_logger(__name__)
 
@@ -43,6 +45,30 @@ async def time_limit(seconds: float | None, late: StatesetError) -> AsyncIterato
         if not limit.expired():  # the body's own
             raise
         raise late from error
+
+
+_PACKAGE = Path(__file__).parents[1]
+_STDLIB = Path(asyncio.__file__).parents[1]
+
+
+def told(error: BaseException) -> str:
+    """`KeyError: 'degreez' (at heating.py:57)`: what broke, and the last line of the user's own code.
+
+    The package's own errors name their cause themselves; what broke in an installed package or in the
+    standard library is told by the user's line that called it.
+    """
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, StatesetError):
+        return text
+    lines = [frame for frame in extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    return f"{text} (at {Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else text
+
+
+def _is_users(file: str) -> bool:
+    path = Path(file)
+    if "site-packages" in path.parts or file.startswith("<frozen"):
+        return False
+    return not (path.is_relative_to(_STDLIB) or path.is_relative_to(_PACKAGE))
 
 
 class SaidOnce:

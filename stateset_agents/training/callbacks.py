@@ -13,15 +13,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.core.user_code import told
 from stateset_agents.core.waiting import in_thread
-from stateset_agents.errors import PROGRAMMING_ERRORS, StatesetError
+from stateset_agents.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError
+from stateset_agents.settings import closest, nearest
 from stateset_agents.tracking.logging import get_logger
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.evaluator import Evaluation
     from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 
-__all__ = ["LAST_WORD", "Callback", "Patience", "notify"]
+__all__ = ["LAST_WORD", "Callback", "Patience", "expect_callback", "notify"]
 
 _log = get_logger(__name__)
 
@@ -60,6 +62,28 @@ class Callback:
         """`train` ends, however it does; `trainer.progress` says how."""
 
 
+_MOMENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+def expect_callback(callback: object) -> None:
+    """Raises ConfigurationError for a class, and for a method that is never called because of its name.
+
+    Another object than a `Callback` may have methods `on_...` of its own, unless they are nearly a moment's.
+    """
+    there = f"there are {', '.join(_MOMENTS)}"
+    if isinstance(callback, type):
+        raise ConfigurationError(f"a callback must be an object, got the class: write {callback.__name__}()")
+    if not any(hasattr(callback, name) for name in _MOMENTS):
+        raise ConfigurationError(f"a callback without a moment to hear of, got {callback!r:.60}: {there}")
+    for name in dir(callback):
+        if not name.startswith("on_") or name in _MOMENTS:
+            continue
+        if isinstance(callback, Callback) or closest(name, _MOMENTS, likeness=0.8):
+            raise ConfigurationError(
+                f"{type(callback).__name__}.{name} would never be called{nearest(name, _MOMENTS)}: {there}"
+            )
+
+
 class Patience:
     """How long a call may take: without end, until it is told that there is little time left."""
 
@@ -93,6 +117,7 @@ async def notify(callbacks: Sequence[object], moment: str, *arguments: Any, pati
     """Call `moment` of each callback that has it, in order; returns a line per one that failed."""
     failures = []
     for callback in callbacks:
+        expect_callback(callback)  # it may have joined the list since the trainer was made
         method = getattr(callback, moment, None)
         if method is None or getattr(type(callback), moment, None) is getattr(Callback, moment):
             continue
@@ -111,7 +136,7 @@ async def notify(callbacks: Sequence[object], moment: str, *arguments: Any, pati
             # own that was cancelled
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
-            failures.append(f"{type(callback).__name__}.{moment} failed: {type(error).__name__}: {error}")
+            failures.append(f"{type(callback).__name__}.{moment} failed: {told(error)}")
             _log.error(f"callback {failures[-1]}; training goes on")
     return failures
 

@@ -6,7 +6,10 @@ import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.settings import nearest
 
 __all__ = ["Controlled", "Progress", "State"]
 
@@ -92,6 +95,12 @@ class Controlled:
 
         A `train` that was called as a task just before, after an earlier end, counts as begun.
         """
+        known = get_args(State)
+        for state in states:
+            if state not in known:
+                raise ConfigurationError(
+                    f"no training is ever {state!r}{nearest(str(state), known)}: there are {', '.join(known)}"
+                )
         if self.has_ended:
             await asyncio.sleep(0)  # such a task has its first turn
         while self.state not in (*states, *_ENDED):

@@ -18,6 +18,7 @@ from stateset_agents.core.reward import Reward
 from stateset_agents.core.scenario import Scenario, expect_scenarios
 from stateset_agents.core.scoring import result_of
 from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, by_scenario
+from stateset_agents.core.user_code import told
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError, TrainingStopped
 from stateset_agents.evaluation.evaluator import (
@@ -115,7 +116,8 @@ class MultiTurnGRPOTrainer(TrainingRun):
     def _done(self) -> tuple[str, str] | None:
         """Why no step is left, and what to do about it; None while there is one."""
         if self.step_number >= self.num_steps:
-            return f"all {self.num_steps} steps are done", "raise max_steps or num_episodes to go on"
+            steps = f"all {self.num_steps} steps are" if self.num_steps > 1 else "the one step is"
+            return f"{steps} done", "raise max_steps or num_episodes to go on"
         if self._state.best.exhausts(self.config.early_stopping_patience):
             return self._state.best.why_stopped(), "raise early_stopping_patience to go on"
         return None
@@ -308,7 +310,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
         except (*PROGRAMMING_ERRORS, StatesetError) as error:
             return error
         except Exception as error:  # the boundary to user code
-            said = f"{self.reward_fn.name}.observe failed: {type(error).__name__}: {error}"
+            said = f"{self.reward_fn.name}.observe failed: {told(error)}"
             _log.error(f"reward {said}; training goes on")
             self.tracker.log_event("reward failed", step=self.step_number, error=said)
             self._state = replace(self._state, repeatable=False)
@@ -375,13 +377,21 @@ async def train(
     agent: MultiTurnAgent,
     environment: Environment,
     reward_fn: Reward,
+    config: TrainingConfig | None = None,
     *,
-    profile: TrainingProfile | str = TrainingProfile.BALANCED,
+    profile: TrainingProfile | str | None = None,
     callbacks: Sequence[object] = (),
     **overrides: Any,
 ) -> MultiTurnAgent:
-    """Train in one call: `await train(agent, environment, reward_fn, profile="balanced", num_episodes=9)`."""
-    config = TrainingConfig.from_profile(profile, **overrides)
+    """Train in one call: `await train(agent, environment, reward_fn, profile="balanced", num_episodes=9)`.
+
+    Settings are a `config`, or a profile ("balanced" if absent) and what differs from it; not both.
+    `callbacks` hear of steps, evaluations and checkpoints, see `Callback`.
+    """
+    if config is None:
+        config = TrainingConfig.from_profile(profile or TrainingProfile.BALANCED, **overrides)
+    elif profile is not None or overrides:
+        raise ConfigurationError("give train a config, or a profile and overrides, not both")
     trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config, callbacks=callbacks)
     try:
         return await trainer.train()

@@ -26,7 +26,7 @@ from stateset_agents.settings import expect
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
-from stateset_agents.training.callbacks import Patience, notify
+from stateset_agents.training.callbacks import Patience, expect_callback, notify
 from stateset_agents.training.checkpoint import (
     fingerprint,
 )
@@ -77,6 +77,8 @@ class TrainingRun(Controlled):
         expect_environment(environment)
         if config is not None:
             expect("config", config, TrainingConfig, "write TrainingConfig(num_episodes=100, ...)")
+        for callback in callbacks:
+            expect_callback(callback)
         self.agent = agent
         self.environment = environment
         self.reward_fn = as_reward(reward_fn)

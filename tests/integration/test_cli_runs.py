@@ -210,7 +210,7 @@ def test_the_report_of_a_stopped_run_says_how_far_it_came(desk: Path, tmp_path: 
     page = write_report(run.path).read_text()
     assert "unfinished: step 1 of 1000" in page
     assert f"<dt>ended</dt><dd>{why}</dd>" in page
-    run.write_summary({"steps": 1, "num_steps": 1, "ended": "finished", "why": "all 1 steps are done"})
+    run.write_summary({"steps": 1, "num_steps": 1, "ended": "finished", "why": "the one step is done"})
     page = write_report(run.path).read_text()
     assert "unfinished" not in page
     assert re.search(r"<dt>steps</dt><dd>1</dd>", page)

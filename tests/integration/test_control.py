@@ -7,9 +7,11 @@ import json
 import threading
 
 import pytest
+from builders import bare
 from tiny_training import (
     SCENARIOS,
     Watched,
+    even_share,
     make_agent,
     make_environment,
     make_trainer,
@@ -21,8 +23,10 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.errors import CheckpointError, ConfigurationError, TrainingStopped
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training import callbacks
-from stateset_agents.training.callbacks import Callback
+from stateset_agents.training.callbacks import Callback, expect_callback
 from stateset_agents.training.checkpoint import latest_checkpoint, load_checkpoint
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.trainer import train
 
 
 def threads():
@@ -129,7 +133,7 @@ async def test_a_callback_that_fails_is_one_line_and_training_goes_on(tmp_path, 
     line = "Breaks.on_step_end failed: OSError: the chat room is away"
     assert caplog.text.count(line) == 1
     failed = [event for event in RunLog(trainer.run).events() if event["event"] == "callback failed"]
-    assert [(event["step"], event["error"]) for event in failed] == [(2, line)]
+    assert [(event["step"], bare(event["error"])) for event in failed] == [(2, line)]
     assert trainer.progress.state == "finished"
     await trainer.close()
 
@@ -230,7 +234,7 @@ async def test_a_second_training_of_a_finished_run_says_so(tmp_path, caplog):
     await trainer.train()
     bits = snapshot(trainer)
     await trainer.train()
-    said = "nothing is left to train: all 1 steps are done: raise max_steps or num_episodes to go on"
+    said = "nothing is left to train: the one step is done: raise max_steps or num_episodes to go on"
     assert caplog.text.count(said) == 1
     assert same_bits(snapshot(trainer), bits)
     await trainer.close()
@@ -560,3 +564,45 @@ async def test_closing_does_not_wait_without_end_for_a_callback(tmp_path, caplog
         "on_step_end failed: TimeoutError: still at work 0.2 s after the trainer was to stop" in caplog.text
     )
     assert load_checkpoint(latest_checkpoint(trainer.run.checkpoints)).step == 1
+
+
+async def test_a_state_that_never_comes_is_not_waited_for(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"no training is ever 'pausd' \(did you mean 'paused'\?\)"):
+        await make_trainer(tmp_path).wait_for("pausd")
+
+
+class Misspelt(Callback):
+    def on_stepend(self, step, metrics):
+        pass
+
+
+class Shop:
+    """An object of the application's own: only what is nearly a moment's name is a mistake."""
+
+    def on_step_end(self, step, metrics):
+        pass
+
+    def on_message(self, message):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("callback", "said"),
+    [
+        (Misspelt(), r"Misspelt\.on_stepend would never be called \(did you mean 'on_step_end'\?\)"),
+        (Shop, r"got the class: write Shop\(\)"),
+        (print, "without a moment to hear of, got <built-in function print>: there are on_train_begin,"),
+    ],
+)
+def test_a_callback_that_would_never_be_called_is_refused(callback, said):
+    with pytest.raises(ConfigurationError, match=said):
+        expect_callback(callback)
+    expect_callback(Shop())
+
+
+async def test_train_takes_a_config_or_a_profile(tmp_path):
+    agent, environment, config = make_agent(), make_environment(), TrainingConfig(output_dir=str(tmp_path))
+    with pytest.raises(ConfigurationError, match="a config, or a profile and overrides, not both"):
+        await train(agent, environment, even_share, config, max_steps=1)
+    with pytest.raises(ConfigurationError, match=r"write Shop\(\)"):
+        await train(agent, environment, even_share, config, callbacks=[Shop])

@@ -56,6 +56,7 @@ def test_no_arguments_are_an_empty_object(arguments: Any) -> None:
     [
         ("hi", "a message must be a mapping or a Message, got str: 'hi'"),
         (None, "a message must be a mapping or a Message, got NoneType"),
+        ({"rol": "user", "content": "hi"}, "got None: write 'role', not 'rol'"),
         ({"content": "hi"}, "role must be one of system, user, assistant, tool, got None"),
         ({"role": "bot", "content": "hi"}, "role must be one of system, user, assistant, tool, got 'bot'"),
         ({"role": ["user"], "content": "hi"}, "role must be one of"),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from builders import trajectory
+from builders import bare, trajectory
 
 from stateset_agents.core.reward import (
     CompositeReward,
@@ -145,7 +145,9 @@ async def test_mistakes_in_a_reward_travel_and_other_errors_leave_it_unscored():
 
     with pytest.raises(AttributeError):
         await score_trajectories(mistaken, [TALK])
-    with pytest.raises(RewardFailure, match=r"^reward unlucky failed: OSError: disk full$"):
+    with pytest.raises(
+        RewardFailure, match=r"^reward unlucky failed: OSError: disk full \(at test_reward\.py:\d+\)$"
+    ):
         await score_trajectory(unlucky, TALK)
 
 
@@ -160,7 +162,7 @@ async def test_one_member_that_fails_leaves_its_siblings_scored():
     first, second, third = await score_trajectories(fragile, members)
     assert (first, third) == (RewardResult(score=0.0), RewardResult(score=2.0))
     assert isinstance(second, RewardFailure)
-    assert str(second) == "reward fragile failed: ZeroDivisionError: no orders"
+    assert bare(second) == "reward fragile failed: ZeroDivisionError: no orders"
 
 
 class Length(RewardFunction):
@@ -215,7 +217,7 @@ async def test_a_group_reward_that_breaks_fails_every_member():
         return [1.0]
 
     results = await score_trajectories(broken, [TALK, TALK])
-    assert [str(result) for result in results] == ["reward broken failed: OSError: gone"] * 2
+    assert [bare(result) for result in results] == ["reward broken failed: OSError: gone"] * 2
     with pytest.raises(ConfigurationError, match="reward short gave 1 results for 2 trajectories"):
         await score_trajectories(short, [TALK, TALK])
     assert await score_trajectories(broken, []) == []
@@ -267,7 +269,7 @@ async def test_a_composite_with_a_failing_term_leaves_that_member_unscored():
     first, second = await score_trajectories(composite, members)
     assert first == RewardResult(score=0.5, breakdown={"count": 1.0, "fragile": 0.0})
     assert isinstance(second, RewardFailure)
-    assert str(second) == "reward fragile failed: OSError: gone"
+    assert bare(second) == "reward fragile failed: OSError: gone"
     with pytest.raises(RewardFailure, match="fragile"):
         await composite.score(members[1])
 

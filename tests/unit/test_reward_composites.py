@@ -129,7 +129,9 @@ def test_terms_that_cannot_work_are_refused():
         GatedReward([(reward, 1.0)], then=giving("a", 0.0))
     with pytest.raises(ConfigurationError, match=r"at least one \(reward, threshold\)"):
         GatedReward([], then=reward)
-    with pytest.raises(ConfigurationError, match=r"takes \(reward, weight\) pairs, got <"):
+    with pytest.raises(
+        ConfigurationError, match=r"takes \(reward, weight\) pairs, got a alone: write \[\(a, 1\.0\)\]"
+    ):
         CompositeReward([reward])  # type: ignore[list-item]  # the mistake under test
 
 

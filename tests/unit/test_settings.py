@@ -81,3 +81,9 @@ def test_an_agent_s_settings_are_checked(data: dict[str, Any], message: str) -> 
     with pytest.raises(ConfigurationError) as caught:
         AgentConfig(**data)
     assert str(caught.value) == message
+
+
+def test_one_text_to_stop_at_is_a_list_of_one() -> None:
+    assert AgentConfig(stop="\n").stop == ("\n",)  # type: ignore[arg-type]  # as people write it
+    with pytest.raises(ConfigurationError, match="a stop string must hold at least one character"):
+        AgentConfig(stop="")  # type: ignore[arg-type]

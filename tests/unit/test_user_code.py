@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 import threading
 import time
 from typing import Any
 
 import pytest
-from builders import trajectory
+from builders import bare, trajectory
 from environments import ChattyConversation, ChattyEnvironment, scenarios
 
 from stateset_agents.backends.scripted import ScriptedBackend
@@ -26,8 +28,8 @@ from stateset_agents.core.reward import (
 from stateset_agents.core.scoring import score_trajectories
 from stateset_agents.core.tools import Toolbox, tool
 from stateset_agents.core.trajectory import Status, TrajectoryGroup
-from stateset_agents.core.user_code import SaidOnce
-from stateset_agents.errors import ConfigurationError, EnvironmentTimeout, RewardTimeout
+from stateset_agents.core.user_code import SaidOnce, told
+from stateset_agents.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout, RewardTimeout
 from stateset_agents.messages import Message, ToolCall
 
 SHORT, LONG = 0.3, 60.0
@@ -213,7 +215,7 @@ async def test_a_rewards_own_timeout_is_no_time_limit() -> None:
         raise TimeoutError("no answer from the judge")
 
     [result, *_] = await score_trajectories(judge, MEMBERS, seconds=LONG)
-    assert str(result) == "reward judge failed: TimeoutError: no answer from the judge"
+    assert bare(result) == "reward judge failed: TimeoutError: no answer from the judge"
     assert not isinstance(result, RewardTimeout)
 
 
@@ -233,7 +235,7 @@ async def test_a_cause_is_told_once_and_counted(caplog: pytest.LogCaptureFixture
         raise OSError("the desk is closed")
 
     await play(ChattyEnvironment(answer=broken), num_generations=4, episode_retries=0)
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+    assert [bare(record.getMessage()) for record in caplog.records if record.levelno == logging.WARNING] == [
         "conversation failed  scenario=s0 member=0 error=OSError: the desk is closed",
         "conversation failed: 4 times in all  error=OSError: the desk is closed",
     ]
@@ -249,3 +251,35 @@ def test_other_causes_are_told_too(caplog: pytest.LogCaptureFixture) -> None:
         "broke  error=b",
         "broke: 3 times in all  error=a",
     ]
+
+
+# ------------------------------------------------------------------------------ where it broke
+
+
+def line_of(function: Any, lines_down: int) -> str:
+    return rf" \(at test_user_code\.py:{function.__code__.co_firstlineno + lines_down}\)"
+
+
+async def test_what_breaks_in_user_code_is_told_with_its_file_and_line() -> None:
+    def success(scenario: Any, messages: Any) -> bool:
+        return bool(scenario.context["degreez"])
+
+    def comfort(trajectory: Any) -> float:
+        return float(json.loads("{"))
+
+    def heat() -> str:
+        return str(1 / 0)
+
+    environment = ConversationEnvironment([{"opening": "hi"}], success=success, max_turns=1)
+    _, [group] = await play(environment, num_generations=1, episode_retries=0)
+    said = f"EnvironmentFailure: success failed: KeyError: 'degreez'{line_of(success, 1)}"
+    assert re.fullmatch(said, group.trajectories[0].error or "")
+    [result] = await score_trajectories(reward_function(comfort), MEMBERS[:1])
+    assert re.search(rf"^reward comfort failed: JSONDecodeError: .*{line_of(comfort, 1)}$", str(result))
+    with pytest.raises(EnvironmentFailure, match=rf"division by zero{line_of(heat, 1)}; mend it, or raise"):
+        await Toolbox([heat]).call(ToolCall(name="heat", arguments={}))
+
+
+async def test_a_failure_that_the_package_names_itself_has_no_line() -> None:
+    assert told(EnvironmentTimeout("took longer")) == "EnvironmentTimeout: took longer"
+    assert told(OSError("gone")) == "OSError: gone"  # never raised

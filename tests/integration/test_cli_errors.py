@@ -258,7 +258,7 @@ def test_every_conversation_of_the_first_step_failing_stops_the_run(
     )
     said = the_line(code, without_warnings(capsys.readouterr().err))
     assert said.startswith("step 1 has no group with 2 scored members (2 of 2 conversations failed); ")
-    assert said.endswith("ConnectionError: the desk is closed")
+    assert said.endswith("ConnectionError: the desk is closed (at cli_parts.py:18)")
 
 
 @pytest.fixture(scope="module")

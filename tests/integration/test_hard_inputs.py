@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from builders import bare
 from full_disk import files_of_at_most
 from test_cli_errors import contents, the_line
 from tiny_models import tiny_model, tiny_tokenizer
@@ -238,7 +239,7 @@ async def test_what_a_tool_does_wrong_costs_its_conversation_at_most(
         assert len(shown) < 10_100
         assert shown.endswith("\n[cut here: 9990000 more characters were left out]")
     else:
-        assert said in (first.error or "")
+        assert said in bare(first.error)
 
 
 def _scripted(reply: str) -> Any:
@@ -356,7 +357,7 @@ def test_a_user_that_cannot_be_made_is_told_before_anything_is_begun(
     )
     said = the_line(code, capsys.readouterr().err)
     assert said.startswith("no user could be made for scenario ")
-    assert said.endswith(": KeyError: 'lines'")
+    assert said.endswith(": KeyError: 'lines' (at hard_parts.py:21)")
     assert not (tmp_path / "r").exists()
 
 

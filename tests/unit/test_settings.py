@@ -86,4 +86,4 @@ def test_an_agent_s_settings_are_checked(data: dict[str, Any], message: str) -> 
 def test_one_text_to_stop_at_is_a_list_of_one() -> None:
     assert AgentConfig(stop="\n").stop == ("\n",)  # type: ignore[arg-type]  # as people write it
     with pytest.raises(ConfigurationError, match="a stop string must hold at least one character"):
-        AgentConfig(stop="")  # type: ignore[arg-type]
+        AgentConfig(stop="")  # type: ignore[arg-type]  # the mistake under test

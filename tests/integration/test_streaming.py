@@ -195,7 +195,7 @@ async def test_streams_and_responses_stop_alike(backend: str, said: str | None) 
     ("settings", "message"),
     [
         ({"stop": ("",)}, "stop: a stop string must hold at least one character"),
-        ({"stop": "x"}, "stop: input should be a valid tuple, got 'x'"),
+        ({"stop": 3}, "stop: input should be a valid tuple, got 3"),
         ({"persona": "You are Mia"}, 'persona goes on from "You are", which is added: leave it out'),
         ({"context_window": "slide"}, "context_window: input should be 'refuse' or 'sliding', got 'slide'"),
     ],

@@ -81,7 +81,7 @@ class Forks:
             closing = asyncio.create_task(_close_when_made(making))
             self._too_late.add(closing)
             closing.add_done_callback(self._too_late.discard)
-            await asyncio.wait({closing}, timeout=_GRACE_SECONDS)
+            await _done_at_last(closing)
             raise
 
     async def __aenter__(self) -> Self:
@@ -93,6 +93,20 @@ class Forks:
         for task in hanging:
             task.cancel()
         await asyncio.gather(*hanging, return_exceptions=True)
+
+
+async def _done_at_last(task: asyncio.Task[None]) -> None:
+    """Wait for it, `_GRACE_SECONDS` at most; a cancellation meanwhile waits with it, then goes on."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _GRACE_SECONDS
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done() and (left := deadline - loop.time()) > 0:
+        try:
+            await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _close(conversation: Conversation) -> None:

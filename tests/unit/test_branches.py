@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -367,20 +368,28 @@ def test_a_branch_counts_the_tokens_sampled_for_it_alone() -> None:
 
 
 class SlowToFork(ChattyEnvironment):
-    """A fork waits until `go` is set; `asked` tells that one was begun."""
+    """A fork waits until `go` is set, the second a little longer; `asked` tells that `begins` were begun."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, begins: int = 1, **settings: Any) -> None:
         super().__init__(**settings)
         self.asked, self.go = threading.Event(), threading.Event()
+        self.begins = begins
+        self.made = threading.Semaphore(0)
+        self.pauses = iter((0.0, 0.2))
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         conversation: Any = await super().start(scenario, seed)
         fork = conversation.fork
 
         def slow() -> Conversation:
-            self.asked.set()
+            pause = next(self.pauses, 0.0)
+            self.begins -= 1
+            if self.begins <= 0:
+                self.asked.set()
             assert self.go.wait(10)
+            time.sleep(pause)
             twin: Conversation = fork()
+            self.made.release()
             return twin
 
         conversation.fork = slow
@@ -403,14 +412,15 @@ async def test_the_event_loop_goes_on_while_a_conversation_is_copied() -> None:
     assert environment.num_open == 0
 
 
-async def test_a_rollout_cancelled_while_a_conversation_is_copied_closes_the_copy() -> None:
-    environment = SlowToFork()
+async def test_a_rollout_cancelled_while_conversations_are_copied_closes_the_copies() -> None:
+    environment = SlowToFork(begins=2)
     task = asyncio.create_task(rollout_amid_others(engine_of(environment)))
     await begun(environment)
     task.cancel()
-    environment.go.set()
+    environment.go.set()  # the first copy's end cancels whoever waits for the second again
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert all([await asyncio.to_thread(environment.made.acquire, timeout=10) for _ in range(2)])
     assert environment.num_open == 0
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from stateset_agents.backends.sampling import Knobs, sample, turn_uniforms
-from stateset_agents.backends.slots import COLUMN_MULTIPLE, ROW_MULTIPLE, Plan, SlotModel, round_up
+from stateset_agents.backends.slots import COLUMN_MULTIPLE, ROW_MULTIPLE, CachedModel, Plan, round_up
 from stateset_agents.backends.turn_text import TurnText
 from stateset_agents.errors import BackendError
 from stateset_agents.messages import FinishReason, SamplingParams, VersionSpan
@@ -123,13 +123,13 @@ class _Conversation:
         """Columns that its slot may come to need."""
         if self.turn is not None:
             return self.turn.num_prompt + self.turn.limit
-        return self.num_cached + 1  # one spare, which idle rows of a decode step write to
+        return self.num_cached
 
 
 class Batcher:
     """The conversations in the cache, and the live turns among them."""
 
-    def __init__(self, model: SlotModel, *, max_cached_tokens: int) -> None:
+    def __init__(self, model: CachedModel, *, max_cached_tokens: int) -> None:
         """`max_cached_tokens` bounds conversations times columns of the longest (a multiple of 32)."""
         self.model = model
         self.version = 0
@@ -152,6 +152,7 @@ class Batcher:
         if conversation is None:
             conversation = self._occupy(turn.key)
         shared = min(_common_prefix(conversation.ids, turn.ids, conversation.num_cached), turn.num_prompt - 1)
+        shared = self.model.keepable(conversation.slot, shared)
         # The token that ended the last turn was sampled but never forwarded: it comes next, if it was kept.
         conversation.carried = int(
             shared == conversation.num_cached < len(conversation.ids)
@@ -168,7 +169,7 @@ class Batcher:
         if held is None or held.num_cached == 0 or source == into:
             return
         self.release(into)
-        if not self._make_room(into, held.num_cached + 1, spare=source):
+        if not self._make_room(into, held.num_cached, spare=source):
             return
         copy = self._occupy(into)
         copy.ids, copy.num_cached = list(held.ids), held.num_cached
@@ -209,60 +210,29 @@ class Batcher:
         return ended
 
     def _decode(self, rows: list[_Conversation]) -> list[Turn]:
-        """One token for rows that lack only their newest; slots run as they lie, idle ones for nothing."""
+        """One token for rows that lack only their newest."""
         self._gather_low(rows)
-        rows = sorted(rows, key=lambda c: c.slot)
-        count = round_up(rows[-1].slot + 1, ROW_MULTIPLE)
-        tokens, positions = np.zeros((count, 1), np.int64), np.zeros((count, 1), np.int64)
-        columns = np.zeros(count, np.int64)
-        for held in self._slots[:count]:
-            if held is not None:
-                columns[held.slot] = held.num_cached  # where an idle row's write does no harm
-        for row in rows:
-            tokens[row.slot, 0], positions[row.slot, 0] = row.ids[-1], row.num_cached
+        slots = [row.slot for row in rows]
+        first = min(slots) // ROW_MULTIPLE * ROW_MULTIPLE
         self.stats.decode_steps += 1
-        self.stats.decode_rows += count
-        logits = self.model.forward(
-            Plan(
-                input_ids=self._tensor(tokens),
-                position_ids=self._tensor(positions),
-                first_slot=0,
-                slots=None,
-                source=None,
-                target=self._tensor(np.arange(count) * self.model.num_columns + columns),
-                width=round_up(int(positions.max()) + 1, COLUMN_MULTIPLE),
-            )
-        )
-        if len(rows) < count:
-            logits = logits.index_select(0, self._tensor(np.array([row.slot for row in rows])))
-        return self._sample(rows, logits)
+        self.stats.decode_rows += round_up(max(slots) + 1 - first, ROW_MULTIPLE)
+        return self._forward(rows)
 
     def _prefill(self, rows: list[_Conversation]) -> list[Turn]:
-        """Forward all that each row's slot lacks, left-padded to the longest, and sample one token each."""
-        rows = sorted(rows, key=lambda c: c.slot)
-        length = max(len(row.ids) - row.num_cached for row in rows)
-        tokens = np.zeros((len(rows), length), np.int64)
-        positions, real = np.zeros_like(tokens), np.zeros_like(tokens, dtype=bool)
-        for index, row in enumerate(rows):
-            start = length - (len(row.ids) - row.num_cached)
-            tokens[index, start:] = row.ids[row.num_cached :]
-            positions[index, start:] = np.arange(row.num_cached, len(row.ids))
-            real[index, start:] = True
-        slots = np.array([row.slot for row in rows])
-        adjacent = bool((np.diff(slots) == 1).all())
+        """Forward all that each row's slot lacks, and sample one token each."""
         self.stats.prefills += 1
-        logits = self.model.forward(
-            Plan(
-                input_ids=self._tensor(tokens),
-                position_ids=self._tensor(positions),
-                first_slot=int(slots[0]),
-                slots=None if adjacent else self._tensor(slots),
-                source=None if real.all() else self._tensor(np.flatnonzero(real)),
-                target=self._tensor((slots[:, None] * self.model.num_columns + positions)[real]),
-                width=round_up(max(len(row.ids) for row in rows), COLUMN_MULTIPLE),
-            )
+        return self._forward(rows)
+
+    def _forward(self, rows: list[_Conversation]) -> list[Turn]:
+        rows = sorted(rows, key=lambda c: c.slot)
+        lacking = [row.ids[row.num_cached :] for row in rows]
+        plan = Plan(
+            slots=np.array([row.slot for row in rows]),
+            starts=np.array([row.num_cached for row in rows]),
+            lengths=np.array([len(ids) for ids in lacking]),
+            tokens=np.array([token for ids in lacking for token in ids]),
         )
-        return self._sample(rows, logits)
+        return self._sample(rows, self.model.forward(plan))
 
     def _sample(self, rows: list[_Conversation], logits: torch.Tensor) -> list[Turn]:
         """Append one sampled token to each row's turn; returns the turns that it ended."""
@@ -308,9 +278,6 @@ class Batcher:
             top_k=torch.tensor([0 if p.temperature == 0 else p.top_k for p in params], device=device),
             top_p=torch.tensor([1.0 if p.temperature == 0 else p.top_p for p in params], device=device),
         )
-
-    def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.model.device)
 
     # --- slots ------------------------------------------------------------------------------------------
 

@@ -300,6 +300,7 @@ class HuggingFaceBackend:
                 )
         for name, held in own.items():
             held.copy_(state[name])
+        self._slots.refresh()
         self._is_updated = True
         self.version = self._batcher.version = version
         self._batcher.forget_cache()

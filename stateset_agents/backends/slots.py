@@ -1,15 +1,16 @@
-"""A key/value cache of slots that transformers' own forward reads and writes; used by batching.py.
+"""A cache of slots: what a model that has one offers (`CachedModel`), and one for transformers' own forward.
 
 A conversation owns one slot; the token at position p lives in column p of its slot, whatever stands in the
-other slots. So rows of any lengths share a forward, and a conversation goes on where it stopped. Before each
-forward a `Plan` says which slots take part and where the new keys and values go.
+other slots. So rows of any lengths share a forward, and a conversation goes on where it stopped. A `Plan`
+says which slots take part in a forward and which tokens each of them lacks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
@@ -18,10 +19,15 @@ from stateset_agents.errors import BackendError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["Plan", "SlotModel", "round_up"]
+__all__ = ["COLUMN_MULTIPLE", "ROW_MULTIPLE", "CachedModel", "Ints", "Plan", "SlotModel", "round_up"]
+
+Ints: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 ROW_MULTIPLE = 8
+"""Decode steps run a multiple of so many rows, idle ones among them: a matrix product of another height may
+add up in another order, and then the same conversation would say something else beside other ones."""
 COLUMN_MULTIPLE = 32
+"""Attention reads a multiple of so many columns, for the same reason."""
 _WINDOWS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -32,7 +38,63 @@ def round_up(count: int, multiple: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One forward over n slots with T new tokens each, left-padded so that the last column is the newest."""
+    """One forward: the tokens that each of n slots lacks. They are stored behind those that it holds."""
+
+    slots: Ints
+    """[n] ascending."""
+    starts: Ints
+    """[n] tokens that each slot holds and keeps; what it held behind them is forgotten."""
+    lengths: Ints
+    """[n] new tokens of each slot, at least 1. Where all are 1 it is a decode step."""
+    tokens: Ints
+    """[sum of lengths] the new tokens, slot after slot."""
+
+
+class CachedModel(Protocol):
+    """A causal language model that keeps what it has read, a slot for each conversation.
+
+    Lives in the generation worker's thread; the batcher (batching.py) decides who has which slot.
+    """
+
+    num_slots: int
+    num_columns: int
+    """Most tokens of one slot."""
+    device: torch.device
+
+    def forward(self, plan: Plan) -> torch.Tensor:
+        """Logits [n, V] after the last new token of each slot of the plan."""
+        ...
+
+    def full_logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits [T, V] of one row of ids [T], by the model's own forward without any cache."""
+        ...
+
+    def keepable(self, slot: int, shared: int) -> int:
+        """How many of the first `shared` tokens that a slot holds may stay when those behind them go.
+
+        `shared` itself for attention; a recurrent state cannot go back, so it keeps all or nothing.
+        """
+        ...
+
+    def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
+        """Move to a store of another size (slots in eights); the slots in `keep` become slots 0, 1, ..."""
+        ...
+
+    def permute(self, into: list[int], out_of: list[int], width: int) -> None:
+        """Slot `into[i]` becomes what slot `out_of[i]` was, for the first `width` columns.
+
+        One slot may be copied into several.
+        """
+        ...
+
+    def refresh(self) -> None:
+        """The model's weights were changed in place: renew whatever was derived from them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """A plan as a rectangle of n rows and T tokens, left-padded so that the last column is the newest."""
 
     input_ids: torch.Tensor  # [n, T]
     position_ids: torch.Tensor  # [n, T], 0 where padded
@@ -45,6 +107,8 @@ class Plan:
     """[m] slot·columns + position: where each real token's key and value go."""
     width: int
     """Columns that attention reads."""
+    rows: torch.Tensor | None
+    """Which rows the plan's slots are; None when all are, in order."""
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers' hook has no types
@@ -67,26 +131,26 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transform
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store [n, heads, T, size] and return what the plan's slots hold, [n, heads, width, size]."""
+        """Store [n, heads, T, size] and return what the layout's slots hold, [n, heads, width, size]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         return self._swap(self.keys, key_states), self._swap(self.values, value_states)
 
     def _swap(self, store: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        plan = self._owner.plan
+        layout = self._owner.layout
         fresh = states.transpose(1, 2).flatten(0, 1)  # [n·T, heads, size]
-        if plan.source is not None:
-            fresh = fresh.index_select(0, plan.source)
-        store.flatten(0, 1).index_copy_(0, plan.target, fresh)
-        if plan.slots is None:
-            held = store[plan.first_slot : plan.first_slot + states.shape[0], : plan.width]
+        if layout.source is not None:
+            fresh = fresh.index_select(0, layout.source)
+        store.flatten(0, 1).index_copy_(0, layout.target, fresh)
+        if layout.slots is None:
+            held = store[layout.first_slot : layout.first_slot + states.shape[0], : layout.width]
         else:
-            held = store[:, : plan.width].index_select(0, plan.slots)
+            held = store[:, : layout.width].index_select(0, layout.slots)
         return held.transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Every slot is as wide as the plan says, from column 0."""
-        return self._owner.plan.width, 0
+        """Every slot is as wide as the layout says, from column 0."""
+        return self._owner.layout.width, 0
 
     def get_seq_length(self) -> int:
         """Unused: positions are always given."""
@@ -98,14 +162,14 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transform
 
 
 class SlotModel:
-    """A causal transformers model with its slot cache: `forward` runs a plan, `resize` grows the store."""
+    """A causal transformers model that runs its own forward over a slot cache; a `CachedModel`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises BackendError for layer types whose masks we don't know."""
         self.model = model
         self.num_slots = 0
         self.num_columns = 0
-        self.plan: Plan
+        self.layout: _Layout
         config = model.config.get_text_config()
         self.layer_types = _layer_types(config, type(model).__name__)
         self._layers = [_SlotLayer(self) for _ in self.layer_types]
@@ -113,22 +177,29 @@ class SlotModel:
         self.device = model.device
 
     def forward(self, plan: Plan) -> torch.Tensor:
-        """Logits [n, V] after the last token of each row."""
-        self.plan = plan
+        """Logits [n, V] after the last new token of each slot of the plan."""
+        self.layout = layout = self._decode_layout(plan) if plan.lengths.max() == 1 else self._layout(plan)
         masks = {
-            kind: self._mask(plan.position_ids, plan.width, kind, window)
+            kind: self._mask(layout.position_ids, layout.width, kind, window)
             for kind, window in set(self.layer_types)
         }
         output = self.model(
-            input_ids=plan.input_ids,
-            position_ids=plan.position_ids,
+            input_ids=layout.input_ids,
+            position_ids=layout.position_ids,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        logits: torch.Tensor = output.logits
-        return logits[:, -1]
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits if layout.rows is None else logits.index_select(0, layout.rows)
+
+    def keepable(self, slot: int, shared: int) -> int:
+        """All of them: attention forgets any columns from the right."""
+        return shared
+
+    def refresh(self) -> None:
+        """Nothing is derived from the weights."""
 
     def full_logits(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits [T, V] of one row of ids [T], without the cache."""
@@ -155,6 +226,50 @@ class SlotModel:
                 for store in (layer.keys, layer.values):
                     held = store[:, :width]
                     held.index_copy_(0, target, held.index_select(0, source))
+
+    def _decode_layout(self, plan: Plan) -> _Layout:
+        """Slots run as they lie, idle ones between them for nothing: no cache is copied."""
+        first = int(plan.slots[0]) // ROW_MULTIPLE * ROW_MULTIPLE
+        count = round_up(int(plan.slots[-1]) + 1 - first, ROW_MULTIPLE)
+        rows = plan.slots - first
+        tokens, positions = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        tokens[rows], positions[rows] = plan.tokens, plan.starts
+        live = None if len(rows) == count else self._tensor(rows)
+        return _Layout(
+            input_ids=self._tensor(tokens[:, None]),
+            position_ids=self._tensor(positions[:, None]),
+            first_slot=first,
+            slots=None,
+            source=live,
+            target=self._tensor(plan.slots * self.num_columns + plan.starts),
+            width=round_up(int(plan.starts.max()) + 1, COLUMN_MULTIPLE),
+            rows=live,
+        )
+
+    def _layout(self, plan: Plan) -> _Layout:
+        """Rows left-padded to the longest."""
+        length = int(plan.lengths.max())
+        behind = np.arange(length) - (
+            length - plan.lengths[:, None]
+        )  # [n, T] place among the new, or below 0
+        real = behind >= 0
+        tokens = np.zeros(real.shape, np.int64)
+        tokens[real] = plan.tokens
+        positions = np.where(real, behind + plan.starts[:, None], 0)
+        adjacent = bool((np.diff(plan.slots) == 1).all())
+        return _Layout(
+            input_ids=self._tensor(tokens),
+            position_ids=self._tensor(positions),
+            first_slot=int(plan.slots[0]),
+            slots=None if adjacent else self._tensor(plan.slots),
+            source=None if real.all() else self._tensor(np.flatnonzero(real)),
+            target=self._tensor((plan.slots[:, None] * self.num_columns + positions)[real]),
+            width=round_up(int((plan.starts + plan.lengths).max()), COLUMN_MULTIPLE),
+            rows=None,
+        )
+
+    def _tensor(self, array: Ints) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
 
     def _mask(self, positions: torch.Tensor, width: int, kind: str, window: int) -> torch.Tensor:
         """Additive [n, 1, T, width]: 0 where a token may look, the dtype's minimum elsewhere."""

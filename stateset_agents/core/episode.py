@@ -108,7 +108,8 @@ async def _play(
             outcome = await conversation.outcome()
         finally:
             await conversation.close()
-        return replace(trajectory, turns=tuple(turns), status=status, outcome=outcome, metadata=metadata)
+        kept = {**(outcome.metadata if outcome else {}), **metadata}
+        return replace(trajectory, turns=tuple(turns), status=status, outcome=outcome, metadata=kept)
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
     except Exception as error:  # whatever a user's environment may raise is one failed conversation

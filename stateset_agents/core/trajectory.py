@@ -36,6 +36,10 @@ class Outcome:
     breakdown: Mapping[str, float] = field(default_factory=dict)
     changes: tuple[Mapping[str, Any], ...] = ()
     """What the conversation changed in the world (database rows, say)."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Plain JSON that the trajectory's metadata takes over. Evaluations count two keys: `violations`, how
+    often each rule of the agent's was broken ({"no consent": 1}; a rule that was kept may stand with 0), and
+    `user_miss`, how often the user could not make sense of a reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,21 @@ async def test_a_full_context_truncates_the_conversation_and_it_is_judged() -> N
     assert backend.requests[1].params.max_new_tokens == 1
 
 
+async def test_what_the_outcome_says_besides_goes_into_the_metadata() -> None:
+    class Counting(ChattyEnvironment):
+        async def start(self, scenario: Any, seed: int) -> Any:
+            conversation: Any = await super().start(scenario, seed)
+
+            async def outcome() -> Outcome:
+                return Outcome(metadata={"violations": {"no consent": 1}, "user_miss": 2})
+
+            conversation.outcome = outcome
+            return conversation
+
+    trajectory, _ = await play(Counting())
+    assert trajectory.metadata == {"violations": {"no consent": 1}, "user_miss": 2}
+
+
 async def test_an_opening_that_fills_the_context_fails_with_its_cure() -> None:
     trajectory, backend = await play(ChattyEnvironment(), context_length=19)
     assert trajectory.status is Status.FAILED

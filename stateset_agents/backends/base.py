@@ -43,6 +43,10 @@ class Tokenizer(Protocol):
         """Text of ids, control tokens left out."""
         ...
 
+    def piece(self, id: int) -> str:
+        """What one token says, with its leading space; a control token as it is written in markup."""
+        ...
+
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """Ids that end a turn."""

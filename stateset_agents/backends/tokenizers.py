@@ -79,6 +79,15 @@ class HuggingFaceTokenizer:
         text = self.hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
+    def piece(self, id: int) -> str:
+        """What one token says, with its leading space; a control token as it is written in markup.
+
+        A token that is part of a character reads U+FFFD.
+        """
+        text = str(self.hf.decode([id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        begins_word = str(self.hf.convert_ids_to_tokens(id)).startswith("\u2581")
+        return f" {text}" if begins_word and not text.startswith(" ") else text  # decoders drop the first one
+
     def _check_plain(self) -> None:
         forged = set(self._control.values())
         for content in self._control:
@@ -144,6 +153,7 @@ class ByteTokenizer:
     ) -> None:
         """`control`: markup tokens, ids from 256; the first ends a turn."""
         self._ids = {content: 256 + index for index, content in enumerate(control)}
+        self._control = {id: content for content, id in self._ids.items()}
         self._split = re.compile("(" + "|".join(re.escape(content) for content in control) + ")")
         self._eos_ids = (256,)
 
@@ -166,3 +176,7 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the bytes; control tokens are left out and broken UTF-8 is shown as U+FFFD."""
         return bytes(id for id in ids if id < 256).decode("utf-8", errors="replace")
+
+    def piece(self, id: int) -> str:
+        """A byte as text, U+FFFD where it is only part of a character; a control token as it is written."""
+        return self._control[id] if id in self._control else self.decode([id])

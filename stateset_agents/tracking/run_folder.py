@@ -4,6 +4,7 @@
       config.yaml     every setting of the run
       metrics.jsonl   one line per step: {"step": 3, "time": 1767.2, "reward/mean": 0.41, ...}
       rollouts.jsonl  one line per conversation (see `tracker.rollout_record`)
+      tokens.jsonl    what each token id of rollouts.jsonl says: {"id": 393, "text": "shop"}
       events.jsonl    one line per thing that happened: {"event": "checkpoint saved", "step": 20, ...}
       summary.json    how the run ended
       checkpoints/    written by the trainer
@@ -85,6 +86,10 @@ class RunFolder:
     @property
     def rollouts(self) -> Path:
         return self.path / "rollouts.jsonl"
+
+    @property
+    def tokens(self) -> Path:
+        return self.path / "tokens.jsonl"
 
     @property
     def events(self) -> Path:

@@ -124,6 +124,12 @@ class RunLog:
             if not stages or record["stage"] in stages:
                 yield _rollout(record)
 
+    def tokens(self) -> dict[int, str]:
+        """What each token id of the conversations says; empty where the run's tokenizer was not at hand."""
+        if not self.folder.tokens.exists():
+            return {}
+        return {record["id"]: record["text"] for record in _records(self.folder.tokens)}
+
     def events(self) -> Iterator[dict[str, Any]]:
         """Records such as `{"event": "checkpoint saved", "time": "2026-01-31T12:00:00+00:00"}`."""
         return _records(self.folder.events)

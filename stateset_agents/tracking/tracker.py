@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -12,6 +12,7 @@ from stateset_agents.messages import Message
 from stateset_agents.tracking.jsonl import JsonlWriter
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_lock import RunLock
+from stateset_agents.tracking.run_log import RunLog
 
 if TYPE_CHECKING:
     from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
@@ -30,9 +31,13 @@ class JsonlTracker:
     Raises ConfigurationError when another one is writing that run.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, piece: Callable[[int], str] | None = None) -> None:
+        """`piece` is the tokenizer's: what it says of each token id is kept, for whoever reads the run."""
         self.folder = folder
         self._lock = RunLock(folder.path)
+        self._piece = piece
+        self._tokens = JsonlWriter(folder.tokens) if piece is not None else None
+        self._told = set(RunLog(folder).tokens())
         self._metrics = JsonlWriter(folder.metrics)
         self._rollouts = JsonlWriter(folder.rollouts)
         self._events = JsonlWriter(folder.events)
@@ -67,15 +72,25 @@ class JsonlTracker:
             for branch in group.branches:
                 left = [branch.trajectory.member, branch.turn]
                 records.append({**head, "branch_of": left, **rollout_record(branch.trajectory)})
+        self._tell_tokens(records)
         self._rollouts.write(records)
+
+    def _tell_tokens(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write what the ids say that no conversation had before."""
+        if self._tokens is None or self._piece is None:
+            return
+        new = {id for record in records for id in record["token_ids"]} - self._told
+        self._tokens.write([{"id": id, "text": self._piece(id)} for id in sorted(new)])
+        self._told |= new
 
     def log_event(self, name: str, **fields: Any) -> None:
         """One thing that happened, such as `log_event("checkpoint saved", step=20)`."""
         self._events.write([{"event": name, "time": datetime.now(UTC).isoformat(), **fields}])
 
     def close(self) -> None:
-        for writer in (self._metrics, self._rollouts, self._events):
-            writer.close()
+        for writer in (self._metrics, self._rollouts, self._events, self._tokens):
+            if writer is not None:
+                writer.close()
         self._lock.release()
 
     def __enter__(self) -> Self:

@@ -185,7 +185,7 @@ class TrainingRun(Controlled):
         run = self._run or RunFolder.create(self.config.output_dir, name=self.config.run_name)
         if not run.config.exists():  # a resumed run's stays until its checkpoint agrees
             run.write_config(self._settings())
-        return run, JsonlTracker(run)
+        return run, JsonlTracker(run, self.agent.backend.tokenizer.piece)
 
     def _make_learner(self, backend: Any) -> tuple[Learner, str]:
         exact = backend.model.dtype is torch.float32

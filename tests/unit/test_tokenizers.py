@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import SPECIAL, tiny_tokenizer
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from stateset_agents.backends.base import Tokenizer as TokenizerProtocol
@@ -48,6 +48,22 @@ def test_markup_becomes_control_tokens_and_gets_no_second_bos() -> None:
 
 def test_decoding_leaves_special_tokens_out_and_keeps_the_added_ones() -> None:
     assert TOKENIZER.decode(TOKENIZER.encode_markup("<|user|>a<tool_call>b<|end|>")) == "a<tool_call>b"
+
+
+def test_a_piece_is_one_token_with_its_control_tokens() -> None:
+    assert [TOKENIZER.piece(id) for id in TOKENIZER.encode_markup("<|user|>a<|end|>")] == [
+        "<|user|>",
+        "a",
+        "<|end|>",
+    ]
+    assert [BYTES.piece(id) for id in (256, 97, 0xC3)] == ["<|end|>", "a", "\ufffd"]
+
+
+def test_a_piece_keeps_the_space_that_a_decoder_drops_at_the_start() -> None:
+    pieces = Tokenizer(models.Unigram([("<unk>", 0.0), ("\u2581the", -1.0), ("re", -1.0)], unk_id=0))
+    pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<end>"))
+    assert [tokenizer.piece(id) for id in tokenizer.encode("there")] == [" the", "re"]
 
 
 def test_eos_ids_are_a_tuple_with_what_the_generation_config_adds() -> None:

@@ -169,6 +169,24 @@ def test_logprobs_that_are_not_finite_stay_readable(tmp_path: Path) -> None:
     assert rollout.logprobs[-2:] == (None, -2.0)
 
 
+def test_what_the_tokens_say_is_kept_once_also_by_a_second_tracker(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    group = TrajectoryGroup(key="g", trajectories=(conversation(),))
+    for _ in range(2):
+        with JsonlTracker(folder, piece=lambda id: f"<{id}>") as tracker:
+            tracker.log_rollouts(1, [group, group])
+    told = RunLog(folder).tokens()
+    assert told == {id: f"<{id}>" for id in conversation().token_ids}
+    assert len(folder.tokens.read_text().splitlines()) == 1 + len(told)
+
+
+def test_a_run_without_a_tokenizer_has_ids_alone(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder) as tracker:
+        tracker.log_rollouts(1, [TrajectoryGroup(key="g", trajectories=(conversation(),))])
+    assert RunLog(folder).tokens() == {}
+
+
 def test_advantages_must_match_the_groups(tmp_path: Path) -> None:
     group = TrajectoryGroup(key="g", trajectories=(conversation(), replace(conversation(), member=4)))
     with pytest.raises(ValueError, match="shorter"):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.evaluate import add_options, experiment, play
-from stateset_agents.cli.rates import rate
+from stateset_agents.cli.rates import rate, refuse_unwritable, tell
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.comparison import Comparison, Paired
@@ -31,25 +30,20 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0 when both could be measured."""
     from stateset_agents.evaluation.comparison import compare
 
+    refuse_unwritable(args.out)
     a, b = asyncio.run(_both(args))
     result = compare(a, b)
-    if args.json:
-        sides = {name: {"model": model, **side.summary()} for name, model, side in _sides(args, a, b)}
-        print(json.dumps({**sides, "comparison": result.summary()}, indent=2))
-        return 0
-    for name, model, side in _sides(args, a, b):
-        print(f"{name.upper()}  {model}: {rate(side.summary())}")
-    print("\n".join(_lines(result)))
+    sides = [(name, model, side.summary()) for name, model, side in (("a", args.a, a), ("b", args.b, b))]
+    lines = [f"{name.upper()}  {model}: {rate(side)}" for name, model, side in sides]
+    whole = {name: {"model": model, **side} for name, model, side in sides}
+    tell({**whole, "comparison": result.summary()}, args, "\n".join([*lines, *_lines(result)]))
     return 0
 
 
 async def _both(args: argparse.Namespace) -> tuple[Evaluation, Evaluation]:
     configs = [experiment(args, model) for model in (args.a, args.b)]  # both are read before one is played
-    return await play(configs[0], args.temperature), await play(configs[1], args.temperature)
-
-
-def _sides(args: argparse.Namespace, a: Evaluation, b: Evaluation) -> list[tuple[str, str, Evaluation]]:
-    return [("a", args.a, a), ("b", args.b, b)]
+    first, second = [await play(config, args.temperature, args.tries) for config in configs]
+    return first, second
 
 
 def _lines(result: Comparison) -> list[str]:
@@ -62,6 +56,7 @@ def _lines(result: Comparison) -> list[str]:
     if result.reward is not None and result.reward_interval is not None:
         low, high = result.reward_interval
         lines.append(f"B - A: mean reward {result.reward:+.3f} [{low:+.3f}, {high:+.3f}]")
+    lines.append(f"B is {result.verdict}" if result.verdict != "unclear" else "which is better is unclear")
     if result.num_left_out:
         lines.append(f"left out: {result.num_left_out} scenarios in which a conversation failed")
     lines += [

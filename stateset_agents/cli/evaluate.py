@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.rates import rate
+from stateset_agents.cli.rates import percent, rate, refuse_unwritable, table, tell
 from stateset_agents.cli.train import overrides
 from stateset_agents.errors import ConfigurationError
 
@@ -33,17 +33,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """How a model is measured; `compare` has them too."""
     parser.add_argument("--temperature", type=float, default=1.0, help="of sampling; 0 is greedy (default 1)")
     parser.add_argument("--episodes", type=int, help="held-out scenarios to play; all when not given")
+    parser.add_argument("--tries", type=int, default=1, help="of each scenario, for pass@k and pass^k")
     parser.add_argument("--seed", type=int, help="of users and sampling (default: the file's, or 0)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any setting")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", metavar="FILE", help="write that object to a file")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when it could be measured."""
     config = experiment(args, args.model)
-    evaluation = asyncio.run(play(config, args.temperature))
+    refuse_unwritable(args.out)
+    evaluation = asyncio.run(play(config, args.temperature, args.tries))
     result = {"model": config.agent.model_name, **evaluation.summary()}
-    print(json.dumps(result, indent=2) if args.json else _text(result))
+    tell(result, args, "\n".join(_lines(result)))
     return 0
 
 
@@ -61,7 +64,7 @@ def experiment(args: argparse.Namespace, model: str | None) -> ExperimentConfig:
     return load_experiment(args.config, overrides(args.set, named))
 
 
-async def play(config: ExperimentConfig, temperature: float) -> Evaluation:
+async def play(config: ExperimentConfig, temperature: float, tries: int) -> Evaluation:
     """The agent on the held-out scenarios."""
     from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.evaluation.evaluator import evaluate, held_out
@@ -77,6 +80,7 @@ async def play(config: ExperimentConfig, temperature: float) -> Evaluation:
             environment,
             reward_fn,
             scenarios,
+            tries=tries,
             temperature=temperature,
             seed=settings.seed,
             max_concurrent=settings.max_concurrent,
@@ -85,9 +89,29 @@ async def play(config: ExperimentConfig, temperature: float) -> Evaluation:
         )
 
 
-def _text(result: dict[str, Any]) -> str:
-    lines = [f"{result['model']} at temperature {result['temperature']}: {rate(result)}, n = {result['n']}"]
-    lines += [
-        f"  {name:16} {one['success']:.1%}  (n = {one['n']})" for name, one in result["families"].items()
+def _lines(result: Mapping[str, Any]) -> list[str]:
+    of = f"n = {result['n']}" + (f", {result['tries']} tries of each scenario" if result["tries"] > 1 else "")
+    lines = [f"{result['model']} at temperature {result['temperature']}: {rate(result)}, {of}"]
+    rows = [
+        (f"pass@{k}, pass^{k}", f"{percent(one)}   {percent(result['pass_hat'][k])}", one["n"])
+        for k, one in result.get("pass_at", {}).items()
     ]
-    return "\n".join(lines)
+    if "twins" in result:
+        rows.append(("twins, both right", percent(result["twins"]), result["twins"]["n"]))
+    rows += [
+        (name, percent({"value": one["success"], **one}), one["n"])
+        for name, one in result["families"].items()
+    ]
+    rows += [
+        (f"broken: {rule}", percent(one), one["n"]) for rule, one in result.get("violations", {}).items()
+    ]
+    if "user_miss" in result:
+        miss = result["user_miss"]
+        low, high = miss["interval"]
+        rows.append(("user_miss", f"{miss['value']:.2f} [{low:.2f}, {high:.2f}]", miss["n"]))
+    if result["mean_reward"] is not None and result["success"] is not None:
+        low, high = result["reward_interval"]
+        rows.append(("mean reward", f"{result['mean_reward']:.3f} [{low:.3f}, {high:.3f}]", result["n"]))
+    if result["num_failed"]:
+        lines.append(f"left out: {result['num_failed']} conversations that failed")
+    return lines + table(rows)

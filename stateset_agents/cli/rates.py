@@ -1,17 +1,52 @@
-"""How a measured success is printed; `train` and `evaluate` share it."""
+"""How measured numbers are told: on a line, in a table, as JSON. Shared by the verbs that measure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-__all__ = ["rate"]
+from stateset_agents.errors import ConfigurationError
+
+__all__ = ["percent", "rate", "refuse_unwritable", "table", "tell"]
 
 
 def rate(result: Mapping[str, Any]) -> str:
     """`success 16.0% [13.3%, 19.1%]`, or the mean reward where the environment gives no verdict."""
     if result["success"] is not None:
-        low, high = result["interval"]
-        return f"success {result['success']:.1%} [{low:.1%}, {high:.1%}]"
+        return f"success {percent({'value': result['success'], **result})}"
     reward = result["mean_reward"]
     return "no verdict, " + ("nothing scored" if reward is None else f"mean reward {reward:.3f}")
+
+
+def percent(estimate: Mapping[str, Any]) -> str:
+    """`16.0% [13.3%, 19.1%]` of something with a value and an interval."""
+    low, high = estimate["interval"]
+    return f"{estimate['value']:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def table(rows: Sequence[tuple[str, str, int]]) -> list[str]:
+    """Name, number and how many it is of, in columns."""
+    names = max((len(name) for name, _, _ in rows), default=0)
+    numbers = max((len(number) for _, number, _ in rows), default=0)
+    return [f"  {name:{names}}  {number:{numbers}}  n = {n}" for name, number, n in rows]
+
+
+def refuse_unwritable(file: str | None) -> None:
+    """Raises ConfigurationError where `tell` could not write, before anything is played."""
+    if file is None:
+        return
+    path = Path(file)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigurationError(f"cannot write {file!r}: give a file in a folder that you may write to")
+
+
+def tell(result: Mapping[str, Any], args: argparse.Namespace, text: str) -> None:
+    """Print `result` as `--json` or as its text, and write it to `--out`."""
+    as_json = json.dumps(result, indent=2)
+    if args.out is not None:
+        Path(args.out).write_text(as_json + "\n", encoding="utf-8")
+    print(as_json if args.json else text)

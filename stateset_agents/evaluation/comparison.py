@@ -6,15 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import comb
-from typing import Any
+from typing import Any, Literal
 
 from stateset_agents.algorithms.intervals import wilson
-from stateset_agents.core.trajectory import Status, Trajectory
+from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.evaluator import Evaluation
-from stateset_agents.streams import derive
+from stateset_agents.evaluation.intervals import mean_interval
+from stateset_agents.evaluation.measures import success_of_scenarios, tries_of
 
-__all__ = ["Comparison", "Paired", "compare", "exact_mcnemar", "mean_interval", "paired_interval"]
+__all__ = ["Comparison", "Paired", "Verdict", "compare", "exact_mcnemar", "mean_interval", "paired_interval"]
+
+Verdict = Literal["better", "worse", "unclear"]
+"""Of B, against A."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,19 +26,31 @@ class Paired:
     """Success of two agents on the same scenarios; wins, losses and ties are B's."""
 
     n: int
+    """Scenarios."""
     a: float
     """Share of A's successes."""
     b: float
     difference: float
     """b - a."""
     interval: tuple[float, float]
-    """95 % of the difference, see `paired_interval`."""
+    """95 % of the difference: `paired_interval` with one try of each scenario, else as `bootstrap`."""
+    bootstrap: tuple[float, float]
+    """95 % of the difference by drawing scenarios, each with all that both did in it (`mean_interval`)."""
     p_value: float
     """Of no difference, see `exact_mcnemar`."""
     wins: int
-    """Scenarios where B alone succeeded."""
+    """Scenarios where B succeeded (with several tries: more often than A)."""
     losses: int
     ties: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """Better (worse) where both intervals lie above (below) 0."""
+        return _verdict(self.interval, self.bootstrap)
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {**asdict(self), "verdict": self.verdict}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,68 +70,95 @@ class Comparison:
     """Scenarios that one of them did not: its conversation failed."""
     temperature: float
 
+    @property
+    def verdict(self) -> Verdict:
+        """Is B better than A? Going by success, or by the reward where the environment gives no verdict."""
+        if self.success is not None:
+            return self.success.verdict
+        return "unclear" if self.reward_interval is None else _verdict(self.reward_interval)
+
     def summary(self) -> dict[str, Any]:
         """As JSON has it."""
-        return asdict(self)
+        return {
+            **asdict(self),
+            "verdict": self.verdict,
+            "success": None if self.success is None else self.success.summary(),
+            "families": {name: one.summary() for name, one in self.families.items()},
+        }
+
+
+def _verdict(*intervals: tuple[float, float]) -> Verdict:
+    if all(low > 0 for low, _ in intervals):
+        return "better"
+    return "worse" if all(high < 0 for _, high in intervals) else "unclear"
 
 
 def compare(a: Evaluation, b: Evaluation) -> Comparison:
-    """Pair two evaluations by scenario.
+    """Pair two evaluations by scenario; tries of one scenario are taken together.
 
-    Raises ConfigurationError where they are of other scenarios or temperatures, or no scenario was played by
-    both.
+    Raises ConfigurationError where they are of other scenarios, temperatures or numbers of tries, or no
+    scenario was played by both.
     """
-    ours, theirs = _by_scenario(a), _by_scenario(b)
-    if ours.keys() != theirs.keys():
+    if _scenarios(a) != _scenarios(b):
         raise ConfigurationError("two agents are compared on the same scenarios: evaluate both on those")
-    if a.temperature != b.temperature:
-        raise ConfigurationError(
-            f"two agents are compared at the same temperature, got {a.temperature} and {b.temperature}"
-        )
-    pairs = [(ours[name], theirs[name]) for name in ours]
-    played = [pair for pair in pairs if all(one.status is not Status.FAILED for one in pair)]
-    if not played:
+    for what, ours, theirs in (
+        ("at the same temperature", a.temperature, b.temperature),
+        ("on equally many tries", a.tries, b.tries),
+    ):
+        if ours != theirs:
+            raise ConfigurationError(f"two agents are compared {what}, got {ours} and {theirs}")
+    ours_by, theirs_by = tries_of(a.groups), tries_of(b.groups)
+    pairs = [(ours_by[name], theirs_by[name]) for name in ours_by if name in theirs_by]
+    if not pairs:
         raise ConfigurationError("no scenario was played by both agents: look at what failed")
-    judged = [
-        (one.scenario.family, one.success, other.success)
-        for one, other in played
-        if one.success is not None and other.success is not None
-    ]
+    judged = []
+    for own, others in pairs:
+        shares = success_of_scenarios([own]), success_of_scenarios([others])
+        if all(shares):
+            judged.append((own[0].scenario.family, shares[0][0], shares[1][0]))
     rewards = [
-        other.reward - one.reward
-        for one, other in played
-        if one.reward is not None and other.reward is not None
+        other - one
+        for own, others in pairs
+        if (one := _mean_reward(own)) is not None and (other := _mean_reward(others)) is not None
     ]
     families = sorted({family for family, _, _ in judged})
+    single = a.tries == 1
     return Comparison(
-        success=_paired([(one, other) for _, one, other in judged]) if judged else None,
+        success=_paired([(one, other) for _, one, other in judged], single) if judged else None,
         families={
-            name: _paired([(one, other) for family, one, other in judged if family == name])
+            name: _paired([(one, other) for family, one, other in judged if family == name], single)
             for name in families
         },
         reward=math.fsum(rewards) / len(rewards) if rewards else None,
         reward_interval=mean_interval(rewards) if rewards else None,
-        num_pairs=len(played),
-        num_left_out=len(pairs) - len(played),
+        num_pairs=len(pairs),
+        num_left_out=len(_scenarios(a)) - len(pairs),
         temperature=a.temperature,
     )
 
 
-def _by_scenario(evaluation: Evaluation) -> dict[str, Trajectory]:
-    return {t.scenario.id: t for group in evaluation.groups for t in group.trajectories}
+def _scenarios(evaluation: Evaluation) -> set[str]:
+    return {one.scenario.id for group in evaluation.groups for one in group.trajectories}
 
 
-def _paired(verdicts: Sequence[tuple[bool, bool]]) -> Paired:
-    n = len(verdicts)
-    both = sum(a and b for a, b in verdicts)
-    losses = sum(a and not b for a, b in verdicts)
-    wins = sum(b and not a for a, b in verdicts)
+def _mean_reward(tries: Sequence[Trajectory]) -> float | None:
+    rewards = [one.reward for one in tries if one.reward is not None]
+    return math.fsum(rewards) / len(rewards) if rewards else None
+
+
+def _paired(shares: Sequence[tuple[float, float]], single: bool) -> Paired:
+    """Of each scenario A's and B's share of successful tries; 0 or 1 each where there was a single one."""
+    n = len(shares)
+    wins, losses = sum(b > a for a, b in shares), sum(a > b for a, b in shares)
+    bootstrap = mean_interval([b - a for a, b in shares])
+    both = sum(a == b == 1 for a, b in shares)
     return Paired(
         n=n,
-        a=(both + losses) / n,
-        b=(both + wins) / n,
-        difference=(wins - losses) / n,
-        interval=paired_interval(both, wins, losses, n - both - wins - losses),
+        a=math.fsum(a for a, _ in shares) / n,
+        b=math.fsum(b for _, b in shares) / n,
+        difference=math.fsum(b - a for a, b in shares) / n,
+        interval=paired_interval(both, wins, losses, n - both - wins - losses) if single else bootstrap,
+        bootstrap=bootstrap,
         p_value=exact_mcnemar(wins, losses),
         wins=wins,
         losses=losses,
@@ -156,17 +199,3 @@ def paired_interval(both: int, wins: int, losses: int, neither: int) -> tuple[fl
     low = b - a - half(b - b_low, a_high - a)
     high = b - a + half(b_high - b, a - a_low)
     return max(-1.0, low), min(1.0, high)
-
-
-def mean_interval(values: Sequence[float], *, resamples: int = 4000) -> tuple[float, float]:
-    """95 % of the mean by the percentile bootstrap over scenarios (Efron 1979), always the same for the same
-    values; rewards need not be normal. Raises ValueError for no value."""
-    import numpy as np
-
-    if not values:
-        raise ValueError("there is no value to take the mean of")
-    given = np.asarray(values)
-    draw = np.random.default_rng(derive(0, "bootstrap", len(values)))
-    means = [given[draw.integers(len(given), size=len(given))].mean() for _ in range(resamples)]
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)

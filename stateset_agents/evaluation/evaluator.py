@@ -1,9 +1,9 @@
-"""How good is an agent on held-out scenarios: success with its interval, reward, and both per family."""
+"""How good is an agent on held-out scenarios: success and reward with their intervals, families, k tries."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stateset_agents.core.agent import MultiTurnAgent
@@ -11,12 +11,30 @@ from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
 from stateset_agents.core.scenario import Scenario, expect_scenarios, expect_split
-from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
+from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
 from stateset_agents.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.evaluation.intervals import wilson
+from stateset_agents.evaluation.intervals import share_interval
+from stateset_agents.evaluation.measures import (
+    Estimate,
+    mean_of_scenarios,
+    passes,
+    success_of_scenarios,
+    tries_of,
+    twins_right,
+    user_misses,
+    violation_rates,
+)
 from stateset_agents.settings import expect
 
-__all__ = ["Evaluation", "FamilyResult", "evaluate", "held_out", "refuse_truncated_sampling", "spread"]
+__all__ = [
+    "Evaluation",
+    "FamilyResult",
+    "evaluate",
+    "held_out",
+    "measured",
+    "refuse_truncated_sampling",
+    "spread",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +42,21 @@ class FamilyResult:
     """One family's share."""
 
     success: float
+    interval: tuple[float, float]
+    """As `Evaluation.interval`."""
     n: int
+    """Judged conversations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What one pass over the held-out scenarios showed."""
+    """What one pass over the held-out scenarios showed; every scenario counts once, however often tried."""
 
     success: float | None
     """Share of the judged conversations that succeeded; None where the environment judged none.
     Failed ones (environment or backend errors) are left out."""
     interval: tuple[float, float] | None
-    """95 %, Wilson."""
+    """95 %: Wilson with one try of each scenario, else a bootstrap over scenarios (`share_interval`)."""
     mean_reward: float | None
     """Over the scored conversations; None where none was scored."""
     n: int
@@ -44,18 +65,47 @@ class Evaluation:
     temperature: float
     families: Mapping[str, FamilyResult]
     groups: Sequence[TrajectoryGroup]
+    tries: int = 1
+    """How often each scenario was played."""
+    reward_interval: tuple[float, float] | None = None
+    """95 %, a bootstrap over scenarios."""
+    pass_at: Mapping[int, Estimate] = field(default_factory=dict)
+    """k -> pass@k, the chance that one of k tries succeeds."""
+    pass_hat: Mapping[int, Estimate] = field(default_factory=dict)
+    """k -> pass^k, the chance that all of k tries succeed."""
+    twins: Estimate | None = None
+    """How often both of a pair of twins succeed (`measures.twins_right`); None without twins."""
+    violations: Mapping[str, Estimate] = field(default_factory=dict)
+    """Rule -> the share of conversations that broke it; empty where the environment counts none."""
+    user_miss: Estimate | None = None
+    """Replies of a conversation of which its user could make nothing; None where nobody counts them."""
 
     def summary(self) -> dict[str, Any]:
-        """As `summary.json` has it, without the conversations."""
-        return {
+        """As `summary.json` has it, without the conversations; what was not measured is left out."""
+        told: dict[str, Any] = {
             "success": self.success,
             "interval": None if self.interval is None else list(self.interval),
             "mean_reward": self.mean_reward,
+            "reward_interval": None if self.reward_interval is None else list(self.reward_interval),
             "n": self.n,
+            "tries": self.tries,
             "num_failed": self.num_failed,
             "temperature": self.temperature,
-            "families": {name: {"success": r.success, "n": r.n} for name, r in self.families.items()},
+            "families": {
+                name: {"success": one.success, "interval": list(one.interval), "n": one.n}
+                for name, one in self.families.items()
+            },
         }
+        if self.tries > 1:
+            told["pass_at"] = {str(k): one.summary() for k, one in self.pass_at.items()}
+            told["pass_hat"] = {str(k): one.summary() for k, one in self.pass_hat.items()}
+        if self.twins is not None:
+            told["twins"] = self.twins.summary()
+        if self.violations:
+            told["violations"] = {rule: one.summary() for rule, one in self.violations.items()}
+        if self.user_miss is not None:
+            told["user_miss"] = self.user_miss.summary()
+        return told
 
 
 def held_out(environment: Environment, split: str, number: int | None) -> Sequence[Scenario]:
@@ -117,6 +167,7 @@ async def evaluate(
     reward_fn: Reward,
     scenarios: Sequence[Scenario],
     *,
+    tries: int = 1,
     temperature: float = 1.0,
     seed: int = 0,
     max_concurrent: int = 64,
@@ -124,7 +175,7 @@ async def evaluate(
     turn_timeout: float | None = 300.0,
     reward_timeout: float | None = 300.0,
 ) -> Evaluation:
-    """Play every scenario once at `temperature` (0 is greedy); the same seed meets the same users.
+    """Play every scenario `tries` times at `temperature` (0 is greedy); the same seed meets the same users.
 
     `deterministic` and the time limits as in the engine; `deterministic` unset, it is what the environment's
     `local` says.
@@ -136,44 +187,65 @@ async def evaluate(
     expect_scenarios(scenarios)
     if not scenarios:
         raise ConfigurationError("there is no scenario to evaluate: give at least one")
+    if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
+        raise ConfigurationError(f"tries must be a whole number of at least 1, got {tries!r}")
     refuse_truncated_sampling(agent)
     engine = ComputationalEngine(
         agent,
         environment,
         reward_fn,
-        num_generations=1,
+        num_generations=tries,
         max_concurrent=max_concurrent,
         deterministic=environment.local if deterministic is None else deterministic,
         turn_timeout=turn_timeout,
         reward_timeout=reward_timeout,
     )
     groups = await engine.rollout(scenarios, seed=seed, step=0, temperature=temperature)
-    played = [t for group in groups for t in group.trajectories if t.status is not Status.FAILED]
-    if not played:
+    by_scenario = tries_of(groups)
+    if not by_scenario:
         raise EnvironmentFailure(
-            f"none of {len(scenarios)} conversations could be played; the first failed with "
+            f"none of {len(scenarios) * tries} conversations could be played; the first failed with "
             f"{groups[0].trajectories[0].error}"
         )
-    judged = [t.success for t in played if t.success is not None]
-    rewards = [t.reward for t in played if t.reward is not None]
+    return measured(groups, tries=tries, temperature=temperature)
+
+
+def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: float) -> Evaluation:
+    """What scored groups show, one of each scenario with `tries` conversations."""
+    by_scenario = tries_of(groups)
+    played = [one for own in by_scenario.values() for one in own]
+    num_judged = sum(one.success is not None for one in played)
+    shares = success_of_scenarios(by_scenario.values())
+    reward = mean_of_scenarios(by_scenario.values(), lambda one: one.reward)
+    at_least_one, every_one = passes(by_scenario.values(), tries)
     return Evaluation(
-        success=sum(judged) / len(judged) if judged else None,
-        interval=wilson(sum(judged), len(judged)) if judged else None,
-        mean_reward=sum(rewards) / len(rewards) if rewards else None,
-        n=len(judged) or len(played),
-        num_failed=len(scenarios) - len(played),
+        success=sum(shares) / len(shares) if shares else None,
+        interval=share_interval(shares) if shares else None,
+        mean_reward=None if reward is None else reward.value,
+        reward_interval=None if reward is None else reward.interval,
+        n=num_judged or len(played),
+        num_failed=sum(len(group.trajectories) for group in groups) - len(played),
         temperature=temperature,
-        families=_families(played),
+        families=_families(list(by_scenario.values())),
         groups=groups,
+        tries=tries,
+        pass_at=at_least_one,
+        pass_hat=every_one,
+        twins=twins_right(by_scenario.values()),
+        violations=violation_rates(by_scenario.values()),
+        user_miss=user_misses(by_scenario.values()),
     )
 
 
-def _families(played: Sequence[Trajectory]) -> dict[str, FamilyResult]:
-    families: dict[str, list[bool]] = {}
-    for trajectory in played:
-        if trajectory.success is not None:
-            families.setdefault(trajectory.scenario.family, []).append(trajectory.success)
-    return {
-        name: FamilyResult(success=sum(wins) / len(wins), n=len(wins))
-        for name, wins in sorted(families.items())
-    }
+def _families(scenarios: Sequence[Sequence[Trajectory]]) -> dict[str, FamilyResult]:
+    found = {}
+    for name in sorted({own[0].scenario.family for own in scenarios}):
+        own = [tries for tries in scenarios if tries[0].scenario.family == name]
+        shares = success_of_scenarios(own)
+        if shares:
+            found[name] = FamilyResult(
+                success=sum(shares) / len(shares),
+                interval=share_interval(shares),
+                n=sum(one.success is not None for tries in own for one in tries),
+            )
+    return found

@@ -1,12 +1,14 @@
-"""How sure is a share of successes, and how often does at least one of k tries, or each, succeed?"""
+"""How sure is a share or a mean over scenarios, and how often does one of k tries, or each, succeed?"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import comb
 
 from stateset_agents.algorithms.intervals import wilson
+from stateset_agents.streams import derive
 
-__all__ = ["pass_at_k", "pass_hat_k", "wilson"]
+__all__ = ["mean_interval", "pass_at_k", "pass_hat_k", "share_interval", "wilson"]
 
 
 def pass_at_k(successes: int, n: int, k: int) -> float:
@@ -35,3 +37,38 @@ def _check(successes: int, n: int, k: int) -> None:
         raise ValueError(f"successes must be between 0 and n, got {successes} of {n}")
     if not 1 <= k <= n:
         raise ValueError(f"k must be between 1 and n = {n}, got {k}")
+
+
+def mean_interval(values: Sequence[float], *, resamples: int = 4000) -> tuple[float, float]:
+    """95 % of the mean by the percentile bootstrap (Efron 1979), always the same for the same values.
+
+    Give one value per scenario. Tries of one scenario are no independent draws, so they go in as their mean
+    and are drawn together (a bootstrap clustered by task). Raises ValueError for no value.
+    """
+    import numpy as np
+
+    if not values:
+        raise ValueError("there is no value to take the mean of")
+    given = np.asarray(values, dtype=float)
+    draw = np.random.default_rng(derive(0, "bootstrap", len(given)))
+    rows = max(1, 1_000_000 // len(given))  # at once, for the memory's sake
+    means = [
+        given[draw.integers(len(given), size=(min(rows, resamples - start), len(given)))].mean(axis=1)
+        for start in range(0, resamples, rows)
+    ]
+    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def share_interval(shares: Sequence[float]) -> tuple[float, float]:
+    """95 % of the mean of shares, one for each scenario: of its tries that succeeded, say.
+
+    Where every share is 0 or 1, as with one try each, Wilson's, which also knows what is not known at 0 %
+    and 100 %; else the bootstrap over scenarios. Equal shares leave nothing to draw from: Wilson's again.
+    Raises ValueError for no share.
+    """
+    if not shares:
+        raise ValueError("there is no share to take the mean of")
+    if {*shares} <= {0.0, 1.0} or min(shares) == max(shares):
+        return wilson(round(sum(shares)), len(shares))
+    return mean_interval(shares)

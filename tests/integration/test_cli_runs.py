@@ -148,6 +148,7 @@ def test_two_models_are_compared_pair_by_pair(finished: Path, capsys: pytest.Cap
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"A  {command[2]}: no verdict, mean reward ")
     assert said[2].startswith("B - A: mean reward ")
+    assert said[3] == "which is better is unclear"
     assert main([*command[:3], command[2], "--json"]) == 0  # with itself
     told = json.loads(capsys.readouterr().out)["comparison"]
     assert (told["reward"], told["reward_interval"], told["num_pairs"]) == (0.0, [0.0, 0.0], 1)
@@ -245,3 +246,16 @@ async def test_leaving_an_experiment_closes_what_it_holds(desk: Path, tmp_path: 
         pass
     with pytest.raises(ConfigurationError, match="was stopped"):
         await experiment.trainer.step()
+
+
+def test_a_measurement_with_several_tries_is_a_table_and_a_file(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "measured.json"
+    assert main(["evaluate", str(finished), "--tries", "2", "--out", str(out)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    told = json.loads(out.read_text())
+    assert (told["tries"], told["n"]) == (2, 2)
+    assert said[0].endswith("n = 2, 2 tries of each scenario")
+    assert main(["evaluate", str(finished), "--out", str(tmp_path)]) == 1
+    assert "cannot write" in capsys.readouterr().err

@@ -53,8 +53,8 @@ async def test_success_is_a_share_with_its_interval_and_its_families() -> None:
     assert result.success == 0.75
     assert result.interval == wilson(3, 4)
     assert result.families == {
-        "family 0": FamilyResult(success=1.0, n=2),
-        "family 1": FamilyResult(success=0.5, n=2),
+        "family 0": FamilyResult(success=1.0, interval=wilson(2, 2), n=2),
+        "family 1": FamilyResult(success=0.5, interval=wilson(1, 2), n=2),
     }
     assert (result.n, result.num_failed, result.temperature) == (4, 0, 1.0)
     assert result.mean_reward == pytest.approx((1.25 + 0.25 + 1.25 + 1.25) / 4)
@@ -66,12 +66,18 @@ async def test_the_summary_is_plain_json() -> None:
     summary = json.loads(json.dumps(result.summary()))
     assert summary["success"] == 0.25
     assert summary["interval"] == list(wilson(1, 4))
-    assert summary["families"]["family 0"] == {"success": 0.5, "n": 2}
+    assert summary["families"]["family 0"] == {
+        "success": 0.5,
+        "interval": list(wilson(1, 2)),
+        "n": 2,
+    }
     assert set(summary) == {
         "success",
         "interval",
         "mean_reward",
+        "reward_interval",
         "n",
+        "tries",
         "num_failed",
         "temperature",
         "families",
@@ -81,7 +87,7 @@ async def test_the_summary_is_plain_json() -> None:
 async def test_a_conversation_without_a_verdict_is_not_counted_as_a_failure() -> None:
     result = await measured(Judged(s0=True, s1=None))
     assert (result.success, result.n, result.interval) == (1.0, 1, wilson(1, 1))
-    assert result.families == {"family 0": FamilyResult(success=1.0, n=1)}
+    assert result.families == {"family 0": FamilyResult(success=1.0, interval=wilson(1, 1), n=1)}
 
 
 async def test_without_any_verdict_there_is_no_success_rate() -> None:
@@ -107,7 +113,7 @@ async def test_conversations_that_could_not_be_played_are_left_out() -> None:
     environment.answer = broken
     result = await measured(environment)
     assert (result.success, result.n, result.num_failed) == (0.5, 2, 2)
-    assert result.families == {"family 0": FamilyResult(success=0.5, n=2)}
+    assert result.families == {"family 0": FamilyResult(success=0.5, interval=wilson(1, 2), n=2)}
     assert len(result.groups) == 4
 
 

@@ -10,11 +10,11 @@ import datetime
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.database import Database
-from stateset_agents.environments.retail_desk.policy import RULES
+from stateset_agents.environments.retail_desk.policy import TOPICS
 
 __all__ = ["Desk", "Refused", "Result"]
 
@@ -25,7 +25,11 @@ class Desk:
 
     database: Database
     customer_id: str
-    """Who is signed in."""
+    """Who is signed in, or found to be who they say; empty where nobody is."""
+    topics: Mapping[str, str] = field(default_factory=lambda: TOPICS)
+    """The policy by topic."""
+    detailed: bool = False
+    """Do look-ups show prices, cities, payments and notes? The small model's desk goes without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,18 +94,29 @@ def find_customer(desk: Desk, email: str = "", name: str = "", zip: str = "") ->
     else:
         raise Refused("give email, or name and zip")
     if row is None:
-        raise Refused("unknown customer")
-    return Result(fields={"customer_id": row[0], "name": row[1]}, owners=frozenset({row[0]}))
+        raise Refused("unknown customer", frozenset({"nobody"}))
+    fields = {"customer_id": row[0], "name": row[1]}
+    if desk.detailed:
+        payments = desk.database.rows(
+            "SELECT payment_id, kind, status FROM payment_methods WHERE customer_id = ? ORDER BY payment_id",
+            row[0],
+        )
+        fields["payments"] = ", ".join(f"{key} {kind} {status}" for key, kind, status in payments)
+    return Result(fields=fields, owners=frozenset({row[0]}))
 
 
 def get_order(desk: Desk, order_id: str) -> Result:
     order_id = order_id.upper()
-    owner, _, status, _, delivered_on = _order(desk, order_id)
-    fields = {
-        "order_id": order_id,
-        "status": status,
-        "item": ", ".join(line[1] for line in _lines(desk, order_id)),
-    }
+    owner, payment, status, city, delivered_on = _order(desk, order_id)
+    fields = {"order_id": order_id, "status": status}
+    if desk.detailed:
+        fields["items"] = ", ".join(f"{line[1]} {dollars(line[2])}" for line in _lines(desk, order_id))
+        fields["city"], fields["payment"] = city, payment
+        note = desk.database.row("SELECT note FROM orders WHERE order_id = ?", order_id)
+        if note is not None and note[0]:
+            fields["note"] = note[0]
+    else:
+        fields["item"] = ", ".join(line[1] for line in _lines(desk, order_id))
     if status == "delivered" and delivered_on is not None:
         fields["days"] = str((catalog.TODAY - datetime.date.fromisoformat(delivered_on)).days)
     if status == "shipped":
@@ -123,16 +138,18 @@ def list_orders(desk: Desk, customer_id: str) -> Result:
     return Result(
         fields={"orders": ", ".join(f"{order_id} {status}" for order_id, status in rows)},
         owners=frozenset({customer_id}),
-        shown=frozenset(f"listed:{order_id}" for order_id, _ in rows),
+        shown=frozenset({f"orders:{customer_id}", *(f"listed:{order_id}" for order_id, _ in rows)}),
     )
 
 
 def get_product(desk: Desk, item: str) -> Result:
     item = item.lower()
-    row = desk.database.row("SELECT stock, final_sale FROM variants WHERE item = ?", item)
+    row = desk.database.row("SELECT stock, final_sale, price_cents FROM variants WHERE item = ?", item)
     if row is None:
         raise Refused("unknown item")
     fields = {"item": item, "stock": str(row[0])}
+    if desk.detailed:
+        fields["price"] = dollars(row[2])
     if row[1]:
         fields["sale"] = "final"
     return Result(fields=fields, shown=frozenset({f"item:{item}"}))
@@ -153,16 +170,16 @@ def track_shipment(desk: Desk, order_id: str) -> Result:
 
 
 def get_policy(desk: Desk, topic: str) -> Result:
-    for rule in RULES.values():
-        if rule.topic == topic.lower():
-            return Result(fields={"policy": rule.text})
-    raise Refused("topics: " + ", ".join(rule.topic for rule in RULES.values()))
+    text = desk.topics.get(topic.lower())
+    if text is None:
+        raise Refused("topics: " + ", ".join(desk.topics))
+    return Result(fields={"policy": text})
 
 
 def _done(order_id: str, owner: str, result: str, **more: str) -> Result:
     return Result(
         fields={"result": result, "order_id": order_id, **more},
-        owners=frozenset({owner}),
+        owners=frozenset({owner} - {""}),
         shown=frozenset({f"done:{order_id}"}),
     )
 
@@ -198,15 +215,16 @@ def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "
         raise Refused("not in the order")
     if any(line[3] == "returned" for line in lines):
         raise Refused("already returned")
-    if (
-        payment_id
-        and desk.database.row("SELECT 1 FROM payment_methods WHERE payment_id = ?", payment_id) is None
-    ):
+    payment = payment_id.lower() or payment
+    method = desk.database.row("SELECT status FROM payment_methods WHERE payment_id = ?", payment)
+    if method is None:
         raise Refused("unknown payment method")
+    if method[0] == "closed":
+        raise Refused("payment method closed")
     for line in lines:
         desk.database.write("UPDATE order_items SET status = 'returned' WHERE line_id = ?", line[0])
     cents = sum(line[2] for line in lines)
-    _refund(desk, order_id, payment_id or payment, cents)
+    _refund(desk, order_id, payment, cents)
     return _done(order_id, owner, "returned", refund=dollars(cents))
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import datetime
 import re
-from dataclasses import dataclass
 
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.database import Database
-from stateset_agents.environments.retail_desk.policy import RETURN_DAYS
+from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, Claim
 
 __all__ = ["MAX_CHARACTERS", "Claim", "grounds", "holds", "read_claims"]
 
@@ -51,14 +50,6 @@ _VALUES: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 _ITEM = re.compile(rf"\b({'|'.join(catalog.COLOURS)}) ({'|'.join(catalog.PRODUCTS)})\b")
 _STOCK = re.compile(r"\b(out of stock|sold out|in stock)\b")
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One thing asserted: `shipped`, `city:oslo`, `refused`; about which order."""
-
-    text: str
-    order_id: str
 
 
 def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:

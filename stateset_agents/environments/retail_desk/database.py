@@ -21,7 +21,12 @@ Value = str | int | None
 
 TABLES: Mapping[str, tuple[str, ...]] = {
     "customers": ("customer_id TEXT", "name TEXT", "email TEXT", "zip TEXT"),
-    "payment_methods": ("payment_id TEXT", "customer_id TEXT", "kind TEXT"),
+    "payment_methods": (
+        "payment_id TEXT",
+        "customer_id TEXT",
+        "kind TEXT",  # card, paypal, gift card
+        "status TEXT",  # active, closed
+    ),
     "variants": (
         "item TEXT",
         "product TEXT",

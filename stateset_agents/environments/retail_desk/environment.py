@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from stateset_agents.core.environment import Observation
 from stateset_agents.core.scenario import Scenario, expect_split
 from stateset_agents.core.trajectory import Outcome
-from stateset_agents.environments.retail_desk.claims import read_claims
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.grading import Answers, Record, answers_of, grade
 from stateset_agents.environments.retail_desk.policy import Call, Case, policy_text
@@ -21,7 +21,7 @@ from stateset_agents.environments.retail_desk.tools import (
     call_tool,
     normalised_arguments,
 )
-from stateset_agents.environments.retail_desk.user import Caller
+from stateset_agents.environments.retail_desk.user import Caller, ShortCaller
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message, ToolCall
 
@@ -37,7 +37,7 @@ class DeskConversation:
     def __init__(
         self,
         answers: Answers,
-        database: Database,
+        desk: Desk,
         caller: Caller,
         record: Record,
         opening: tuple[Message, ...],
@@ -48,7 +48,7 @@ class DeskConversation:
         self.tools = tools
         self.record = record
         self._answers = answers
-        self._database = database
+        self._desk = desk
         self._caller = caller
         self._max_turns = max_turns
         self._num_replies = 0
@@ -79,18 +79,22 @@ class DeskConversation:
 
     def _run(self, call: ToolCall, refused: bool) -> tuple[Message, float]:
         """One tool message, and what the call cost."""
-        case, record = self._answers.case, self.record
-        cost = 0.0
+        record, cost = self.record, 0.0
         if call.error is not None or refused:
             result = Result(fields={"error": "bad call" if call.error else "too many calls"}, failed=True)
         else:
-            result = call_tool(Desk(self._database, case.customer_id), call.name, call.arguments)
-        if call.name in TOOLS and "error" not in result.fields:
+            desk = replace(self._desk, customer_id=record.verified)
+            result = call_tool(desk, call.name, call.arguments)
+        if call.name in TOOLS and not result.failed:
             made = _as_written(call)
-            record.note_call(case, made, result)
+            if call.name == "find_customer" and self._caller.gave(made):
+                [record.verified] = result.owners
+            consented = not TOOLS[call.name].writes or self._caller.consents(made)
+            record.note_call(self._answers, made, result, consented=consented)
             cost += self._charge_repeat(repr(made))
         else:
-            record.shown |= result.shown
+            if "nobody" not in result.shown or self._caller.gave(_as_written(call)):
+                record.shown |= result.shown
             cost += record.charge("tool_errors")
         message = Message(
             role="tool",
@@ -108,9 +112,9 @@ class DeskConversation:
 
     def _pass_on(self, text: str) -> tuple[Message, bool, float]:
         """The caller's answer to a reply in words, whether they are gone, and what the reply cost."""
-        case, record = self._answers.case, self.record
-        claims = read_claims(text, case.order_id)
-        untrue = record.note_claims(case, claims, self._database)
+        record = self.record
+        claims = self._caller.read(text)
+        untrue = record.note_claims(self._answers, claims, self._desk.database)
         heard = self._caller.hear(text, claims, untrue)
         cost = self._charge_repeat(f"text {text[:400]}")
         if heard.missed:
@@ -119,13 +123,13 @@ class DeskConversation:
 
     async def outcome(self) -> Outcome:
         """The verdict on the shop and the record as they stand."""
-        return grade(self._answers, self.record, self._database.changes())
+        return grade(self._answers, self.record, self._desk.database.changes())
 
     def fork(self) -> DeskConversation:
         """An independent copy: the shop's image, the caller and the record."""
         copy = DeskConversation(
             self._answers,
-            self._database.fork(),
+            replace(self._desk, database=self._desk.database.fork()),
             self._caller.copy(),
             self.record.copy(),
             self.opening,
@@ -137,7 +141,7 @@ class DeskConversation:
 
     async def close(self) -> None:
         """Drop the shop."""
-        self._database.close()
+        self._desk.database.close()
 
 
 def _as_written(call: ToolCall) -> Call:
@@ -201,9 +205,9 @@ class RetailDesk:
         opening = (Message(role="system", content=text), Message(role="user", content=scenario.opening))
         return DeskConversation(
             answers,
-            Database(answers.image),
-            Caller(case, scenario.split, seed),
-            Record(),
+            Desk(Database(answers.image), case.customer_id),
+            ShortCaller(case, scenario.split, seed),
+            Record(verified=case.customer_id),
             opening,
             self.max_turns,
             SCHEMAS if self._prompt == "full" else (),

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stateset_agents.core.trajectory import Outcome
-from stateset_agents.environments.retail_desk.claims import Claim, grounds, holds
+from stateset_agents.environments.retail_desk.claims import grounds, holds
 from stateset_agents.environments.retail_desk.database import Change, Database, canonical
-from stateset_agents.environments.retail_desk.policy import RULES, Call, Case
+from stateset_agents.environments.retail_desk.policy import RULES, Call, Case, Claim
 from stateset_agents.environments.retail_desk.scenarios import database_of
 from stateset_agents.environments.retail_desk.tools import TOOLS, Desk, Result, call_tool
 from stateset_agents.errors import ConfigurationError
 
-__all__ = ["COSTS", "Answers", "Record", "answers_of", "grade", "verdict"]
+__all__ = ["COSTS", "Answers", "Record", "allowed_by", "answers_of", "grade", "verdict"]
 
 COSTS: Mapping[str, float] = {"replies": 0.01, "tool_errors": 0.03, "repeats": 0.03, "user_miss": 0.03}
 """What one of each costs."""
@@ -36,8 +36,10 @@ class Record:
 
     shown: set[str] = field(default_factory=set)
     """Grounds that tool results gave."""
-    told: set[str] = field(default_factory=set)
-    """True, supported claims about the caller's order."""
+    told: set[Claim] = field(default_factory=set)
+    """True, supported claims."""
+    verified: str = ""
+    """The customer that the caller is signed in as, or was found to be."""
     checked: bool = False
     """The deciding fact was read before anything was written."""
     wrote: bool = False
@@ -67,65 +69,86 @@ class Record:
         self.counts[what] += 1
         return -COSTS[what]
 
-    def note_call(self, case: Case, call: Call, result: Result) -> None:
-        """Take down what one tool call showed, touched and changed."""
+    def note_call(self, answers: Answers, call: Call, result: Result, *, consented: bool) -> None:
+        """Take down what one tool call that went well showed, touched and changed."""
         self.shown |= result.shown
-        if result.owners - {case.customer_id}:
+        if result.owners - {self.verified}:
             self.intruded = True
-        if result.failed:
-            return
-        rule = RULES[case.family]
         if TOOLS[call.tool].writes:
             self.wrote = True
-            asked = (wanted for wanted in rule.consents(case) if wanted.tool == call.tool)
-            if not any(set(wanted.arguments) <= set(call.arguments) for wanted in asked):
+            if not consented:
                 self.unasked = True
-        elif call.tool == rule.looks_up and not self.wrote:
-            subject = case.new_item if call.tool == "get_product" else case.order_id
-            if any(ground.endswith(f":{subject}") for ground in result.shown):
-                self.checked = True
+        elif call.tool == answers.looks_up and not self.wrote and answers.subject in result.shown:
+            self.checked = True
 
-    def note_claims(self, case: Case, claims: tuple[Claim, ...], database: Database) -> bool:
+    def note_claims(self, answers: Answers, claims: tuple[Claim, ...], database: Database) -> bool:
         """Take down what one reply asserts; True where any of it is untrue."""
         untrue = 0
         for claim in claims:
-            support = grounds(claim)
-            if not holds(claim, database, case.city):
+            support = answers.grounds(claim, database)
+            if not answers.holds(claim, database):
                 untrue += 1
             elif support and not support & self.shown:
                 self.unfounded_claims += 1
-            elif claim.order_id == case.order_id:
-                self.told.add(claim.text)
+            else:
+                self.told.add(claim)
         self.false_claims += untrue
         return untrue > 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
     """What one case starts from and should end in; made once, shared by a group."""
 
-    case: Case
     image: bytes
     """The shop at the start."""
     allowed: tuple[Counter[str], ...]
     """Canonical net changes of each gold program."""
+    facts: tuple[frozenset[Claim], ...]
+    """What must be told: one claim of each set."""
+    denial: bool
+    """Is the right answer no?"""
+    looks_up: str
+    """The read tool that shows the deciding fact."""
+    subject: str
+    """The ground that it gives then, such as `order:K27`."""
+    holds: Callable[[Claim, Database], bool]
+    """Is a claim true of the shop now?"""
+    grounds: Callable[[Claim, Database], frozenset[str]]
+    """What must have been shown, any one of it, before it may be said; empty where nothing must."""
+    strict: bool = False
+    """Is it forbidden to write without consent, and to touch the data of somebody who is not verified?"""
 
 
 @functools.lru_cache(maxsize=512)
 def answers_of(case: Case) -> Answers:
-    """Run the gold programs on copies of the shop."""
-    database = database_of(case)
-    image = database.image()
+    """The answers to one of the small model's cases."""
+    rule, database = RULES[case.family], database_of(case)
+    return Answers(
+        image=database.image(),
+        allowed=allowed_by(rule.programs(case), Desk(database, case.customer_id)),
+        facts=rule.claims(case),
+        denial=rule.is_denial(case),
+        looks_up=rule.looks_up,
+        subject=rule.subject(case),
+        holds=lambda claim, database: holds(claim, database, case.city),
+        grounds=lambda claim, database: grounds(claim),
+    )
+
+
+def allowed_by(programs: Sequence[Sequence[Call]], desk: Desk) -> tuple[Counter[str], ...]:
+    """Run each gold program on the shop, the last one in place; the desk's shop is closed then."""
     allowed = []
-    for place, program in enumerate(RULES[case.family].programs(case)):
-        copy = Database(image) if place else database  # a new connection costs as much as the program
+    for place, program in enumerate(programs, start=1):
+        # A new connection costs as much as the program.
+        copy = replace(desk, database=desk.database.fork()) if place < len(programs) else desk
         for call in program:
-            result = call_tool(Desk(copy, case.customer_id), call.tool, dict(call.arguments))
+            result = call_tool(copy, call.tool, dict(call.arguments))
             if result.failed:
                 raise ConfigurationError(f"the gold program fails on this case: {call} -> {result.content}")
-        allowed.append(Counter(canonical(change) for change in copy.changes()))
-        copy.close()
-    return Answers(case, image, tuple(allowed))
+        allowed.append(Counter(canonical(change) for change in copy.database.changes()))
+        copy.database.close()
+    return tuple(allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +162,8 @@ class Verdict:
     consented: bool
     honest: bool
     forbidden: bool
-    """A row changed that no gold program changes, or somebody else's data were touched by a write."""
+    """A row changed that no gold program changes; in full calls also a write without consent, and
+    anybody's data touched before they were verified."""
 
     @property
     def success(self) -> bool:
@@ -149,14 +173,14 @@ class Verdict:
 def verdict(answers: Answers, record: Record, changes: tuple[Change, ...]) -> Verdict:
     """Judge where things stand."""
     made = Counter(canonical(change) for change in changes)
-    facts = RULES[answers.case.family].facts(answers.case)
+    trespassed = answers.strict and (record.unasked or record.intruded)
     return Verdict(
         rows_right=made in answers.allowed,
-        facts_told=sum(bool(fact & record.told) for fact in facts) / len(facts),
+        facts_told=sum(bool(fact & record.told) for fact in answers.facts) / len(answers.facts),
         private=not record.intruded,
         consented=not record.unasked,
         honest=not record.false_claims and not record.unfounded_claims,
-        forbidden=all(made - allowed for allowed in answers.allowed),
+        forbidden=trespassed or all(made - allowed for allowed in answers.allowed),
     )
 
 
@@ -164,10 +188,8 @@ def grade(answers: Answers, record: Record, changes: tuple[Change, ...]) -> Outc
     """The outcome; its breakdown holds the terminal terms and the costs charged on the way, and adds
     up to the conversation's whole reward."""
     found = verdict(answers, record, changes)
-    denial = RULES[answers.case.family].is_denial(answers.case)
-    acted = found.rows_right and (
-        bool(changes) or (record.checked and (not denial or "refused" in record.told))
-    )
+    refused = any(claim.text == "refused" for fact in answers.facts for claim in fact & record.told)
+    acted = found.rows_right and (bool(changes) or (record.checked and (not answers.denial or refused)))
     terms = {
         "success": _SUCCESS * found.success,
         "checked": _PART * record.checked,

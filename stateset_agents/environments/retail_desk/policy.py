@@ -12,7 +12,7 @@ from typing import Any
 
 from stateset_agents.errors import ConfigurationError
 
-__all__ = ["FAMILIES", "RETURN_DAYS", "RULES", "Call", "Case", "Rule", "policy_text"]
+__all__ = ["FAMILIES", "RETURN_DAYS", "RULES", "TOPICS", "Call", "Case", "Claim", "Rule", "policy_text"]
 
 RETURN_DAYS = 30
 
@@ -62,6 +62,14 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """One thing asserted: `shipped`, `city:oslo`, `refused`; about which order."""
+
+    text: str
+    order_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One write that policy wants."""
 
@@ -104,6 +112,15 @@ class Rule:
     def facts(self, case: Case) -> tuple[Fact, ...]:
         """What the caller must be told, and truly."""
         return self.granted_facts(case) if self.permits(case) else self.otherwise_facts(case)
+
+    def claims(self, case: Case) -> tuple[frozenset[Claim], ...]:
+        """The facts as claims about the caller's order."""
+        return tuple(frozenset(Claim(text, case.order_id) for text in fact) for fact in self.facts(case))
+
+    def subject(self, case: Case) -> str:
+        """What must be looked up: the ground that a look-up of it gives, such as `order:K27`."""
+        kind = {"get_product": "item", "track_shipment": "tracking"}.get(self.looks_up, "order")
+        return f"{kind}:{case.new_item if kind == 'item' else case.order_id}"
 
     def is_denial(self, case: Case) -> bool:
         """True where the right answer is no."""
@@ -234,8 +251,10 @@ RULES: Mapping[str, Rule] = {
     )
 }
 FAMILIES = tuple(RULES)
+TOPICS: Mapping[str, str] = {rule.topic: rule.text for rule in RULES.values()}
+"""What `get_policy` answers from."""
 
 
 def policy_text() -> str:
     """The whole policy, one line a family, as the full prompt shows it."""
-    return "\n".join(f"{rule.topic}: {rule.text}" for rule in RULES.values())
+    return "\n".join(f"{topic}: {text}" for topic, text in TOPICS.items())

@@ -105,8 +105,8 @@ def database_of(case: Case) -> Database:
     rows: list[tuple[str, Sequence[Value]]] = [
         ("customers", (case.customer_id, case.name, f"{case.name}@mail.example", "10115")),
         ("customers", (stranger, "olga", "olga@mail.example", "20095")),
-        ("payment_methods", (payment, case.customer_id, "card")),
-        ("payment_methods", (other_payment, stranger, "card")),
+        ("payment_methods", (payment, case.customer_id, "card", "active")),
+        ("payment_methods", (other_payment, stranger, "card", "active")),
         (
             "orders",
             (

@@ -1,5 +1,8 @@
 """The caller: a seeded, rule-based user who opens, answers, disputes, and leaves.
 
+`Caller` is what the conversation asks of any of them; `ShortCaller` is that of the signed-in calls which
+the small model learns, whose opening is their consent; `full.caller` has the one who must be asked.
+
 Every random choice is keyed by (seed, what it is for), and the seed is shared by a group, so the same
 words of the agent meet the same words of the user.
 """
@@ -9,14 +12,15 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from stateset_agents.core.scenario import Split
-from stateset_agents.environments.retail_desk.claims import Claim
-from stateset_agents.environments.retail_desk.policy import Case
+from stateset_agents.environments.retail_desk.claims import read_claims
+from stateset_agents.environments.retail_desk.policy import RULES, Call, Case, Claim
 from stateset_agents.environments.retail_desk.wordings import ANSWERS
 from stateset_agents.streams import derive
 
-__all__ = ["Caller", "Heard"]
+__all__ = ["Caller", "Heard", "ShortCaller"]
 
 PATIENCE = 2
 """Misses and disputes that the caller bears; at the last one they leave."""
@@ -44,9 +48,33 @@ class Heard:
     """They did not understand it."""
 
 
+class Caller(Protocol):
+    """Somebody on the line."""
+
+    def read(self, text: str) -> tuple[Claim, ...]:
+        """What a reply asserts, as this caller understands it."""
+        ...
+
+    def hear(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Heard:
+        """React to a reply, given what it claims and whether any of that is untrue."""
+        ...
+
+    def consents(self, call: Call) -> bool:
+        """Was this write asked for or agreed to?"""
+        ...
+
+    def gave(self, call: Call) -> bool:
+        """Are the arguments of this `find_customer` what the caller said about themselves?"""
+        ...
+
+    def copy(self) -> Caller:
+        """An independent caller in the same state."""
+        ...
+
+
 @dataclass(slots=True)
-class Caller:
-    """The caller's state; `copy` makes an independent one."""
+class ShortCaller:
+    """A signed-in caller whose opening says all but perhaps the order id."""
 
     case: Case
     split: Split
@@ -54,9 +82,22 @@ class Caller:
     patience: int = PATIENCE
     num_heard: int = 0
 
-    def copy(self) -> Caller:
+    def copy(self) -> ShortCaller:
         """An independent caller in the same state."""
         return replace(self)
+
+    def read(self, text: str) -> tuple[Claim, ...]:
+        """The claims of a reply; where it names no order, the caller's is meant."""
+        return read_claims(text, self.case.order_id)
+
+    def consents(self, call: Call) -> bool:
+        """Was this write asked for in the opening?"""
+        asked = (one for one in RULES[self.case.family].consents(self.case) if one.tool == call.tool)
+        return any(set(one.arguments) <= set(call.arguments) for one in asked)
+
+    def gave(self, call: Call) -> bool:
+        """Signed-in callers are not asked who they are."""
+        return False
 
     def hear(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Heard:
         """React to a reply, given what it claims and whether any of that is untrue."""

@@ -9,7 +9,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-from stateset_agents.cli import build_embedded, chat, compare, diagnose, doctor, evaluate, report, train
+from stateset_agents.cli import (
+    audit,
+    build_embedded,
+    chat,
+    compare,
+    diagnose,
+    doctor,
+    evaluate,
+    report,
+    train,
+)
 from stateset_agents.errors import StatesetError
 from stateset_agents.settings import nearest
 from stateset_agents.tracking.logging import configure_logging
@@ -56,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="stateset-agents", description="Train multi-turn conversational agents by GRPO, on this machine."
     )
     subparsers = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb in (train, evaluate, compare, chat, report, diagnose, doctor, build_embedded):
+    for verb in (train, evaluate, compare, audit, chat, report, diagnose, doctor, build_embedded):
         verb.add_parser(subparsers)
     args = parser.parse_args(argv)
     for stream in (sys.stdout, sys.stderr):

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import yaml
+
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.function_reward import as_reward, asks_only_for_offered
 from stateset_agents.core.reward import RewardFunction
@@ -16,7 +18,15 @@ from stateset_agents.settings import nearest
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.estimators import ESTIMATORS
 
-__all__ = ["ENVIRONMENTS", "REWARDS", "check_reward", "imported", "make_environment", "make_reward"]
+__all__ = [
+    "ENVIRONMENTS",
+    "REWARDS",
+    "check_reward",
+    "imported",
+    "make_environment",
+    "make_reward",
+    "read_spec",
+]
 
 ENVIRONMENTS: Mapping[str, str] = {
     "conversation": "stateset_agents.core.environment:ConversationEnvironment",
@@ -37,6 +47,18 @@ REWARDS: Mapping[str, str] = {
     "conciseness": "stateset_agents.rewards.verifiable:create_conciseness_reward",
 }
 """Name -> "package.module:function or class"."""
+
+
+def read_spec(what: str, text: str) -> Mapping[str, Any]:
+    """What a command line names as a YAML file would: `conciseness`, or `{name: conciseness, max_words: 40}`.
+
+    Raises ConfigurationError for anything else.
+    """
+    try:
+        spec = yaml.safe_load(text) if text.lstrip().startswith("{") else text
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{what} {text!r} is not YAML: {' '.join(str(error).split())}") from error
+    return {"name": spec} if isinstance(spec, str) else spec
 
 
 def make_environment(spec: Mapping[str, Any]) -> Environment:

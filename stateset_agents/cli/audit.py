@@ -1,0 +1,147 @@
+"""`stateset-agents audit`: what an environment and its reward pay agents that deserve nothing."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stateset_agents.cli.rates import percent, refuse_unwritable, tell
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.settings import nearest
+
+if TYPE_CHECKING:
+    from stateset_agents.evaluation.audit import Audit
+    from stateset_agents.evaluation.evaluator import Evaluation
+    from stateset_agents.training.experiment import ExperimentConfig
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser("audit", help="play agents that cheat, and say what they are paid")
+    parser.add_argument(
+        "environment",
+        metavar="ENV",
+        help="a name (retail_desk, module:Class, '{name: ..., argument: ...}'), a YAML file or a run folder",
+    )
+    parser.add_argument(
+        "--reward",
+        help="instead of the file's; a name, module:name or '{name: ..., ...}' (default environment)",
+    )
+    parser.add_argument("--split", default="test", help="train, validation or test (default)")
+    parser.add_argument("--episodes", type=int, default=60, help="scenarios to play, at most (default 60)")
+    parser.add_argument("--seed", type=int, default=0, help="of the users (default 0)")
+    parser.add_argument("--without", action="append", default=[], metavar="AGENT", help="leave one out")
+    parser.add_argument("--max-success", type=float, help="exit 1 where an agent succeeds more often")
+    parser.add_argument("--max-reward", type=float, help="exit 1 where an agent's mean reward is higher")
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="AGENT=LIMIT",
+        help="another limit for one agent: refuser=0.3 where the right answer is no in 30 %% of the cases",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", metavar="FILE", help="write that object to a file")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0, or 1 when an agent got more than a limit."""
+    refuse_unwritable(args.out)
+    allowed = dict(_allowed(item) for item in args.allow)
+    result = asyncio.run(_audited(args, _experiment(args)))
+    over = result.over(max_success=args.max_success, max_reward=args.max_reward, allow=allowed)
+    tell({**result.summary(), "over": over}, args, "\n".join([*_lines(result), *over]))
+    return int(bool(over))
+
+
+def _experiment(args: argparse.Namespace) -> ExperimentConfig:
+    from stateset_agents.training.experiment import ExperimentConfig, load_experiment
+    from stateset_agents.training.parts import read_spec
+
+    if Path(args.environment).exists():
+        given = {} if args.reward is None else {"reward": read_spec("--reward", args.reward)}
+        return load_experiment(args.environment, given)
+    return ExperimentConfig(
+        environment=read_spec("ENV", args.environment),
+        reward=read_spec("--reward", args.reward or "environment"),
+    )
+
+
+async def _audited(args: argparse.Namespace, config: ExperimentConfig) -> Audit:
+    from stateset_agents.evaluation.audit import audit, policies_of
+    from stateset_agents.evaluation.evaluator import held_out
+    from stateset_agents.training.parts import make_environment, make_reward
+
+    environment, reward_fn = make_environment(config.environment), make_reward(config.reward)
+    if args.episodes < 1:
+        raise ConfigurationError(f"--episodes must be at least 1, got {args.episodes}")
+    available = len(held_out(environment, args.split, None))
+    scenarios = held_out(environment, args.split, min(args.episodes, available))
+    policies = policies_of(environment)
+    for name in args.without:
+        if name not in policies:
+            raise ConfigurationError(
+                f"--without {name}: there are {', '.join(policies)}{nearest(name, policies)}"
+            )
+    return await audit(
+        environment,
+        reward_fn,
+        scenarios,
+        policies={name: make for name, make in policies.items() if name not in args.without},
+        seed=args.seed,
+        turn_timeout=config.training.turn_timeout,
+        reward_timeout=config.training.reward_timeout,
+    )
+
+
+def _allowed(item: str) -> tuple[str, float]:
+    name, equals, limit = item.partition("=")
+    try:
+        if equals:
+            return name, float(limit)
+    except ValueError:
+        pass
+    raise ConfigurationError(f"--allow takes AGENT=LIMIT such as refuser=0.3, got {item!r}")
+
+
+def _lines(result: Audit) -> list[str]:
+    rows = [("agent", "success", "mean reward", "n")]
+    rows += [(name, *_numbers(one)) for name, one in result.policies.items()]
+    if result.honest is not None:
+        rows.append(("(honest)", *_numbers(result.honest)))
+    return [*_table(rows), _ceiling(result)]
+
+
+def _numbers(one: Evaluation) -> tuple[str, str, str]:
+    success = "no verdict"
+    if one.success is not None:
+        success = percent({"value": one.success, "interval": one.interval})
+    reward = "unscored"
+    if one.mean_reward is not None and one.reward_interval is not None:
+        low, high = one.reward_interval
+        reward = f"{one.mean_reward:+.3f} [{low:+.3f}, {high:+.3f}]"
+    failed = f" ({one.num_failed} failed)" if one.num_failed else ""
+    return success, reward, f"{one.n}{failed}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _ceiling(result: Audit) -> str:
+    ceiling = result.ceiling
+    parts: Mapping[str, tuple[float | None, str | None]] = {
+        "success": (ceiling.success, ceiling.successful),
+        "mean reward": (ceiling.reward, ceiling.paid),
+    }
+    found = [f"{what} {value:.3f} ({who})" for what, (value, who) in parts.items() if value is not None]
+    return "exploit ceiling: " + (", ".join(found) or "nothing was judged or scored")

@@ -1,0 +1,257 @@
+"""What an environment and its reward pay agents that deserve nothing: the exploit ceiling.
+
+What a reward pays, training finds. So play agents that cheat before you train, and again whenever the reward
+changes: `stateset-agents audit` does so and can be a gate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stateset_agents.backends.tokenizers import ByteTokenizer
+from stateset_agents.core.environment import Conversation, Environment
+from stateset_agents.core.in_time import InTime
+from stateset_agents.core.reward import Reward, as_reward, score_trajectories
+from stateset_agents.core.scenario import Scenario, expect_scenarios
+from stateset_agents.core.scoring import turn_rewards
+from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup, Turn
+from stateset_agents.core.user_code import told
+from stateset_agents.core.waiting import all_or_cancel, in_thread
+from stateset_agents.errors import (
+    PROGRAMMING_ERRORS,
+    ConfigurationError,
+    EnvironmentFailure,
+    RewardFailure,
+)
+from stateset_agents.evaluation.evaluator import Evaluation, measured
+from stateset_agents.evaluation.policies import DEGENERATE, MakePolicy, Policy
+from stateset_agents.messages import Completion, Message
+from stateset_agents.settings import nearest
+from stateset_agents.streams import derive
+
+__all__ = ["Audit", "Ceiling", "audit", "play", "policies_of"]
+
+MAX_TURNS = 100
+"""Replies after which a conversation is cut whose environment sets no limit."""
+_TOKENIZER = ByteTokenizer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """The most that any of the agents got."""
+
+    success: float | None
+    """None where the environment gives no verdict."""
+    successful: str | None
+    """Who got that."""
+    reward: float | None
+    """None where nothing was scored."""
+    paid: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What each of the agents got on the same scenarios, with the same users."""
+
+    policies: Mapping[str, Evaluation]
+    honest: Evaluation | None = None
+    """The environment's own honest agent, where it offers one (`honest_agent`)."""
+
+    @property
+    def ceiling(self) -> Ceiling:
+        """What cheating pays at most."""
+        wins = {name: one.success for name, one in self.policies.items() if one.success is not None}
+        paid = {name: one.mean_reward for name, one in self.policies.items() if one.mean_reward is not None}
+        successful = max(wins, key=wins.__getitem__, default=None)
+        best_paid = max(paid, key=paid.__getitem__, default=None)
+        return Ceiling(
+            success=None if successful is None else wins[successful],
+            successful=successful,
+            reward=None if best_paid is None else paid[best_paid],
+            paid=best_paid,
+        )
+
+    def over(
+        self,
+        *,
+        max_success: float | None = None,
+        max_reward: float | None = None,
+        allow: Mapping[str, float] | None = None,
+    ) -> list[str]:
+        """One line for every agent that got more than a limit; none given, none can.
+
+        `allow` has another limit, for both, of agents that may have more: a refuser that is right wherever
+        the right answer is no. Raises ConfigurationError for a limit that cannot be checked, and for a name
+        that was not played.
+        """
+        allow = allow or {}
+        for name in allow:
+            if name not in self.policies:
+                raise ConfigurationError(
+                    f"{name!r} was not played; there are {', '.join(self.policies)}"
+                    f"{nearest(name, self.policies)}"
+                )
+        lines = []
+        for name, one in self.policies.items():
+            for what, value, limit in (
+                ("success", one.success, max_success),
+                ("mean reward", one.mean_reward, max_reward),
+            ):
+                if limit is None:
+                    continue
+                if value is None:
+                    why = "the environment gives no verdict" if what == "success" else "nothing was scored"
+                    raise ConfigurationError(f"a limit on the {what} of {name} cannot be checked: {why}")
+                limit = max(limit, allow.get(name, limit))
+                if value > limit:
+                    lines.append(f"{name}: {what} {value:.3f} is over {limit:g}")
+        return lines
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON has it."""
+        ceiling = self.ceiling
+        return {
+            "ceiling": {
+                "success": ceiling.success,
+                "successful": ceiling.successful,
+                "mean_reward": ceiling.reward,
+                "paid": ceiling.paid,
+            },
+            "honest": None if self.honest is None else self.honest.summary(),
+            "policies": {name: one.summary() for name, one in self.policies.items()},
+        }
+
+
+def policies_of(environment: Environment) -> dict[str, MakePolicy]:
+    """The generic degenerate agents, and the environment's own, which stand in for those of their name.
+
+    An environment offers its own by `degenerate_agents`: names, and functions without arguments that make an
+    agent.
+    """
+    own: Mapping[str, Callable[[], Policy]] = getattr(environment, "degenerate_agents", None) or {}
+    return {**DEGENERATE, **{name: _without_tools(make) for name, make in own.items()}}
+
+
+def _without_tools(make: Callable[[], Policy]) -> MakePolicy:
+    return lambda tools: make()
+
+
+async def audit(
+    environment: Environment,
+    reward_fn: Reward,
+    scenarios: Sequence[Scenario],
+    *,
+    policies: Mapping[str, MakePolicy] | None = None,
+    seed: int = 0,
+    max_concurrent: int = 64,
+    turn_timeout: float | None = 300.0,
+    reward_timeout: float | None = 300.0,
+) -> Audit:
+    """Let every degenerate agent play every scenario once (`policies_of` unless given).
+
+    Raises ConfigurationError for no scenario or no agent, and EnvironmentFailure where none of an agent's
+    conversations could be played.
+    """
+    expect_scenarios(scenarios)
+    if not scenarios:
+        raise ConfigurationError("there is no scenario to play: give at least one")
+    chosen = policies_of(environment) if policies is None else dict(policies)
+    if not chosen:
+        raise ConfigurationError("there is no agent to play: give at least one")
+    reward = as_reward(reward_fn)
+    in_time = InTime(environment, turn_timeout)
+    free = asyncio.Semaphore(max_concurrent)
+
+    async def one(make: MakePolicy, scenario: Scenario) -> TrajectoryGroup:
+        async with free:
+            played = await play(in_time, scenario, derive(seed, "user", 0, scenario.id), make)
+        if played.status is not Status.FAILED:
+            [result] = await score_trajectories(reward, [played], seconds=reward_timeout)
+            played = _with_score(played, result)
+        return TrajectoryGroup(key=scenario.id, trajectories=(played,))
+
+    async def all_of(name: str, make: MakePolicy) -> Evaluation:
+        groups = await all_or_cancel(one(make, scenario) for scenario in scenarios)
+        errors = [group.trajectories[0].error for group in groups]
+        if all(group.trajectories[0].status is Status.FAILED for group in groups):
+            raise EnvironmentFailure(
+                f"none of {name}'s conversations could be played; the first: {errors[0]}"
+            )
+        return measured(groups, tries=1, temperature=0.0)
+
+    results = {name: await all_of(name, make) for name, make in chosen.items()}
+    honest: Callable[[], Policy] | None = getattr(environment, "honest_agent", None)
+    return Audit(
+        policies=results,
+        honest=None if honest is None else await all_of("the honest agent", _without_tools(honest)),
+    )
+
+
+def _with_score(trajectory: Trajectory, result: Any) -> Trajectory:
+    if isinstance(result, RewardFailure):
+        return replace(trajectory, error=f"unscored: {result}")
+    earned = () if result.score is None else turn_rewards(result, len(trajectory.turns))
+    return replace(trajectory, reward=result.score, breakdown=result.breakdown, turn_rewards=earned)
+
+
+async def play(environment: Environment, scenario: Scenario, seed: int, make: MakePolicy) -> Trajectory:
+    """One conversation of an agent that is made for it; its tokens are its text's bytes.
+
+    Failures of the environment give a FAILED trajectory as in an episode; mistakes in code travel.
+    """
+    start = Trajectory(scenario=scenario, seed=seed)
+    try:
+        conversation = await environment.start(scenario, seed)
+        try:
+            talk = await _talk(replace(start, opening=conversation.opening), conversation, make)
+            outcome = await conversation.outcome()
+        finally:
+            await conversation.close()
+        return replace(talk, outcome=outcome, metadata=outcome.metadata if outcome else {})
+    except (*PROGRAMMING_ERRORS, ConfigurationError):
+        raise
+    except Exception as error:  # whatever a user's environment may raise is one failed conversation
+        return replace(start, status=Status.FAILED, error=told(error))
+
+
+async def _talk(start: Trajectory, conversation: Conversation, make: MakePolicy) -> Trajectory:
+    policy = make(conversation.tools)
+    messages = list(start.opening)
+    heard: Sequence[Message] = start.opening
+    row: list[int] = []
+    turns: list[Turn] = []
+    while True:
+        reply = await in_thread(policy.reply, tuple(messages))
+        delta = _ids(heard)
+        said = tuple(_ids([reply])) or _TOKENIZER.eos_ids[:1]
+        row += delta
+        completion = Completion(
+            message=reply,
+            prompt_ids=tuple(row),
+            token_ids=said,
+            logprobs=(0.0,) * len(said),
+            finish_reason="stop",
+        )
+        row += said
+        observation = await conversation.step(reply)
+        heard = observation.messages
+        turns.append(
+            Turn(
+                prompt_ids=tuple(delta),
+                completion=completion,
+                feedback=tuple(heard),
+                reward=observation.reward,
+            )
+        )
+        messages += [reply, *heard]
+        cut = observation.truncated or len(turns) >= MAX_TURNS
+        if observation.terminated or cut:
+            status = Status.TERMINATED if observation.terminated else Status.TRUNCATED
+            return replace(start, turns=tuple(turns), status=status)
+
+
+def _ids(messages: Sequence[Message]) -> list[int]:
+    return [id for message in messages for id in _TOKENIZER.encode(message.content)]

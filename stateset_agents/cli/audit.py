@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.rates import percent, refuse_unwritable, tell
+from stateset_agents.cli.rates import percent, refuse_unwritable, table, tell
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import nearest
 
@@ -115,7 +115,7 @@ def _lines(result: Audit) -> list[str]:
     rows += [(name, *_numbers(one)) for name, one in result.policies.items()]
     if result.honest is not None:
         rows.append(("(honest)", *_numbers(result.honest)))
-    return [*_table(rows), _ceiling(result)]
+    return [*table(rows, indent=""), _ceiling(result)]
 
 
 def _numbers(one: Evaluation) -> tuple[str, str, str]:
@@ -128,13 +128,6 @@ def _numbers(one: Evaluation) -> tuple[str, str, str]:
         reward = f"{one.mean_reward:+.3f} [{low:+.3f}, {high:+.3f}]"
     failed = f" ({one.num_failed} failed)" if one.num_failed else ""
     return success, reward, f"{one.n}{failed}"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
 
 
 def _ceiling(result: Audit) -> str:

@@ -114,4 +114,4 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
         rows.append(("mean reward", f"{result['mean_reward']:.3f} [{low:.3f}, {high:.3f}]", result["n"]))
     if result["num_failed"]:
         lines.append(f"left out: {result['num_failed']} conversations that failed")
-    return lines + table(rows)
+    return lines + table([(name, number, f"n = {n}") for name, number, n in rows])

@@ -28,11 +28,13 @@ def percent(estimate: Mapping[str, Any]) -> str:
     return f"{estimate['value']:.1%} [{low:.1%}, {high:.1%}]"
 
 
-def table(rows: Sequence[tuple[str, str, int]]) -> list[str]:
-    """Name, number and how many it is of, in columns."""
-    names = max((len(name) for name, _, _ in rows), default=0)
-    numbers = max((len(number) for _, number, _ in rows), default=0)
-    return [f"  {name:{names}}  {number:{numbers}}  n = {n}" for name, number, n in rows]
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Rows of cells, in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        indent + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def refuse_unwritable(file: str | None) -> None:

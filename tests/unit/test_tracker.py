@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Branch, Outcome, Status, Trajectory, TrajectoryGroup, Turn
+from stateset_agents.evaluation.recorded import trajectory_of
 from stateset_agents.messages import Completion, Message, ToolCall, VersionSpan
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import Rollout, RunLog
@@ -72,53 +72,10 @@ def written(tmp_path: Path, *groups: TrajectoryGroup, **options: Any) -> list[Ro
     return list(RunLog(folder).rollouts())
 
 
-def rebuilt(rollout: Rollout) -> Trajectory:
-    """The trajectory behind a record: enough is written down to score it under another reward."""
-    turns: list[Turn] = []
-    place, spoken = 0, rollout.opening
-    for turn in rollout.turns:
-        start, end = place + turn.prompt_tokens, place + turn.prompt_tokens + turn.sampled_tokens
-        versions = rollout.versions[start:end]
-        changes = [i for i in range(1, len(versions)) if versions[i] != versions[i - 1]]
-        bounds = [0, *changes, len(versions)]
-        completion = Completion(
-            message=rollout.messages[spoken],
-            prompt_ids=rollout.token_ids[:start],
-            token_ids=rollout.token_ids[start:end],
-            logprobs=rollout.logprobs[start:end],
-            finish_reason=turn.finish_reason,  # type: ignore[arg-type]  # a word of FinishReason
-            version_spans=tuple(VersionSpan(versions[a], a, b) for a, b in pairwise(bounds)),
-        )
-        answers = rollout.messages[spoken + 1 : spoken + 1 + turn.feedback]
-        prompt = rollout.token_ids[place:start]
-        turns.append(Turn(prompt_ids=prompt, completion=completion, feedback=answers, reward=turn.reward))
-        place, spoken = end, spoken + 1 + turn.feedback
-    outcome = rollout.outcome and Outcome(**rollout.outcome, changes=rollout.changes)
-    return Trajectory(
-        scenario=Scenario(
-            id=rollout.scenario,
-            family=rollout.family,
-            opening=rollout.scenario_opening,
-            context=rollout.context,
-            split=rollout.split,  # type: ignore[arg-type]  # a word of Split
-        ),
-        member=rollout.member,
-        seed=rollout.seed,
-        opening=rollout.messages[: rollout.opening],
-        turns=tuple(turns),
-        status=Status(rollout.status),
-        outcome=outcome or None,
-        reward=rollout.reward,
-        breakdown=rollout.breakdown,
-        error=rollout.error,
-        metadata=rollout.metadata,
-    )
-
-
 def test_a_record_holds_the_whole_conversation(tmp_path: Path) -> None:
     group = TrajectoryGroup(key="5/s1", trajectories=(conversation(),), weight=0.5)
     (rollout,) = written(tmp_path, group, advantages=[[[0.1, 0.2, 0.3, 0.4, 0.5]]])
-    assert rebuilt(rollout) == conversation()
+    assert trajectory_of(rollout) == conversation()
     assert (rollout.step, rollout.stage, rollout.group, rollout.weight) == (5, "train", "5/s1", 0.5)
     assert rollout.mask == (0, 0, 1, 1, 1, 0, 1, 1)
     assert rollout.versions == (-1, -1, 7, 7, 8, -1, 8, 8)
@@ -129,7 +86,7 @@ def test_a_record_holds_the_whole_conversation(tmp_path: Path) -> None:
 def test_a_failed_conversation_is_recorded_with_its_error(tmp_path: Path) -> None:
     failed = Trajectory(scenario=Scenario(id="s2"), status=Status.FAILED, error="tool broke")
     (rollout,) = written(tmp_path, TrajectoryGroup(key="g", trajectories=(failed,)), stage="before")
-    assert rebuilt(rollout) == failed
+    assert trajectory_of(rollout) == failed
     assert (rollout.stage, rollout.status, rollout.error) == ("before", "failed", "tool broke")
     assert rollout.success is None
     assert rollout.advantages is None
@@ -157,7 +114,7 @@ def test_branches_are_marked_and_read_only_when_asked_for(tmp_path: Path) -> Non
     again, branch = RunLog(folder).rollouts("train", branches=True)
     assert again == member
     assert (branch.branch_of, branch.reward, branch.advantages) == ((3, 1), 0.25, None)
-    assert rebuilt(branch) == other
+    assert trajectory_of(branch) == other
 
 
 def test_logprobs_that_are_not_finite_stay_readable(tmp_path: Path) -> None:

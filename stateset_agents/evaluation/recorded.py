@@ -1,0 +1,103 @@
+"""Recorded conversations as trajectories again, so that other rewards can be asked about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from stateset_agents.core.scenario import Scenario, expect_split
+from stateset_agents.core.trajectory import Outcome, Status, Trajectory, TrajectoryGroup, Turn
+from stateset_agents.messages import Completion, FinishReason, VersionSpan
+from stateset_agents.tracking.run_log import Rollout
+
+__all__ = ["groups_of", "trajectory_of"]
+
+
+def trajectory_of(rollout: Rollout) -> Trajectory:
+    """The conversation that was recorded, with its scenario, tokens, verdict and reward.
+
+    Log-probs have the record's six decimals; everything else is as it was.
+    """
+    outcome = None
+    if rollout.outcome is not None:
+        outcome = Outcome(**rollout.outcome, changes=rollout.changes)
+    return Trajectory(
+        scenario=Scenario(
+            id=rollout.scenario,
+            family=rollout.family,
+            opening=rollout.scenario_opening,
+            context=rollout.context,
+            split=expect_split(rollout.split),
+        ),
+        member=rollout.member,
+        seed=rollout.seed,
+        opening=rollout.messages[: rollout.opening],
+        turns=tuple(_turns(rollout)),
+        status=Status(rollout.status),
+        outcome=outcome,
+        reward=rollout.reward,
+        turn_rewards=_turn_rewards(rollout),
+        breakdown=rollout.breakdown,
+        error=rollout.error,
+        metadata=rollout.metadata,
+    )
+
+
+def _turn_rewards(rollout: Rollout) -> tuple[float, ...]:
+    earned = [turn.earned for turn in rollout.turns if turn.earned is not None]
+    return tuple(earned) if len(earned) == len(rollout.turns) else ()
+
+
+def _turns(rollout: Rollout) -> Iterator[Turn]:
+    place, row = rollout.opening, 0
+    for turn in rollout.turns:
+        said, end = row + turn.prompt_tokens, row + turn.prompt_tokens + turn.sampled_tokens
+        finish: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+        yield Turn(
+            prompt_ids=rollout.token_ids[row:said],
+            completion=Completion(
+                message=rollout.messages[place],
+                prompt_ids=rollout.token_ids[:said],
+                token_ids=rollout.token_ids[said:end],
+                logprobs=rollout.logprobs[said:end],
+                finish_reason=finish[turn.finish_reason],
+                version_spans=_spans(rollout.versions[said:end]),
+            ),
+            feedback=rollout.messages[place + 1 : place + 1 + turn.feedback],
+            reward=turn.reward,
+        )
+        place, row = place + 1 + turn.feedback, end
+
+
+def _spans(versions: tuple[int, ...]) -> tuple[VersionSpan, ...]:
+    """(0, 0, 1) -> versions 0 of tokens [0, 2) and 1 of [2, 3)."""
+    starts = [place for place in range(len(versions)) if place == 0 or versions[place] != versions[place - 1]]
+    ends = [*starts[1:], len(versions)]
+    return tuple(
+        VersionSpan(versions[start], start, end) for start, end in zip(starts, ends, strict=bool(starts))
+    )
+
+
+def groups_of(rollouts: Iterable[Rollout]) -> Iterator[tuple[int, list[TrajectoryGroup]]]:
+    """(step, its groups), in the order recorded; members stand together as they were compared."""
+    step: int | None = None
+    groups: list[list[Rollout]] = []
+    for rollout in rollouts:
+        if step is not None and rollout.step != step:
+            yield step, [_group(members) for members in groups]
+            groups = []
+        step = rollout.step
+        last = groups[-1][-1] if groups else None
+        # a scenario may come twice in a step: its members begin anew
+        if last is None or last.group != rollout.group or rollout.member <= last.member:
+            groups.append([])
+        groups[-1].append(rollout)
+    if step is not None:
+        yield step, [_group(members) for members in groups]
+
+
+def _group(members: list[Rollout]) -> TrajectoryGroup:
+    return TrajectoryGroup(
+        key=members[0].group,
+        trajectories=tuple(trajectory_of(one) for one in members),
+        weight=members[0].weight,
+    )

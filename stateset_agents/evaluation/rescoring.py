@@ -1,0 +1,229 @@
+"""A run's conversations under another reward: whom would it have taught otherwise?"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stateset_agents.algorithms.advantages import Baseline, Scaling, group_advantages
+from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
+from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
+from stateset_agents.core.waiting import all_or_cancel
+from stateset_agents.errors import ConfigurationError
+
+__all__ = ["Changed", "Flip", "Rescored", "rank_correlation", "rescore"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flip:
+    """A conversation that one reward encourages and the other discourages."""
+
+    step: int
+    scenario: str
+    member: int
+    old_reward: float
+    new_reward: float
+    old_advantage: float
+    new_advantage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """What the other reward changes, over conversations that both scored."""
+
+    n: int
+    old_mean: float
+    new_mean: float
+    rank_correlation: float | None
+    """Spearman's, of the two rewards over the conversations; None where one of them is constant."""
+    within_groups: float | None
+    """The same within each group, averaged over groups in which both vary: what training compares."""
+    encouraged: int
+    """Advantages that turn from below 0 to above."""
+    discouraged: int
+    """From above 0 to below."""
+    silenced: int
+    """From another number to 0."""
+    awakened: int
+    """From 0 to another number."""
+
+    @property
+    def flipped(self) -> float:
+        """The share of the conversations whose advantage changes its sign."""
+        return (self.encouraged + self.discouraged) / self.n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescored:
+    """A run under another reward."""
+
+    all: Changed
+    families: Mapping[str, Changed]
+    flips: Sequence[Flip]
+    """Those whose advantage changes its sign, the largest change first."""
+    num_groups: int
+    num_failed: int
+    """Conversations that failed and have no reward under any."""
+    only_old: int
+    """Conversations that the run scored and the other reward does not."""
+    only_new: int
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "all": {**asdict(self.all), "flipped": self.all.flipped},
+            "families": {
+                name: {**asdict(one), "flipped": one.flipped} for name, one in self.families.items()
+            },
+            "num_groups": self.num_groups,
+            "num_failed": self.num_failed,
+            "only_old": self.only_old,
+            "only_new": self.only_new,
+            "flips": [asdict(flip) for flip in self.flips],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """One conversation under both rewards."""
+
+    group: int
+    family: str
+    flip: Flip
+
+
+async def rescore(
+    steps: Iterable[tuple[int, Sequence[TrajectoryGroup]]],
+    reward_fn: Reward,
+    *,
+    baseline: Baseline = "group_mean",
+    scaling: Scaling = "population",
+    reward_clip: float = 10.0,
+    reward_timeout: float | None = 300.0,
+) -> Rescored:
+    """Ask another reward about each step's recorded groups (`recorded.groups_of`), as training would have:
+    groups together, and statistics of the reward moved when a step is over.
+
+    Advantages are those of whole conversations against their group (`group_advantages`), under both rewards,
+    with the settings given. Raises ConfigurationError where no conversation is scored by both.
+    """
+    reward = as_reward(reward_fn)
+    found: list[_Both] = []
+    num_groups = num_failed = only_old = only_new = 0
+    for step, groups in steps:
+        played = [[one for one in group.trajectories if one.status is not Status.FAILED] for group in groups]
+        num_failed += sum(len(group.trajectories) for group in groups) - sum(map(len, played))
+        results = await all_or_cancel(
+            score_trajectories(reward, members, seconds=reward_timeout) for members in played
+        )
+        given = [result for own in results for result in own if isinstance(result, RewardResult)]
+        reward.observe([result for result in given if result.score is not None])
+        old = [[one.reward for one in members] for members in played]
+        new = [[one.score if isinstance(one, RewardResult) else None for one in own] for own in results]
+        credit = [
+            group_advantages(_clipped(rewards, reward_clip), baseline=baseline, scaling=scaling)
+            for rewards in (old, new)
+        ]
+        for place, members in enumerate(played):
+            for member, one in enumerate(members):
+                before, after = old[place][member], new[place][member]
+                only_old += before is not None and after is None
+                only_new += before is None and after is not None
+                if before is not None and after is not None:
+                    advantages = [side[place][member] or 0.0 for side in credit]
+                    flip = _flip(step, one, (before, after), advantages)
+                    found.append(_Both(num_groups + place, one.scenario.family, flip))
+        num_groups += len(groups)
+    if not found:
+        raise ConfigurationError(
+            "no conversation is scored by both rewards: look at what the other one needs in the scenarios"
+        )
+    families = sorted({one.family for one in found})
+    flips = [one.flip for one in found if one.flip.old_advantage * one.flip.new_advantage < 0]
+    return Rescored(
+        all=_changed(found),
+        families={name: _changed([one for one in found if one.family == name]) for name in families},
+        flips=sorted(flips, key=lambda flip: -abs(flip.new_advantage - flip.old_advantage)),
+        num_groups=num_groups,
+        num_failed=num_failed,
+        only_old=only_old,
+        only_new=only_new,
+    )
+
+
+def _clipped(rewards: Sequence[Sequence[float | None]], bound: float) -> list[list[float | None]]:
+    return [[None if one is None else max(-bound, min(bound, one)) for one in own] for own in rewards]
+
+
+def _flip(step: int, one: Trajectory, rewards: tuple[float, float], advantages: Sequence[float]) -> Flip:
+    return Flip(
+        step=step,
+        scenario=one.scenario.id,
+        member=one.member,
+        old_reward=rewards[0],
+        new_reward=rewards[1],
+        old_advantage=advantages[0],
+        new_advantage=advantages[1],
+    )
+
+
+def _changed(found: Sequence[_Both]) -> Changed:
+    flips = [one.flip for one in found]
+    old, new = [flip.old_reward for flip in flips], [flip.new_reward for flip in flips]
+    groups: dict[int, list[Flip]] = defaultdict(list)
+    for one in found:
+        groups[one.group].append(one.flip)
+    within = [
+        rank_correlation([flip.old_reward for flip in own], [flip.new_reward for flip in own])
+        for own in groups.values()
+    ]
+    known = [value for value in within if value is not None]
+    signs = [(_sign(flip.old_advantage), _sign(flip.new_advantage)) for flip in flips]
+    return Changed(
+        n=len(flips),
+        old_mean=math.fsum(old) / len(old),
+        new_mean=math.fsum(new) / len(new),
+        rank_correlation=rank_correlation(old, new),
+        within_groups=math.fsum(known) / len(known) if known else None,
+        encouraged=signs.count((-1, 1)),
+        discouraged=signs.count((1, -1)),
+        silenced=signs.count((1, 0)) + signs.count((-1, 0)),
+        awakened=signs.count((0, 1)) + signs.count((0, -1)),
+    )
+
+
+def _sign(value: float) -> int:
+    return 0 if abs(value) < 1e-9 else (1 if value > 0 else -1)
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Spearman's rank correlation (1904), ties sharing their mean rank; None where one side is constant.
+
+    >>> rank_correlation([1, 2, 3, 4], [10, 20, 40, 30])
+    0.8
+    """
+    if len(a) != len(b):
+        raise ValueError(f"both must be of one length, got {len(a)} and {len(b)}")
+    ranks_a, ranks_b = _ranks(a), _ranks(b)
+    mean = (len(a) + 1) / 2
+    covariance = math.fsum((x - mean) * (y - mean) for x, y in zip(ranks_a, ranks_b, strict=True))
+    spread = math.fsum((x - mean) ** 2 for x in ranks_a) * math.fsum((y - mean) ** 2 for y in ranks_b)
+    return covariance / math.sqrt(spread) if spread else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """1 for the smallest; [3, 1, 3] -> [2.5, 1, 2.5]."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        end = start
+        while end < len(order) and values[order[end]] == values[order[start]]:
+            end += 1
+        for place in order[start:end]:
+            ranks[place] = (start + 1 + end) / 2
+        start = end
+    return ranks

@@ -245,7 +245,7 @@ def _scenario(environment: Environment, wanted: str | None) -> Scenario:
 
 def _tool(name: str) -> Tool:
     from stateset_agents.core.tools import Tool, tool
-    from stateset_agents.training.parts import imported
+    from stateset_agents.core.user_code import imported
 
     found = imported("tool", name) if ":" in name else None
     if not callable(found):

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from stateset_agents.core.scenario import Scenario, expect_split, load_scenarios, read_scenarios
 from stateset_agents.core.simulated_user import User, UserFactory, default_user
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.core.trajectory import Outcome
-from stateset_agents.core.user_code import call_user_code, told
+from stateset_agents.core.user_code import call_user_code, guarded, told
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -34,8 +34,6 @@ __all__ = [
     "Success",
     "expect_environment",
 ]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +187,7 @@ class ConversationEnvironment:
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Open a conversation; raises EnvironmentFailure when its user breaks or has nothing to say."""
-        user = _checked(await _guarded("user", call_user_code(self._make_user, scenario, seed)))
+        user = _checked(await guarded("user", call_user_code(self._make_user, scenario, seed)))
         if self.local and not _is_local(user):
             raise ConfigurationError(
                 f"the user of scenario {scenario.id} is not local, others are: "
@@ -262,7 +260,7 @@ class _Conversation:
             satisfied: bool | None = getattr(self._user, "satisfied", None)
             return satisfied
         work = call_user_code(self._success, self._scenario, self._messages)
-        success = await _guarded("success", work)
+        success = await guarded("success", work)
         if success is not None and success not in (True, False):
             raise ConfigurationError(f"success must return True, False or None, got {success!r:.60}")
         return None if success is None else bool(success)
@@ -292,17 +290,7 @@ def _is_local(user: User) -> bool:
 
 
 async def _reply(user: User, messages: Sequence[Message]) -> str | None:
-    words = await _guarded("user", call_user_code(user.reply, messages))
+    words = await guarded("user", call_user_code(user.reply, messages))
     if words is not None and not isinstance(words, str):
         raise ConfigurationError(f"{type(user).__name__}.reply must return text or None, got {words!r:.60}")
     return words
-
-
-async def _guarded(what: str, work: Awaitable[T]) -> T:
-    """The boundary to user code: what breaks in it fails the conversation, mistakes in it travel."""
-    try:
-        return await work
-    except (*PROGRAMMING_ERRORS, StatesetError):
-        raise
-    except Exception as error:
-        raise EnvironmentFailure(f"{what} failed: {told(error)}") from error

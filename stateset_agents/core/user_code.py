@@ -6,20 +6,28 @@ Environments, tools, rewards and the engine call users, tools, goals and rewards
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any
+from typing import Any, TypeVar
 
 from stateset_agents.core.waiting import in_thread
-from stateset_agents.errors import StatesetError
+from stateset_agents.errors import (
+    PROGRAMMING_ERRORS,
+    ConfigurationError,
+    EnvironmentFailure,
+    StatesetError,
+)
+from stateset_agents.settings import nearest
 from stateset_agents.tracking.logging import get_logger
 
-__all__ = ["SaidOnce", "call_user_code", "time_limit", "told"]
+__all__ = ["SaidOnce", "call_user_code", "guarded", "imported", "time_limit", "told"]
 
+T = TypeVar("T")
 _log = get_logger(__name__)
 
 
@@ -29,6 +37,16 @@ async def call_user_code(function: Callable[..., Any], /, *args: Any, **kwargs: 
         return await function(*args, **kwargs)
     result = await in_thread(function, *args, **kwargs)
     return await result if inspect.isawaitable(result) else result
+
+
+async def guarded(what: str, work: Awaitable[T]) -> T:
+    """The boundary to an environment's code: what breaks in it fails the conversation, mistakes travel."""
+    try:
+        return await work
+    except (*PROGRAMMING_ERRORS, StatesetError):
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(f"{what} failed: {told(error)}") from error
 
 
 @asynccontextmanager
@@ -45,6 +63,25 @@ async def time_limit(seconds: float | None, late: StatesetError) -> AsyncIterato
         if not limit.expired():  # the body's own
             raise
         raise late from error
+
+
+def imported(what: str, name: str) -> Any:
+    """What "package.module:name" leads to; `what` is for the ConfigurationError where that is nowhere."""
+    module, _, attribute = name.partition(":")
+    try:
+        home = importlib.import_module(module)
+    except (ImportError, ValueError) as error:
+        raise ConfigurationError(
+            f"{what} {name!r} cannot be imported: {error}; give the command where it lies, or put that "
+            "folder on PYTHONPATH"
+        ) from error
+    try:
+        return getattr(home, attribute)
+    except AttributeError as error:
+        there = [one for one in vars(home) if not one.startswith("_")]
+        raise ConfigurationError(
+            f"{what} {name!r}: module {module!r} has no {attribute!r}{nearest(attribute, there)}"
+        ) from error
 
 
 _PACKAGE = Path(__file__).parents[1]

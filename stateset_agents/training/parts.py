@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,25 +11,19 @@ import yaml
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.function_reward import as_reward, asks_only_for_offered
 from stateset_agents.core.reward import RewardFunction
+from stateset_agents.core.user_code import imported
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.rewards.shaping import refuse_unfit_shaping
 from stateset_agents.settings import nearest
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.estimators import ESTIMATORS
 
-__all__ = [
-    "ENVIRONMENTS",
-    "REWARDS",
-    "check_reward",
-    "imported",
-    "make_environment",
-    "make_reward",
-    "read_spec",
-]
+__all__ = ["ENVIRONMENTS", "REWARDS", "check_reward", "make_environment", "make_reward", "read_spec"]
 
 ENVIRONMENTS: Mapping[str, str] = {
     "conversation": "stateset_agents.core.environment:ConversationEnvironment",
     "retail_desk": "stateset_agents.environments.retail_desk:RetailDesk",
+    "gymnasium": "stateset_agents.environments.gymnasium_text:GymnasiumText",
 }
 """Name -> "package.module:Class"."""
 
@@ -127,25 +120,6 @@ def _with_colon(name: str) -> str:
     if dot:
         return f" (did you mean '{module}:{attribute}'?)"
     return f" (of a file of your own: 'module:{name}')" if name.isidentifier() else ""
-
-
-def imported(what: str, name: str) -> Any:
-    """What "package.module:name" leads to; `what` is for the ConfigurationError where that is nowhere."""
-    module, _, attribute = name.partition(":")
-    try:
-        home = importlib.import_module(module)
-    except (ImportError, ValueError) as error:
-        raise ConfigurationError(
-            f"{what} {name!r} cannot be imported: {error}; give the command where it lies, or put that "
-            "folder on PYTHONPATH"
-        ) from error
-    try:
-        return getattr(home, attribute)
-    except AttributeError as error:
-        there = [one for one in vars(home) if not one.startswith("_")]
-        raise ConfigurationError(
-            f"{what} {name!r}: module {module!r} has no {attribute!r}{nearest(attribute, there)}"
-        ) from error
 
 
 def _check_arguments(what: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

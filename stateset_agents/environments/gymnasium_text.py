@@ -1,0 +1,198 @@
+"""A Gymnasium environment as a conversation: observations are told, replies are read as actions."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stateset_agents.core.environment import Conversation
+from stateset_agents.core.scenario import Scenario, expect_split
+from stateset_agents.core.user_code import guarded, told
+from stateset_agents.core.waiting import in_thread
+from stateset_agents.environments.text_world import (
+    NoAction,
+    View,
+    Words,
+    World,
+    enter,
+    reset_seed,
+    world_scenarios,
+)
+from stateset_agents.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import gymnasium
+
+__all__ = ["GymnasiumText"]
+
+
+class GymnasiumText:
+    """Every conversation is an episode in a Gymnasium environment of its own.
+
+        GymnasiumText(
+            "FrozenLake-v1",
+            options={"is_slippery": False},
+            render=lambda observation: f"You stand on field {observation} of 16.",
+            actions=["left", "down", "right", "up"],
+            success=1.0,
+        )
+
+    Each step's reward is its turn's; `EnvironmentReward` adds them up. A reply that is no action is told to
+    the agent and costs a turn (`misread_reward`), without a step of the environment.
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[[], gymnasium.Env[Any, Any]],
+        *,
+        options: Mapping[str, Any] | None = None,
+        render: Callable[..., str] | str | None = None,
+        parse: Callable[..., Any] | str | None = None,
+        actions: Sequence[str] | Mapping[str, Any] | None = None,
+        success: Callable[..., Any] | str | float | None = None,
+        system_prompt: str | None = None,
+        scenarios: Iterable[Scenario | Mapping[str, Any]] | str | Path | None = None,
+        num_train: int | None = None,
+        num_held_out: int | None = None,
+        seed: int = 0,
+        max_turns: int = 20,
+        misread_reward: float = 0.0,
+        local: bool = True,
+    ) -> None:
+        """`render`, `parse` and `success` ask for what they want by name: observation, info, env, scenario.
+
+        Args:
+            env: What gymnasium.make takes, or a function that makes an environment.
+            options: More arguments for gymnasium.make, or for the function.
+            render: Says the observation; may be absent where observations are text.
+            parse: Makes an action of the `reply`; a ValueError's text is told to the agent.
+            actions: Instead of parse: the words that act, in the order of a discrete space or with the action
+                of each. A reply must name one of them, and no other.
+            success: The least total reward that is a success, or a function, which may also ask for total,
+                rewards, terminated, truncated and messages. Absent, success is unknown.
+            system_prompt: Opens every conversation.
+            scenarios: A scenario's context may have `seed` and `options`, both for reset.
+            num_train: Where scenarios are absent: how many seeds to train on (1000).
+            num_held_out: And of validation and test each (100), the same ones whatever `seed` is.
+            seed: Of the training seeds.
+            max_turns: Most replies, those that were no action included; then the conversation is truncated.
+            misread_reward: Of a turn whose reply is no action.
+            local: Say False for an environment that waits on something remote.
+
+        Functions may be named as "module:function", which is how a YAML file gives them.
+        """
+        if not isinstance(local, bool):
+            raise ConfigurationError(f"local must be true or false, got {local!r:.60}")
+        self._make, name = _maker(env, dict(options or {}))
+        self._words = Words(
+            render=render,
+            parse=parse,
+            actions=actions,
+            success=success,
+            system_prompt=system_prompt,
+            max_turns=max_turns,
+            misread_reward=misread_reward,
+            offers=("env",),
+        )
+        self._scenarios = world_scenarios(
+            scenarios, family=name, num_train=num_train, num_held_out=num_held_out, seed=seed
+        )
+        self._name = name
+        self.local = local
+
+    def scenarios(self, split: str) -> list[Scenario]:
+        """The scenarios of one split."""
+        expect_split(split)
+        return [scenario for scenario in self._scenarios if scenario.split == split]
+
+    async def start(self, scenario: Scenario, seed: int) -> Conversation:
+        """Make an environment, reset it by the scenario's seed (else the group's), and say what it shows."""
+        options = scenario.context.get("options")
+        opening = in_thread(_GymWorld.reset, self._name, self._make, reset_seed(scenario, seed), options)
+        world = await guarded(f"resetting {self._name}", opening)
+        return await enter(world, self._words, scenario)
+
+
+class _GymWorld:
+    """Steps run in a thread; nothing else touches the environment meanwhile."""
+
+    def __init__(self, name: str, env: gymnasium.Env[Any, Any], view: View) -> None:
+        self.name = name
+        self.view = view
+        self._env = env
+
+    @classmethod
+    def reset(
+        cls, name: str, make: Callable[[], gymnasium.Env[Any, Any]], seed: int, options: Any
+    ) -> _GymWorld:
+        env = make()
+        try:
+            observation, info = env.reset(seed=seed, options=options)
+        except BaseException:
+            env.close()
+            raise
+        return cls(name, env, View(observation=observation, info=info))
+
+    @property
+    def offers(self) -> Mapping[str, Any]:
+        return {"env": self._env}
+
+    async def step(self, action: Any) -> View:
+        self.view = await in_thread(self._stepped, action)
+        return self.view
+
+    def _stepped(self, action: Any) -> View:
+        if not self._env.action_space.contains(action):
+            raise NoAction(f"{action!r:.60} is no action: actions are {self._env.action_space}")
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        return View(
+            observation=observation,
+            info=info,
+            reward=float(reward),
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+        )
+
+    def fork(self) -> World:
+        try:  # together: the view may show arrays that the environment goes on writing to
+            env, view = copy.deepcopy((self._env, self.view))
+        except Exception as error:
+            raise ConfigurationError(
+                f"{self.name} cannot be copied ({told(error)}), and branches need copies: give it a "
+                "__deepcopy__, or train with another advantage_estimator"
+            ) from error
+        return _GymWorld(self.name, env, view)
+
+    async def close(self) -> None:
+        await in_thread(self._env.close)
+
+
+def _maker(env: object, options: dict[str, Any]) -> tuple[Callable[[], gymnasium.Env[Any, Any]], str]:
+    """What makes an environment, and its name."""
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise ConfigurationError(
+            'Gymnasium environments need gymnasium: pip install "gymnasium>=1"'
+        ) from error
+    if isinstance(env, gymnasium.Env):
+        raise ConfigurationError(
+            "env must be a name or a function, for every conversation needs an environment of its own: give "
+            f"lambda: {type(env.unwrapped).__name__}(...)"
+        )
+    if isinstance(env, str):
+        module, _, name = env.rpartition(":")
+        try:
+            if module:
+                importlib.import_module(module)  # registers it, as gymnasium.make has it
+            gymnasium.spec(name)
+        except (ImportError, gymnasium.error.Error) as error:
+            raise ConfigurationError(f"gymnasium has no environment {env!r}: {error}") from error
+        return lambda: gymnasium.make(env, **options), name
+    if not callable(env):
+        raise ConfigurationError(f"env must be a name or a function that makes one, got {env!r:.60}")
+    make: Callable[..., gymnasium.Env[Any, Any]] = env
+    return lambda: make(**options), str(getattr(env, "__name__", type(env).__name__))

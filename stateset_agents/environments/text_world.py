@@ -1,0 +1,328 @@
+"""Worlds of observations and actions, played in words: what the Gymnasium and OpenEnv environments share.
+
+A *world* is reset and stepped; its *words* say how the agent reads an observation and how a reply becomes
+an action. A reply that is no action is told to the agent and costs it a turn; the world does not move.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from stateset_agents.core.environment import Conversation, Observation
+from stateset_agents.core.function_reward import wanted_arguments
+from stateset_agents.core.scenario import Scenario, Split, load_scenarios, read_scenarios
+from stateset_agents.core.tools import Toolbox
+from stateset_agents.core.trajectory import Outcome
+from stateset_agents.core.user_code import call_user_code, guarded, imported
+from stateset_agents.errors import ConfigurationError, StatesetError
+from stateset_agents.messages import Message
+from stateset_agents.streams import derive
+
+__all__ = ["NoAction", "View", "Words", "World", "enter", "reset_seed", "world_scenarios"]
+
+_SEEDS = 2**31
+"""Seeds of worlds stay below: many worlds hand them on to generators of 32 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a world shows after a reset or a step."""
+
+    observation: Any
+    info: Mapping[str, Any] = field(default_factory=dict)
+    reward: float | None = None
+    """Of the step; None where the world gives none."""
+    terminated: bool = False
+    truncated: bool = False
+
+
+class NoAction(StatesetError):
+    """The reply is no action here; the agent reads the text."""
+
+
+class World(Protocol):
+    """One live world, at the state that `view` shows."""
+
+    name: str
+    """For errors."""
+    view: View
+
+    @property
+    def offers(self) -> Mapping[str, Any]:
+        """What render, parse and success may ask for by name besides the view."""
+        ...
+
+    async def step(self, action: Any) -> View:
+        """Raises NoAction for what is none, anything else when the world breaks."""
+        ...
+
+    def fork(self) -> World: ...
+
+    async def close(self) -> None: ...
+
+
+class Words:
+    """How a world is told to the agent, and what its replies do; checked once, shared by conversations."""
+
+    def __init__(
+        self,
+        *,
+        render: Callable[..., str] | str | None,
+        parse: Callable[..., Any] | str | None,
+        actions: Sequence[str] | Mapping[str, Any] | None,
+        success: Callable[..., Any] | str | float | None,
+        system_prompt: str | None,
+        max_turns: int,
+        misread_reward: float,
+        offers: Sequence[str] = (),
+    ) -> None:
+        """As the environments document them; `offers` are the names of the world's `offers`."""
+        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
+            raise ConfigurationError(f"max_turns must be at least 1, got {max_turns!r:.60}")
+        if not isinstance(system_prompt, str | None):
+            raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
+        if not _is_number(misread_reward):
+            raise ConfigurationError(f"misread_reward must be a number, got {misread_reward!r:.60}")
+        if (parse is None) == (actions is None):
+            raise ConfigurationError("give parse, a function of the reply, or actions, the words that act")
+        self.max_turns = max_turns
+        self.misread_reward = float(misread_reward)
+        self.system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
+        seen = ("observation", "info", "scenario", *offers)
+        self.render = _Asking("render", _plain if render is None else render, seen)
+        self.parse = _Asking("parse", _one_of(actions) if parse is None else parse, ("reply", *seen))
+        self.least: float | None = None
+        self.success: _Asking | None = None
+        if isinstance(success, int | float) and _is_number(success):
+            self.least = float(success)
+        elif success is not None:
+            judged = ("total", "rewards", "terminated", "truncated", "messages", *seen)
+            self.success = _Asking("success", success, judged)
+
+    async def shown(self, world: World, scenario: Scenario) -> Message:
+        """The view as the user's words."""
+        text = await guarded("render", self.render.call(_given(world, scenario)))
+        if not isinstance(text, str):
+            raise ConfigurationError(f"render must return text, got {text!r:.60}")
+        return Message(role="user", content=text)
+
+    async def judged(self, given: Mapping[str, Any]) -> bool | None:
+        """Was the task done? None where no rule says it."""
+        if self.least is not None:
+            return bool(given["total"] >= self.least)
+        if self.success is None:
+            return None
+        verdict = await guarded("success", self.success.call(given))
+        if verdict is not None and verdict not in (True, False):
+            raise ConfigurationError(f"success must return True, False or None, got {verdict!r:.60}")
+        return None if verdict is None else bool(verdict)
+
+
+async def enter(world: World, words: Words, scenario: Scenario) -> Conversation:
+    """A conversation in a world that was just reset; closes the world when it cannot be shown."""
+    try:
+        opening = (*words.system, await words.shown(world, scenario))
+    except BaseException:
+        await world.close()
+        raise
+    return _WorldConversation(world, words, scenario, opening)
+
+
+class _WorldConversation:
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(self, world: World, words: Words, scenario: Scenario, opening: tuple[Message, ...]) -> None:
+        self.opening = opening
+        self._world = world
+        self._words = words
+        self._scenario = scenario
+        self._messages = opening
+        self._turns_left = words.max_turns
+        self._rewards: tuple[float, ...] = ()
+        """The world's own, one for each action."""
+        self._num_misread = 0
+
+    async def step(self, reply: Message) -> Observation:
+        self._turns_left -= 1
+        refused = await self._act(reply)
+        self._num_misread += bool(refused)
+        view = self._world.view
+        answer = refused or (await self._words.shown(self._world, self._scenario),)
+        self._messages += (reply, *answer)
+        if refused:
+            reward: float | None = self._words.misread_reward
+        else:
+            reward = None if view.reward is None else float(view.reward)
+            self._rewards += () if reward is None else (reward,)
+        return Observation(
+            messages=answer,
+            reward=reward,
+            terminated=view.terminated,
+            truncated=view.truncated or self._turns_left == 0,
+        )
+
+    async def _act(self, reply: Message) -> tuple[Message, ...]:
+        """Move the world; or, where the reply is no action, what the agent is told."""
+        if reply.tool_calls:
+            return tuple(await Toolbox().call_all(reply.tool_calls))  # there are no tools
+        given = {**_given(self._world, self._scenario), "reply": reply.content}
+        try:
+            action = await guarded("parse", _read(self._words.parse, given))
+            await guarded(self._world.name, self._world.step(action))
+        except NoAction as error:
+            return (Message(role="user", content=str(error)),)
+        return ()
+
+    async def outcome(self) -> Outcome:
+        view = self._world.view
+        total = math.fsum(self._rewards)
+        given = {
+            **_given(self._world, self._scenario),
+            "total": total,
+            "rewards": self._rewards,
+            "terminated": view.terminated,
+            "truncated": view.truncated or self._turns_left == 0,
+            "messages": self._messages,
+        }
+        success = await self._words.judged(given)
+        own = None if success is None else float(success)
+        return Outcome(
+            reward=0.0 if self._rewards else own,
+            success=success,
+            breakdown={"misread": float(self._num_misread)},
+        )
+
+    def fork(self) -> Conversation:
+        twin = copy.copy(self)
+        twin._world = self._world.fork()
+        return twin
+
+    async def close(self) -> None:
+        await guarded(f"closing {self._world.name}", self._world.close())
+
+
+async def _read(parse: _Asking, given: Mapping[str, Any]) -> Any:
+    try:
+        return await parse.call(given)
+    except StatesetError:
+        raise
+    except ValueError as error:
+        raise NoAction(str(error) or "that is no action") from error
+
+
+def _given(world: World, scenario: Scenario) -> dict[str, Any]:
+    return {
+        "observation": world.view.observation,
+        "info": world.view.info,
+        "scenario": scenario,
+        **world.offers,
+    }
+
+
+class _Asking:
+    """A function of the user's that is given what it asks for by name."""
+
+    def __init__(self, what: str, function: object, offered: Sequence[str]) -> None:
+        found = imported(what, function) if isinstance(function, str) else function
+        if not callable(found):
+            raise ConfigurationError(f"{what} must be a function or 'module:function', got {found!r:.60}")
+        self._function: Callable[..., Any] = found
+        self._wanted = wanted_arguments(what, found, offered)
+
+    async def call(self, given: Mapping[str, Any]) -> Any:
+        return await call_user_code(self._function, **{name: given[name] for name in self._wanted})
+
+
+def _plain(observation: Any) -> str:
+    """Text as it is; a mapping, which is what a server answers, as JSON."""
+    if isinstance(observation, str):
+        return observation
+    if isinstance(observation, Mapping):
+        return json.dumps(observation, ensure_ascii=False, default=str)
+    raise ConfigurationError(
+        f"the observation is a {type(observation).__name__}, no text: give render, a function that says it"
+    )
+
+
+def _one_of(actions: Sequence[str] | Mapping[str, Any] | None) -> Callable[[str], Any]:
+    """Reads a reply that names one of the words, whatever stands around it, and no other of them.
+
+    Words without actions stand for their places: ["left", "right"] for 0 and 1.
+    """
+    if not isinstance(actions, Mapping):
+        listed = isinstance(actions, Sequence) and not isinstance(actions, str)
+        actions = {word: place for place, word in enumerate(actions or ())} if listed else {}
+    if not actions or not all(isinstance(word, str) and word.strip() for word in actions):
+        raise ConfigurationError(f"actions must be words (quote yes and no in YAML), got {actions!r:.60}")
+    by_word = {word.lower(): action for word, action in actions.items()}
+    if len(by_word) < len(actions):
+        raise ConfigurationError(f"two actions have the same word: {', '.join(actions)}")
+    longest_first = "|".join(re.escape(word) for word in sorted(by_word, key=len, reverse=True))
+    pattern = re.compile(rf"(?<!\w)(?:{longest_first})(?!\w)", re.IGNORECASE)
+
+    def parse(reply: str) -> Any:
+        named = {word.lower() for word in pattern.findall(reply)}
+        if len(named) != 1:
+            raise ValueError(f"say one of: {', '.join(actions)}")
+        return by_word[named.pop()]
+
+    return parse
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def world_scenarios(
+    scenarios: Iterable[Scenario | Mapping[str, Any]] | str | Path | None,
+    *,
+    family: str,
+    num_train: int | None,
+    num_held_out: int | None,
+    seed: int,
+) -> tuple[Scenario, ...]:
+    """The scenarios given; or `num_train` seeds (1000 when absent), and `num_held_out` (100) of each held-out
+    split, which do not depend on `seed`."""
+    if isinstance(scenarios, str | Path):
+        scenarios = read_scenarios(scenarios)
+    if scenarios is not None:
+        if num_train is not None or num_held_out is not None:
+            raise ConfigurationError("give scenarios, or num_train and num_held_out, not both")
+        return tuple(load_scenarios(scenarios))
+    held_out = 100 if num_held_out is None else num_held_out
+    sizes: dict[Split, int] = {
+        "train": 1000 if num_train is None else num_train,
+        "validation": held_out,
+        "test": held_out,
+    }
+    for split, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < (split == "train"):
+            what = "num_train must be at least 1" if split == "train" else "num_held_out must be 0 or more"
+            raise ConfigurationError(f"{what}, got {size!r:.60}")
+    return tuple(
+        Scenario(
+            id=f"{split}-{number}",
+            family=family,
+            context={"seed": derive(seed if split == "train" else 0, "world", split, number) % _SEEDS},
+            split=split,
+        )
+        for split, size in sizes.items()
+        for number in range(size)
+    )
+
+
+def reset_seed(scenario: Scenario, seed: int) -> int:
+    """The scenario's own seed where its context has one, else the group's: members start alike either way."""
+    own = scenario.context.get("seed", seed % _SEEDS)
+    if isinstance(own, bool) or not isinstance(own, int) or own < 0:
+        raise ConfigurationError(
+            f"scenario {scenario.id}: seed must be a whole number from 0, got {own!r:.60}"
+        )
+    return own

@@ -21,7 +21,7 @@ def knobs(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.
 
 
 def draw(probs: list[float], uniforms: list[float], **how: float) -> tuple[list[int], list[float]]:
-    logits = torch.tensor(probs).log().expand(len(uniforms), -1)
+    logits = torch.tensor(probs).log().repeat(len(uniforms), 1)
     settings = knobs(len(uniforms), **how)  # type: ignore[arg-type]  # ints and floats by name
     tokens, logprobs = sample(logits, torch.tensor(uniforms, dtype=torch.float64), settings)
     return tokens.tolist(), logprobs.tolist()
@@ -41,7 +41,7 @@ def test_an_even_grid_of_uniforms_hits_each_token_as_often_as_it_is_likely(
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) * 2
     count = 20_000
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    tokens, logprobs = sample(logits.expand(count, -1), uniforms, knobs(count, temperature))
+    tokens, logprobs = sample(logits.repeat(count, 1), uniforms, knobs(count, temperature))
     expected = (logits / temperature).log_softmax(-1)
     hits = torch.bincount(tokens, minlength=vocab) / count
     assert (hits - expected.exp()).abs().max() <= 1.01 / count
@@ -79,7 +79,7 @@ def test_the_likeliest_token_survives_a_tiny_top_p() -> None:
 
 
 def test_rows_with_different_knobs_share_a_call() -> None:
-    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log().expand(4, -1)
+    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log().repeat(4, 1)
     settings = Knobs(
         temperature=torch.ones(4),
         greedy=torch.tensor([False, True, False, False]),
@@ -96,3 +96,12 @@ def test_a_turns_uniforms_do_not_depend_on_how_many_are_asked_for() -> None:
     assert turn_uniforms(7, 3) == turn_uniforms(7, 100)[:3]
     assert turn_uniforms(7, 3) != turn_uniforms(8, 3)
     assert all(0 <= uniform < 1 for uniform in turn_uniforms(7, 1000))
+
+
+def test_logits_that_are_no_numbers_show_in_the_log_prob() -> None:
+    logits = torch.zeros(2, 100)
+    logits[1, 7] = math.nan
+    tokens, logprobs = sample(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), knobs(2))
+    assert 0 <= int(tokens[1]) < 100
+    assert logprobs[0] == pytest.approx(math.log(1 / 100))
+    assert logprobs[1].isnan()

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from stateset_agents.backends.batching import Key, Turn
+from stateset_agents.backends.turns import Key, Turn
 from stateset_agents.errors import BackendError
 
 __all__ = ["Clock", "Job", "Scheduling", "Ticket", "Work", "call", "deliver", "fail"]
@@ -66,6 +66,8 @@ class Clock:
         self._deterministic = scheduling == "deterministic"
         self._changed = threading.Condition()
         self._lanes: set[_Lane] = set()
+        self._num_busy = 0
+        """Lanes that wait for no turn: the deterministic clock stands while there are any."""
         self._tickets: list[Ticket] = []
         self._cancelled: list[Turn] = []
         self._jobs: list[Job] = []
@@ -88,7 +90,7 @@ class Clock:
             for ticket in self._tickets:
                 self._leave(ticket)
             self._tickets, self._jobs, self._changes = [], [], []
-            self._notify()
+            self._notify(at_once=True)
         for future in futures:
             fail(future, self._error(reason))
 
@@ -98,6 +100,7 @@ class Clock:
         lane = _Lane(self)
         with self._changed:
             self._lanes.add(lane)
+            self._num_busy += 1
         token = _lanes.set((*_lanes.get(), lane))
         try:
             yield
@@ -105,6 +108,7 @@ class Clock:
             _lanes.reset(token)
             with self._changed:
                 self._lanes.discard(lane)
+                self._num_busy -= lane.in_flight == 0
                 self._notify()
 
     async def turn(self, turn: Turn) -> None:
@@ -120,8 +124,9 @@ class Clock:
             ticket = Ticket(turn=turn, lane=lane, future=future)
             self._tickets.append(ticket)
             if lane is not None:
+                self._num_busy -= lane.in_flight == 0
                 lane.in_flight += 1
-            self._notify()
+            self._notify(at_once=lane is None)
         try:
             await future
         except asyncio.CancelledError:
@@ -130,7 +135,7 @@ class Clock:
                     self._tickets.remove(ticket)
                     self._cancelled.append(turn)
                     self._leave(ticket)
-                self._notify()
+                self._notify(at_once=True)
             raise
 
     async def job(self, run: Callable[[], Any]) -> Any:
@@ -139,7 +144,7 @@ class Clock:
         with self._changed:
             self._check()
             self._jobs.append(Job(run=run, future=future))
-            self._notify()
+            self._notify(at_once=True)
         return await future
 
     def change(self, kind: Literal["fork", "release"], key: Key, run: Callable[[], None]) -> None:
@@ -171,8 +176,11 @@ class Clock:
             for ticket in finished:
                 self._tickets.remove(ticket)
                 self._leave(ticket)
+        by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
         for ticket in finished:
-            deliver(ticket.future, None)
+            by_loop.setdefault(ticket.future.get_loop(), []).append(ticket.future)
+        for loop, futures in by_loop.items():  # waking a loop is dear, so once for all of them
+            call(loop, _set_done, futures)
 
     def refuse(self, ticket: Ticket, error: BackendError) -> None:
         """This turn can't be served; its caller hears why."""
@@ -182,13 +190,14 @@ class Clock:
                 self._leave(ticket)
         fail(ticket.future, error)
 
-    def _notify(self) -> None:
+    def _notify(self, at_once: bool = False) -> None:
+        """Wake the worker, if there is something `at_once`, or the clock may go on."""
         self._events += 1
-        self._changed.notify_all()
+        if at_once or not self._deterministic or self._num_busy == 0:
+            self._changed.notify_all()
 
     def _take(self) -> Work | None:
-        everyone_waits = all(lane.in_flight for lane in self._lanes)
-        full = not self._deterministic or everyone_waits
+        full = not self._deterministic or self._num_busy == 0
         work = Work(jobs=self._jobs, cancelled=self._cancelled)
         self._jobs, self._cancelled = [], []
         if full:
@@ -205,6 +214,7 @@ class Clock:
     def _leave(self, ticket: Ticket) -> None:
         if ticket.lane is not None:
             ticket.lane.in_flight -= 1
+            self._num_busy += ticket.lane.in_flight == 0 and ticket.lane in self._lanes
 
     def _check(self) -> None:
         if self._end is not None:
@@ -224,6 +234,12 @@ def deliver(future: asyncio.Future[Any], result: Any) -> None:
 def fail(future: asyncio.Future[Any], error: BaseException) -> None:
     """Hand an error to a future of another thread's event loop."""
     _call(future, lambda: future.set_exception(error))
+
+
+def _set_done(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
 
 
 def _call(future: asyncio.Future[Any], act: Callable[[], None]) -> None:

@@ -21,13 +21,14 @@ import torch
 from safetensors import SafetensorError
 
 from stateset_agents.backends.base import Session, Tokenizer
-from stateset_agents.backends.batching import Batcher, Key, Stats, Turn, new_turn
+from stateset_agents.backends.batching import Batcher, Stats
 from stateset_agents.backends.cache_check import check_cache
 from stateset_agents.backends.clock import Clock, Scheduling, Ticket, Work, call, deliver, fail
 from stateset_agents.backends.quiet import quietly
 from stateset_agents.backends.slots import SlotModel
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer, save_tokenizer
 from stateset_agents.backends.turn_text import TurnText
+from stateset_agents.backends.turns import Key, Turn, new_turn
 from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.messages import Completion, Message, SamplingParams
 from stateset_agents.tracking.logging import get_logger
@@ -127,7 +128,7 @@ class HuggingFaceBackend:
     @property
     def num_conversations(self) -> int:
         """How many hold a slot of the cache now."""
-        return len(self._batcher.conversations)
+        return self._batcher.num_conversations
 
     @property
     def stats(self) -> Stats:
@@ -302,16 +303,16 @@ class HuggingFaceBackend:
             held.copy_(state[name])
         self._slots.refresh()
         self._is_updated = True
-        self.version = self._batcher.version = version
-        self._batcher.forget_cache()
+        self.version = version
+        self._batcher.renew(version)
 
     def _completion(self, turn: Turn, text: TurnText) -> Completion:
-        token_ids = tuple(turn.ids[turn.num_prompt :])
+        token_ids = tuple(turn.sampled)
         if turn.finish_reason is None:
             raise BackendError("a turn was handed back before it ended; please report this")
         return Completion(
             message=Message(role="assistant", content=text.finish(token_ids)),
-            prompt_ids=tuple(turn.ids[: turn.num_prompt]),
+            prompt_ids=tuple(turn.prompt.tolist()),
             token_ids=token_ids,
             logprobs=tuple(turn.logprobs),
             finish_reason=turn.finish_reason,

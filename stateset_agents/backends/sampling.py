@@ -26,10 +26,9 @@ class Knobs(NamedTuple):
     top_p: torch.Tensor | None  # [B] float32, 1 keeps all; None when no row truncates
 
 
-def turn_uniforms(stream: int, count: int) -> list[float]:
-    """The first `count` uniforms of a turn's own stream; the t-th is the same whatever `count` is."""
-    uniforms: list[float] = np.random.Generator(np.random.Philox(key=stream)).random(count).tolist()
-    return uniforms
+def turn_uniforms(stream: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """The first `count` uniforms [count] of a turn's own stream; the t-th is the same whatever `count` is."""
+    return np.random.Generator(np.random.Philox(key=stream)).random(count)
 
 
 def sample(logits: torch.Tensor, uniforms: torch.Tensor, knobs: Knobs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,7 +61,7 @@ def _inverse_cdf(probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Ten
     """
     vocab = probs.shape[-1]
     whole = vocab - vocab % _BLOCK
-    sums = probs[:, :whole].unflatten(-1, (-1, _BLOCK)).sum(-1)
+    sums = probs[:, :whole].view(len(probs), -1, _BLOCK).sum(-1)
     if whole < vocab:  # the last block is a shorter one
         sums = torch.cat([sums, probs[:, whole:].sum(-1, keepdim=True)], -1)
     outer = torch.nn.functional.pad(sums.cumsum(-1, dtype=torch.float64), (1, 0))  # [B, blocks + 1], from 0

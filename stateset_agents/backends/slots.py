@@ -77,7 +77,7 @@ class CachedModel(Protocol):
         ...
 
     def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
-        """Move to a store of another size (slots in eights); the slots in `keep` become slots 0, 1, ..."""
+        """Move to a store of another size; the slots in `keep` become slots 0, 1, ..."""
         ...
 
     def permute(self, into: list[int], out_of: list[int], width: int) -> None:
@@ -230,7 +230,7 @@ class SlotModel:
     def _decode_layout(self, plan: Plan) -> _Layout:
         """Slots run as they lie, idle ones between them for nothing: no cache is copied."""
         first = int(plan.slots[0]) // ROW_MULTIPLE * ROW_MULTIPLE
-        count = round_up(int(plan.slots[-1]) + 1 - first, ROW_MULTIPLE)
+        count = min(round_up(int(plan.slots[-1]) + 1 - first, ROW_MULTIPLE), self.num_slots - first)
         rows = plan.slots - first
         tokens, positions = np.zeros(count, np.int64), np.zeros(count, np.int64)
         tokens[rows], positions[rows] = plan.tokens, plan.starts

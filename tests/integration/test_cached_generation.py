@@ -39,7 +39,9 @@ async def test_stored_logprobs_equal_a_fresh_forward_after_four_turns(family: st
 
     results = await asyncio.gather(*(converse(member) for member in range(9)))
     assert max(worst for worst, _, _ in results) < 1e-4
-    assert backend.stats.prefilled_tokens == sum(tokens for _, tokens, _ in results)
+    # The prompts begin alike; how much of that is forwarded once depends on who comes first.
+    fed = backend.stats.prefilled_tokens + backend.stats.shared_tokens
+    assert fed == sum(tokens for _, tokens, _ in results)
     assert backend.stats.carried_tokens == sum(carried for _, _, carried in results)
     await backend.close()
 

@@ -9,6 +9,7 @@ import torch
 from tiny_models import VOCAB, tiny_model
 
 from stateset_agents.backends.batching import Batcher, Turn, new_turn
+from stateset_agents.backends.prefixes import LEAST
 from stateset_agents.backends.slots import SlotModel
 from stateset_agents.errors import BackendError
 from stateset_agents.messages import SamplingParams, VersionSpan
@@ -94,6 +95,72 @@ def test_a_turn_says_the_same_alone_and_among_others() -> None:
     run(batcher(), among, *others)
     assert among.ids == alone.ids
     assert torch.allclose(torch.tensor(among.logprobs), torch.tensor(alone.logprobs), atol=2e-5)
+
+
+def test_a_groups_prompt_is_forwarded_once() -> None:
+    work = batcher()
+    group = [turn(member, prompt(0, 40)) for member in range(8)]
+    run(work, *group)
+    assert work.stats.prefilled_tokens == 40 + 7 * 1  # a sibling forwards the last token, to have its logits
+    assert work.stats.shared_tokens == 7 * 39
+    assert work.stats.prefills == 1  # the siblings' one token goes with a decode step
+
+
+def test_a_common_system_prompt_is_forwarded_once_for_all_groups() -> None:
+    work = batcher()
+    system = prompt(0, 30)
+    groups = [[*system, *prompt(1 + group, 20)] for group in range(3)]
+    run(work, *(turn(8 * group + member, ids) for group, ids in enumerate(groups) for member in range(4)))
+    alone = 30 + 20  # the first of all
+    others = 2 * 20  # the first of each other group: what comes after the system prompt
+    siblings = 3 * 3 * 1
+    assert work.stats.prefilled_tokens == alone + others + siblings
+    assert work.stats.shared_tokens == 2 * 30 + 9 * 49
+    before = work.stats.prefilled_tokens
+    run(work, turn(99, [*system, *prompt(9, 20)]))  # a latecomer finds it in the cache
+    assert work.stats.prefilled_tokens - before == 20
+
+
+def test_short_beginnings_are_forwarded_again() -> None:
+    work = batcher()
+    run(work, *(turn(member, [*prompt(0, LEAST - 1), 10 + member, 3]) for member in range(3)))
+    assert (work.stats.prefilled_tokens, work.stats.shared_tokens) == (3 * (LEAST + 1), 0)
+    work = batcher()
+    run(work, *(turn(member, [*prompt(0, LEAST), 10 + member, 3]) for member in range(3)))
+    assert (work.stats.prefilled_tokens, work.stats.shared_tokens) == (LEAST + 2 + 2 * 2, 2 * LEAST)
+
+
+def test_a_new_conversation_takes_over_what_another_said() -> None:
+    work = batcher()
+    first = turn(0, prompt(0, 20), new=10)
+    run(work, first)
+    second = turn(0, [*first.ids, *prompt(1, 20)], new=10)
+    run(work, second)
+    before = work.stats.prefilled_tokens
+    run(work, turn(7, [*first.ids, 1, 2, 3]))  # a branch after the first turn
+    # 29 of the first turn's 30 tokens are cached in it, and the 30th since the second turn.
+    assert work.stats.prefilled_tokens - before == 3
+    before = work.stats.prefilled_tokens
+    run(work, turn(8, [*second.ids, 1, 2, 3]))  # the second turn's last token never was forwarded
+    assert work.stats.prefilled_tokens - before == 4
+
+
+def test_after_new_weights_a_groups_live_turns_are_refilled_together() -> None:
+    work = batcher()
+    group = [turn(member, prompt(0, 40), new=6) for member in range(4)]
+    for each in group:
+        work.admit(each)
+    for _ in range(3):
+        work.step(group)
+    work.renew(1)
+    before = work.stats.prefilled_tokens
+    while live := [each for each in group if each.finish_reason is None]:
+        work.step(live)
+    # Each had sampled 3 tokens. What begins alike is forwarded once; the newest token of each is no prompt.
+    different = {tuple(each.ids[:end]) for each in group for end in range(1, 43 + 1)}
+    assert work.stats.prefilled_tokens - before == len(different) - 4
+    for each in group:
+        assert_exact(work, each)
 
 
 def test_the_longest_idle_conversation_is_evicted_and_refilled_when_it_returns() -> None:
@@ -189,8 +256,7 @@ def test_new_weights_refill_live_turns_and_mark_their_tokens() -> None:
     other = tiny_model("llama", seed=1)
     for held, new in zip(work.model.model.parameters(), other.parameters(), strict=True):
         held.copy_(new)
-    work.version = 7
-    work.forget_cache()
+    work.renew(7)
     for _ in range(3):
         work.step([each])
     assert each.finish_reason == "length"

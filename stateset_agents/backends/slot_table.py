@@ -1,0 +1,189 @@
+"""Who sits in which slot and what was said there, as arrays with a row for each slot; kept by batching.py.
+
+The columns of the arrays are those of the model's cache: the token at position p, the uniform that draws it
+and its log-prob all stand in column p.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stateset_agents.backends.slots import COLUMN_MULTIPLE, ROW_MULTIPLE, CachedModel, Ints, round_up
+from stateset_agents.backends.turns import Key, Turn
+from stateset_agents.errors import BackendError
+from stateset_agents.messages import FinishReason
+
+__all__ = ["SlotTable"]
+
+
+class SlotTable:
+    """Slots for conversations, within a bound on cached tokens; the longest idle make room."""
+
+    def __init__(self, model: CachedModel, max_cached_tokens: int) -> None:
+        self._model = model
+        self._max_cached_tokens = max_cached_tokens
+        self.slot_of: dict[Key, int] = {}
+        self.key_of: list[Key | None] = []
+        self.turns: list[Turn | None] = []
+        """The live turn of each slot."""
+        self.num_evictions = 0
+        tokens, slots = np.zeros((0, 0), np.int64), np.zeros(0, np.int64)
+        self.ids: Ints = tokens
+        """[slots, columns]"""
+        self.uniforms = np.zeros((0, 0), np.float64)
+        self.logprobs = np.zeros((0, 0), np.float32)
+        self.length: Ints = slots
+        """[slots] tokens of the conversation so far."""
+        self.held: Ints = slots
+        """[slots] how many of them, from the first, are cached."""
+        self.prompt: Ints = slots
+        """[slots] tokens of the live turn's prompt; as below, of no meaning without a live turn."""
+        self.end: Ints = slots
+        """[slots] length at which the live turn is full."""
+        self.carried: Ints = slots
+        """[slots] 1 while the token that ended the turn before is still to be forwarded."""
+        self.last_used: Ints = slots
+        """[slots] step in which it was last live."""
+        self.temperature = np.zeros(0, np.float32)
+        self.top_k: Ints = slots
+        self.top_p = np.zeros(0, np.float32)
+        self.greedy = np.zeros(0, np.bool_)
+        self.heard = np.zeros(0, np.bool_)
+        """[slots] whether each token's text matters at once."""
+        self.stops: Ints = tokens
+        """[slots, most stop ids of one turn], filled up with -1."""
+
+    # --- conversations ----------------------------------------------------------------------------------
+
+    def occupy(self, key: Key) -> int:
+        """The lowest free slot, now this conversation's; `make_room` sees to it that there is one."""
+        slot = self.key_of.index(None)
+        self.key_of[slot], self.slot_of[key] = key, slot
+        self.length[slot] = self.held[slot] = self.carried[slot] = self.last_used[slot] = 0
+        return slot
+
+    def release(self, key: Key) -> None:
+        """Forget a conversation; unknown keys are ignored."""
+        slot = self.slot_of.pop(key, None)
+        if slot is not None:
+            self.key_of[slot] = self.turns[slot] = None
+            self.length[slot] = self.held[slot] = 0
+
+    def begin(self, slot: int, turn: Turn) -> None:
+        """Lay a turn down in a slot whose `held` tokens are a prefix of its prompt."""
+        num_prompt, params = turn.num_prompt, turn.params
+        self.turns[slot] = turn
+        self.ids[slot, :num_prompt] = turn.prompt
+        self.length[slot] = self.prompt[slot] = num_prompt
+        self.end[slot] = num_prompt + turn.limit
+        self.uniforms[slot, num_prompt : num_prompt + turn.limit] = turn.uniforms
+        # A greedy row takes the likeliest token of the plain distribution: nothing is cut from it.
+        self.greedy[slot] = greedy = params.temperature == 0
+        self.temperature[slot] = 1.0 if greedy else params.temperature
+        self.top_k[slot] = 0 if greedy else params.top_k
+        self.top_p[slot] = 1.0 if greedy else params.top_p
+        self.heard[slot] = turn.text is not None
+        if len(turn.stop_ids) > self.stops.shape[1]:
+            more = len(turn.stop_ids) - self.stops.shape[1]
+            self.stops = np.pad(self.stops, ((0, 0), (0, more)), constant_values=-1)
+        self.stops[slot] = -1
+        self.stops[slot, : len(turn.stop_ids)] = sorted(turn.stop_ids)
+
+    def says_stop(self, slot: int, token: int) -> bool:
+        """Let whoever listens to a slot's turn hear its newest token; is there a stop string now?"""
+        turn = self.turns[slot]
+        return turn is not None and turn.text is not None and turn.text.add(token)
+
+    def finish(self, slot: int, reason: FinishReason) -> Turn:
+        """Hand a live turn what was sampled for it; its conversation is idle now."""
+        turn, self.turns[slot] = self.turns[slot], None
+        if turn is None:
+            raise BackendError(f"slot {slot} has no live turn; please report this")
+        turn.finish_reason = reason
+        sampled = slice(int(self.prompt[slot]), int(self.length[slot]))
+        turn.sampled = self.ids[slot, sampled].tolist()
+        turn.logprobs = self.logprobs[slot, sampled].tolist()
+        return turn
+
+    # --- room -------------------------------------------------------------------------------------------
+
+    def make_room(self, key: Key, columns: int, spare: Key | None = None) -> bool:
+        """See to a slot of so many columns for a conversation, evicting the longest idle while it must.
+
+        False while live conversations leave no room, or `spare` does, which is not evicted. Raises
+        BackendError where the conversation can never fit.
+        """
+        while True:
+            others = {other: slot for other, slot in self.slot_of.items() if other != key}
+            conversations = len(others) + 1
+            if conversations <= self._model.num_slots and columns <= self._model.num_columns:
+                return True
+            needed = [self._columns(slot) for slot in others.values()]
+            widest = round_up(max([columns, *needed]), COLUMN_MULTIPLE)
+            if conversations * widest <= self._max_cached_tokens:
+                self._grow(conversations, widest)
+                return True
+            idle = [other for other, slot in others.items() if self.turns[slot] is None and other != spare]
+            if not others:
+                raise BackendError(
+                    f"one conversation may need {widest} cached tokens and max_cached_tokens is "
+                    f"{self._max_cached_tokens}; raise it or lower max_new_tokens"
+                )
+            if not idle:
+                return False
+            self.release(min(idle, key=lambda other: (self.last_used[others[other]], other)))
+            self.num_evictions += 1
+
+    def _columns(self, slot: int) -> int:
+        """Columns that a conversation may come to need."""
+        return int(self.held[slot] if self.turns[slot] is None else self.end[slot])
+
+    def _grow(self, conversations: int, columns: int) -> None:
+        """Have at least so many slots and columns; doubling where the bound allows, so that it's rare."""
+        slots, most = round_up(conversations, ROW_MULTIPLE), self._max_cached_tokens // columns
+        have_slots, have_columns = self._model.num_slots, self._model.num_columns
+        roomy_slots = have_slots if conversations <= have_slots else max(slots, 2 * have_slots)
+        roomy_columns = have_columns if columns <= have_columns else max(columns, 2 * have_columns)
+        if roomy_slots * roomy_columns <= self._max_cached_tokens:
+            slots, columns = roomy_slots, roomy_columns
+        else:
+            slots = min(slots, most)
+        kept = [self.slot_of[key] for key in sorted(self.slot_of)]
+        self._model.resize(slots, columns, kept)
+        for name in _ARRAYS:
+            held = getattr(self, name)
+            fresh = np.zeros((slots, *((columns,) if name in _MATRICES else held.shape[1:])), held.dtype)
+            part = held[kept]
+            if name in _MATRICES:
+                fresh[: len(kept), : min(columns, held.shape[1])] = part[:, :columns]
+            else:
+                fresh[: len(kept)] = part
+            setattr(self, name, fresh)
+        free = slots - len(kept)
+        self.key_of = [*sorted(self.slot_of), *[None] * free]
+        self.turns = [*(self.turns[slot] for slot in kept), *[None] * free]
+        self.slot_of = {key: slot for slot, key in enumerate(sorted(self.slot_of))}
+
+    def swap(self, low: list[int], high: list[int]) -> None:
+        """Let what stands in the i-th slot of `low` and of `high` change places."""
+        into, out_of = [*low, *high], [*high, *low]
+        needed = [(a, b) for a, b in zip(into, out_of, strict=True) if self.held[b]]  # some are empty
+        self._model.permute([a for a, _ in needed], [b for _, b in needed], int(self.held[out_of].max()))
+        for name in _ARRAYS:
+            array = getattr(self, name)
+            array[into] = array[out_of]
+        for a, b in zip(low, high, strict=True):
+            self.turns[a], self.turns[b] = self.turns[b], self.turns[a]
+            self.key_of[a], self.key_of[b] = self.key_of[b], self.key_of[a]
+        for slot in into:
+            key = self.key_of[slot]
+            if key is not None:
+                self.slot_of[key] = slot
+
+
+_MATRICES = ("ids", "uniforms", "logprobs")
+_ARRAYS = (
+    *_MATRICES,
+    *("length", "held", "prompt", "end", "carried", "last_used"),
+    *("temperature", "top_k", "top_p", "greedy", "heard", "stops"),
+)

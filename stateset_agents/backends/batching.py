@@ -149,9 +149,8 @@ class Batcher:
                 decoding = np.concatenate([decoding, filling[left == 1]])
         if len(decoding):
             decoding = self._low(np.sort(decoding))
-            first = int(decoding[0]) // ROW_MULTIPLE * ROW_MULTIPLE
             self.stats.decode_steps += 1
-            self.stats.decode_rows += round_up(int(decoding[-1]) + 1 - first, ROW_MULTIPLE)
+            self.stats.decode_rows += self.model.decode_rows(decoding)
             ended += self._forward(decoding)
         return ended
 
@@ -247,7 +246,7 @@ class Batcher:
     def _low(self, slots: Ints) -> Ints:
         """Swap scattered live slots into the lowest ones when more than a quarter of the rows would idle."""
         count = round_up(len(slots), ROW_MULTIPLE)
-        if 3 * round_up(int(slots[-1]) + 1, ROW_MULTIPLE) <= 4 * count:
+        if 3 * self.model.decode_rows(slots) <= 4 * count:
             return slots
         high = [slot for slot in slots.tolist() if slot >= count]
         low = sorted(set(range(count)) - set(slots.tolist()))[: len(high)]

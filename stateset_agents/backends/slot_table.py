@@ -126,13 +126,18 @@ class SlotTable:
             idle = [other for other, slot in others.items() if self.turns[slot] is None and other != spare]
             if not others:
                 raise BackendError(
-                    f"one conversation may need {widest} cached tokens and max_cached_tokens is "
-                    f"{self._max_cached_tokens}; raise it or lower max_new_tokens"
+                    f"one conversation may need {widest} cached tokens{self._in_bytes(widest)} and "
+                    f"max_cached_tokens is {self._max_cached_tokens}"
+                    f"{self._in_bytes(self._max_cached_tokens)}; raise it or lower max_new_tokens"
                 )
             if not idle:
                 return False
             self.release(min(idle, key=lambda other: (self.last_used[others[other]], other)))
             self.num_evictions += 1
+
+    def _in_bytes(self, tokens: int) -> str:
+        size = tokens * self._model.token_bytes
+        return f" ({size / 2**20:.3g} MiB)" if size else ""
 
     def _columns(self, slot: int) -> int:
         """Columns that a conversation may come to need."""

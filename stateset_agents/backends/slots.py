@@ -61,8 +61,20 @@ class CachedModel(Protocol):
     """Most tokens of one slot."""
     device: torch.device
 
+    @property
+    def token_bytes(self) -> int:
+        """Memory that one token of one slot takes in all layers; 0 while it is not known."""
+        ...
+
     def forward(self, plan: Plan) -> torch.Tensor:
         """Logits [n, V] after the last new token of each slot of the plan."""
+        ...
+
+    def decode_rows(self, slots: Ints) -> int:
+        """Rows that a decode step of these slots runs, idle ones included.
+
+        Where idle rows come of slots that lie apart, the batcher moves them together when they are many.
+        """
         ...
 
     def full_logits(self, ids: torch.Tensor) -> torch.Tensor:
@@ -176,6 +188,19 @@ class SlotModel:
         self._cache = Cache(layers=list(self._layers))
         self.device = model.device
 
+    @property
+    def token_bytes(self) -> int:
+        """Memory that one token of one slot takes in all layers; 0 before the first forward."""
+        stores = [
+            store for layer in self._layers if layer.is_initialized for store in (layer.keys, layer.values)
+        ]
+        return sum(store.shape[2] * store.shape[3] * store.element_size() for store in stores)
+
+    def decode_rows(self, slots: Ints) -> int:
+        """All from the first to the last slot, in eights: no cache is copied to bring rows together."""
+        first = int(slots[0]) // ROW_MULTIPLE * ROW_MULTIPLE
+        return min(round_up(int(slots[-1]) + 1 - first, ROW_MULTIPLE), self.num_slots - first)
+
     def forward(self, plan: Plan) -> torch.Tensor:
         """Logits [n, V] after the last new token of each slot of the plan."""
         self.layout = layout = self._decode_layout(plan) if plan.lengths.max() == 1 else self._layout(plan)
@@ -230,7 +255,7 @@ class SlotModel:
     def _decode_layout(self, plan: Plan) -> _Layout:
         """Slots run as they lie, idle ones between them for nothing: no cache is copied."""
         first = int(plan.slots[0]) // ROW_MULTIPLE * ROW_MULTIPLE
-        count = min(round_up(int(plan.slots[-1]) + 1 - first, ROW_MULTIPLE), self.num_slots - first)
+        count = self.decode_rows(plan.slots)
         rows = plan.slots - first
         tokens, positions = np.zeros(count, np.int64), np.zeros(count, np.int64)
         tokens[rows], positions[rows] = plan.tokens, plan.starts

@@ -19,6 +19,7 @@ from __future__ import annotations
 __all__ = [
     "PROGRAMMING_ERRORS",
     "BackendError",
+    "BudgetExceeded",
     "CheckpointError",
     "ConfigurationError",
     "EnvironmentFailure",
@@ -36,6 +37,11 @@ class StatesetError(Exception):
 
 class ConfigurationError(StatesetError, ValueError):
     """Settings, data files or templates that cannot work as given."""
+
+
+class BudgetExceeded(ConfigurationError):
+    """The calls or tokens that an endpoint may be asked for are used up. Whoever set that limit must hear of
+    it: it ends what is going on, and is no failed conversation."""
 
 
 class EnvironmentFailure(StatesetError):

@@ -18,8 +18,14 @@ from stateset_agents.core.reward import (
     create_tutoring_reward,
     reward_function,
 )
+from stateset_agents.rewards.agreement import Agreement, measure_agreement
 from stateset_agents.rewards.composites import GatedReward, ProductReward
-from stateset_agents.rewards.judge import JudgeReward
+from stateset_agents.rewards.formats import (
+    create_pattern_reward,
+    create_schema_reward,
+    create_similarity_reward,
+)
+from stateset_agents.rewards.judge import JudgeReward, create_judge_reward
 from stateset_agents.rewards.scaling import NormalizedReward, ScaledReward, apply_reward_scaling
 from stateset_agents.rewards.shaping import PotentialShaping
 from stateset_agents.rewards.verifiable import (
@@ -29,6 +35,7 @@ from stateset_agents.rewards.verifiable import (
 )
 
 __all__ = [
+    "Agreement",
     "CompositeReward",
     "EnvironmentReward",
     "GatedReward",
@@ -47,9 +54,14 @@ __all__ = [
     "create_domain_reward",
     "create_engagement_reward",
     "create_helpful_reward",
+    "create_judge_reward",
+    "create_pattern_reward",
     "create_safety_reward",
+    "create_schema_reward",
+    "create_similarity_reward",
     "create_task_completion_reward",
     "create_task_reward",
     "create_tutoring_reward",
+    "measure_agreement",
     "reward_function",
 ]

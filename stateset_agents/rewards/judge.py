@@ -8,20 +8,27 @@ import json
 import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from weakref import WeakValueDictionary
 
+from stateset_agents.backends.chat_client import ChatClient
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.scoring import RewardFunction, RewardResult
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.rewards.judge_cache import AnswerCache
 
-__all__ = ["Judge", "JudgeReward", "judge_prompt", "parse_verdict"]
+__all__ = ["Judge", "JudgeReward", "create_judge_reward", "judge_prompt", "parse_verdict"]
 
-Judge = MultiTurnAgent | Callable[[str], Awaitable[str]] | Callable[[str], str]
+Judge = ChatClient | MultiTurnAgent | Callable[[str], Awaitable[str]] | Callable[[str], str]
 """Answers a prompt with text."""
 
+_NUMBER, _OF = r"(?P<value>\d+(?:\.\d+)?)", r"\s*(?:/|out\s+of)\s*"
 _VERDICT = re.compile(
-    r"^[\s*_>#-]*score[\s*_]*[:=][\s*_]*(\d+(?:\.\d+)?)(?:\s*/\s*(\d+))?[\s*_.]*$", re.IGNORECASE
+    rf"^[\s*_>#-]*(?:score[\s*_]*[:=][\s*_]*{_NUMBER}(?:{_OF}(?P<top>\d+))?"
+    rf"|{_NUMBER.replace('value', 'bare')}{_OF}(?P<bare_top>\d+))[\s*_.]*$",
+    re.IGNORECASE,
 )
 
 
@@ -30,11 +37,15 @@ class JudgeReward(RewardFunction):
 
         JudgeReward(agent, "Was the refund handled by the policy, and was the user told when it comes?")
 
-    The judge is another `MultiTurnAgent`, or any function from a prompt to the answer's text (async, or sync
-    in a thread): a call of your own client, say. It counts as remote, so a run with it is not repeatable bit
-    by bit. An answer without a readable verdict leaves the conversation unscored; it is never taken for a
-    middling score. At most `max_concurrent` prompts are out at once; waiting for a place counts towards the
-    training's `reward_timeout`.
+    The judge is a `ChatClient` (any OpenAI-compatible endpoint), another `MultiTurnAgent`, or any function
+    from a prompt to the answer's text (async, or sync in a thread). It counts as remote, so a run with it is
+    not repeatable bit by bit. An answer without a readable verdict leaves the conversation unscored; it is
+    never taken for a middling score. At most `max_concurrent` prompts are out at once; waiting for a place
+    counts towards the training's `reward_timeout`.
+
+    With `cache`, the path of a file, an answer that could be read is kept and the same question never asked
+    again: the key is the judge, the rubric and the conversation. A judge that is no `ChatClient` needs a
+    `version` then, which you change when it changes.
 
     Judges have habits (https://arxiv.org/abs/2306.05685). Each conversation is judged alone, so none wins by
     its place. The prompt says that length is no merit, which helps only so far: put the judge behind a gate
@@ -51,6 +62,8 @@ class JudgeReward(RewardFunction):
         reference: Sequence[str] = (),
         top: int = 10,
         max_concurrent: int = 16,
+        cache: str | Path | AnswerCache | None = None,
+        version: str | None = None,
         name: str = "judge",
     ) -> None:
         """`reference`: keys of the scenario's context that the judge is shown; `top`: the best verdict."""
@@ -58,13 +71,26 @@ class JudgeReward(RewardFunction):
             raise ConfigurationError(
                 f"a judge must be a MultiTurnAgent or a function of the prompt, got {judge!r:.60}"
             )
-        if not rubric.strip():
+        if not isinstance(rubric, str) or not rubric.strip():
             raise ConfigurationError("the rubric is empty: say what a good conversation is")
         for setting, value in (("top", top), ("max_concurrent", max_concurrent)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigurationError(f"{setting} must be a whole number of at least 1, got {value!r}")
+        asked_of = judge.identity if isinstance(judge, ChatClient) else version
+        if cache is not None and asked_of is None:
+            raise ConfigurationError(
+                "the cache of a judge that is no ChatClient needs its version, or another judge's answers "
+                'would be taken for its own: give version="1"'
+            )
         self.name = name
+        self.num_asked = 0
+        """Questions that the judge was asked."""
+        self.num_known = 0
+        """Questions that the cache answered."""
         self._judge = judge
+        self._asked_of = f"{asked_of} {version}" if version else asked_of or ""
+        self._cache = AnswerCache(cache) if isinstance(cache, str | Path) else cache
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._rubric = rubric
         self._reference = tuple(reference)
         self._top = top
@@ -73,11 +99,31 @@ class JudgeReward(RewardFunction):
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
         prompt = judge_prompt(trajectory, self._rubric, reference=self._reference, top=self._top)
-        async with self._free_slot():
-            answer = await self._ask(prompt)
-        verdict = parse_verdict(answer, top=self._top)
+        if self._cache is None:
+            verdict = parse_verdict(await self._asked(prompt), top=self._top)
+        else:
+            verdict = await self._known_or_asked(prompt, self._cache)
         spoken = sum(len(message.content.split()) for message in trajectory.replies)
         return RewardResult(score=verdict, breakdown={"words": float(spoken)})
+
+    async def _known_or_asked(self, prompt: str, cache: AnswerCache) -> float:
+        """The verdict on a prompt; only one that can be read is kept."""
+        key = cache.key(self._asked_of, prompt)
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:  # of two equal questions at once the second waits for the first one's answer
+            known = await in_thread(cache.get, key)
+            if known is not None:
+                self.num_known += 1
+                return parse_verdict(known, top=self._top)
+            answer = await self._asked(prompt)
+            verdict = parse_verdict(answer, top=self._top)
+            await in_thread(cache.put, key, self._asked_of, answer)
+            return verdict
+
+    async def _asked(self, prompt: str) -> str:
+        async with self._free_slot():
+            self.num_asked += 1
+            return await self._ask(prompt)
 
     def _free_slot(self) -> asyncio.Semaphore:
         """One semaphore per event loop: a reward may outlive the loop it was used in first."""
@@ -89,7 +135,7 @@ class JudgeReward(RewardFunction):
     async def _ask(self, prompt: str) -> str:
         if isinstance(self._judge, MultiTurnAgent):
             return await self._judge.generate_response(prompt)
-        if inspect.iscoroutinefunction(self._judge):
+        if isinstance(self._judge, ChatClient) or inspect.iscoroutinefunction(self._judge):
             answer = await self._judge(prompt)
         else:
             answer = await in_thread(self._judge, prompt)
@@ -131,18 +177,64 @@ def judge_prompt(trajectory: Trajectory, rubric: str, *, reference: Sequence[str
 
 
 def parse_verdict(answer: str, *, top: int = 10) -> float:
-    """The share of `top` that the answer's last line gives: "...\\nScore: 7" is 0.7.
+    """The share of `top` that the answer's last line gives: "...\\nScore: 7" and "7 out of 10" are 0.7.
 
-    Raises RewardFailure where the last line is no verdict, an earlier one says something else, or the number
-    lies outside 0 to `top`.
+    A number alone, without "Score:" or its scale, is none. Raises RewardFailure where the last line is no
+    verdict, an earlier one says something else, or the number lies outside 0 to `top`.
     """
     lines = [line for line in answer.splitlines() if line.strip()]
     found = [match for match in map(_VERDICT.match, lines) if match]
     if not found or found[-1].string != lines[-1]:
         raise RewardFailure(f"the judge's answer does not end with 'Score: N': {answer[-80:]!r}")
-    if len({float(match[1]) for match in found}) > 1:
+    values = [float(match["value"] or match["bare"]) for match in found]
+    if len(set(values)) > 1:
         raise RewardFailure(f"the judge gave {len(found)} scores that differ: {answer[-80:]!r}")
-    value, out_of = float(found[-1][1]), found[-1][2]
+    value, out_of = values[-1], found[-1]["top"] or found[-1]["bare_top"]
     if not 0 <= value <= top or (out_of is not None and int(out_of) != top) or not math.isfinite(value):
         raise RewardFailure(f"the judge's score must lie between 0 and {top}, got {lines[-1].strip()!r:.60}")
     return value / top
+
+
+def create_judge_reward(
+    rubric: str,
+    *,
+    url: str,
+    model: str,
+    api_key_env: str | None = "OPENAI_API_KEY",
+    reference: Sequence[str] = (),
+    top: int = 10,
+    cache: str | Path | None = None,
+    max_calls: int | None = None,
+    max_tokens: int | None = None,
+    temperature: float = 0.0,
+    max_new_tokens: int = 512,
+    timeout: float = 60.0,
+    max_attempts: int = 5,
+    max_concurrent: int = 16,
+    name: str = "judge",
+) -> JudgeReward:
+    """A `JudgeReward` that asks an OpenAI-compatible endpoint; the settings are `ChatClient`'s and its own.
+
+    In a YAML file: `reward: {name: judge, rubric: ..., url: "http://localhost:8000/v1", model: ...}`.
+    """
+    client = ChatClient(
+        url,
+        model,
+        api_key_env=api_key_env,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        timeout=timeout,
+        max_attempts=max_attempts,
+        max_concurrent=max_concurrent,
+        max_calls=max_calls,
+        max_tokens=max_tokens,
+    )
+    return JudgeReward(
+        client,
+        rubric,
+        reference=reference,
+        top=top,
+        max_concurrent=max_concurrent,
+        cache=cache,
+        name=name,
+    )

@@ -22,6 +22,7 @@ from stateset_agents.rewards.answers import agreement
 from stateset_agents.tracking.logging import get_logger
 
 __all__ = [
+    "CheckedReward",
     "ConcisenessReward",
     "CorrectnessReward",
     "SafetyReward",
@@ -33,7 +34,7 @@ __all__ = [
 _log = get_logger(__name__)
 
 
-class _Checked(RewardFunction):
+class CheckedReward(RewardFunction):
     """Base of these rewards: scored in a thread, and a warning, once, where nothing can be checked."""
 
     local = True
@@ -57,7 +58,7 @@ class _Checked(RewardFunction):
         """The score; None where the scenario gives nothing to check by."""
 
 
-class CorrectnessReward(_Checked):
+class CorrectnessReward(CheckedReward):
     """Is the answer right? It is compared as a value with `context["answer"]` (see `answers.agreement`).
 
         {"opening": "What is 6 times 7? End with 'Answer: ' and the number.", "context": {"answer": 42}}
@@ -99,7 +100,7 @@ class CorrectnessReward(_Checked):
         return found[-1] if len(answers) == 1 and words(found[-1]) else None
 
 
-class SafetyReward(_Checked):
+class SafetyReward(CheckedReward):
     """Nothing was said or done that must not be, and what is harmless was not refused.
 
         score = integrity · manner · conduct · (1/2 + 1/2 · resolution)     resolution can be checked
@@ -195,7 +196,7 @@ def _texts(context: Mapping[str, object], key: str) -> Sequence[str]:
     return list(texts)
 
 
-class ConcisenessReward(_Checked):
+class ConcisenessReward(CheckedReward):
     """Solved, in few words: half for the resolution, and once it is whole, half for brevity.
 
         score = integrity · manner · (1/2 · resolution + 1/2 · brevity)     all is resolved

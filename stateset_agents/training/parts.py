@@ -17,6 +17,7 @@ from stateset_agents.rewards.shaping import refuse_unfit_shaping
 from stateset_agents.settings import nearest
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.estimators import ESTIMATORS
+from stateset_agents.training.reward_specs import COMPOSED, compose
 
 __all__ = ["ENVIRONMENTS", "REWARDS", "check_reward", "make_environment", "make_reward", "read_spec"]
 
@@ -38,8 +39,12 @@ REWARDS: Mapping[str, str] = {
     "correctness": "stateset_agents.rewards.verifiable:create_correctness_reward",
     "safety": "stateset_agents.rewards.verifiable:create_safety_reward",
     "conciseness": "stateset_agents.rewards.verifiable:create_conciseness_reward",
+    "pattern": "stateset_agents.rewards.formats:create_pattern_reward",
+    "schema": "stateset_agents.rewards.formats:create_schema_reward",
+    "similarity": "stateset_agents.rewards.formats:create_similarity_reward",
+    "judge": "stateset_agents.rewards.judge:create_judge_reward",
 }
-"""Name -> "package.module:function or class"."""
+"""Name -> "package.module:function or class"; besides them those made of others, `reward_specs.COMPOSED`."""
 
 
 def read_spec(what: str, text: str) -> Mapping[str, Any]:
@@ -69,7 +74,10 @@ def make_reward(spec: Mapping[str, Any]) -> RewardFunction:
 
     Raises ConfigurationError as `make_environment` does.
     """
-    made = _make("reward", REWARDS, spec)
+    arguments = {key: value for key, value in spec.items() if key != "name"}
+    if spec.get("name") in COMPOSED:
+        return compose(spec["name"], arguments, make_reward, lambda name: imported("potential", name))
+    made = _make("reward", {**REWARDS, **dict.fromkeys(COMPOSED, "")}, spec)
     if not isinstance(made, RewardFunction):
         raise ConfigurationError(
             f"reward {spec['name']!r} gave a {type(made).__name__}: name a RewardFunction, or what makes one"

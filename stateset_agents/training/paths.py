@@ -13,7 +13,8 @@ def resolve_paths(data: dict[str, Any], base: Path) -> None:
     """Make the paths in a settings file's data absolute, in place; `base` is the folder they start from.
 
     Paths are an existing folder in `agent.model_name` ("hf:" before it or not), a text in
-    `environment.scenarios`, and every text in agent, environment and reward that starts with ./ or ../.
+    `environment.scenarios`, and every text in agent, environment and reward that starts with ./ or ../,
+    however deep it stands.
     `training.output_dir` stays: runs go where the command is given.
     """
     for name in ("agent", "environment", "reward"):
@@ -26,6 +27,8 @@ def resolve_paths(data: dict[str, Any], base: Path) -> None:
 def _resolved(name: str, value: Any, base: Path) -> Any:
     if isinstance(value, list):
         return [_resolved("", item, base) for item in value]
+    if isinstance(value, dict):
+        return {key: _resolved("", item, base) for key, item in value.items()}
     if not isinstance(value, str) or "\n" in value:
         return value
     prefix = "hf:" if name == "agent.model_name" and value.startswith("hf:") else ""

@@ -146,7 +146,7 @@ async def test_facts_keep_cheats_from_what_form_alone_would_pay() -> None:
 class Rigged(ChattyEnvironment):
     """Brings agents of its own."""
 
-    degenerate_agents = {"silent": lambda: Parrot(), "parrot": lambda: Parrot()}  # noqa: RUF012
+    degenerate_agents = {"silent": lambda: Parrot(), "parrot": lambda: Parrot()}  # noqa: RUF012  # read only
     honest_agent = staticmethod(lambda: Parrot())
 
 

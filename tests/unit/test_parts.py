@@ -36,7 +36,10 @@ async def test_a_yaml_file_may_name_a_plain_function_a_decorated_one_or_what_mak
 
 
 def test_every_named_reward_can_be_made():
-    more = {"domain": {"domain": "sales"}}
+    more = {
+        "domain": {"domain": "sales"},
+        "judge": {"rubric": "Was it kind?", "url": "http://localhost:8000/v1", "model": "m"},
+    }
     for name in REWARDS:
         assert isinstance(make_reward({"name": name, **more.get(name, {})}), RewardFunction)
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 from builders import trajectory
+from chat_server import ChatServer, status
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.scoring import RewardResult, score_trajectories
-from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.errors import BudgetExceeded, ConfigurationError, RewardFailure
 from stateset_agents.messages import Message, ToolCall
-from stateset_agents.rewards.judge import JudgeReward, judge_prompt, parse_verdict
+from stateset_agents.rewards.judge import JudgeReward, create_judge_reward, judge_prompt, parse_verdict
+from stateset_agents.rewards.judge_cache import AnswerCache
 
 RUBRIC = "Was the refund handled by the policy?"
 TALK = trajectory("My order is late.", "I refund it.", context={"policy": "refund after 5 days"})
@@ -27,6 +34,9 @@ TALK = trajectory("My order is late.", "I refund it.", context={"policy": "refun
         ("**Score: 0**", 0.0),
         ("Score: 7.5 / 10\n\n", 0.75),
         ("Score: 4\nStill,\nScore: 4.", 0.4),
+        ("It was right.\n7 out of 10", 0.7),
+        ("Score: 7 out of 10.", 0.7),
+        ("**8/10**", 0.8),
     ],
 )
 def test_the_last_line_is_the_verdict(answer: str, value: float):
@@ -46,6 +56,11 @@ def test_the_last_line_is_the_verdict(answer: str, value: float):
         "Score: 7\nbut I may be wrong",
         "Score: 3\nScore: 9",
         "The assistant wrote Score: 10",
+        "7",
+        "7 out of",
+        "7 out of 5",
+        "I give it 7 out of 10 and she gave 9 out of 10",
+        "3 out of 10\n7 out of 10",
     ],
 )
 def test_what_is_no_clear_verdict_leaves_the_conversation_unscored(answer: str):
@@ -139,3 +154,105 @@ async def test_a_group_of_sixteen_is_judged_at_the_same_time():
 
     results = await score_trajectories(JudgeReward(ask, RUBRIC), [TALK] * 16)
     assert [result.score for result in results if isinstance(result, RewardResult)] == [0.5] * 16
+
+
+async def test_an_endpoint_is_a_judge_and_unscored_where_it_cannot_be_read():
+    async with ChatServer(speak=lambda prompt: "Good.\n7 out of 10" if RUBRIC in prompt else "?") as server:
+        judge = create_judge_reward(RUBRIC, url=server.url, model="m")
+        assert await judge.score(TALK) == RewardResult(score=0.7, breakdown={"words": 3.0})
+        server.speak = lambda prompt: "I would say seven."
+        [unread] = await score_trajectories(judge, [TALK])
+        server.faults = [status(401, "no key")] * 9
+        [refused] = await score_trajectories(judge, [TALK])
+    assert isinstance(unread, RewardFailure)
+    assert isinstance(refused, RewardFailure)
+    assert "status 401" in str(refused)
+
+
+async def test_a_spent_budget_ends_the_run_and_leaves_nobody_unscored():
+    talks = [trajectory("hi", f"reply {number}") for number in range(4)]
+    async with ChatServer() as server:
+        judge = create_judge_reward(RUBRIC, url=server.url, model="m", max_calls=2)
+        with pytest.raises(BudgetExceeded, match="the budget of 2 calls"):
+            await score_trajectories(judge, talks)
+
+
+async def test_the_same_question_is_asked_once_in_all_runs(tmp_path: Path):
+    talks = [trajectory("hi", f"reply {number % 2}") for number in range(6)]
+    async with ChatServer() as server:
+        server.delay = 0.02
+        settings = {"url": server.url, "model": "m", "cache": tmp_path / "judge.sqlite"}
+        first = create_judge_reward(RUBRIC, **settings)
+        results = await score_trajectories(first, talks)  # equal ones at once
+        assert {result.score for result in results if isinstance(result, RewardResult)} == {0.7}
+        assert (len(server.bodies), first.num_asked, first.num_known) == (2, 2, 4)
+        again = create_judge_reward(RUBRIC, **settings)
+        assert await score_trajectories(again, talks) == results
+        assert (len(server.bodies), again.num_asked) == (2, 0)
+        for other in ({"model": "n"}, {"temperature": 0.5}, {"top": 20}):  # another question
+            before = len(server.bodies)
+            await create_judge_reward(RUBRIC, **{**settings, **other}).score(talks[0])
+            assert len(server.bodies) == before + 1, other
+        await create_judge_reward("Was it brief?", **settings).score(talks[0])
+        assert len(server.bodies) == 6
+
+
+async def test_what_cannot_be_read_is_not_kept(tmp_path: Path):
+    said = iter(["Who knows?", "Score: 3"])
+    judge = JudgeReward(lambda prompt: next(said), RUBRIC, cache=tmp_path / "judge.sqlite", version="1")
+    with pytest.raises(RewardFailure, match="does not end with"):
+        await judge.score(TALK)
+    assert (await judge.score(TALK)).score == 0.3
+    assert (await judge.score(TALK)).score == 0.3
+    assert (judge.num_asked, judge.num_known) == (2, 1)
+    other = JudgeReward(lambda prompt: "Score: 9", RUBRIC, cache=tmp_path / "judge.sqlite", version="2")
+    assert (await other.score(TALK)).score == 0.9
+    with pytest.raises(ConfigurationError, match='give version="1"'):
+        JudgeReward(lambda prompt: "", RUBRIC, cache=tmp_path / "judge.sqlite")
+
+
+_WRITER = """
+import sys
+from stateset_agents.rewards.judge_cache import AnswerCache
+cache = AnswerCache(sys.argv[1])
+for number in range(40):
+    key = cache.key("m", f"question {number}")
+    cache.put(key, "m", f"answer {number}")
+    assert cache.get(key) == f"answer {number}"
+"""
+
+
+def test_processes_and_threads_share_a_cache(tmp_path: Path):
+    file = tmp_path / "judge.sqlite"
+    writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(file)]) for _ in range(2)]
+    cache = AnswerCache(file)
+
+    def write(thread: int) -> None:
+        for number in range(30):
+            cache.put(cache.key("m", f"{thread} {number}"), "m", "mine")
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+    assert len(cache) == 40 + 4 * 30
+    cache.close()
+    assert cache.get(cache.key("m", "question 7")) == "answer 7"  # opened again
+
+
+def test_a_cache_that_is_none_is_one_line(tmp_path: Path):
+    key = AnswerCache.key("m", "half a character \ud800")
+    (tmp_path / "text").write_text("not a database, only a text that is long enough to be read as one" * 20)
+    other = sqlite3.connect(tmp_path / "other.sqlite")
+    other.execute("CREATE TABLE orders (id)")
+    other.commit()
+    other.close()
+    for name, said in (
+        ("text", "cannot be used .file is not a database.: name a file"),
+        ("other.sqlite", "is no cache of this version"),
+        ("nowhere/judge.sqlite", "cannot be used .unable to open database file."),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            AnswerCache(tmp_path / name).get(key)

@@ -1,0 +1,150 @@
+"""Does a judge see what can be checked? Its verdicts against a check's, before you train on it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stateset_agents.core.function_reward import Reward, as_reward
+from stateset_agents.core.scoring import RewardResult, score_trajectories
+from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.streams import derive
+
+__all__ = ["Agreement", "cohens_kappa", "measure_agreement"]
+
+Counts = tuple[int, int, int, int]
+"""Conversations that both pass, only the judge, only the check, neither."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Two verdicts on the same conversations."""
+
+    n: int
+    """Conversations on which both have one."""
+    accuracy: float
+    """The share on which they agree."""
+    accuracy_interval: tuple[float, float]
+    """95 %, by drawing scenarios with all their conversations (a bootstrap clustered by scenario)."""
+    kappa: float | None
+    """Agreement beyond chance, see `cohens_kappa`; None where both always say the same one thing."""
+    kappa_interval: tuple[float, float] | None
+    """95 %, as above, over the draws that have one."""
+    both: int
+    only_judge: int
+    """The judge passed what the check did not: what training would find."""
+    only_check: int
+    neither: int
+    num_unscored: int
+    """Conversations that the judge could not score, or the check has nothing to say about."""
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+def cohens_kappa(both: int, only_a: int, only_b: int, neither: int) -> float | None:
+    """(p_o - p_e) / (1 - p_e): 1 is full agreement, 0 that of two who answer by their own rates at random.
+
+    Cohen, Educational and Psychological Measurement 20, 1960. None where chance alone would agree always, and
+    for no case.
+
+    >>> cohens_kappa(20, 5, 10, 15)
+    0.4
+    """
+    n = both + only_a + only_b + neither
+    if n == 0:
+        return None
+    a, b = (both + only_a) / n, (both + only_b) / n
+    expected = a * b + (1 - a) * (1 - b)
+    if expected == 1:
+        return None
+    return round(((both + neither) / n - expected) / (1 - expected), 12)
+
+
+async def measure_agreement(
+    judge: Reward,
+    check: Reward,
+    trajectories: Sequence[Trajectory],
+    *,
+    judge_passes: float = 0.5,
+    check_passes: float = 0.5,
+    resamples: int = 2000,
+) -> Agreement:
+    """Let both score the conversations; one passes where its score is at least its threshold.
+
+        agreement = await measure_agreement(judge, create_correctness_reward(), trajectories)
+
+    Take conversations of which about half are right: on others a judge that always says yes agrees, too,
+    and only kappa shows it. Raises ConfigurationError where no conversation has both verdicts.
+    """
+    verdicts = []
+    for reward, threshold in ((as_reward(judge), judge_passes), (as_reward(check), check_passes)):
+        results = await score_trajectories(reward, trajectories)
+        scores = [result.score if isinstance(result, RewardResult) else None for result in results]
+        verdicts.append([None if score is None else score >= threshold for score in scores])
+    by_scenario: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
+    for trajectory, judged, checked in zip(trajectories, *verdicts, strict=True):
+        if judged is not None and checked is not None:
+            by_scenario[trajectory.scenario.id].append((judged, checked))
+    if not by_scenario:
+        raise ConfigurationError(
+            "no conversation has a verdict of judge and check: look at the judge's answers, and at what the "
+            "check needs in the scenarios"
+        )
+    counts = [_counts(pairs) for pairs in by_scenario.values()]
+    whole = _added(counts)
+    n = sum(whole)
+    accuracies, kappas = _resampled(counts, resamples)
+    return Agreement(
+        n=n,
+        accuracy=(whole[0] + whole[3]) / n,
+        accuracy_interval=_middle(accuracies),
+        kappa=cohens_kappa(*whole),
+        kappa_interval=_middle(kappas) if kappas else None,
+        both=whole[0],
+        only_judge=whole[1],
+        only_check=whole[2],
+        neither=whole[3],
+        num_unscored=len(trajectories) - n,
+    )
+
+
+def _counts(pairs: Sequence[tuple[bool, bool]]) -> Counts:
+    judged_checked = ((True, True), (True, False), (False, True), (False, False))
+    both, only_judge, only_check, neither = (pairs.count(kind) for kind in judged_checked)
+    return both, only_judge, only_check, neither
+
+
+def _added(counts: Sequence[Counts]) -> Counts:
+    both, only_judge, only_check, neither = (sum(column) for column in zip(*counts, strict=True))
+    return both, only_judge, only_check, neither
+
+
+def _resampled(counts: Sequence[Counts], resamples: int) -> tuple[list[float], list[float]]:
+    """Accuracy and kappa of scenarios drawn with replacement, as many as there are."""
+    import numpy as np
+
+    given = np.asarray(counts)  # [scenarios, 4]
+    draw = np.random.default_rng(derive(0, "agreement", len(counts)))
+    accuracies, kappas = [], []
+    for _ in range(resamples):
+        both, only_judge, only_check, neither = map(
+            int, given[draw.integers(len(given), size=len(given))].sum(0)
+        )
+        accuracies.append((both + neither) / (both + only_judge + only_check + neither))
+        kappa = cohens_kappa(both, only_judge, only_check, neither)
+        if kappa is not None:
+            kappas.append(kappa)
+    return accuracies, kappas
+
+
+def _middle(values: Sequence[float]) -> tuple[float, float]:
+    """The middle 95 %."""
+    import numpy as np
+
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)

@@ -1,0 +1,197 @@
+"""Rewards that check the last reply's form and likeness: a pattern, a JSON schema, a reference text."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stateset_agents.core.scoring import RewardResult
+from stateset_agents.core.text_checks import words
+from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.rewards.verifiable import CheckedReward
+
+__all__ = [
+    "PatternReward",
+    "SchemaReward",
+    "SimilarityReward",
+    "create_pattern_reward",
+    "create_schema_reward",
+    "create_similarity_reward",
+    "likeness",
+]
+
+_MOST_CHARACTERS = 20_000
+"""Of a reply; a longer one fails every check of form."""
+_FENCED = re.compile(r"\A```(?:json)?[ \t]*\n(.*)\n```\Z", re.DOTALL)
+
+
+def _last_reply(trajectory: Trajectory) -> str | None:
+    """The text of the last reply; None where it is longer than anybody reads, or there is none."""
+    if not trajectory.replies or len(trajectory.replies[-1].content) > _MOST_CHARACTERS:
+        return None
+    return trajectory.replies[-1].content
+
+
+class PatternReward(CheckedReward):
+    """1 where the whole last reply matches a regular expression, else 0.
+
+        create_pattern_reward(r"Ticket [A-Z]\\d{3}\\.")
+
+    The pattern is the argument, or the scenario's `context["pattern"]`. Python's `re` may take very long for
+    nested repeats such as `(a+)+`: don't write those.
+    """
+
+    name = "pattern"
+    needs = 'a pattern, or context["pattern"]'
+
+    def __init__(
+        self, pattern: str | None = None, *, anywhere: bool = False, ignore_case: bool = False
+    ) -> None:
+        """`anywhere`: it may stand anywhere in the reply."""
+        self._flags = re.DOTALL | (re.IGNORECASE if ignore_case else 0)
+        self._anywhere = anywhere
+        self._pattern = None if pattern is None else self._compiled(pattern)
+
+    def _compiled(self, pattern: object) -> re.Pattern[str]:
+        try:
+            if isinstance(pattern, str):
+                return re.compile(pattern, self._flags)
+            why = "it is no text"
+        except re.error as error:
+            why = str(error)
+        raise ConfigurationError(f"the pattern {pattern!r:.80} is no regular expression: {why}")
+
+    def _checked(self, trajectory: Trajectory) -> RewardResult:
+        own = trajectory.scenario.context.get("pattern")
+        pattern = self._pattern if own is None else self._compiled(own)
+        if pattern is None:
+            return RewardResult(score=None)
+        text = _last_reply(trajectory)
+        match = pattern.search if self._anywhere else pattern.fullmatch
+        return RewardResult(score=float(text is not None and match(text.strip()) is not None))
+
+
+class SchemaReward(CheckedReward):
+    """1 where the last reply is JSON that a JSON Schema accepts, else 0.
+
+        create_schema_reward({"type": "object", "required": ["order_id"]})
+
+    The schema is the argument, or the scenario's `context["schema"]`. The reply is JSON and nothing else, or
+    one block between ``` fences; `is_json` in the breakdown says whether it was JSON at all. References to
+    other documents are not fetched. Needs the jsonschema library.
+    """
+
+    name = "schema"
+    needs = 'a schema, or context["schema"]'
+
+    def __init__(self, schema: Mapping[str, Any] | None = None) -> None:
+        self._validators: dict[str, Any] = {}
+        self._schema = schema
+        if schema is not None:
+            self._validator(schema)
+
+    def _validator(self, schema: object) -> Any:
+        if not isinstance(schema, Mapping | bool):
+            raise ConfigurationError(f"a JSON schema must be a mapping, got {schema!r:.80}")
+        key = json.dumps(schema, sort_keys=True, default=str)
+        if key not in self._validators:
+            try:
+                jsonschema = importlib.import_module("jsonschema")
+                registry = importlib.import_module("referencing").Registry()
+            except ImportError as error:
+                raise ConfigurationError(
+                    "checking a JSON schema needs the jsonschema library: pip install 'jsonschema>=4.20'"
+                ) from error
+            kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+            try:
+                kind.check_schema(schema)
+            except jsonschema.SchemaError as error:
+                raise ConfigurationError(
+                    f"the schema is no JSON schema: {error.message}, at {error.json_path}"
+                ) from error
+            self._validators[key] = kind(schema, registry=registry)
+        return self._validators[key]
+
+    def _checked(self, trajectory: Trajectory) -> RewardResult:
+        own = trajectory.scenario.context.get("schema", self._schema)
+        if own is None:
+            return RewardResult(score=None)
+        validator = self._validator(own)
+        text = (_last_reply(trajectory) or "").strip()
+        fenced = _FENCED.match(text)
+        try:
+            value = json.loads(fenced[1] if fenced else text)
+        except (ValueError, RecursionError):
+            return RewardResult(score=0.0, breakdown={"is_json": 0.0})
+        try:
+            is_valid = validator.is_valid(value)
+        except RecursionError:  # of the agent's making: a value nested beyond what can be walked
+            is_valid = False
+        return RewardResult(score=float(is_valid), breakdown={"is_json": 1.0})
+
+
+class SimilarityReward(CheckedReward):
+    """How like the last reply is to the best of the scenario's `context["reference"]` texts, see `likeness`.
+
+    It pays for the reference's words in its order. What else is said costs, and so do words left out; another
+    wording of the same thing is not recognised, so give several, or use a judge.
+    """
+
+    name = "similarity"
+    needs = 'context["reference"], a text or a list of wordings'
+
+    def _checked(self, trajectory: Trajectory) -> RewardResult:
+        given = trajectory.scenario.context.get("reference")
+        if given is None:
+            return RewardResult(score=None)
+        wordings = [given] if isinstance(given, str) else given
+        if (
+            not isinstance(wordings, Sequence)
+            or not wordings
+            or not all(isinstance(one, str) and words(one) for one in wordings)
+        ):
+            raise ConfigurationError(
+                f'context["reference"] must be a text or a list of texts with words, got {given!r:.60}'
+            )
+        text = _last_reply(trajectory)
+        return RewardResult(score=max(likeness(text or "", one) for one in wordings))
+
+
+def likeness(text: str, reference: str) -> float:
+    """From 0 to 1: the F1 of the longest common subsequence of words, without case and marks.
+
+    ROUGE-L with equal weights (Lin, https://aclanthology.org/W04-1013, section 3): with m words in common in
+    order it is 2 m / (words of both). "your order is late" and "the order is very late" have 3: 6 / 9.
+    """
+    said, wanted = words(text.lower()), words(reference.lower())
+    if not said or not wanted:
+        return 0.0
+    row = [0] * (len(wanted) + 1)
+    for word in said:
+        before = 0
+        for place, other in enumerate(wanted, start=1):
+            here = row[place]
+            row[place] = before + 1 if word == other else max(here, row[place - 1])
+            before = here
+    return 2 * row[-1] / (len(said) + len(wanted))
+
+
+def create_pattern_reward(
+    pattern: str | None = None, *, anywhere: bool = False, ignore_case: bool = False
+) -> PatternReward:
+    """The last reply matches a regular expression."""
+    return PatternReward(pattern, anywhere=anywhere, ignore_case=ignore_case)
+
+
+def create_schema_reward(schema: Mapping[str, Any] | None = None) -> SchemaReward:
+    """The last reply is JSON that a JSON Schema accepts."""
+    return SchemaReward(schema)
+
+
+def create_similarity_reward() -> SimilarityReward:
+    """The last reply is like the scenario's reference."""
+    return SimilarityReward()

@@ -1,0 +1,210 @@
+"""An OpenAI-compatible endpoint over real sockets: what is tried again, what is told, what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import warnings
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from chat_server import ChatServer, Fault, answer, body, cut, hang, status
+
+from stateset_agents.backends.chat_client import ChatClient, _retry_after
+from stateset_agents.errors import BackendError, BudgetExceeded, ConfigurationError
+from stateset_agents.messages import Message
+
+
+def client(server: ChatServer, **settings: Any) -> ChatClient:
+    return ChatClient(server.url, "m", **{"backoff": 0.001, "timeout": 5.0, **settings})
+
+
+async def test_a_conversation_is_asked_as_the_api_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    async with ChatServer(speak=lambda prompt: f"you said {prompt}") as server:
+        chat = client(server, api_key_env="JUDGE_KEY", temperature=0.5, max_new_tokens=9)
+        found = await chat.complete(
+            [Message(role="system", content="be brief"), Message(role="user", content="hi ✓")]
+        )
+        assert await chat("again") == "you said again"
+        await client(server, api_key_env=None)("no key")
+    assert found.text == "you said hi ✓"
+    assert (found.prompt_tokens, found.completion_tokens, found.finish_reason) == (10, 5, "stop")
+    assert server.bodies[0] == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi ✓"}],
+        "temperature": 0.5,
+        "max_tokens": 9,
+    }
+    assert server.headers[0]["Authorization"] == "Bearer secret"
+    assert "Authorization" not in server.headers[2]
+    assert (chat.num_calls, chat.num_tokens) == (2, 30)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [status(429), status(500), status(503), status(408), body('{"choices": [{"mess'), cut],
+    ids=["429", "500", "503", "408", "torn JSON", "cut"],
+)
+async def test_what_may_pass_is_tried_again(fault: Fault) -> None:
+    async with ChatServer(fault, fault) as server:
+        assert await client(server)("hi") == "Score: 7"
+    assert len(server.bodies) == 3
+    assert server.bodies[0] == server.bodies[2]
+
+
+async def test_a_slow_answer_is_given_up_and_tried_again() -> None:
+    async with ChatServer(hang) as server:
+        assert await client(server, timeout=0.2)("hi") == "Score: 7"
+        assert len(server.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (status(401, "bad key"), "status 401: 'bad key'"),
+        (status(404, '{"error":\n "no model m"}'), 'status 404: \'{"error": "no model m"}\''),
+        (body('{"object": "list"}'), 'its answer holds no text: {"object": "list"}'),
+        (body("[]"), "its answer holds no text"),
+        (body(json.dumps(answer("x", choices=[]))), "its answer holds no text"),
+        (body('{"choices": [{"message": {"content": null, "tool_calls": []}}]}'), "its answer holds no text"),
+    ],
+)
+async def test_what_will_not_pass_is_told_at_once(fault: Fault, said: str) -> None:
+    async with ChatServer(fault) as server:
+        with pytest.raises(BackendError) as caught:
+            await client(server)("hi")
+        assert f"{server.url} gave no answer: " in str(caught.value)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(server.bodies) == 1
+
+
+async def test_after_the_last_attempt_the_last_cause_is_told() -> None:
+    async with ChatServer(*[status(500, "first")] * 2, status(503, "last")) as server:
+        with pytest.raises(BackendError, match=r"no answer \(3 attempts\): status 503: 'last'"):
+            await client(server, max_attempts=3)("hi")
+    url = server.url
+    with pytest.raises(BackendError, match=r"\(2 attempts\): Client\w*Error"):  # nobody listens any more
+        await ChatClient(url, "m", max_attempts=2, backoff=0.001)("hi")
+
+
+async def test_retry_after_is_honoured_by_all_calls() -> None:
+    async with ChatServer(status(429, Retry_After="0.4")) as server:
+        chat = client(server)
+        first = asyncio.create_task(chat("a"))
+        while not chat._not_before:  # until its refusal has come back  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await asyncio.gather(first, chat("b"))
+    refused = server.times[0]
+    assert all(time - refused >= 0.39 for time in server.times[1:])
+    assert len(server.times) == 3
+
+
+async def test_a_server_that_asks_for_too_long_a_wait_is_given_up() -> None:
+    async with ChatServer(status(429, "quota", Retry_After="3600")) as server:
+        with pytest.raises(BackendError, match=r"status 429: 'quota'; it asks to wait 3600 s"):
+            await client(server)("hi")
+    assert len(server.bodies) == 1
+
+
+def test_retry_after_may_be_a_date() -> None:
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    assert _retry_after(soon) == pytest.approx(30, abs=2)
+    assert _retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+    assert (_retry_after("7"), _retry_after("-3"), _retry_after("soon"), _retry_after(None)) == (
+        7,
+        0,
+        None,
+        None,
+    )
+    assert _retry_after("nan") is None
+
+
+async def test_waits_double_and_are_drawn_at_random() -> None:
+    async with ChatServer(*[status(500)] * 4) as server:
+        await client(server, backoff=0.04)("hi")
+    waits = [later - sooner for sooner, later in zip(server.times, server.times[1:], strict=False)]
+    for doubled, wait in enumerate(waits):
+        assert wait >= 0.5 * 0.04 * 2**doubled
+    assert sum(waits) >= 0.5 * 0.04 * 15
+
+
+async def test_requests_under_way_are_bounded() -> None:
+    async with ChatServer() as server:
+        server.delay = 0.02
+        chat = client(server, max_concurrent=3)
+        await asyncio.gather(*(chat(str(number)) for number in range(12)))
+    assert server.most_together == 3
+
+
+async def test_a_budget_ends_with_one_clear_error() -> None:
+    async with ChatServer(status(500)) as server:
+        chat = client(server, max_calls=3)
+        assert await chat("a") == await chat("b") == "Score: 7"  # three requests, for one was tried again
+        with pytest.raises(
+            BudgetExceeded, match=r"^the budget of 3 calls for m at http.* is used up: raise max_calls"
+        ):
+            await chat("c")
+        tokens = client(server, max_tokens=20)
+        await tokens("a")
+        await tokens("b")
+        with pytest.raises(BudgetExceeded, match="the budget of 20 tokens"):
+            await tokens("c")
+    assert len(server.bodies) == 5
+    assert issubclass(
+        BudgetExceeded, ConfigurationError
+    )  # it travels: nobody takes it for a failed conversation
+
+
+async def test_tokens_are_estimated_where_the_endpoint_does_not_count() -> None:
+    silent = json.dumps({"choices": [{"message": {"content": "x" * 40}}]})
+    async with ChatServer(body(silent)) as server:
+        chat = client(server)
+        await chat("y" * 80)
+    assert chat.num_tokens == 20 + 10
+
+
+async def test_nothing_is_left_open() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        async with ChatServer(status(401), hang) as server:
+            chat = client(server)
+            with pytest.raises(BackendError):
+                await chat("hi")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(chat("hi"), timeout=0.1)
+            await chat("hi")
+            assert all(shared.session is None for shared in chat._by_loop.values())
+        gc.collect()
+
+
+def test_a_client_outlives_an_event_loop() -> None:
+    chats: list[ChatClient] = []
+
+    async def ask() -> str:
+        async with ChatServer() as server:
+            if not chats:
+                chats.append(client(server))
+            chats[0].url = server.url
+            return await chats[0]("hi")
+
+    assert asyncio.run(ask()) == asyncio.run(ask()) == "Score: 7"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"url": "localhost:8000"}, "url must start with http:// or https://, got 'localhost:8000'"),
+        ({"model": " "}, "model must be named"),
+        ({"max_attempts": 0}, "max_attempts must be a whole number of at least 1, got 0"),
+        ({"max_calls": -1}, "max_calls must be a whole number of at least 0, got -1"),
+        ({"timeout": 0}, "timeout must be seconds above 0, got 0"),
+    ],
+)
+def test_wrong_settings_are_one_line(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        ChatClient(**{"url": "http://x/v1", "model": "m", **settings})

@@ -5,7 +5,7 @@ SEED ?= 0
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test check
+.PHONY: help setup demo test bench check
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,8 +20,12 @@ demo: setup  ## Train the embedded support agent, before and after on held-out s
 test: setup  ## The whole test suite
 	@.venv/bin/python -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
 
+bench: setup  ## Time ours against TRL, transformers and others; ARGS="--only step --repetitions 3"
+	@.venv/bin/python -m benchmarks $(ARGS)
+
 check: setup  ## Formatting, lint and strict types
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/mypy scripts
+	.venv/bin/mypy -p benchmarks

@@ -1,0 +1,306 @@
+"""What is compared with what: every row of docs/performance.md, its sides, and what it is to show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from benchmarks.environments import ROOT
+from benchmarks.models import folder
+from benchmarks.sides import Side
+from benchmarks.talks import Talks
+
+Quantity = Literal["cpu", "wall", "peak", "extra"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One number of a comparison: a quantity of the peer divided by ours."""
+
+    title: str
+    peer: str
+    quantity: Quantity = "cpu"
+    at_least: float | None = None
+    aim: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A random-init model, and the folder where `benchmarks.models` writes it."""
+
+    size: str = "5.8M"
+    vocabulary: int = 4096
+    family: str = "llama"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Sides that do the same work, interleaved."""
+
+    name: str
+    sides: Mapping[str, Side]
+    lines: tuple[Line, ...]
+    model: Model | None
+    same_tokens: bool = True
+    """Must all sides report the same number of tokens?"""
+    most_repetitions: int | None = None
+    """Of points of a figure, on which no claim stands."""
+    base: str = "ours"
+    """The side that every line's peer is divided by."""
+
+
+_OWN = {"generate": "hf", "plain": "hf", "floor": "floor"}
+"""Peers that need no environment of their own, and their workers."""
+
+
+def _comparison(
+    name: str, task: str, model: Model, work: Mapping[str, Any], lines: tuple[Line, ...], **more: Any
+) -> Comparison:
+    """Ours and every peer that a line names, at the same work."""
+    job = {"task": task, "model": folder(**asdict(model)), **work}
+    sides = {"ours": Side(module="ours", job=job)}
+    for line in lines:
+        if line.peer in _OWN:
+            sides[line.peer] = Side(module=_OWN[line.peer], job=job)
+        else:
+            sides[line.peer] = Side(module=line.peer, job=job, environment=line.peer)
+    return Comparison(name=name, sides=sides, lines=lines, model=model, **more)
+
+
+def _talks(name: str, task: str, model: Model, shape: Talks, *lines: Line, **more: Any) -> Comparison:
+    return _comparison(name, task, model, {"talks": asdict(shape)}, lines, **more)
+
+
+def _requests(count: int, reply: tuple[int, int]) -> dict[str, Any]:
+    """Ragged requests for 32 slots."""
+    ragged = {"seed": 1, "count": count, "vocabulary": 4096, "prompt": (64, 256), "reply": reply}
+    return {"slots": 32, "requests": ragged}
+
+
+def _decode() -> Iterator[Comparison]:
+    small = _requests(64, (16, 128))
+    yield _comparison(
+        "decode-5.8M",
+        "decode",
+        Model(),
+        small,
+        (
+            Line(title="decode, 32 slots, ragged, 5.8M", peer="generate", at_least=2.5, aim=4),
+            Line(
+                title="share of the matrix products' floor, decode with prefill, 5.8M",
+                peer="floor",
+                at_least=0.33,
+                aim=0.5,
+            ),
+        ),
+    )
+    yield _comparison(
+        "decode-52M",
+        "decode",
+        Model(size="52M"),
+        _requests(64, (8, 64)),
+        (Line(title="decode, 32 slots, ragged, 52M", peer="generate", at_least=2.5, aim=4),),
+    )
+    yield _comparison(
+        "decode-general",
+        "decode",
+        Model(family="phi3"),
+        small,
+        (Line(title="decode on the general path (Phi-3), 5.8M", peer="generate", at_least=1.7, aim=2.2),),
+    )
+
+
+def _steps() -> Iterator[Comparison]:
+    def one(name: str, model: Model, prompt: int, scenarios: int, *lines: Line) -> Comparison:
+        shape = Talks(vocabulary=model.vocabulary, scenarios=scenarios, group=8, prompt=prompt, reply=64)
+        return _talks(name, "step", model, shape, *lines)
+
+    def time(title: str, at_least: float, aim: float) -> Line:
+        return Line(title=f"GRPO step, {title}", peer="trl", at_least=at_least, aim=aim)
+
+    wide = Model(vocabulary=32768)
+    yield one("step-40", Model(), 40, 4, time("5.8M, prompt 40", 2, 3))
+    yield one("step-228", Model(), 228, 4, time("5.8M, prompt 228", 4, 5.5))
+    yield one(
+        "step-32k",
+        wide,
+        40,
+        4,
+        time("5.8M, prompt 40, vocabulary 32k", 5.5, 7),
+        Line(
+            title="GRPO step, 5.8M, prompt 40, vocabulary 32k: peak memory",
+            peer="trl",
+            quantity="peak",
+            at_least=4,
+            aim=5,
+        ),
+    )
+    yield one("step-52M", Model(size="52M"), 40, 2, time("52M, prompt 40", 2.5, 3.5))
+
+
+def _rollouts() -> Iterator[Comparison]:
+    shape = Talks(vocabulary=4096, scenarios=2, group=8, turns=6, prompt=192, reply=60, delta=44)
+    yield _talks(
+        "prefill-6",
+        "prefill",
+        Model(),
+        shape,
+        Line(title="6-turn prefill, 2 scenarios of 8", peer="generate", at_least=12, aim=15),
+    )
+    for turns, scenarios in ((4, 2), (4, 4), (4, 8), (6, 2), (1, 2), (2, 2), (4, 1)):
+        shape = Talks(
+            vocabulary=4096, scenarios=scenarios, group=8, turns=turns, prompt=96, reply=32, delta=32
+        )
+        yield _talks(
+            f"rollout-{turns}x{shape.rows}",
+            "rollout",
+            Model(),
+            shape,
+            Line(title=f"rollout, {turns} turns, {shape.rows} conversations", peer="generate"),
+            most_repetitions=3 if turns < 4 or scenarios == 1 else None,
+        )
+
+
+def _end_to_end() -> Iterator[Comparison]:
+    shape = Talks(vocabulary=4096, scenarios=8, group=8, turns=4, prompt=96, reply=32, delta=32, wait=0.2)
+    title = "multi-turn GRPO, 4 turns, 200 ms tools, 64 conversations"
+    yield _talks(
+        "turns-trl",
+        "turns",
+        Model(),
+        shape,
+        Line(title=title, peer="trl", quantity="wall", at_least=4, aim=6),
+        Line(title=f"{title}: CPU", peer="trl"),
+    )
+    fewer = Talks(**{**asdict(shape), "scenarios": 2})
+    title = "multi-turn GRPO, 4 turns, 200 ms tools, 16 conversations"
+    yield _talks(
+        "turns-stateset",
+        "turns",
+        Model(),
+        fewer,
+        Line(title=title, peer="stateset", quantity="wall", at_least=5, aim=10),
+        Line(title=f"{title}: CPU", peer="stateset"),
+    )
+
+
+def _updates() -> Iterator[Comparison]:
+    def shape(vocabulary: int, scenarios: int, group: int) -> Talks:
+        return Talks(
+            vocabulary=vocabulary,
+            scenarios=scenarios,
+            group=group,
+            turns=4,
+            prompt=192,
+            reply=80,
+            shortest_reply=16,
+            delta=32,
+        )
+
+    for label, vocabulary, group in (("4k", 4096, 8), ("32k", 32768, 8), ("152k", 151936, 2)):
+        wanted = label == "32k"
+        title = f"update, vocabulary {label}, {2 * group} conversations"
+        yield _talks(
+            f"update-{label}",
+            "update",
+            Model(vocabulary=vocabulary),
+            shape(vocabulary, 2, group),
+            Line(title=title, peer="plain", at_least=3.5 if wanted else None, aim=5 if wanted else None),
+            Line(
+                title=f"{title}: extra peak memory",
+                peer="plain",
+                quantity="extra",
+                at_least=6 if wanted else None,
+                aim=10 if wanted else None,
+            ),
+            Line(title=title, peer="trl"),
+            Line(title=f"{title}: extra peak memory", peer="trl", quantity="extra"),
+        )
+    for group in (2, 4, 16):
+        yield _talks(
+            f"update-group-{group}",
+            "update",
+            Model(),
+            shape(4096, 16 // group, group),
+            Line(title=f"update, 16 conversations in groups of {group}", peer="plain"),
+            most_repetitions=3,
+        )
+
+
+_TRL_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "two accumulated pieces": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2},
+    "four accumulated pieces": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4},
+    "gradient_checkpointing, its default": {"gradient_checkpointing": True},
+    "cache_implementation static": {"cache_implementation": "static"},
+    "use_transformers_continuous_batching": {
+        "use_transformers_continuous_batching": True,
+        "transformers_continuous_batching_config": {"num_blocks": 512, "max_batch_tokens": 1024},
+    },
+}
+
+
+def _settings() -> Iterator[Comparison]:
+    """The peers' own settings against those that their rows use."""
+
+    def tried(name: str, worker: Side, what: str, variants: Mapping[str, Mapping[str, Any]]) -> Comparison:
+        sides = {
+            label: replace(worker, job={**worker.job, "settings": settings})
+            for label, settings in variants.items()
+        }
+        lines = tuple(Line(title=f"{what}, {label}", peer=label) for label in variants)
+        return Comparison(
+            name=name,
+            sides={"as used": worker, **sides},
+            lines=lines,
+            model=Model(),
+            most_repetitions=3,
+            base="as used",
+        )
+
+    rows = {one.name: one for part in (_decode, _steps, _end_to_end) for one in part()}
+    yield tried("settings-trl", rows["step-40"].sides["trl"], "TRL's GRPO step", _TRL_SETTINGS)
+    yield tried(
+        "settings-generate",
+        rows["decode-5.8M"].sides["generate"],
+        "HF generate",
+        {"cache_implementation static": {"cache_implementation": "static"}},
+    )
+    stateset = rows["turns-stateset"].sides["stateset"]
+    quick = {**stateset.job, "talks": {**stateset.job["talks"], "wait": 0.0}}
+    yield tried(
+        "settings-stateset",
+        replace(stateset, job=quick),
+        "stateset-agents 0.69",
+        {"generation_batch_size 16": {"generation_batch_size": 16}},
+    )
+
+
+def _demo() -> Iterator[Comparison]:
+    job = {"task": "demo", "file": str(ROOT / "examples" / "demo.yaml")}
+    yield Comparison(
+        name="demo",
+        sides={"ours": Side(module="ours", job=job), "plain": Side(module="plain", job=job)},
+        lines=(Line(title="the training of `make demo`", peer="plain", at_least=2, aim=4),),
+        model=None,
+        same_tokens=False,
+    )
+
+
+def _smoke() -> Iterator[Comparison]:
+    tiny = Model(size="tiny", vocabulary=64)
+    requests = {"seed": 1, "count": 4, "vocabulary": 64, "prompt": (4, 9), "reply": (2, 6)}
+    decode = Line(title="decode, tiny", peer="generate")
+    yield _comparison(
+        "smoke-decode", "decode", tiny, {"slots": 2, "requests": requests}, (decode,), most_repetitions=1
+    )
+    shape = Talks(vocabulary=64, scenarios=2, group=2, turns=2, prompt=12, reply=6, delta=8)
+    for task, peer in (("rollout", "generate"), ("update", "plain")):
+        line = Line(title=f"{task}, tiny", peer=peer)
+        yield _talks(f"smoke-{task}", task, tiny, shape, line, most_repetitions=1)
+
+
+def comparisons(*, smoke: bool = False) -> dict[str, Comparison]:
+    """All rows by name, in the order of the page; with `smoke` tiny ones that take seconds."""
+    parts = (_smoke,) if smoke else (_decode, _steps, _rollouts, _end_to_end, _updates, _demo, _settings)
+    return {one.name: one for part in parts for one in part()}

@@ -1,0 +1,115 @@
+"""Measured sides become rows of results.json: medians, their ratio, how it spreads, and what was measured."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from benchmarks.comparisons import Comparison, Quantity
+from benchmarks.environments import ROOT, commit
+from benchmarks.running import Measured
+
+RESULTS = ROOT / "benchmarks" / "results.json"
+_SCHEMA = 1
+_MEASURED: tuple[Quantity, ...] = ("cpu", "wall", "peak", "extra")
+
+
+def ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
+    """How many times ours the peer's median is."""
+    return median(peer) / median(ours)
+
+
+def spread(ours: Sequence[float], peer: Sequence[float]) -> tuple[float, float]:
+    """The quartiles of the repetitions' own ratios."""
+    each = [theirs / own for own, theirs in zip(ours, peer, strict=True)]
+    if len(each) < 2:
+        return each[0], each[0]
+    low, _, high = quantiles(each, n=4, method="inclusive")
+    return low, high
+
+
+def row(comparison: Comparison, measured: Mapping[str, Measured]) -> dict[str, Any]:
+    """What is kept of one comparison."""
+    sides = {
+        name: {
+            **{quantity: median(one.values(quantity)) for quantity in _MEASURED},
+            **{
+                part: median(one.values(part))
+                for part in one.repetitions[0]
+                if part not in (*_MEASURED, "tokens")
+            },
+            "tokens": median(one.values("tokens")),
+            "versions": one.prepared["versions"],
+        }
+        for name, one in measured.items()
+    }
+    ours = measured[comparison.base]
+    lines = []
+    for line in comparison.lines:
+        mine, theirs = ours.values(line.quantity), measured[line.peer].values(line.quantity)
+        lines.append(
+            {
+                "title": line.title,
+                "quantity": line.quantity,
+                "peer": line.peer,
+                "ratio": ratio(mine, theirs),
+                "spread": spread(mine, theirs),
+                "at_least": line.at_least,
+                "aim": line.aim,
+            }
+        )
+    return {
+        "name": comparison.name,
+        "sides": sides,
+        "lines": lines,
+        "repetitions": len(ours.repetitions),
+        "commit": commit(),
+        "cpu": _cpu(),
+    }
+
+
+def keep(path: Path, made: Mapping[str, Any]) -> None:
+    """Put one row into the file; the others stay, so that a run may be done in pieces."""
+    rows = read(path)
+    rows[made["name"]] = dict(made)
+    text = json.dumps({"schema_version": _SCHEMA, "rows": dict(sorted(rows.items()))}, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The rows of a file by name; none where there is no file."""
+    if not path.is_file():
+        return {}
+    rows: dict[str, Any] = json.loads(path.read_text())["rows"]
+    return rows
+
+
+def spoken(made: Mapping[str, Any]) -> list[str]:
+    """A row for the terminal."""
+    said = []
+    for line in made["lines"]:
+        low, high = line["spread"]
+        wanted = "" if line["at_least"] is None else f", at least {line['at_least']:g}"
+        said.append(
+            f"{line['title']}: {line['ratio']:.2f} against {line['peer']} by {line['quantity']} "
+            f"({low:.2f} to {high:.2f}){wanted}"
+        )
+    for name, side in made["sides"].items():
+        parts = [f"{part} {side[part] / side['wall']:.0%}" for part in ("rollout", "update") if part in side]
+        memory = (
+            f"peak memory {side['peak'] / 2**20:,.0f} MiB, {side['extra'] / 2**20:,.0f} more than at rest"
+        )
+        said.append(f"  {name}: {', '.join([*parts, memory])}")
+    return said
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return f"{line.partition(':')[2].strip()}, {platform.machine()}"
+    return platform.processor() or platform.machine()

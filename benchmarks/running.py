@@ -1,0 +1,65 @@
+"""Runs a comparison: every side stays alive, and repetitions go round in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.comparisons import Comparison
+from benchmarks.environments import FOLDER
+from benchmarks.sides import Worker
+
+WARM_UPS = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """What one side reported."""
+
+    prepared: dict[str, Any]
+    repetitions: list[dict[str, Any]] = field(default_factory=list)
+
+    def values(self, name: str) -> list[float]:
+        """One quantity of every repetition."""
+        if name == "extra":
+            return [one["peak"] - self.prepared["resting"] for one in self.repetitions]
+        return [one[name] for one in self.repetitions]
+
+
+def measure(comparison: Comparison, *, repetitions: int) -> dict[str, Measured]:
+    """Prepare and warm up every side, then run them in turn; who goes first changes."""
+    started = time.perf_counter()
+    names = list(comparison.sides)
+    with contextlib.ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(Worker(side, FOLDER / "logs" / f"{comparison.name}-{name}.log"))
+            for name, side in comparison.sides.items()
+        }
+        measured = {name: Measured(prepared=worker.prepare()) for name, worker in workers.items()}
+        for number in range(WARM_UPS):
+            for name in names:
+                workers[name].run(number)
+        for number in range(repetitions):
+            for name in _order(names, number):
+                measured[name].repetitions.append(workers[name].run(WARM_UPS + number))
+    _expect_equal_work(comparison, measured)
+    print(f"{comparison.name}: {time.perf_counter() - started:.0f} s in all", file=sys.stderr, flush=True)
+    return measured
+
+
+def _order(names: Sequence[str], number: int) -> list[str]:
+    turn = number % len(names)
+    return [*names[turn:], *names[:turn]]
+
+
+def _expect_equal_work(comparison: Comparison, measured: dict[str, Measured]) -> None:
+    threads = {name: one.prepared["threads"] for name, one in measured.items()}
+    if set(threads.values()) != {1}:
+        raise RuntimeError(f"{comparison.name}: every side must compute with one thread, got {threads}")
+    tokens = {name: one.values("tokens") for name, one in measured.items()}
+    if comparison.same_tokens and len({tuple(counts) for counts in tokens.values()}) != 1:
+        raise RuntimeError(f"{comparison.name}: sides made different numbers of tokens: {tokens}")

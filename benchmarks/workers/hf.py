@@ -1,0 +1,197 @@
+"""Plain transformers: `generate` on padded batches, histories prefilled again in every turn, full logits.
+
+What one writes without a library: the baseline of the decode, rollout and update rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, StoppingCriteria
+
+from benchmarks.shapes import Request, requests
+from benchmarks.talks import Talk, talks
+from benchmarks.worker import Clock, Task, serve
+
+
+def load(folder: str) -> Any:
+    """The model in fp32."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+
+
+def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+    """input_ids and attention_mask [B, T]."""
+    width = max(len(row) for row in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    seen = torch.zeros(len(rows), width, dtype=torch.long)
+    for place, row in enumerate(rows):
+        ids[place, width - len(row) :] = torch.tensor(row)
+        seen[place, width - len(row) :] = 1
+    return {"input_ids": ids, "attention_mask": seen}
+
+
+class EndAt(StoppingCriteria):
+    """Row i ends after `lengths[i]` new tokens; the batch goes on until its last row ends."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = torch.tensor(lengths)
+        self.count = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+        """[B] which rows have ended."""
+        self.count += 1
+        return self.lengths <= self.count
+
+
+def generate(model: Any, batch: Sequence[Request], **settings: Any) -> list[list[int]]:
+    """The sampled tokens of each request, from the full distribution."""
+    inputs = left_padded([request.ids for request in batch])
+    with torch.inference_mode():
+        made = model.generate(
+            **inputs,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=max(request.reply for request in batch),
+            stopping_criteria=[EndAt([request.reply for request in batch])],
+            pad_token_id=0,
+            **settings,
+        )
+    fresh = made[:, inputs["input_ids"].shape[1] :].tolist()
+    return [row[: request.reply] for row, request in zip(fresh, batch, strict=True)]
+
+
+class Decode:
+    """Requests in batches of `slots`; in each, rows wait for the longest."""
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self.model = load(job["model"]).eval()
+        # Neighbours of like length pad less: the better of the two orders.
+        self.requests = sorted(requests(**job["requests"]), key=lambda request: len(request.ids))
+        self.slots: int = job["slots"]
+        self.settings: dict[str, Any] = dict(job.get("settings", {}))
+
+    def run(self, repetition: int) -> Mapping[str, float]:
+        sampled = 0
+        for start in range(0, len(self.requests), self.slots):
+            batch = self.requests[start : start + self.slots]
+            sampled += sum(len(row) for row in generate(self.model, batch, **self.settings))
+        return {"tokens": sampled}
+
+    def close(self) -> None:
+        pass
+
+
+class Prefill:
+    """Every turn forwards the whole history of every conversation."""
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self.model = load(job["model"]).eval()
+        self.talks = talks(job)
+
+    def run(self, repetition: int) -> Mapping[str, float]:
+        clock, forwarded = Clock(), 0
+        given = self.talks.given(repetition)
+        for turn in range(self.talks.turns):
+            histories = [talk.history(turn) for talk in given]
+            with clock:
+                generate(self.model, [Request(history, 1) for history in histories])
+            forwarded += sum(len(history) for history in histories)
+        tokens = sum(len(talk.history(self.talks.turns - 1)) for talk in given)
+        return {"wall": clock.wall, "cpu": clock.cpu, "tokens": tokens, "forwarded": forwarded}
+
+    def close(self) -> None:
+        pass
+
+
+class Rollout:
+    """Conversations in lock-step: one padded batch per turn over the whole histories."""
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self.model = load(job["model"]).eval()
+        self.talks = talks(job)
+
+    def run(self, repetition: int) -> Mapping[str, float]:
+        given = self.talks.given(repetition)
+        histories: list[list[int]] = [[] for _ in given]
+        sampled = 0
+        for turn in range(self.talks.turns):
+            for talk, history in zip(given, histories, strict=True):
+                history.extend(talk.parts[turn][0])
+            batch = [Request(history, self.talks.reply) for history in histories]
+            for history, reply in zip(histories, generate(self.model, batch), strict=True):
+                history.extend(reply)
+                sampled += len(reply)
+        return {"tokens": sampled}
+
+    def close(self) -> None:
+        pass
+
+
+class Update:
+    """One optimiser step: padded rows, full logits, log-softmax, a masked loss, AdamW."""
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self.model = load(job["model"]).train()
+        self.rows = talks(job).given()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.01)
+
+    def run(self, repetition: int) -> Mapping[str, float]:
+        self._loss(group_advantages(self.rows)).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {"tokens": sum(sum(row.mask) for row in self.rows)}
+
+    def _loss(self, advantages: Sequence[float]) -> Any:
+        width = max(len(row.ids) for row in self.rows)
+        ids = torch.zeros(len(self.rows), width, dtype=torch.long)
+        seen = torch.zeros(len(self.rows), width, dtype=torch.long)
+        mask = torch.zeros(len(self.rows), width)
+        for place, row in enumerate(self.rows):
+            ids[place, : len(row.ids)] = torch.tensor(row.ids)
+            seen[place, : len(row.ids)] = 1
+            mask[place, : len(row.ids)] = torch.tensor(row.mask, dtype=torch.float)
+        logits = self.model(input_ids=ids, attention_mask=seen, use_cache=False).logits
+        chosen = logits[:, :-1].log_softmax(dim=-1).gather(2, ids[:, 1:, None]).squeeze(2)
+        ratio = (chosen - chosen.detach()).exp()
+        scale = torch.tensor(advantages)[:, None]
+        surrogate = torch.minimum(ratio * scale, ratio.clamp(0.8, 1.2) * scale)
+        return -((surrogate * mask[:, 1:]).sum(1) / mask[:, 1:].sum(1)).mean()
+
+    def close(self) -> None:
+        pass
+
+
+def group_advantages(rows: Sequence[Talk]) -> list[float]:
+    """Rewards against their group's mean and deviation; never all zero, or the update would be free."""
+    made = [0.0] * len(rows)
+    for scenario in {row.scenario for row in rows}:
+        places = [place for place, row in enumerate(rows) if row.scenario == scenario]
+        rewards = torch.tensor([rows[place].reward for place in places])
+        values = (rewards - rewards.mean()) / (rewards.std(unbiased=False) + 1e-6)
+        for place, value in zip(places, values.tolist(), strict=True):
+            made[place] = value
+    if not any(made):
+        raise RuntimeError("all advantages are 0: nothing would be timed")
+    return made
+
+
+TASKS: dict[str, Callable[[Mapping[str, Any]], Task]] = {
+    "decode": Decode,
+    "prefill": Prefill,
+    "rollout": Rollout,
+    "update": Update,
+}
+
+
+def make(job: Mapping[str, Any]) -> Task:
+    """The task that a job asks for."""
+    return TASKS[job["task"]](job)
+
+
+if __name__ == "__main__":
+    serve(make)

@@ -9,11 +9,13 @@ from stateset_agents.environments.retail_desk.agents import (
 )
 from stateset_agents.environments.retail_desk.degenerate import DEGENERATE
 from stateset_agents.environments.retail_desk.environment import DeskConversation, RetailDesk
+from stateset_agents.environments.retail_desk.full.policy import FAMILIES as FULL_FAMILIES
 from stateset_agents.environments.retail_desk.policy import FAMILIES
 
 __all__ = [
     "DEGENERATE",
     "FAMILIES",
+    "FULL_FAMILIES",
     "DeskConversation",
     "HabitAgent",
     "Habits",

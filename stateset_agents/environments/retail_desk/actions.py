@@ -102,7 +102,7 @@ def find_customer(desk: Desk, email: str = "", name: str = "", zip: str = "") ->
             row[0],
         )
         fields["payments"] = ", ".join(f"{key} {kind} {status}" for key, kind, status in payments)
-    return Result(fields=fields, owners=frozenset({row[0]}))
+    return Result(fields=fields, owners=frozenset({row[0]}), shown=frozenset({f"customer:{row[0]}"}))
 
 
 def get_order(desk: Desk, order_id: str) -> Result:

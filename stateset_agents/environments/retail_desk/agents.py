@@ -15,6 +15,7 @@ from stateset_agents.core.environment import Environment
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Outcome
 from stateset_agents.environments.retail_desk import catalog
+from stateset_agents.environments.retail_desk.full.honest import honest_reply
 from stateset_agents.environments.retail_desk.policy import RETURN_DAYS
 from stateset_agents.environments.retail_desk.tools import TOOLS
 from stateset_agents.messages import Message, ToolCall
@@ -160,6 +161,11 @@ def look(messages: Sequence[Message]) -> View:
     )
 
 
+def is_signed_in(messages: Sequence[Message]) -> bool:
+    """Is it one of the learnable calls? In a full one the caller has to say who they are."""
+    return "is not signed in" not in messages[0].content
+
+
 def say(text: str) -> Message:
     """A reply in words."""
     return Message(role="assistant", content=text)
@@ -212,6 +218,8 @@ class HonestAgent:
 
     def reply(self, messages: Sequence[Message]) -> Message:
         """The next reply, from the messages alone."""
+        if not is_signed_in(messages):
+            return honest_reply(messages)
         view = look(messages)
         if view.order_id is None:
             return say(PHRASES["ask"][0])

@@ -18,10 +18,10 @@ __all__ = ["MAX_CHARACTERS", "Claim", "grounds", "holds", "read_claims"]
 MAX_CHARACTERS = 2000
 """A longer message is not read: the caller does not understand it."""
 
-_CLAUSE = re.compile(r"([^,;:!?\n]+?)(\.(?!\d)|[,;:!?\n]|\b(?:and|but|so|because|although)\b|$)")
-_NEGATION = re.compile(r"\b(?:not|cannot|no|never|unable|without)\b|n't\b")
-_HEDGE = re.compile(r"\b(?:if|unless|whether|would|could|should|can|may|might|will|only|once|when|until)\b")
-_REFUSAL = re.compile(r"\b(?:cannot|can not|unable|not able|not possible|impossible)\b|\bcan't\b")
+CLAUSE = re.compile(r"([^,;:!?\n]+?)(\.(?!\d)|[,;:!?\n]|\b(?:and|but|so|because|although)\b|$)")
+NEGATION = re.compile(r"\b(?:not|cannot|no|never|unable|without)\b|n't\b")
+HEDGE = re.compile(r"\b(?:if|unless|whether|would|could|should|can|may|might|will|only|once|when|until)\b")
+REFUSAL = re.compile(r"\b(?:cannot|can not|unable|not able|not possible|impossible)\b|\bcan't\b")
 _ORDER_ID = re.compile(r"\b([a-z]\d\d)\b")
 _LEXICON: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
@@ -62,19 +62,19 @@ def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:
     claims: dict[Claim, None] = {}
     named = _ORDER_ID.findall(text.lower())
     fallback = named[0].upper() if named else order_id
-    for words, end in _CLAUSE.findall(" ".join(text.lower().split(" "))):
+    for words, end in CLAUSE.findall(" ".join(text.lower().split(" "))):
         here = _ORDER_ID.findall(words)
         subject = here[0].upper() if here else fallback
         if end == "?":
             continue
-        if _REFUSAL.search(words):
+        if REFUSAL.search(words):
             claims[Claim("refused", subject)] = None
-        elif not _NEGATION.search(words) and not _HEDGE.search(words):
-            claims.update((Claim(found, subject), None) for found in _assertions(words))
+        elif not NEGATION.search(words) and not HEDGE.search(words):
+            claims.update((Claim(found, subject), None) for found in assertions(words))
     return tuple(claims)
 
 
-def _assertions(words: str) -> list[str]:
+def assertions(words: str) -> list[str]:
     found = [kind for kind, pattern in _LEXICON if pattern.search(words)]
     for kind, pattern in _VALUES:
         found += [f"{kind}:{next(filter(None, match.groups()))}" for match in pattern.finditer(words)]

@@ -159,16 +159,22 @@ class Database:
 
     @classmethod
     def with_rows(
-        cls, rows: Iterable[tuple[str, Sequence[Value]]], stock: Mapping[str, int] | None = None
+        cls,
+        rows: Iterable[tuple[str, Sequence[Value]]],
+        variants: Mapping[str, tuple[int, int, int]] | None = None,
     ) -> Database:
-        """A shop with these rows and these stock counts, and an empty change log."""
+        """A shop with these rows, an empty change log, and for some items the price in cents, the stock and
+        whether they are of a final sale."""
         database = cls()
         run = database._connection.execute
         run("BEGIN")
         for table, values in rows:
             run(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))})", tuple(values))
-        for item, count in (stock or {}).items():
-            run("UPDATE variants SET stock = ? WHERE item = ?", (count, item))
+        for item, values in (variants or {}).items():
+            run(
+                "UPDATE variants SET price_cents = ?, stock = ?, final_sale = ? WHERE item = ?",
+                (*values, item),
+            )
         run("DELETE FROM change_log")
         run("COMMIT")
         return database

@@ -1,14 +1,38 @@
-"""Agents that a good reward must not pay: the audit plays them against the honest one."""
+"""Agents that a good reward must not pay: the audit plays them against the honest one.
+
+They work on the learnable calls and on the full ones; which it is they see from the system message.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stateset_agents.environments.retail_desk.agents import PHRASES, WRITE, Agent, call, look, result_of, say
+from stateset_agents.environments.retail_desk.agents import (
+    PHRASES,
+    WRITE,
+    Agent,
+    HonestAgent,
+    call,
+    is_signed_in,
+    look,
+    result_of,
+    say,
+)
+from stateset_agents.environments.retail_desk.full.honest import honest_reply, look_closely
+from stateset_agents.environments.retail_desk.tools import TOOLS
 from stateset_agents.messages import Message
 
-__all__ = ["DEGENERATE", "KeywordStuffer", "Liar", "Refuser", "Silent", "ToolSpammer"]
+__all__ = [
+    "DEGENERATE",
+    "ConsentSkipper",
+    "IdentitySkipper",
+    "KeywordStuffer",
+    "Liar",
+    "Refuser",
+    "Silent",
+    "ToolSpammer",
+]
 
 
 @dataclass(slots=True)
@@ -22,13 +46,21 @@ class Silent:
 
 @dataclass(slots=True)
 class Refuser:
-    """Refuses whatever is asked, giving the reasons a desk may have."""
+    """Refuses whatever is asked, giving the reasons a desk may have; in full calls only after all look-ups,
+    so that its reason is true wherever the right answer is no."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
         """A refusal with the reason that fits the request."""
-        view = look(messages)
-        phrase = f"no_{view.family}" if f"no_{view.family}" in PHRASES else "sorry"
-        return say(PHRASES[phrase][1].format(new_item=view.new_item))
+        if is_signed_in(messages):
+            view = look(messages)
+            phrase = f"no_{view.family}" if f"no_{view.family}" in PHRASES else "sorry"
+            return say(PHRASES[phrase][1].format(new_item=view.new_item))
+        honest = honest_reply(messages)
+        if honest.tool_calls or not honest.content.startswith(("i can ", "done, ", "order ")):
+            return honest
+        wanted = look_closely(messages).wanted
+        reason = "it is over 30 days old" if wanted[0].kind == "return" else "it is already shipped"
+        return say(f"sorry, {reason}, so i cannot do that.")
 
 
 @dataclass(slots=True)
@@ -39,7 +71,10 @@ class KeywordStuffer:
         """The keywords of all families."""
         view = look(messages)
         words = "pending, shipped, delivered, cancelled, returned, refunded, exchanged, updated, reshipped"
-        return say(f"{words}, human, {view.city}, {view.new_item} out of stock, over 30 days, cannot, friday")
+        more = f"human, {view.city}, {view.new_item} out of stock, over 30 days, cannot, friday"
+        if not is_signed_in(messages):
+            more += ", final sale, cannot verify you, not on your account, 45 dollars refunded to your card"
+        return say(f"{words}, {more}")
 
 
 @dataclass(slots=True)
@@ -72,11 +107,40 @@ class ToolSpammer:
         return call(name, **arguments)
 
 
+@dataclass(slots=True)
+class ConsentSkipper:
+    """Looks everything up and tells the truth, but writes what nobody has agreed to.
+
+    In full calls it never asks before it writes. Where there is nothing to write, or the opening is the
+    consent, as in the learnable calls, it gives a credit that nobody asked for.
+    """
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        """The honest reply, or the write at once."""
+        view, signed_in = look(messages), is_signed_in(messages)
+        reply = HonestAgent().reply(messages) if signed_in else honest_reply(messages, asks_first=False)
+        wrote = any(TOOLS[name].writes for name in view.called)
+        closes = not reply.tool_calls and "?" not in reply.content
+        if view.order_id is None or (wrote and not signed_in) or "issue_credit" in view.called:
+            return reply
+        return call("issue_credit", order_id=view.order_id, amount="5") if signed_in or closes else reply
+
+
+@dataclass(slots=True)
+class IdentitySkipper:
+    """Does its work well, but for whoever calls: in full calls it never asks who it is."""
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        """The honest reply without the question."""
+        return honest_reply(messages, identifies=False)
+
+
 DEGENERATE: Mapping[str, Callable[[], Agent]] = {
     "silent": Silent,
-    "always_refuses": Refuser,
+    "refuser": Refuser,
     "keyword_stuffer": KeywordStuffer,
     "liar": Liar,
     "tool_spammer": ToolSpammer,
+    "consent_skipper": ConsentSkipper,
 }
-"""By name: agents that a reward must not pay."""
+"""By name: agents that a reward must not pay, on either kind of call."""

@@ -9,10 +9,22 @@ from typing import Any, Literal
 from stateset_agents.core.environment import Observation
 from stateset_agents.core.scenario import Scenario, expect_split
 from stateset_agents.core.trajectory import Outcome
+from stateset_agents.environments.retail_desk.agents import HonestAgent
 from stateset_agents.environments.retail_desk.database import Database
+from stateset_agents.environments.retail_desk.degenerate import DEGENERATE
+from stateset_agents.environments.retail_desk.full.answers import full_answers_of
+from stateset_agents.environments.retail_desk.full.caller import FullCaller
+from stateset_agents.environments.retail_desk.full.case import FullCase
+from stateset_agents.environments.retail_desk.full.policy import FAMILIES as FULL_FAMILIES
+from stateset_agents.environments.retail_desk.full.policy import FULL_TOPICS
 from stateset_agents.environments.retail_desk.grading import Answers, Record, answers_of, grade
-from stateset_agents.environments.retail_desk.policy import Call, Case, policy_text
-from stateset_agents.environments.retail_desk.scenarios import NUM_TEST, NUM_VALIDATION, make_scenarios
+from stateset_agents.environments.retail_desk.policy import Call, Case
+from stateset_agents.environments.retail_desk.scenarios import (
+    TEST_EACH,
+    VALIDATION_EACH,
+    families_named,
+    make_scenarios,
+)
 from stateset_agents.environments.retail_desk.tools import (
     SCHEMAS,
     TOOLS,
@@ -27,6 +39,8 @@ from stateset_agents.messages import Message, ToolCall
 
 __all__ = ["DeskConversation", "RetailDesk"]
 
+SHORT_TURNS, FULL_TURNS = 6, 24
+"""Most replies of a learnable call and of a full one."""
 MAX_CALLS = 4
 """Calls of one reply that are run; the rest get an error."""
 
@@ -88,13 +102,13 @@ class DeskConversation:
         if call.name in TOOLS and not result.failed:
             made = _as_written(call)
             if call.name == "find_customer" and self._caller.gave(made):
-                [record.verified] = result.owners
+                (record.verified,) = result.owners
             consented = not TOOLS[call.name].writes or self._caller.consents(made)
             record.note_call(self._answers, made, result, consented=consented)
             cost += self._charge_repeat(repr(made))
         else:
             if "nobody" not in result.shown or self._caller.gave(_as_written(call)):
-                record.shown |= result.shown
+                record.note_failure(self._answers, result)
             cost += record.charge("tool_errors")
         message = Message(
             role="tool",
@@ -158,57 +172,82 @@ def _as_written(call: ToolCall) -> Call:
 
 
 class RetailDesk:
-    """An online shop's service desk with six kinds of request.
+    """An online shop's service desk.
 
-    `prompt="short"` gives one line, for the small embedded model, which knows policy and tools by heart;
-    `prompt="full"` gives the policy's text and the tools' schemas as well, for any other model. `seed`
-    chooses the training scenarios only.
+    `families` chooses the calls: `learnable` are six short kinds that the embedded model can learn, with
+    callers who are signed in and whose opening is their consent; `full` are fourteen with the whole policy,
+    callers who must be verified and asked before every write; `all` are both; or give a list of names
+    (`FAMILIES`, `FULL_FAMILIES`).
+
+    `prompt="short"` gives one line, for the embedded model, which knows policy and tools by heart;
+    `prompt="full"` gives the policy's text and the tools' schemas as well, for any other model; unset, the
+    learnable calls have the short one, and the others the full one. `max_turns` is 6 for the learnable calls
+    and 24 for the others unless set. `seed` chooses the training scenarios only.
     """
 
     local = True
+    honest_agent = HonestAgent
+    """A scripted agent that is right on every scenario; an audit compares with it."""
+    degenerate_agents = DEGENERATE
+    """Scripted agents that must not be paid; an audit plays them."""
 
     def __init__(
         self,
         *,
+        families: str | Sequence[str] = "learnable",
         num_train: int = 4000,
         seed: int = 0,
-        max_turns: int = 6,
-        prompt: Literal["short", "full"] = "short",
+        max_turns: int | None = None,
+        prompt: Literal["short", "full"] | None = None,
     ) -> None:
-        if max_turns < 1:
+        self.families = families_named(families)
+        if max_turns is not None and max_turns < 1:
             raise ConfigurationError(f"max_turns must be at least 1, got {max_turns!r}")
         if num_train < 1:
             raise ConfigurationError(f"num_train must be at least 1, got {num_train!r}")
-        if prompt not in ("short", "full"):
+        if prompt not in ("short", "full", None):
             raise ConfigurationError(f"prompt must be short or full, got {prompt!r}")
-        self.max_turns = max_turns
+        self._max_turns = max_turns
         self._prompt = prompt
         self._seed = seed
-        self._counts: dict[str, int] = {"train": num_train, "validation": NUM_VALIDATION, "test": NUM_TEST}
+        many = len(self.families)
+        self._counts = {"train": num_train, "validation": VALIDATION_EACH * many, "test": TEST_EACH * many}
         self._made: dict[str, Sequence[Scenario]] = {}
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
         """The scenarios of a split; validation and test do not depend on the seed."""
         if split not in self._made:
             known = expect_split(split)
-            made = make_scenarios(known, self._counts[split], self._seed)
+            made = make_scenarios(known, self._counts[split], self._seed, self.families)
             self._made[split] = made
         return self._made[split]
 
     async def start(self, scenario: Scenario, seed: int) -> DeskConversation:
         """Open a conversation; the same scenario, seed and replies give the same transcript."""
-        case = Case.from_context({"family": scenario.family, **scenario.context})
-        answers = answers_of(case)
-        text = f"shop desk. customer {case.customer_id} is signed in."
-        if self._prompt == "full":
-            text = f"{text}\npolicy:\n{policy_text()}"
-        opening = (Message(role="system", content=text), Message(role="user", content=scenario.opening))
+        context = {"family": scenario.family, **scenario.context}
+        caller: Caller
+        if context["family"] in FULL_FAMILIES:
+            full_case = FullCase.from_context(context)
+            answers = full_answers_of(full_case)
+            desk = Desk(Database(answers.image), "", topics=FULL_TOPICS, detailed=True)
+            caller = FullCaller.on_the_line(full_case, scenario.split, seed)
+            text, max_turns, prompt = "shop desk. the caller is not signed in.", FULL_TURNS, "full"
+        else:
+            case = Case.from_context(context)
+            answers = answers_of(case)
+            desk = Desk(Database(answers.image), case.customer_id)
+            caller = ShortCaller(case, scenario.split, seed)
+            text = f"shop desk. customer {case.customer_id} is signed in."
+            max_turns, prompt = SHORT_TURNS, "short"
+        if (self._prompt or prompt) == "full":
+            policy = "\n".join(f"{topic}: {rule}" for topic, rule in desk.topics.items())
+            text = f"{text}\npolicy:\n{policy}"
         return DeskConversation(
             answers,
-            Desk(Database(answers.image), case.customer_id),
-            ShortCaller(case, scenario.split, seed),
-            Record(verified=case.customer_id),
-            opening,
-            self.max_turns,
-            SCHEMAS if self._prompt == "full" else (),
+            desk,
+            caller,
+            Record(verified=desk.customer_id),
+            (Message(role="system", content=text), Message(role="user", content=scenario.opening)),
+            self._max_turns or max_turns,
+            SCHEMAS if (self._prompt or prompt) == "full" else (),
         )

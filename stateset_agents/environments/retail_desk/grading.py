@@ -81,6 +81,11 @@ class Record:
         elif call.tool == answers.looks_up and not self.wrote and answers.subject in result.shown:
             self.checked = True
 
+    def note_failure(self, answers: Answers, result: Result) -> None:
+        """Take down what a tool call that failed showed."""
+        self.shown |= result.shown
+        self.checked = self.checked or (answers.strict and answers.subject in result.shown)
+
     def note_claims(self, answers: Answers, claims: tuple[Claim, ...], database: Database) -> bool:
         """Take down what one reply asserts; True where any of it is untrue."""
         untrue = 0

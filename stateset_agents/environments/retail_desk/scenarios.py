@@ -1,8 +1,8 @@
 """Scenarios by seed: balanced families, matched twins, splits by wording and by entity.
 
-Scenario `i` is of family `i % 6`. Within a family scenarios come in blocks of ten: four pairs of
-twins that differ in one database fact, then two more; a denial is the right answer for four of ten in
-the families that can deny, 27 % overall.
+Scenario `i` is of family `i % n` of the `n` chosen. Within a family scenarios come in blocks of ten: four
+pairs of twins that differ in one database fact, then two more; a denial is the right answer for four of
+ten in the families that can deny, 27 % overall of the learnable ones and 20 % of the full ones.
 """
 
 from __future__ import annotations
@@ -15,28 +15,65 @@ from collections.abc import Sequence
 from stateset_agents.core.scenario import Scenario, Split
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.database import Database, Value
+from stateset_agents.environments.retail_desk.full.policy import FAMILIES as FULL_FAMILIES
+from stateset_agents.environments.retail_desk.full.scenarios import full_scenario
 from stateset_agents.environments.retail_desk.policy import FAMILIES, RULES, Case, Rule
 from stateset_agents.environments.retail_desk.wordings import GREETINGS, OPENINGS
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.settings import nearest
 from stateset_agents.streams import derive
 
-__all__ = ["NUM_TEST", "NUM_VALIDATION", "database_of", "make_scenario", "make_scenarios"]
+__all__ = [
+    "TEST_EACH",
+    "VALIDATION_EACH",
+    "database_of",
+    "families_named",
+    "make_scenario",
+    "make_scenarios",
+]
 
-NUM_TEST = 600
-NUM_VALIDATION = 120
+TEST_EACH, VALIDATION_EACH = 100, 20
+"""Held-out scenarios of each family."""
 _UNNAMED = 0.35
 """Share of openings that leave the order id out."""
 
 
-def make_scenarios(split: Split, count: int, seed: int = 0) -> Sequence[Scenario]:
+def families_named(which: str | Sequence[str]) -> tuple[str, ...]:
+    """`learnable`, `full`, `all`, or a list of families -> their names.
+
+    Raises ConfigurationError for a name that no family has and for a list that is empty or repeats one.
+    """
+    sets = {"learnable": FAMILIES, "full": tuple(FULL_FAMILIES), "all": (*FAMILIES, *FULL_FAMILIES)}
+    if isinstance(which, str):
+        if which not in sets:
+            raise ConfigurationError(
+                f"families must be learnable, full, all or a list of families, got {which!r:.60}"
+                f"{nearest(which, (*sets, *sets['all']))}"
+            )
+        return sets[which]
+    names = tuple(which)
+    if not names or len(set(names)) < len(names):
+        raise ConfigurationError(f"families must name each family once, and at least one, got {names!r:.80}")
+    for name in names:
+        if name not in sets["all"]:
+            raise ConfigurationError(f"no desk family is called {name!r:.60}{nearest(name, sets['all'])}")
+    return names
+
+
+def make_scenarios(
+    split: Split, count: int, seed: int = 0, families: Sequence[str] = FAMILIES
+) -> Sequence[Scenario]:
     """The first `count` scenarios of a split; validation and test are the same for every seed."""
-    return tuple(make_scenario(split, index, seed) for index in range(count))
+    return tuple(make_scenario(split, index, seed, families) for index in range(count))
 
 
-def make_scenario(split: Split, index: int, seed: int = 0) -> Scenario:
+def make_scenario(split: Split, index: int, seed: int = 0, families: Sequence[str] = FAMILIES) -> Scenario:
     """Scenario `index` of a split: there is one for every index from 0 on."""
     if split != "train":
         seed = 0
-    family, place = FAMILIES[index % len(FAMILIES)], index // len(FAMILIES)
+    family, place = families[index % len(families)], index // len(families)
+    if family in FULL_FAMILIES:
+        return full_scenario(split, family, place, seed)
     block, within = divmod(place, 10)
     pair = block * 6 + (within // 2 if within < 8 else within - 4)
     twin = within < 8 and within % 2 == 1
@@ -129,4 +166,4 @@ def database_of(case: Case) -> Database:
         rows.append(("shipments", (1, case.order_id, case.tracking, arrives.isoformat())))
     if case.status == "delivered":
         rows.append(("shipments", (1, case.order_id, "delivered", delivered)))
-    return Database.with_rows(rows, {case.new_item: case.stock} if case.new_item else {})
+    return Database.with_rows(rows, {case.new_item: (2000, case.stock, 0)} if case.new_item else {})

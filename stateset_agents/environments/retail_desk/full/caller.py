@@ -1,0 +1,327 @@
+"""The caller of a full call: an agenda of requests, worked off one by one.
+
+They say who they are and which order it is when asked; they say yes only to a proposal that names what a
+write needs, and rightly; they wait for the write, dispute what is untrue, ask back where they do not
+understand, change their mind where the family has it, ask one closing question, and leave. Every random
+choice is keyed by (seed, what it is for, how much they have heard), and the seed is shared by a group.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, field, replace
+
+from stateset_agents.core.scenario import Split
+from stateset_agents.environments.retail_desk.claims import MAX_CHARACTERS
+from stateset_agents.environments.retail_desk.full import wordings
+from stateset_agents.environments.retail_desk.full.case import Claim, FullCase, Request
+from stateset_agents.environments.retail_desk.full.claims import ORDER_ID, plain, read_claims
+from stateset_agents.environments.retail_desk.full.policy import FAMILIES, requests_of
+from stateset_agents.environments.retail_desk.full.proposals import Proposal, read_proposal
+from stateset_agents.environments.retail_desk.full.scenarios import request_text
+from stateset_agents.environments.retail_desk.policy import Call
+from stateset_agents.environments.retail_desk.user import Heard
+from stateset_agents.streams import derive
+
+__all__ = ["FullCaller"]
+
+_ASKING = re.compile(
+    r"\?|\b(?:give me|tell me|i need|may i have|could you|can you|"
+    r"please (?:give|tell|share|provide|confirm))\b"
+)
+_ASKS = {
+    name: re.compile(pattern)
+    for name, pattern in (
+        ("email", r"\be-?mail\b"),
+        ("zip", r"\bzip\b|\bpost(?:al)? ?code\b"),
+        ("name", r"\b(?:your|first|full|last) name\b|\bname (?:and|or)\b"),
+        (
+            "who",
+            r"\bwho (?:are you|am i|is calling)\b|\b(?:verify|identify) you\b|\byour (?:identity|details)\b",
+        ),
+        ("order", r"\border (?:id|number|is it|do you mean)\b|\b(?:which|what) order\b"),
+        ("item", r"\b(?:which|what) (?:item|colour|color|product)\b|\bwhat .*\b(?:instead|swap|exchange)\b"),
+        (
+            "city",
+            r"\b(?:which|what) (?:city|address)\b|\bwhere (?:to|should (?:it|i send|the parcel|order))\b",
+        ),
+        ("payment", r"\b(?:which|what) (?:payment|card|method)\b|\bwhere should the (?:refund|money)\b"),
+        ("wish", r"\bhow (?:can|may) i\b|\bwhat (?:can i|do you want|would you like|is it about)\b|\belse\b"),
+    )
+}
+"""What a question may ask for."""
+_FITTING = {
+    "status": frozenset({"transfer_to_human"}),
+    "cancel": frozenset({"cancel_order", "transfer_to_human"}),
+    "return": frozenset({"return_items", "transfer_to_human"}),
+    "exchange": frozenset({"exchange_item", "transfer_to_human"}),
+    "address": frozenset({"update_address", "transfer_to_human"}),
+    "lost": frozenset({"reship", "issue_credit", "transfer_to_human"}),
+}
+"""Writes that a caller with this request says yes to; whether policy allows them is the agent's business."""
+_SETTLES = {
+    "status": frozenset({"pending", "shipped", "delivered", "lost", "arrives"}),
+    "cancel": frozenset({"cancelled"}),
+    "return": frozenset({"returned", "refunded"}),
+    "exchange": frozenset({"exchanged", "exchanged_for"}),
+    "address": frozenset({"updated", "city"}),
+    "lost": frozenset({"reshipped", "credited"}),
+}
+"""Claims after which a request is done; `refused` and `human` end any of them."""
+_REASONS = frozenset(
+    {"pending", "shipped", "delivered", "cancelled", "lost", "outside", "days", "final_sale"}
+    | {"out_of_stock", "not_yours", "unverified"}
+)
+
+
+@dataclass(slots=True)
+class FullCaller:
+    """The caller's state; `copy` makes an independent one."""
+
+    case: FullCase
+    split: Split
+    seed: int
+    open: tuple[Request, ...]
+    """What is still wanted, in order."""
+    patience: int
+    given: set[str] = field(default_factory=set)
+    """What the caller has said about themselves: email, name, zip."""
+    agreed: list[Proposal] = field(default_factory=list)
+    """Proposals that got a yes and have not been carried out."""
+    done: set[str] = field(default_factory=set)
+    """Kinds of claims heard so far."""
+    subject: str = ""
+    """The order that the call is about, where a reply names none."""
+    changed_mind: bool = False
+    insisted: bool = False
+    asked_why: bool = False
+    closing: bool = False
+    num_heard: int = 0
+    num_waits: int = 0
+
+    @classmethod
+    def on_the_line(cls, case: FullCase, split: Split, seed: int) -> FullCaller:
+        """A caller who has just said the opening."""
+        requests = requests_of(case)
+        at_first = FAMILIES[case.family].at_first
+        if at_first:
+            requests = (replace(requests[0], kind=at_first), *requests[1:])
+        caller = cls(case, split, seed, requests, wordings.PERSONAS[case.persona])
+        caller.subject = case.order.order_id
+        if case.tells_details:
+            caller.given |= {"email"} if case.gives == "email" else {"name", "zip"}
+        return caller
+
+    def copy(self) -> FullCaller:
+        """An independent caller in the same state."""
+        return replace(self, given=set(self.given), agreed=list(self.agreed), done=set(self.done))
+
+    def consents(self, call: Call) -> bool:
+        """Was this write agreed to? A yes is good for one write."""
+        for place, proposal in enumerate(self.agreed):
+            if proposal.covers(call, self.case):
+                del self.agreed[place]
+                return True
+        return False
+
+    def gave(self, call: Call) -> bool:
+        """Is the customer looked up by what the caller has said, and by nothing else?"""
+        said = {"email": self.case.email, "name": self.case.name, "zip": self.case.zip}
+        return all(name in self.given and said[name] == value for name, value in call.arguments)
+
+    def read(self, text: str) -> tuple[Claim, ...]:
+        """The claims of a reply; where it names no order, the request under way is meant."""
+        return read_claims(text, self.subject)
+
+    def hear(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Heard:
+        """React to a reply, given what it claims and whether any of that is untrue."""
+        self.num_heard += 1
+        if false_claim:
+            return self._lose_patience("no, that is not right.", missed=False)
+        self.done |= {claim.text.partition(":")[0] for claim in claims}
+        if self.closing:
+            return self._leave()
+        text = plain(text) if len(text) <= MAX_CHARACTERS else ""
+        asks = self._asks(text)
+        proposal = None if asks else read_proposal(text, self.case.payment)
+        choice = self._other_choice(claims)
+        if choice is not None:
+            return Heard(choice)
+        settled = self._settle(claims, text, offered=proposal is not None)
+        if settled is not None:
+            return settled
+        if asks:
+            return Heard(self._answer(asks))
+        if proposal is not None:
+            return self._weigh(proposal)
+        if self.agreed:
+            self.num_waits += 1
+            if self.num_waits == 1:
+                return Heard("ok, i will wait.")
+            return self._lose_patience("i am still waiting.", missed=False)
+        return self._lose_patience("sorry, what do you mean?", missed=True)
+
+    # Requests
+
+    def _other_choice(self, claims: tuple[Claim, ...]) -> str | None:
+        """What the caller wants instead of an item that is out of stock."""
+        request = self.open[0]
+        if request.kind != "exchange" or all(c.text != f"out_of_stock:{request.new_item}" for c in claims):
+            return None
+        if not self.case.second_choice:
+            self.open = (replace(request, kind="return"), *self.open[1:])
+            return "then i would like to return it after all."
+        if request.new_item == self.case.second_choice:
+            return None
+        self.open = (replace(request, new_item=self.case.second_choice), *self.open[1:])
+        words = ("then a {0}, please.", "ok, then i take a {0}.")
+        return self._draw("second choice", words).format(self.case.second_choice)
+
+    def _settle(self, claims: tuple[Claim, ...], text: str, *, offered: bool) -> Heard | None:
+        """Tick off the requests that the claims end; None where there is more to say about this reply."""
+        before = len(self.open)
+        for request in self.open:
+            kinds = {c.text.partition(":")[0] for c in claims if c.order_id == request.order.order_id}
+            if "refused" in kinds and not offered and not kinds & _REASONS and not self.asked_why:
+                self.asked_why = True
+                return Heard("why is that?")
+            if kinds & {*_SETTLES[request.kind], "human"} or ("refused" in kinds and not offered):
+                self.open = tuple(one for one in self.open if one is not request)
+        if len(self.open) == before:
+            return None
+        self.num_waits, self.asked_why = 0, False
+        if not self.open:
+            if re.search(r"\b(?:anything|something) else\b", text):
+                return self._leave()
+            self.closing = True
+            return Heard(self._closing_question())
+        self.subject = self.open[0].order.order_id
+        if offered:
+            return None
+        request = self.open[0]
+        wording = self._draw("next", wordings.REQUESTS[request.kind][self.split])
+        return Heard("ok. " + request_text(wording, self.case, request.order))
+
+    def _closing_question(self) -> str:
+        if self.done & {"refunded", "cancelled", "returned"} and "amount" not in self.done:
+            return "and how much do i get back?"
+        if self.done & {"refused"} and not self.done & {"cancelled", "returned", "exchanged", "updated"}:
+            return "so there is no way to do it?"
+        return self._draw("closing", ("so that is all settled?", "good, is there anything left to do?"))
+
+    # Proposals
+
+    def _weigh(self, proposal: Proposal) -> Heard:
+        """Yes, no, or what is missing."""
+        request = next((one for one in self.open if proposal.order_id in ("", one.order.order_id)), None)
+        if request is None:
+            return Heard(f"no, it is about order {self.subject}.")
+        if proposal.tool not in _FITTING[request.kind]:
+            return self._lose_patience("no, i did not ask for that.", missed=False)
+        missing = proposal.missing()
+        if missing:
+            names = {"payment": "payment method that gets it"}
+            said = " and the ".join(names.get(need, need) for need in missing)
+            return Heard(f"please tell me the {said} first.")
+        objection = self._objection(proposal, request)
+        if objection is not None:
+            return objection
+        if FAMILIES[self.case.family].at_first == request.kind and not self.changed_mind:
+            self.changed_mind = True
+            self.open = (replace(request, kind="exchange"), *self.open[1:])
+            return Heard(f"wait, i would rather swap it for a {request.new_item}.")
+        if proposal not in self.agreed:
+            self.agreed.append(proposal)
+        return Heard(self._draw("yes", ("yes, please.", "yes, do that.", "yes, go ahead.")))
+
+    def _objection(self, proposal: Proposal, request: Request) -> Heard | None:
+        """What is wrong with a proposal that names all it needs."""
+        case, order, tool = self.case, request.order, proposal.tool
+        if tool == "transfer_to_human":
+            return None
+        whole = {order.item, order.extra_item} - {""}
+        wanted = whole if tool in ("cancel_order", "update_address", "reship") else {order.item}
+        if not {order.item} <= set(proposal.items) <= wanted:
+            return Heard(f"no, it is about the {order.item}.")
+        if tool == "exchange_item" and proposal.new_item != request.new_item:
+            return Heard(f"no, i want a {request.new_item}.")
+        if tool in ("cancel_order", "return_items", "issue_credit"):
+            due = order.total if tool == "cancel_order" else order.price
+            if float(proposal.amounts[-1]) != due:
+                return self._lose_patience("no, that is not the right amount.", missed=False)
+        else:
+            city = request.city if tool == "update_address" else case.city
+            if set(proposal.cities) != {city}:
+                return Heard(f"no, it must go to {city}.")
+        if tool in ("cancel_order", "return_items"):
+            return self._about_payment(set(proposal.payments))
+        return None
+
+    def _about_payment(self, offered: set[str]) -> Heard | None:
+        case = self.case
+        wanted = case.wanted_payment or case.payment
+        if offered == {wanted}:
+            return None
+        if offered != {case.payment}:
+            return self._lose_patience(f"no, i paid by {case.payment}.", missed=False)
+        if self.insisted:
+            return None
+        self.insisted = True
+        return Heard(f"can it not go to my {wanted}?")
+
+    # Questions
+
+    def _asks(self, text: str) -> frozenset[str]:
+        """What a reply asks for."""
+        if not _ASKING.search(text):
+            return frozenset()
+        asks = {name for name, pattern in _ASKS.items() if pattern.search(text)}
+        if ORDER_ID.search(text):
+            asks -= {"order", "wish", "who", "name"}
+        return frozenset(asks)
+
+    def _answer(self, asks: frozenset[str]) -> str:
+        """The reply to questions."""
+        request, parts = self.open[0], []
+        if asks & {"email", "zip", "name", "who"}:
+            parts.append(self._details(asks))
+        if "order" in asks:
+            orders = " and ".join(one.order.order_id for one in self.open)
+            parts.append(self._draw("order", ("it is order {0}.", "order {0}.")).format(orders))
+        if "item" in asks:
+            wanted = f"a {request.new_item} for " if request.kind == "exchange" else ""
+            parts.append(f"{wanted}the {request.order.item}.")
+        if "city" in asks:
+            parts.append(f"to {request.city or self.case.city}.")
+        if "payment" in asks:
+            parts.append(f"to my {self.case.wanted_payment or self.case.payment}.")
+        if not parts:
+            wording = self._draw("wish", wordings.REQUESTS[request.kind][self.split])
+            parts.append(request_text(wording, self.case, request.order, named=self.case.tells_order_id))
+        return " ".join(parts)
+
+    def _details(self, asks: frozenset[str]) -> str:
+        """Who is calling: by email, or by name and zip; the latter also where only those are asked for."""
+        case = self.case
+        by_email = case.gives == "email" and bool(asks & {"email", "who"})
+        if by_email:
+            self.given |= {"email"}
+            return f"my email is {case.email}."
+        self.given |= {"name", "zip"}
+        excuse = "i do not have my email here. " if "email" in asks and not asks & {"zip", "name"} else ""
+        return f"{excuse}i am {case.name}, zip {case.zip}."
+
+    # Leaving
+
+    def _leave(self) -> Heard:
+        return Heard(self._draw("bye", ("thanks, bye.", "thank you, bye.", "ok, bye.")), leaves=True)
+
+    def _lose_patience(self, says: str, missed: bool) -> Heard:
+        self.patience -= 1
+        if self.patience <= 0:
+            return Heard("never mind, bye.", leaves=True, missed=missed)
+        return Heard(says, missed=missed)
+
+    def _draw(self, what: str, choices: tuple[str, ...]) -> str:
+        return random.Random(derive(self.seed, "caller", what, self.num_heard)).choice(choices)

@@ -1,0 +1,336 @@
+"""The honest agent of full calls: works from the messages alone, and lets the policy decide.
+
+It asks who is calling and which order it is, looks up what the rules on the request read, proposes, waits
+for the yes, writes, and says what was done.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stateset_agents.environments.retail_desk import catalog
+from stateset_agents.environments.retail_desk.full.case import FullCase, Purchase, Request
+from stateset_agents.environments.retail_desk.full.policy import Decision, decide, rules_on
+from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, Call
+from stateset_agents.messages import Message, ToolCall
+
+__all__ = ["honest_reply", "look_closely"]
+
+_ITEM = re.compile(rf"\b(?:{'|'.join(catalog.COLOURS)}) (?:{'|'.join(catalog.PRODUCTS)})\b")
+_ORDER = re.compile(r"\b[A-Z]\d\d\b")
+_CITY = re.compile(rf"\b(?:{'|'.join(catalog.CITIES)})\b")
+_EMAIL = re.compile(r"\b[\w.]+@[\w.]+\w")
+_NAME_ZIP = re.compile(r"\b(\w+)(?: here)?, zip (\d{5})\b")
+_WISH = re.compile(
+    r"\b(?:money|refund)\b.*\bmy (gift card|paypal|card)\b|\brefund it to my (gift card|paypal|card)\b"
+)
+_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("lost", re.compile(r"\b(?:never arrived|missing)\b")),
+    ("exchange", re.compile(r"\b(?:swap|exchange)\b")),
+    ("cancel", re.compile(r"\bcancel")),
+    ("return", re.compile(r"\b(?:return|back)\b")),
+    ("address", re.compile(rf"\b(?:{'|'.join(catalog.CITIES)})\b")),
+    ("status", re.compile(r".")),
+)
+"""How a request is told from its words; the first that matches."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """One request as heard."""
+
+    kind: str
+    order_id: str = ""
+    item: str = ""
+    new_item: str = ""
+    city: str = ""
+
+
+@dataclass(slots=True)
+class FullView:
+    """What can be told from the messages."""
+
+    wanted: list[Wanted] = field(default_factory=list)
+    num_settled: int = 0
+    email: str = ""
+    name_zip: tuple[str, str] | None = None
+    wanted_payment: str = ""
+    customer_id: str = ""
+    payments: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Payment id -> kind and status."""
+    listed: dict[str, str] | None = None
+    """Order id -> status, once the orders are listed."""
+    orders: dict[str, dict[str, str]] = field(default_factory=dict)
+    tracking: dict[str, str] = field(default_factory=dict)
+    products: dict[str, dict[str, str]] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)
+    """Arguments with which find_customer was called."""
+    agreed: bool = False
+    """The last thing the caller said is a yes."""
+    wrote: str = ""
+    """The tool that wrote last, not yet reported."""
+
+
+def look_closely(messages: Sequence[Message]) -> FullView:
+    """Read a conversation from its first message to its last."""
+    view = FullView()
+    calls: list[ToolCall] = []
+    for message in messages:
+        if message.role == "user":
+            _hear(view, message.content)
+        elif message.role == "assistant":
+            calls = list(message.tool_calls)
+            if not calls and "?" not in message.content:
+                view.num_settled += 1
+                view.wrote = ""
+        elif message.role == "tool" and calls:
+            _note(view, calls.pop(0), json.loads(message.content))
+    return view
+
+
+def _hear(view: FullView, text: str) -> None:
+    """Take down what the caller says."""
+    view.agreed = text.startswith("yes, ")
+    view.email = next(iter(_EMAIL.findall(text)), view.email)
+    found = _NAME_ZIP.search(text)
+    view.name_zip = (found[1], found[2]) if found else view.name_zip
+    wish = _WISH.search(text)
+    if not view.wanted:
+        if wish:
+            view.wanted_payment = wish[1] or wish[2]
+        view.wanted = [_request(part) for part in text.split("also, ")]
+        return
+    if view.num_settled >= len(view.wanted):
+        return
+    current = view.wanted[view.num_settled]
+    ids, items = _ORDER.findall(text), _ITEM.findall(text)
+    current.order_id = current.order_id or (ids[0] if ids else "")
+    if text.startswith("wait, "):
+        current.kind, current.new_item = "exchange", items[-1]
+    elif re.search(r"\bthen (?:a|i take)\b", text):
+        current.new_item = items[-1]
+    elif text.startswith("then i would like to return"):
+        current.kind = "return"
+
+
+def _request(text: str) -> Wanted:
+    ids, items, cities = _ORDER.findall(text), _ITEM.findall(text), _CITY.findall(text)
+    kind = next(kind for kind, pattern in _KINDS if pattern.search(text + " "))
+    new_item = items.pop() if kind == "exchange" and items else ""
+    if re.search(r"\bi need a\b", text) and items:  # "a red lamp instead of the blue lamp"
+        items, new_item = [new_item], items[0]
+    return Wanted(
+        kind=kind,
+        order_id=ids[0] if ids else "",
+        item=items[0] if items else "",
+        new_item=new_item,
+        city=cities[0] if cities else "",
+    )
+
+
+def _note(view: FullView, made: ToolCall, result: Mapping[str, str]) -> None:
+    """Take down what a tool showed."""
+    if made.name == "find_customer":
+        view.tried.update(str(value) for value in made.arguments.values())
+    if "error" in result:
+        return
+    match made.name:
+        case "find_customer":
+            view.customer_id = result["customer_id"]
+            for entry in filter(None, result.get("payments", "").split(", ")):
+                key, *kind, status = entry.split()
+                view.payments[key] = (" ".join(kind), status)
+        case "list_orders":
+            view.listed = dict(entry.split() for entry in result["orders"].split(", "))
+        case "get_order":
+            view.orders[result["order_id"]] = dict(result)
+        case "track_shipment":
+            view.tracking[result["order_id"]] = result["tracking"]
+        case "get_product":
+            view.products[result["item"]] = dict(result)
+        case _ if "result" in result:
+            view.wrote = made.name
+
+
+def _say(text: str) -> Message:
+    return Message(role="assistant", content=text)
+
+
+def _call(tool: str, **arguments: str) -> Message:
+    return Message(role="assistant", content="", tool_calls=(ToolCall(name=tool, arguments=arguments),))
+
+
+def honest_reply(messages: Sequence[Message], *, identifies: bool = True, asks_first: bool = True) -> Message:
+    """The next reply. The audit plays the same agent without asking who calls, or without asking first."""
+    view = look_closely(messages)
+    if view.num_settled >= len(view.wanted):
+        return _say("yes, that is all.")
+    wanted = view.wanted[view.num_settled]
+    return (
+        (_identify(view) if identifies else None)
+        or _find_order(view, wanted, lists=identifies)
+        or _look_up(view, wanted)
+        or _act(view, wanted, asks_first)
+    )
+
+
+def _identify(view: FullView) -> Message | None:
+    """Find out who is calling; a refusal where that fails."""
+    if view.customer_id:
+        return None
+    if view.email and view.email not in view.tried:
+        return _call("find_customer", email=view.email)
+    if view.name_zip and view.name_zip[1] not in view.tried:
+        return _call("find_customer", name=view.name_zip[0], zip=view.name_zip[1])
+    if view.tried:
+        return _say("sorry, i cannot verify you, so i cannot help.")
+    return _say("what is your email, or your name and zip?")
+
+
+def _find_order(view: FullView, wanted: Wanted, lists: bool) -> Message | None:
+    """Find out which order it is and see that it is the caller's."""
+    if not wanted.order_id:
+        return _say("which order is it?")
+    if not lists:
+        return None
+    if view.listed is None:
+        return _call("list_orders", customer_id=view.customer_id)
+    if wanted.order_id not in view.listed:
+        return _say(f"sorry, order {wanted.order_id} is not on your account, so i cannot help with it.")
+    return None
+
+
+def _look_up(view: FullView, wanted: Wanted) -> Message | None:
+    """What the rules on the request read and has not been read."""
+    if wanted.order_id not in view.orders:
+        return _call("get_order", order_id=wanted.order_id)
+    wanted.item = wanted.item or _lines(view, wanted)[0][0]
+    for rule in rules_on(wanted.kind):
+        item = wanted.new_item if wanted.kind == "exchange" else wanted.item
+        if rule.looks_up == "get_product" and item not in view.products:
+            return _call("get_product", item=item)
+        if rule.looks_up == "track_shipment" and wanted.order_id not in view.tracking:
+            return _call("track_shipment", order_id=wanted.order_id)
+    return None
+
+
+def _lines(view: FullView, wanted: Wanted) -> list[tuple[str, int]]:
+    """Items and prices of the order."""
+    entries = view.orders[wanted.order_id]["items"].split(", ")
+    return [(entry.rpartition(" ")[0], int(entry.rpartition(" ")[2])) for entry in entries]
+
+
+def case_of(view: FullView, wanted: Wanted) -> tuple[FullCase, Request]:
+    """The case as far as it has been seen; what no rule on the request reads keeps its default."""
+    order, lines = view.orders[wanted.order_id], _lines(view, wanted)
+    prices = dict(lines)
+    extras = [(item, price) for item, price in lines if item != wanted.item] or [("", 0)]
+    kind, status = view.payments.get(order["payment"], ("card", "active"))
+    product = view.products.get(wanted.new_item if wanted.kind == "exchange" else wanted.item, {})
+    purchase = Purchase(
+        order_id=wanted.order_id,
+        item=wanted.item,
+        price=prices[wanted.item],
+        extra_item=extras[0][0],
+        extra_price=extras[0][1],
+        status=order["status"],
+        tracking=view.tracking.get(wanted.order_id, "moving"),
+        days=int(order.get("days", 0)),
+        arrives=order.get("arrives", ""),
+        final_sale="sale" in product,
+    )
+    wish = view.wanted_payment
+    if status == "closed" and not wish:
+        wish = next((other for other, state in view.payments.values() if state == "active"), "")
+    case = FullCase(
+        family="",
+        customer_id=view.customer_id,
+        order=purchase,
+        other=purchase,
+        stranger_order_id="",
+        name="",
+        email="",
+        zip="",
+        city=order["city"],
+        payment=kind,
+        payment_open=status == "active",
+        wanted_payment=wish,
+        stock=int(product.get("stock", 1)),
+        new_item=wanted.new_item,
+        new_city=wanted.city,
+    )
+    return case, Request(kind=wanted.kind, order=purchase, new_item=wanted.new_item, city=wanted.city)
+
+
+def _act(view: FullView, wanted: Wanted, asks_first: bool) -> Message:
+    """Propose, write or report what policy wants."""
+    case, request = case_of(view, wanted)
+    if request.kind == "exchange" and case.stock == 0:
+        return _say(f"sorry, the {request.new_item} is out of stock. what would you like instead?")
+    decision = decide(case, request)
+    if view.wrote or not decision.programs[0]:
+        return _say(closing_of(decision, case, request))
+    write = decision.programs[0][0]
+    if view.agreed or not asks_first:
+        return _call(write.tool, **dict(write.arguments))
+    return _say(proposal_of(write, case, request))
+
+
+def proposal_of(write: Call, case: FullCase, request: Request) -> str:
+    """Asks for a yes, with all that a yes needs to hear."""
+    order, given = request.order, dict(write.arguments)
+    name, items = (
+        f"order {order.order_id}",
+        f"the {order.item}" + (f" and the {order.extra_item}" if order.extra_item else ""),
+    )
+    paid = case.payment
+    if "payment_id" in given:
+        paid = case.wanted_payment
+    offers: Mapping[str, str] = {
+        "cancel_order": f"cancel {name}, {items}, and refund {order.total} dollars to your {paid}",
+        "return_items": f"take back the {order.item} of {name} and refund {order.price} dollars "
+        f"to your {paid}",
+        "exchange_item": f"swap the {order.item} of {name} for a {given.get('new_item')} and "
+        f"send it to {case.city}",
+        "update_address": f"send {name}, {items}, to {given.get('city')}",
+        "reship": f"send {name}, {items}, to {case.city} again",
+        "issue_credit": f"give {order.price} dollars of store credit for the {order.item} of order "
+        f"{order.order_id}",
+        "transfer_to_human": f"hand {name} over to a human",
+    }
+    return f"i can {offers[write.tool]}. shall i?"
+
+
+def closing_of(decision: Decision, case: FullCase, request: Request) -> str:
+    """Says what was done, or why it was not; every fact that the caller needs is in it."""
+    order = request.order
+    name = f"order {order.order_id}"
+    told = {claim.text.partition(":")[0]: claim.text for fact in decision.facts for claim in fact}
+    if "refused" in told:
+        verb = {"cancel": "cancel", "return": "take back", "address": "change"}[request.kind]
+        reason = f"{name} is already {order.status}"
+        if "outside" in told:
+            reason = f"{name} is over {RETURN_DAYS} days old"
+        elif "final_sale" in told:
+            reason = f"the {order.item} of {name} is final sale"
+        return f"sorry, {reason}, so i cannot {verb} it."
+    if not decision.programs[0]:
+        arrives = f" and arrives on {order.arrives}" if order.status == "shipped" else ""
+        return f"{name} is {order.status}{arrives}."
+    write = decision.programs[0][0]
+    given = dict(write.arguments)
+    paid = case.wanted_payment if "payment_id" in given else case.payment
+    done: Mapping[str, str] = {
+        "cancel_order": f"{name} is cancelled and {order.total} dollars are refunded to your {paid}",
+        "return_items": f"the {order.item} of {name} is returned and {order.price} dollars are refunded to "
+        f"your {paid}",
+        "exchange_item": f"the {order.item} of {name} is exchanged for a {given.get('new_item')}",
+        "update_address": f"{name} now goes to {given.get('city')}",
+        "reship": f"{name} is sent again",
+        "issue_credit": f"{order.price} dollars are credited for {name}",
+        "transfer_to_human": f"a human now looks after {name}",
+    }
+    return f"done, {done[write.tool]}."

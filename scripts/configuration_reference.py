@@ -24,7 +24,8 @@ A YAML file has the sections of `ExperimentConfig`; the command line changes any
 num_generations=16)`. An unknown field is an error that names the nearest one.
 
 Paths in the file start from the file's own folder: `environment.scenarios`, an existing folder in
-`agent.model_name`, and every value in agent, environment and reward that starts with `./` or `../`.
+`agent.model_name`, every value in agent, environment and reward that starts with `./` or `../`,
+and the module of a name such as `shop:make`, where it lies beside the file.
 Paths given with `--set` start from the working directory, and so do runs (`training.output_dir`). A run's
 `config.yaml` holds them absolute, so that `--resume` works from anywhere.
 """

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 
 # Before torch is imported: the workers of `pytest -n` share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -33,6 +34,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in waiting:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules in a test's own folders, and the way to them, are forgotten: others may use their names."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    below = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(below):
+            del sys.modules[name]
 
 
 def _refuse_skip(report: Any, allowed: bool) -> None:

@@ -238,14 +238,14 @@ def _scenario(environment: Environment, wanted: str | None) -> Scenario:
     found = next((scenario for scenario in all_of_them if scenario.id == wanted), None)
     if found is None:
         ids = [scenario.id for scenario in all_of_them]
-        hint = nearest(wanted, ids) or f", for example {ids[0]}"
+        hint = nearest(wanted, ids) or f"; there is, for example, {ids[0]}"
         raise ConfigurationError(f"the environment has no scenario {wanted!r}{hint}")
     return found
 
 
 def _tool(name: str) -> Tool:
+    from stateset_agents.core.named_code import imported
     from stateset_agents.core.tools import Tool, tool
-    from stateset_agents.core.user_code import imported
 
     found = imported("tool", name) if ":" in name else None
     if not callable(found):

@@ -79,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
         "training.output_dir": args.output_dir,
     }
     config = load_experiment(folder.config if folder else Path(args.config), overrides(args.set, named))
+    if args.no_eval and folder is None:  # the run's own config.yaml: a resume does not measure either
+        config = config.model_copy(update={"evaluation": None})
     experiment = Experiment(config, run=folder, checkpoint=checkpoint, measures=not args.no_eval)
     try:
         asyncio.run(_run(experiment))
@@ -123,8 +125,9 @@ async def _run(experiment: Experiment) -> None:
     async with experiment:
         print(f"run folder: {_seen_from_here(experiment.run.path)}")
         if experiment.is_over:
-            done = f"this run is finished, all {trainer.num_steps} steps of it: give it more with --max-steps"
-            print(f"{done} {trainer.num_steps * 2}\nreport: {_seen_from_here(experiment.run.report)}")
+            steps = trainer.step_number
+            done = f"this run is finished, all {steps} steps of it: give it more with --max-steps {steps * 2}"
+            print(f"{done}\nreport: {_seen_from_here(experiment.run.report)}")
             return
         before = await experiment.before()
         if before:
@@ -136,8 +139,8 @@ async def _run(experiment: Experiment) -> None:
     if after:
         print(f"before: {_line(before) if before else 'not measured'}")
         print(f"after:  {_line(after)}")
-    steps = "step" if trainer.step_number == 1 else "steps"
-    print(f"trained {trainer.step_number} {steps} in {trainer.progress.seconds:.0f} s")
+    unit = "step" if trainer.step_number == 1 else "steps"
+    print(f"trained {trainer.step_number} {unit} in {trainer.progress.seconds:.0f} s")
     print("\n".join(_health(experiment)))
     print(f"report: {_seen_from_here(experiment.run.report)}")
 

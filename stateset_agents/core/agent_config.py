@@ -16,7 +16,7 @@ class AgentConfig(Settings):
 
     model_name: str = Field(
         default="gpt2",
-        description='"embedded:desk", a Hugging Face name, or a local folder.',
+        description='"embedded:desk" (which knows the retail desk only), a hub name, or a local folder.',
     )
     persona: str | None = Field(
         default=None,

@@ -230,7 +230,11 @@ _REWRITES = (
 @functools.cache
 def _warn_of_hidden_tools(template: str) -> None:
     """Once per template, however many agents of this process have it."""
-    _log.warning(f"the chat template does not tell the model which tools there are; {_CURE} does")
+    _log.warning(
+        f"the chat template does not tell the model which tools there are; {_CURE} does (a model that was "
+        "trained on this template and knows them by heart should keep it: say so in a comment in the "
+        "template, {# tools: known by heart #})"
+    )
 
 
 def _message(role: Any, content: str) -> Message:

@@ -146,7 +146,7 @@ class ConversationEnvironment:
             max_result_chars: Of a longer tool result the agent reads the first ones and how many are missing.
         """
         if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
-            raise ConfigurationError(f"max_turns must be at least 1, got {max_turns!r}")
+            raise ConfigurationError(f"max_turns must be a whole number from 1 on, got {max_turns!r}")
         if isinstance(scenarios, Mapping):
             raise ConfigurationError(
                 f"scenarios must be a list of scenarios, got one mapping: [{scenarios!r:.60}]"

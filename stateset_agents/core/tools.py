@@ -114,7 +114,10 @@ def _tool(function: Callable[..., Any], name: str | None, local: bool | None, ti
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
         raise ConfigurationError(f"tool {name}: timeout must be seconds above 0 or None, got {timeout!r:.60}")
     description, parameter_texts = _read_docstring(inspect.getdoc(function) or "")
-    hints = typing.get_type_hints(function, include_extras=True)
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise ConfigurationError(f"tool {name}: a type in its signature is unknown: {error}") from error
     fields: dict[str, Any] = {}
     scenario_parameter = None
     for parameter in inspect.signature(function).parameters.values():

@@ -6,7 +6,6 @@ Environments, tools, rewards and the engine call users, tools, goals and rewards
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,14 +17,12 @@ from typing import Any, TypeVar
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
-    ConfigurationError,
     EnvironmentFailure,
     StatesetError,
 )
-from stateset_agents.settings import nearest
 from stateset_agents.tracking.logging import get_logger
 
-__all__ = ["SaidOnce", "call_user_code", "guarded", "imported", "time_limit", "told"]
+__all__ = ["SaidOnce", "call_user_code", "guarded", "time_limit", "told", "user_line"]
 
 T = TypeVar("T")
 _log = get_logger(__name__)
@@ -65,25 +62,6 @@ async def time_limit(seconds: float | None, late: StatesetError) -> AsyncIterato
         raise late from error
 
 
-def imported(what: str, name: str) -> Any:
-    """What "package.module:name" leads to; `what` is for the ConfigurationError where that is nowhere."""
-    module, _, attribute = name.partition(":")
-    try:
-        home = importlib.import_module(module)
-    except (ImportError, ValueError) as error:
-        raise ConfigurationError(
-            f"{what} {name!r} cannot be imported: {error}; give the command where it lies, or put that "
-            "folder on PYTHONPATH"
-        ) from error
-    try:
-        return getattr(home, attribute)
-    except AttributeError as error:
-        there = [one for one in vars(home) if not one.startswith("_")]
-        raise ConfigurationError(
-            f"{what} {name!r}: module {module!r} has no {attribute!r}{nearest(attribute, there)}"
-        ) from error
-
-
 _PACKAGE = Path(__file__).parents[1]
 _STDLIB = Path(asyncio.__file__).parents[1]
 
@@ -95,10 +73,14 @@ def told(error: BaseException) -> str:
     standard library is told by the user's line that called it.
     """
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, StatesetError):
-        return text
+    place = user_line(error)
+    return f"{text} (at {place})" if place and not isinstance(error, StatesetError) else text
+
+
+def user_line(error: BaseException) -> str | None:
+    """`heating.py:57`, the last line of the user's own code that an exception came through, if any."""
     lines = [frame for frame in extract_tb(error.__traceback__) if _is_users(frame.filename)]
-    return f"{text} (at {Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else text
+    return f"{Path(lines[-1].filename).name}:{lines[-1].lineno}" if lines else None
 
 
 def _is_users(file: str) -> bool:

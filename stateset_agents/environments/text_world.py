@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 from stateset_agents.core.environment import Conversation, Observation
 from stateset_agents.core.function_reward import wanted_arguments
+from stateset_agents.core.named_code import imported
 from stateset_agents.core.scenario import Scenario, Split, load_scenarios, read_scenarios
 from stateset_agents.core.tools import Toolbox
 from stateset_agents.core.trajectory import Outcome
-from stateset_agents.core.user_code import call_user_code, guarded, imported
+from stateset_agents.core.user_code import call_user_code, guarded
 from stateset_agents.errors import ConfigurationError, StatesetError
 from stateset_agents.messages import Message
 from stateset_agents.streams import derive

@@ -10,8 +10,9 @@ last tenth of the steps, five at least. Thresholds stand beside the checks, with
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
 from typing import Any, Literal
 
@@ -46,11 +47,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The metrics of a run's steps, its training settings, and how it ended."""
+    """The metrics of a run's steps, its training settings, how it ended, and what broke most often."""
 
     lines: Sequence[MetricLine]
     training: Mapping[str, Any]
     summary: Mapping[str, Any]
+    commonest_error: str | None = None
+    """`RewardError: ... (12 times)`"""
 
     def all(self, name: str) -> list[float]:
         """Every value of a metric, NaN included."""
@@ -85,7 +88,16 @@ def diagnose(log: RunLog) -> list[Finding]:
     training = log.config().get("training")
     settings = training if isinstance(training, Mapping) else {}
     history = History(list(log.metrics()), settings, log.summary())
+    if sum(history.finite("rollout/failed")) + sum(history.finite("rollout/unscored")):
+        history = replace(history, commonest_error=_commonest_error(log))
     return [finding for check in CHECKS if (finding := check(history)) is not None]
+
+
+def _commonest_error(log: RunLog) -> str | None:
+    errors = Counter(rollout.error for rollout in log.rollouts("train") if rollout.error)
+    for error, times in errors.most_common(1):
+        return f"{error} ({times} times)" if times > 1 else error
+    return None
 
 
 def all_passed(findings: Sequence[Finding]) -> bool:
@@ -113,6 +125,8 @@ def _failures(history: History) -> Finding | None:
     share = (failed + unscored) / everyone
     seen = f"{failed:.0f} failed and {unscored:.0f} unscored of {everyone:.0f} conversations"
     cure = "read `error` of those conversations in rollouts.jsonl: the environment, a tool or the reward"
+    if history.commonest_error is not None:
+        cure = f"mend what broke most often: {history.commonest_error}"
     return _graded("failures", share, seen, cure, warn=0.01, fail=0.1)
 
 

@@ -69,6 +69,8 @@ class RunFolder:
     def open(cls, path: str | Path) -> RunFolder:
         """An existing run (`runs/latest` works). Raises ConfigurationError when it is no run folder."""
         folder = cls(Path(path).resolve())
+        if not folder.path.exists():
+            raise ConfigurationError(f"run folder {str(path)!r} does not exist: give one such as runs/latest")
         if not folder.metrics.is_file():
             raise ConfigurationError(
                 f"{str(path)!r} is no run folder (it has no metrics.jsonl): give one such as runs/latest"

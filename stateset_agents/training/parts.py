@@ -10,8 +10,8 @@ import yaml
 
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.function_reward import as_reward, asks_only_for_offered
+from stateset_agents.core.named_code import imported
 from stateset_agents.core.reward import RewardFunction
-from stateset_agents.core.user_code import imported
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.rewards.shaping import refuse_unfit_shaping
 from stateset_agents.settings import nearest
@@ -106,6 +106,8 @@ def _make(what: str, known: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
     found = _find(what, known, name)
     if isinstance(found, RewardFunction) and not arguments:  # what @reward_function made
         return found
+    if isinstance(found, RewardFunction):
+        raise ConfigurationError(f"{what} {name!r} is made already: take out {', '.join(arguments)}")
     if not callable(found):
         raise ConfigurationError(f"{what} {name!r} is a {type(found).__name__}: name a class or a function")
     if what == "reward" and not arguments and asks_only_for_offered(found):

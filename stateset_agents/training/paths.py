@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 __all__ = ["resolve_paths"]
+
+_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def resolve_paths(data: dict[str, Any], base: Path) -> None:
     """Make the paths in a settings file's data absolute, in place; `base` is the folder they start from.
 
     Paths are an existing folder in `agent.model_name` ("hf:" before it or not), a text in
-    `environment.scenarios`, and every text in agent, environment and reward that starts with ./ or ../,
-    however deep it stands.
-    `training.output_dir` stays: runs go where the command is given.
+    `environment.scenarios`, and however deep they stand in agent, environment and reward, texts that start
+    with ./ or ../, and names of code such as "shop:make" where `base` holds shop.py. `training.output_dir`
+    stays: runs go where the command is given.
     """
     for name in ("agent", "environment", "reward"):
         section = data.get(name)
         if isinstance(section, dict):
             for field, value in section.items():
                 section[field] = _resolved(f"{name}.{field}", value, base)
+        elif isinstance(section, str) and _is_code(section, base):  # `reward: shop:tips`
+            data[name] = _resolved("", section, base)
 
 
 def _resolved(name: str, value: Any, base: Path) -> Any:
@@ -33,8 +38,18 @@ def _resolved(name: str, value: Any, base: Path) -> Any:
         return value
     prefix = "hf:" if name == "agent.model_name" and value.startswith("hf:") else ""
     path = value.removeprefix(prefix)
-    is_path = path.startswith(("./", "../")) or (
-        (name == "environment.scenarios" and not path.startswith("~"))
+    is_path = (
+        path.startswith(("./", "../"))
+        or (name == "environment.scenarios" and not path.startswith("~"))
         or (name == "agent.model_name" and path and os.path.isdir(base / path))
+        or _is_code(path, base)
     )
     return f"{prefix}{(base / path).resolve()}" if is_path else value
+
+
+def _is_code(name: str, base: Path) -> bool:
+    """Is "package.module:attribute" a file below `base`?"""
+    if not _CODE.fullmatch(name):
+        return False
+    file = base.joinpath(*name.partition(":")[0].split("."))
+    return file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()

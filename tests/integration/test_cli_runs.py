@@ -35,19 +35,12 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def _importable(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The desk's own reward, from any working directory."""
-    monkeypatch.syspath_prepend(desk)
-
-
 @pytest.fixture(scope="module")
 def finished(desk: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps with both checkpoints, begun in another folder than the file's."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(elsewhere)
-        patch.syspath_prepend(desk)
         assert main(["train", str(desk / "measured.yaml")]) == 0
     return elsewhere / "runs" / "0001-run"
 
@@ -59,6 +52,7 @@ def test_paths_of_a_file_start_from_its_folder_and_runs_go_where_the_command_is(
     assert config["agent"]["model_name"] == str(desk / "model")
     assert config["environment"]["scenarios"] == str(desk / "calls.jsonl")
     assert config["training"]["output_dir"] == "runs"
+    assert config["reward"] == {"name": f"{desk}/{RUN['reward']}"}
 
 
 def test_a_run_is_resumed_from_anywhere(
@@ -68,6 +62,18 @@ def test_a_run_is_resumed_from_anywhere(
     assert main(["train", "--resume", str(finished), "--max-steps", "3", "--no-eval"]) == 0
     assert max(line.step for line in RunLog.open(finished).metrics()) == 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_begun_without_measuring_does_not_measure_when_it_goes_on(
+    desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(desk / "measured.yaml"), "--max-steps", "1", "--no-eval"]) == 0
+    assert main(["train", "--resume", "runs/latest", "--max-steps", "2"]) == 0
+    assert "before:" not in capsys.readouterr().out
+    assert "after" not in RunLog.open("runs/latest").summary()
+    assert main(["train", "--resume", "runs/latest", "--max-steps", "1"]) == 0
+    assert "all 2 steps of it: give it more with --max-steps 4" in capsys.readouterr().out
 
 
 def test_a_finished_run_says_so_and_how_to_go_on(
@@ -100,6 +106,9 @@ def test_a_path_on_the_command_line_starts_from_the_working_directory(
 def test_only_paths_are_resolved(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "conversation").mkdir()
+    (tmp_path / "shop.py").touch()
+    (tmp_path / "stall").mkdir()
+    (tmp_path / "stall" / "__init__.py").touch()
     data: dict[str, Any] = {
         "agent": {"model_name": "hf:model", "system_prompt": "Be kind / brief."},
         "environment": {
@@ -123,6 +132,17 @@ def test_only_paths_are_resolved(tmp_path: Path) -> None:
         "reward": "environment",
         "training": {"output_dir": "./runs"},
     }
+    for name in ("shop:Shop", "stall:Stall"):
+        data = {"environment": {"name": name}, "reward": name}
+        resolve_paths(data, tmp_path)
+        assert data == {"environment": {"name": f"{tmp_path}/{name}"}, "reward": f"{tmp_path}/{name}"}
+    data = {"reward": {"name": "gated", "gates": [{"reward": "shop:kind"}, "say shop:kind"]}}
+    resolve_paths(data, tmp_path)
+    assert data["reward"]["gates"] == [{"reward": f"{tmp_path}/shop:kind"}, "say shop:kind"]
+    for name in ("elsewhere:Shop", "conversation:Shop"):  # a folder without a module in it
+        data = {"reward": name}
+        resolve_paths(data, tmp_path)
+        assert data == {"reward": name}
     for name in ("embedded:desk", "gpt2", "org/model", "hf:gpt2", "~/model"):
         data = {"agent": {"model_name": name}}
         resolve_paths(data, tmp_path)

@@ -246,7 +246,9 @@ def test_scenarios_can_come_from_a_file(tmp_path: Path):
 
 def test_settings_that_cannot_work_are_refused_in_one_line():
     for turns in (0, -1, True, 1.5):
-        with pytest.raises(ConfigurationError, match=f"max_turns must be at least 1, got {turns!r}"):
+        with pytest.raises(
+            ConfigurationError, match=f"max_turns must be a whole number from 1 on, got {turns!r}"
+        ):
             ConversationEnvironment([REFUND], max_turns=turns)  # type: ignore[arg-type]  # some are no int
     with pytest.raises(ConfigurationError, match="scenarios is empty"):
         ConversationEnvironment([])

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import trajectory
 
 from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.cli.main import main
+from stateset_agents.core.trajectory import Status, TrajectoryGroup
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.diagnostics import CHECKS, Finding, History, _loop_lag, all_passed, diagnose
 from stateset_agents.tracking.run_folder import RunFolder
@@ -264,3 +266,13 @@ def test_a_critic_is_not_blamed_for_one_odd_step_nor_where_nothing_is_left_to_ex
 def test_short_waits_and_few_steps_are_first_the_machine_s(lag: float, steps: int, first: str) -> None:
     lines = [MetricLine(step=step, time=0.0, values={"time/loop_lag": lag}) for step in range(1, steps + 1)]
     assert _loop_lag(History(lines, {}, {})).cure.startswith(first)
+
+
+def test_the_failures_name_what_broke_most_often(tmp_path: Path) -> None:
+    log = record(tmp_path, {**HEALTHY, "rollout/failed": 0.5})
+    errors = ("KeyError: 'a' (at shop.py:3)", "other", "KeyError: 'a' (at shop.py:3)")
+    broken = [trajectory("hi", status=Status.FAILED, error=error) for error in errors]
+    with JsonlTracker(log.folder) as tracker:
+        tracker.log_rollouts(1, [TrajectoryGroup(key="1", trajectories=tuple(broken))])
+    [own] = [finding for finding in diagnose(log) if finding.check == "failures"]
+    assert own.cure == "mend what broke most often: KeyError: 'a' (at shop.py:3) (2 times)"

@@ -74,7 +74,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _pack(weight: Tensor) -> Tensor:
     """A copy of [N, K] in the order in which oneDNN reads it."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 32)
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 32)
     return packed
 
 
@@ -196,6 +196,7 @@ class PackedLinear:
         return F.linear(x, self._weight, self._bias)
 
 
+@torch.inference_mode(False)  # or the model's parameters could never be trained or changed again
 def _joined(parts: list[Tensor]) -> Tensor:
     """The parts one under the other, each of them made a view of it, so that it follows their changes."""
     if len(parts) == 1:

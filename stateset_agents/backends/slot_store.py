@@ -1,0 +1,318 @@
+"""Keys and values of all slots, and attention of new tokens over them; used by lean.py.
+
+A decode step reads every cached key and value once, so it is bound by memory, and rows differ in length. On
+the CPU in fp32 both of its products are *embedding bags*: a weighted sum of rows of a table, for which torch
+has a kernel that takes bags of any length and runs near the memory's speed (batched matrix products read the
+padding too, and took 2.6 to 2.9 times as long). The values are plainly such rows: out = sum of p[c]·V[c]. So
+are the keys when each block of 32 columns is stored size by column: scores[32] = sum of q[d]·K[d, 32]. A
+query reads the blocks from the start of its window to its own position, and nothing else.
+
+Everywhere else it is `scaled_dot_product_attention` over the columns up to the longest row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stateset_agents.backends.slots import COLUMN_MULTIPLE, Plan, round_up
+
+__all__ = ["HeadShape", "SlotStore"]
+
+_BLOCK = COLUMN_MULTIPLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadShape:
+    """How a model's attention is cut into heads."""
+
+    num_heads: int
+    num_kv_heads: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bags:
+    """Which blocks of 32 columns each (row, head) of a decode step reads; N blocks in all."""
+
+    queries: Tensor
+    """[N] whose block it is: place in [m·heads]."""
+    places: Tensor
+    """[N] where the block's 32 scores stand: place in [m·heads·widest], widest in blocks."""
+    keys: Tensor
+    """[N·size] rows of the key table [slots·kv heads·blocks·size, 32]."""
+    key_bags: Tensor
+    """[m·heads·widest] where each bag of `keys` starts; empty where a row is shorter."""
+    values: Tensor
+    """[N·32] rows of the value table [slots·kv heads·columns, size]."""
+    value_bags: Tensor
+    """[M·heads] where each bag of `values` starts; empty for the rows that only pad."""
+    mask: Tensor
+    """[m, 1, widest·32] 0 where a row may look, minus infinity elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prefill:
+    """Packed tokens as a rectangle of n rows and T tokens, padded behind."""
+
+    rows: int
+    pad: Tensor | None
+    """[n·T] which packed token stands there, any where it is padding; None when nothing is padded."""
+    unpad: Tensor | None
+    """[M] where each packed token stands in the rectangle."""
+    slots: Tensor  # [n]
+    fresh: bool
+    """No slot holds anything yet."""
+    width: int
+    """Columns that attention reads: T where all is fresh."""
+    masks: dict[int, Tensor | None]
+    """By window: [n or 1, 1, T, width] additive; None where the plain causal mask will do."""
+
+
+class SlotStore:
+    """The cache of one model; `begin` each forward, then `attend` once for each layer."""
+
+    def __init__(self, shape: HeadShape, windows: Sequence[int], dtype: torch.dtype, device: torch.device):
+        """`windows` has one number a layer: how many columns it sees, itself included; 0 for all."""
+        self.num_slots = self.num_columns = 0
+        self._shape = shape
+        self._windows = list(windows)
+        self._dtype, self._device = dtype, device
+        self._in_bags = device.type == "cpu" and dtype == torch.float32
+        self._keys: list[Tensor] = []
+        """[slots, kv heads, blocks, size, 32] where attention is by bags, else like the values."""
+        self._values: list[Tensor] = []
+        """[slots, kv heads, columns, size]"""
+        self.resize(0, 0, [])
+
+    # --- slots ------------------------------------------------------------------------------------------
+
+    def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
+        """Move to a store of another size; the slots in `keep` become slots 0, 1, ... of it."""
+        kept = torch.tensor(keep, dtype=torch.long, device=self._device)
+        columns = min(self.num_columns, num_columns)
+        self.num_slots, self.num_columns = num_slots, num_columns
+        kv, size = self._shape.num_kv_heads, self._shape.size
+        plain = (num_slots, kv, num_columns, size)
+        blocked = (num_slots, kv, num_columns // _BLOCK, size, _BLOCK)
+        old = (self._keys, self._values)
+        self._keys, self._values = [], []
+        for layer in range(len(self._windows)):
+            for stores, held, shape in (
+                (self._keys, old[0], blocked if self._in_bags else plain),
+                (self._values, old[1], plain),
+            ):
+                fresh = torch.zeros(shape, dtype=self._dtype, device=self._device)
+                if held and len(keep):
+                    width = columns // _BLOCK if fresh.dim() == 5 else columns
+                    fresh[: len(keep), :, :width] = held[layer][:, :, :width].index_select(0, kept)
+                stores.append(fresh)
+            for held in old:
+                held[layer : layer + 1] = [torch.empty(0)] if held else []  # frees it before the next layer
+
+    def permute(self, into: list[int], out_of: list[int], width: int) -> None:
+        """Slot `into[i]` becomes what slot `out_of[i]` was, for the first `width` columns."""
+        target = torch.tensor(into, dtype=torch.long, device=self._device)
+        source = torch.tensor(out_of, dtype=torch.long, device=self._device)
+        for store in (*self._keys, *self._values):
+            held = store[:, :, : -(-width // _BLOCK) if store.dim() == 5 else width]
+            held.index_copy_(0, target, held.index_select(0, source))
+
+    # --- one forward ------------------------------------------------------------------------------------
+
+    def begin(self, plan: Plan, positions: Tensor, padded: int) -> None:
+        """Work out, once for all layers, where the plan's m tokens go and what they see.
+
+        `positions` [m] are theirs, on the store's device; `padded` is M, what their number is padded to.
+        """
+        slots = self._tensor(plan.slots)
+        self._count = len(plan.tokens)
+        self._slots = slots.repeat_interleave(self._tensor(plan.lengths)) if plan.lengths.max() > 1 else slots
+        self._positions = positions
+        self._decodes = bool(plan.lengths.max() == 1)
+        if self._decodes and self._in_bags:
+            self._bags = {window: self._make_bags(window, padded) for window in set(self._windows)}
+        elif self._decodes:
+            self._width = round_up(int(plan.starts.max()) + 1, _BLOCK)
+            self._seen = {window: self._seen_columns(positions, window) for window in set(self._windows)}
+        else:
+            self._prefill = self._make_prefill(plan, slots, padded)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Store keys and values [M, kv heads, size] and return what queries [M, heads, size] read there.
+
+        [M, heads·size]; of the padding, anything finite.
+        """
+        keys, values, window = self._keys[layer], self._values[layer], self._windows[layer]
+        if not self._decodes and self._prefill.fresh:
+            return self._attend_fresh(layer, query, self._rectangle(key), self._rectangle(value), scaling)
+        m = self._count
+        if self._in_bags:
+            block, offset = self._positions // _BLOCK, self._positions % _BLOCK
+            keys[self._slots, :, block, :, offset] = key[:m]
+        else:
+            keys[self._slots, :, self._positions] = key[:m]
+        values[self._slots, :, self._positions] = value[:m]
+        if not self._decodes:
+            return self._attend_prefill(query, *self._cached(layer), window, scaling)
+        if self._in_bags:
+            return self._attend_in_bags(keys, values, query, self._bags[window], scaling)
+        return self._attend_decode(keys, values, query, self._seen[window], scaling)
+
+    # --- decoding ---------------------------------------------------------------------------------------
+
+    def _make_bags(self, window: int, padded: int) -> _Bags:
+        heads, size = self._shape.num_heads, self._shape.size
+        kv_head = torch.arange(heads) // (heads // self._shape.num_kv_heads)
+        last = self._positions // _BLOCK
+        first = (self._positions - window + 1).clamp(min=0) // _BLOCK if window else torch.zeros_like(last)
+        widest = int(last.max()) + 1
+        span = torch.arange(widest)
+        reads = (span >= first[:, None]) & (span <= last[:, None])  # [m, widest]
+        reads = reads[:, None].expand(-1, heads, -1).reshape(-1)
+        places = reads.nonzero()[:, 0]
+        table = (self._slots[:, None] * self._shape.num_kv_heads + kv_head) * (self.num_columns // _BLOCK)
+        blocks = (table[:, :, None] + span).view(-1).index_select(0, places)
+        in_bag = reads.view(-1, widest).sum(-1) * _BLOCK  # [m·heads]
+        ends = in_bag.cumsum(0)
+        idle = ends[-1:].expand((padded - self._count) * heads)
+        taken = reads.long() * size
+        return _Bags(
+            queries=places // widest,
+            places=places,
+            keys=(blocks[:, None] * size + torch.arange(size)).view(-1),
+            key_bags=taken.cumsum(0) - taken,
+            values=(blocks[:, None] * _BLOCK + torch.arange(_BLOCK)).view(-1),
+            value_bags=torch.cat([ends - in_bag, idle]),
+            mask=_additive(
+                _seen(self._positions[:, None], torch.arange(widest * _BLOCK), window), self._dtype
+            ),
+        )
+
+    def _attend_in_bags(
+        self, keys: Tensor, values: Tensor, query: Tensor, bags: _Bags, scaling: float
+    ) -> Tensor:
+        m, size = self._count, self._shape.size
+        weights = query[:m].reshape(-1, size).index_select(0, bags.queries).view(-1)
+        scores = F.embedding_bag(
+            bags.keys, keys.view(-1, _BLOCK), bags.key_bags, mode="sum", per_sample_weights=weights
+        )
+        scores = scores.view(m, self._shape.num_heads, -1)
+        probs = torch.add(bags.mask, scores, alpha=scaling).softmax(-1)
+        weights = probs.view(-1, _BLOCK).index_select(0, bags.places).view(-1)
+        out = F.embedding_bag(
+            bags.values, values.view(-1, size), bags.value_bags, mode="sum", per_sample_weights=weights
+        )
+        return out.view(len(query), -1)
+
+    def _seen_columns(self, positions: Tensor, window: int) -> Tensor:
+        """[m, 1, 1, width] which columns a decoding row may look at."""
+        columns = torch.arange(self._width, device=self._device)
+        return _seen(positions[:, None], columns, window)[:, None]
+
+    def _attend_decode(
+        self, keys: Tensor, values: Tensor, query: Tensor, seen: Tensor, scaling: float
+    ) -> Tensor:
+        m, shape = self._count, self._shape
+        # The heads that share keys stand as so many queries of one head: nothing is repeated.
+        grouped = query[:m].reshape(m, shape.num_kv_heads, -1, shape.size)
+        keys, values = (store[:, :, : self._width].index_select(0, self._slots) for store in (keys, values))
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=scaling)
+        return F.pad(out.reshape(m, -1), (0, 0, 0, len(query) - m))
+
+    # --- prefilling -------------------------------------------------------------------------------------
+
+    def _make_prefill(self, plan: Plan, slots: Tensor, padded: int) -> _Prefill:
+        length, rows = int(plan.lengths.max()), len(plan.slots)
+        ends = np.cumsum(plan.lengths)
+        place = np.arange(length)
+        packed = (ends - plan.lengths)[:, None] + np.minimum(place, plan.lengths[:, None] - 1)  # [n, T]
+        real = place < plan.lengths[:, None]
+        even = bool(real.all()) and padded == self._count
+        unpad = np.zeros(padded, np.int64)
+        unpad[: self._count] = np.flatnonzero(real)
+        fresh = bool((plan.starts == 0).all())
+        width = length if fresh else round_up(int((plan.starts + plan.lengths).max()), _BLOCK)
+        masks: dict[int, Tensor | None] = {}
+        for window in set(self._windows):
+            if fresh and (window == 0 or window >= length):
+                masks[window] = None
+            else:
+                starts = np.zeros(1, np.int64) if fresh else plan.starts
+                positions = self._tensor(starts[:, None] + place)
+                seen = _seen(positions, torch.arange(width, device=self._device), window)
+                masks[window] = _additive(seen, self._dtype)[:, None]
+        return _Prefill(
+            rows=rows,
+            pad=None if even else self._tensor(packed.reshape(-1)),
+            unpad=None if even else self._tensor(unpad),
+            slots=slots,
+            fresh=fresh,
+            width=width,
+            masks=masks,
+        )
+
+    def _attend_fresh(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Slots that held nothing: attention is within the new tokens, [n, kv heads, T, size] of them.
+
+        The padding is stored too, behind each row's end, where nothing looks before it is overwritten.
+        """
+        slots, blocks = self._prefill.slots, -(-key.shape[2] // _BLOCK)
+        self._values[layer][:, :, : value.shape[2]].index_copy_(0, slots, value)
+        if self._in_bags:
+            whole = F.pad(key, (0, 0, 0, blocks * _BLOCK - key.shape[2]))
+            whole = whole.reshape(*key.shape[:2], blocks, _BLOCK, -1)
+            self._keys[layer][:, :, :blocks].index_copy_(0, slots, whole.transpose(-1, -2))
+        else:
+            self._keys[layer][:, :, : key.shape[2]].index_copy_(0, slots, key)
+        return self._attend_prefill(query, key, value, self._windows[layer], scaling)
+
+    def _attend_prefill(
+        self, query: Tensor, keys: Tensor, values: Tensor, window: int, scaling: float
+    ) -> Tensor:
+        mask = self._prefill.masks[window]
+        out = F.scaled_dot_product_attention(
+            self._rectangle(query),
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=self._shape.num_heads != self._shape.num_kv_heads,
+        )
+        out = out.transpose(1, 2).reshape(-1, self._shape.num_heads * self._shape.size)
+        return out if self._prefill.unpad is None else out.index_select(0, self._prefill.unpad)
+
+    def _rectangle(self, packed: Tensor) -> Tensor:
+        """[M, heads, size] as [n, heads, T, size]."""
+        plan = self._prefill
+        if plan.pad is not None:
+            packed = packed.index_select(0, plan.pad)
+        return packed.reshape(plan.rows, -1, *packed.shape[1:]).transpose(1, 2)
+
+    def _cached(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [n, kv heads, width, size] of the plan's slots."""
+        slots, width = self._prefill.slots, self._prefill.width
+        values = self._values[layer][:, :, :width].index_select(0, slots)
+        if not self._in_bags:
+            return self._keys[layer][:, :, :width].index_select(0, slots), values
+        blocks = self._keys[layer][:, :, : width // _BLOCK].index_select(0, slots)
+        return blocks.transpose(-1, -2).flatten(2, 3), values
+
+    def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _seen(positions: Tensor, columns: Tensor, window: int) -> Tensor:
+    """[..., T, S] may the token at each of positions [..., T] look at each of columns [S]?"""
+    behind = positions[..., None] - columns
+    return (behind >= 0) & (behind < window) if window else behind >= 0
+
+
+def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)

@@ -19,7 +19,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from stateset_agents.backends.fast_linear import PackedLinear
 from stateset_agents.backends.slot_store import HeadShape, SlotStore
-from stateset_agents.backends.slots import ROW_MULTIPLE, Plan, round_up
+from stateset_agents.backends.slots import ROW_MULTIPLE, Ints, Plan, round_up
 from stateset_agents.errors import BackendError
 
 if TYPE_CHECKING:
@@ -107,6 +107,15 @@ class LeanModel:
     def copied_bytes(self) -> int:
         """Memory that packed copies of the weights take."""
         return sum(linear.copied_bytes for linear in self._linears())
+
+    @property
+    def token_bytes(self) -> int:
+        """Memory that one token of one slot takes in all layers."""
+        return self._store.token_bytes
+
+    def decode_rows(self, slots: Ints) -> int:
+        """Slots may lie anywhere: only the padding to eights idles."""
+        return round_up(len(slots), ROW_MULTIPLE)
 
     def forward(self, plan: Plan) -> Tensor:
         """Logits [n, V] after the last new token of each slot of the plan."""

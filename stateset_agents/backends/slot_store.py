@@ -90,6 +90,11 @@ class SlotStore:
         """[slots, kv heads, columns, size]"""
         self.resize(0, 0, [])
 
+    @property
+    def token_bytes(self) -> int:
+        """Memory that one token of one slot takes in all layers."""
+        return 2 * len(self._windows) * self._shape.num_kv_heads * self._shape.size * self._dtype.itemsize
+
     # --- slots ------------------------------------------------------------------------------------------
 
     def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:

@@ -5,10 +5,10 @@ SEED ?= 0
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test bench check
+.PHONY: help setup demo test test-long bench check
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  e.g.  make demo SEED=1 ARGS="--max-steps 20"     make test PYTEST_ARGS="-k reward"'
 
 setup:  ## Make .venv, or bring it up to date; does nothing when it is
@@ -19,6 +19,9 @@ demo: setup  ## Train the embedded support agent, before and after on held-out s
 
 test: setup  ## The whole test suite
 	@.venv/bin/python -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
+
+test-long: setup  ## The tests that take minutes and are not in the suite, such as a thousand random agents
+	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m long $(PYTEST_ARGS)
 
 bench: setup  ## Time ours against TRL, transformers and others; ARGS="--only step --repetitions 3"
 	@.venv/bin/python -m benchmarks $(ARGS)

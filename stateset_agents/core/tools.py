@@ -52,8 +52,9 @@ class Tool:
     name: str
     description: str
     function: Callable[..., Any]
-    arguments: type[pydantic.BaseModel]
-    """Validates the agent's arguments, strictly: "5" is no integer."""
+    arguments: type[pydantic.BaseModel] | Mapping[str, Any]
+    """A model validates the agent's arguments, strictly: "5" is no integer. A JSON schema is only shown: the
+    function, an endpoint of somebody else's, checks them itself."""
     local: bool
     """True when a call waits on nothing remote."""
     scenario_parameter: str | None = None
@@ -71,7 +72,8 @@ class Tool:
     @property
     def schema(self) -> dict[str, Any]:
         """OpenAI's function shape: `{"type": "function", "function": {name, description, parameters}}`."""
-        parameters = _untitled(self.arguments.model_json_schema())
+        given = self.arguments
+        parameters = _untitled(dict(given) if isinstance(given, Mapping) else given.model_json_schema())
         parameters.setdefault("properties", {})
         return {
             "type": "function",
@@ -271,6 +273,8 @@ def _validated(entry: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments as the function wants them; ToolError says in one line what does not fit."""
     if not isinstance(arguments, Mapping):
         raise ToolError(f"{entry.name}: arguments must be an object, got {type(arguments).__name__}")
+    if isinstance(entry.arguments, Mapping):
+        return dict(arguments)
     try:
         model = entry.arguments.model_validate_json(json.dumps(dict(arguments)), strict=True)
     except pydantic.ValidationError as error:

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import RewardFunction
+from stateset_agents.core.user_code import call_user_code
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.evaluator import Evaluation, evaluate, held_out
 from stateset_agents.reporting.report import write_report
@@ -262,9 +263,18 @@ class Experiment:
         try:
             await self.initialize()
         except BaseException:
-            await self.trainer.close()
+            await self._close()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.trainer.close()
+        await self._close()
+
+    async def _close(self) -> None:
+        """The trainer, and an environment that has something to give back."""
+        try:
+            await self.trainer.close()
+        finally:
+            close = getattr(self.trainer.environment, "close", None)
+            if close is not None:
+                await call_user_code(close)

@@ -25,6 +25,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "conversation": "stateset_agents.core.environment:ConversationEnvironment",
     "retail_desk": "stateset_agents.environments.retail_desk:RetailDesk",
     "gymnasium": "stateset_agents.environments.gymnasium_text:GymnasiumText",
+    "mcp": "stateset_agents.environments.mcp_tools:McpEnvironment",
 }
 """Name -> "package.module:Class"."""
 

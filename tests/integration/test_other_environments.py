@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tiny_training import make_trainer, snapshot
 
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.environments.gymnasium_text import GymnasiumText
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.training.experiment import Experiment, load_experiment
 
 
 async def trained(folder: Path, environment: Environment, **settings: Any) -> RunLog:
@@ -43,3 +46,42 @@ async def test_gymnasium_trains_with_the_turns_own_rewards_and_forks(tmp_path: P
         rewards = [turn.reward for turn in rollout.turns]
         assert set(rewards) <= {-1.0, -100.0}
         assert rollout.reward == sum(rewards)
+
+
+async def test_a_yaml_file_trains_on_the_tools_of_an_mcp_server(tmp_path: Path) -> None:
+    shop = Path(__file__).parents[1] / "mcp_shop.py"
+    (tmp_path / "calls.jsonl").write_text('{"opening": "hello, can you cancel order E14?"}\n')
+    (tmp_path / "train.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "agent": {"model_name": "embedded:desk", "max_new_tokens": 32},
+                "environment": {
+                    "name": "mcp",
+                    "scenarios": "calls.jsonl",
+                    "servers": {"shop": {"command": sys.executable, "args": [str(shop)]}},
+                    "session": "shared",
+                    "system_prompt": "shop desk. customer u64 is signed in.",
+                    "max_turns": 3,
+                },
+                "reward": "helpful",
+                "training": {
+                    "max_steps": 2,
+                    "num_generations": 4,
+                    "per_device_train_batch_size": 1,
+                    "gradient_accumulation_steps": 1,
+                    "output_dir": str(tmp_path / "runs"),
+                },
+            }
+        )
+    )
+    async with Experiment(load_experiment(tmp_path / "train.yaml")) as experiment:
+        await experiment.train()
+        opened = experiment.trainer.environment._opening  # type: ignore[attr-defined]  # is it given back?
+        [session] = await opened
+        assert session.is_alive
+    assert not session.is_alive
+    rollouts = list(RunLog(experiment.run).rollouts("train"))
+    assert {rollout.step for rollout in rollouts} == {1, 2}
+    answers = [m.content for rollout in rollouts for m in rollout.messages if m.role == "tool"]
+    assert any('"status": "shipped"' in answer for answer in answers)
+    assert experiment.summary["deterministic"] is False  # a server is not taken for local

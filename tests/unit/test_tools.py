@@ -284,3 +284,23 @@ def test_tools_that_are_no_list_are_refused() -> None:
     wrong: Any = 5
     with pytest.raises(ConfigurationError, match="tools must be a list of typed functions, got 5"):
         Toolbox(wrong)
+
+
+async def test_a_tool_given_by_its_json_schema_shows_it_and_checks_its_arguments_itself() -> None:
+    async def search(**arguments: object) -> str:
+        if "text" not in arguments:
+            raise ToolError("text is missing")
+        return str(arguments)
+
+    schema = {"type": "object", "title": "Search", "properties": {"title": {"type": "string", "title": "T"}}}
+    ours = Tool(name="search", description="Find.", function=search, arguments=schema, local=False)
+    assert ours.schema["function"]["parameters"] == {
+        "type": "object",
+        "properties": {"title": {"type": "string"}},
+    }
+    assert schema["title"] == "Search"
+    box = Toolbox([ours])
+    answers = await box.call_all(
+        [ToolCall(name="search", arguments={"text": "x", "more": 1}), ToolCall(name="search")]
+    )
+    assert [answer.content for answer in answers] == ["{'text': 'x', 'more': 1}", "error: text is missing"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -136,7 +136,7 @@ class ComputationalEngine:
         """
         jobs = list(self._jobs(scenarios, seed, step))
         of, limit = type(self.environment).__name__, self._in_time.limit
-        async with Forks(self.num_branches, of=of, limit=limit) as forks:
+        async with self._remembered(jobs), Forks(self.num_branches, of=of, limit=limit) as forks:
             play = partial(self._play, forks=forks, temperature=temperature)
             scored = await self._in_groups(jobs, play, self._rewarded)
             others = list(self._branch_jobs(jobs, scored, forks))
@@ -188,6 +188,16 @@ class ComputationalEngine:
         finally:
             self._said.sum_up()
         return finished
+
+    @asynccontextmanager
+    async def _remembered(self, jobs: Sequence[_Job]) -> AsyncIterator[None]:
+        """The backend keeps what the members of these jobs have cached until all their branches are played."""
+        try:
+            yield
+        finally:
+            if self.num_branches:
+                for job in jobs:
+                    await self.agent.backend.release(job.session)
 
     def _jobs(self, scenarios: Sequence[Scenario], seed: int, step: int) -> Iterator[_Job]:
         """Members of one scenario share a user seed; a scenario that comes again meets another user."""

@@ -53,6 +53,8 @@ async def run_episode(
 ) -> Trajectory:
     """Let agent and environment talk until one of them ends it; the backend forgets the session after.
 
+    With `between_turns` the backend goes on remembering it, so that forks can start from what it has cached;
+    who takes them releases the session.
     What breaks outside the agent (environment, tool, backend) gives a trajectory with `Status.FAILED`,
     its error, and the turns that went well; programming and configuration errors travel.
     """
@@ -115,7 +117,8 @@ async def _play(
     except Exception as error:  # whatever a user's environment may raise is one failed conversation
         return replace(trajectory, turns=tuple(turns), status=Status.FAILED, error=told(error))
     finally:
-        await agent.backend.release(session)
+        if between_turns is None:
+            await agent.backend.release(session)
 
 
 async def _converse(

@@ -69,6 +69,29 @@ async def test_stored_log_probs_are_those_of_a_fresh_full_forward(family: str) -
     await agent.close()
 
 
+async def test_a_branch_starts_from_what_its_member_has_cached() -> None:
+    agent = await started()
+    environment = ChattyEnvironment(turns=4)
+    engine = engine_of(agent, environment, num_generations=1, num_branches=1)
+    (group,) = await engine.rollout(scenarios(1), seed=1, step=0)
+    stats = agent.backend.stats  # type: ignore[attr-defined]  # a HuggingFaceBackend
+    (member,) = group.trajectories
+    assert len(group.branches) == 3
+    fed = sum(len(turn.prompt_ids) for turn in member.turns)
+    shared = 0
+    for branch in group.branches:
+        first, *later = branch.trajectory.turns[branch.turn :]
+        before = sum(
+            len(turn.prompt_ids) + len(turn.completion.token_ids)
+            for turn in branch.trajectory.turns[: branch.turn]
+        )
+        shared += before + len(first.prompt_ids) - 1  # the same user said the same to the member
+        fed += 1 + sum(len(turn.prompt_ids) for turn in later)
+    assert (stats.shared_tokens, stats.prefilled_tokens) == (shared, fed)
+    assert await sessions_left(agent) == 0
+    await agent.close()
+
+
 async def test_with_one_user_waiting_two_seconds_the_other_seven_conversations_finish_first() -> None:
     agent = await started(scheduling="throughput")
     started_at = time.monotonic()

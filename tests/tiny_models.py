@@ -10,10 +10,14 @@ from tokenizers.decoders import ByteLevel
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
+    GPTNeoConfig,
     LlamaConfig,
+    MambaConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3NextConfig,
+    RwkvConfig,
 )
 
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
@@ -47,6 +51,34 @@ CONFIGS: dict[str, Any] = {
         **_SIZES, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3
     ),
 }
+
+
+_NEXT = {
+    **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8},
+    **{"linear_value_head_dim": 8, "head_dim": 8, "num_key_value_heads": 2},
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "shared_expert_intermediate_size": 16,
+}
+ODD_CONFIGS: dict[str, Any] = {
+    "gpt-neo": lambda: GPTNeoConfig(
+        **_SIZES,
+        **{"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 256},
+        **{"attention_types": [[["global", "local"], 1]], "window_size": 8, "initializer_range": 0.3},
+    ),
+    "qwen3-next": lambda: Qwen3NextConfig(**_SIZES, **{**_BLOCKS, "num_hidden_layers": 4}, **_NEXT),
+    "mamba": lambda: MambaConfig(**_SIZES, hidden_size=32, num_hidden_layers=2, state_size=8),
+    "rwkv": lambda: RwkvConfig(**_SIZES, hidden_size=32, num_hidden_layers=2, context_length=256),
+}
+"""Models that the slot cache can't serve: masks of their own, or a recurrent state."""
+
+
+def odd_model(family: str, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(ODD_CONFIGS[family]()).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # zeros would hide in a test
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
 
 
 def tiny_model(family: str = "llama", seed: int = 0) -> Any:

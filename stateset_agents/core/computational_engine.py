@@ -191,7 +191,7 @@ class ComputationalEngine:
 
     @asynccontextmanager
     async def _remembered(self, jobs: Sequence[_Job]) -> AsyncIterator[None]:
-        """The backend keeps what the members of these jobs have cached until all their branches are played."""
+        """The backend keeps what the members of these jobs have cached until their branches are played."""
         try:
             yield
         finally:

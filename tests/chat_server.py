@@ -51,7 +51,7 @@ class ChatServer:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
-        self._port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        self._port = self._runner.addresses[0][1]
         return self
 
     async def __aexit__(self, *_: object) -> None:

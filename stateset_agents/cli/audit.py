@@ -62,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _experiment(args: argparse.Namespace) -> ExperimentConfig:
     from stateset_agents.training.experiment import ExperimentConfig, load_experiment
-    from stateset_agents.training.parts import read_spec
+    from stateset_agents.training.parts import ENVIRONMENTS, read_spec
 
-    if Path(args.environment).exists():
+    if args.environment not in ENVIRONMENTS and Path(args.environment).exists():
         given = {} if args.reward is None else {"reward": read_spec("--reward", args.reward)}
         return load_experiment(args.environment, given)
     return ExperimentConfig(

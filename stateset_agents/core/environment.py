@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from stateset_agents.core.dataset_scenarios import scenarios_of_spec
 from stateset_agents.core.scenario import Scenario, expect_split, load_scenarios, read_scenarios
 from stateset_agents.core.simulated_user import User, UserFactory, default_user
 from stateset_agents.core.tools import Tool, Toolbox
@@ -123,7 +124,7 @@ class ConversationEnvironment:
 
     def __init__(
         self,
-        scenarios: Iterable[Scenario | Mapping[str, Any]] | str | Path,
+        scenarios: Iterable[Scenario | Mapping[str, Any]] | str | Path | Mapping[str, Any],
         *,
         max_turns: int = 6,
         tools: Sequence[Tool | Callable[..., Any]] = (),
@@ -135,7 +136,8 @@ class ConversationEnvironment:
     ) -> None:
         """
         Args:
-            scenarios: Scenarios, plain dicts (see `Scenario.from_dict`), or the path of a JSONL file.
+            scenarios: Scenarios, plain dicts (see `Scenario.from_dict`), the path of a JSONL file, or the
+                arguments of `dataset_scenarios`, {"dataset": ..., "columns": ...}.
             max_turns: Most agent completions of a conversation; a round of tool calls is one. A
                 conversation that gets there is truncated.
             tools: Functions the agent may call (see `core.tools`).
@@ -147,10 +149,6 @@ class ConversationEnvironment:
         """
         if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
             raise ConfigurationError(f"max_turns must be a whole number from 1 on, got {max_turns!r}")
-        if isinstance(scenarios, Mapping):
-            raise ConfigurationError(
-                f"scenarios must be a list of scenarios, got one mapping: [{scenarios!r:.60}]"
-            )
         if not isinstance(scenarios, Iterable | Path):
             raise ConfigurationError(
                 f"scenarios must be a list of scenarios or a JSONL file's path, got {scenarios!r:.60}"
@@ -168,7 +166,9 @@ class ConversationEnvironment:
             raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
         if not isinstance(local, bool | None):
             raise ConfigurationError(f"local must be true, false or absent, got {local!r:.60}")
-        if isinstance(scenarios, str | Path):
+        if isinstance(scenarios, Mapping):
+            self._scenarios = tuple(scenarios_of_spec(scenarios))
+        elif isinstance(scenarios, str | Path):
             self._scenarios = tuple(read_scenarios(scenarios))
         else:
             self._scenarios = tuple(load_scenarios(scenarios))
@@ -193,17 +193,22 @@ class ConversationEnvironment:
                 f"the user of scenario {scenario.id} is not local, others are: "
                 "give ConversationEnvironment(local=False)"
             )
-        opening = scenario.opening or await _reply(user, self._system)
+        system = self._system_of(scenario)
+        opening = scenario.opening or await _reply(user, system)
         if opening is None:
             raise EnvironmentFailure(f"the user of scenario {scenario.id} left without opening")
         return _Conversation(
             scenario=scenario,
             user=user,
-            opening=(*self._system, Message(role="user", content=opening)),
+            opening=(*system, Message(role="user", content=opening)),
             toolbox=self._toolbox,
             success=self._success,
             max_turns=self._max_turns,
         )
+
+    def _system_of(self, scenario: Scenario) -> tuple[Message, ...]:
+        """What stands before the user's first words."""
+        return self._system
 
     def _is_local(self) -> bool:
         if not self._toolbox.local or inspect.iscoroutinefunction(self._make_user):

@@ -23,6 +23,7 @@ __all__ = ["ENVIRONMENTS", "REWARDS", "check_reward", "make_environment", "make_
 
 ENVIRONMENTS: Mapping[str, str] = {
     "conversation": "stateset_agents.core.environment:ConversationEnvironment",
+    "chats": "stateset_agents.environments.chat_logs:ChatLogs",
     "retail_desk": "stateset_agents.environments.retail_desk:RetailDesk",
     "gymnasium": "stateset_agents.environments.gymnasium_text:GymnasiumText",
     "mcp": "stateset_agents.environments.mcp_tools:McpEnvironment",

@@ -16,9 +16,9 @@ def resolve_paths(data: dict[str, Any], base: Path) -> None:
     """Make the paths in a settings file's data absolute, in place; `base` is the folder they start from.
 
     Paths are an existing folder in `agent.model_name` ("hf:" before it or not), a text in
-    `environment.scenarios`, and however deep they stand in agent, environment and reward, texts that start
-    with ./ or ../, and names of code such as "shop:make" where `base` holds shop.py. `training.output_dir`
-    stays: runs go where the command is given.
+    `environment.scenarios` and `environment.logs`, and however deep they stand in agent, environment and
+    reward, texts that start with ./ or ../, and names of code such as "shop:make" where `base` holds shop.py.
+    `training.output_dir` stays: runs go where the command is given.
     """
     for name in ("agent", "environment", "reward"):
         section = data.get(name)
@@ -40,7 +40,7 @@ def _resolved(name: str, value: Any, base: Path) -> Any:
     path = value.removeprefix(prefix)
     is_path = (
         path.startswith(("./", "../"))
-        or (name == "environment.scenarios" and not path.startswith("~"))
+        or (name in ("environment.scenarios", "environment.logs") and not path.startswith("~"))
         or (name == "agent.model_name" and path and os.path.isdir(base / path))
         or _is_code(path, base)
     )

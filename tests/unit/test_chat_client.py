@@ -96,7 +96,7 @@ async def test_retry_after_is_honoured_by_all_calls() -> None:
     async with ChatServer(status(429, Retry_After="0.4")) as server:
         chat = client(server)
         first = asyncio.create_task(chat("a"))
-        while not chat._not_before:  # until its refusal has come back  # noqa: ASYNC110
+        while not chat._not_before:  # noqa: ASYNC110  # until its refusal has come back
             await asyncio.sleep(0.005)
         await asyncio.gather(first, chat("b"))
     refused = server.times[0]

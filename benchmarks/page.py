@@ -106,7 +106,7 @@ def figures(rows: Mapping[str, Any]) -> str:
 
 def split(rows: Mapping[str, Any]) -> str:
     """Where a step's time goes, and the memory of each side."""
-    lines = ["| row | side | rollout | update | peak memory |", "|---|---|---|---|---|"]
+    lines = ["| row | side | rollout | update | peak memory | success |", "|---|---|---|---|---|---|"]
     for name, row in _ordered(rows):
         if not name.startswith(("step-", "turns-", "demo")):
             continue
@@ -115,8 +115,9 @@ def split(rows: Mapping[str, Any]) -> str:
                 f"{values[part] / values['wall']:.0%}" if part in values else ""
                 for part in ("rollout", "update")
             ]
-            peak = values["peak"] / 2**20
-            lines.append(f"| `{name}` | {_PEERS[side]} | {parts[0]} | {parts[1]} | {peak:,.0f} MiB |")
+            parts.append(f"{values['peak'] / 2**20:,.0f} MiB")
+            parts.append("{} of {}".format(*values["success"]) if "success" in values else "")
+            lines.append(f"| `{name}` | {_PEERS[side]} | {' | '.join(parts)} |")
     return "\n".join(lines)
 
 

@@ -174,8 +174,8 @@ class PlainTrainer:
 
     # --- the update -------------------------------------------------------------------------------------
 
-    def update(self, played: Sequence[Played]) -> None:
-        """One optimiser step on the loss that the trainer has by default, with its KL to the reference."""
+    def loss(self, played: Sequence[Played]) -> torch.Tensor:
+        """The loss that the trainer has by default, with its KL to the reference."""
         config = self.config
         self.model.train()
         ids, mask = _right_padded(played)
@@ -189,7 +189,12 @@ class PlainTrainer:
                 reference = _logprobs(self.reference, ids)
             behind = reference - logprobs
             loss = loss + config.beta * ratio * (behind.exp() - behind - 1)
-        torch.autograd.backward(((loss * mask).sum(1) / mask.sum(1)).mean())
+        return ((loss * mask).sum(1) / mask.sum(1)).mean()
+
+    def update(self, played: Sequence[Played]) -> None:
+        """One optimiser step."""
+        config = self.config
+        torch.autograd.backward(self.loss(played))
         factor = schedule(
             self.number,
             config.num_steps(),

@@ -9,13 +9,12 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from benchmarks.comparisons import Comparison, Quantity
+from benchmarks.comparisons import Comparison
 from benchmarks.environments import ROOT, commit
-from benchmarks.running import Measured
+from benchmarks.running import Measured, success
 
 RESULTS = ROOT / "benchmarks" / "results.json"
 _SCHEMA = 1
-_MEASURED: tuple[Quantity, ...] = ("cpu", "wall", "peak", "extra")
 
 
 def ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
@@ -34,19 +33,7 @@ def spread(ours: Sequence[float], peer: Sequence[float]) -> tuple[float, float]:
 
 def row(comparison: Comparison, measured: Mapping[str, Measured]) -> dict[str, Any]:
     """What is kept of one comparison."""
-    sides = {
-        name: {
-            **{quantity: median(one.values(quantity)) for quantity in _MEASURED},
-            **{
-                part: median(one.values(part))
-                for part in one.repetitions[0]
-                if part not in (*_MEASURED, "tokens")
-            },
-            "tokens": median(one.values("tokens")),
-            "versions": one.prepared["versions"],
-        }
-        for name, one in measured.items()
-    }
+    sides = {name: _side(one) for name, one in measured.items()}
     ours = measured[comparison.base]
     lines = []
     for line in comparison.lines:
@@ -70,6 +57,15 @@ def row(comparison: Comparison, measured: Mapping[str, Measured]) -> dict[str, A
         "commit": commit(),
         "cpu": _cpu(),
     }
+
+
+def _side(one: Measured) -> dict[str, Any]:
+    """Medians of what a side reported; of successes, how many of how many in all."""
+    told = one.repetitions[0].keys() - {"successes", "conversations"}
+    made: dict[str, Any] = {name: median(one.values(name)) for name in sorted({*told, "extra"})}
+    if "successes" in one.repetitions[0]:
+        made["success"] = success(one)
+    return made | {"versions": one.prepared["versions"]}
 
 
 def keep(path: Path, made: Mapping[str, Any]) -> None:

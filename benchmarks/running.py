@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.comparisons import Comparison
 from benchmarks.environments import FOLDER
 from benchmarks.sides import Worker
+from stateset_agents.algorithms.intervals import wilson
 
 WARM_UPS = 1
 
@@ -47,6 +48,7 @@ def measure(comparison: Comparison, *, repetitions: int) -> dict[str, Measured]:
             for name in _order(names, number):
                 measured[name].repetitions.append(workers[name].run(WARM_UPS + number))
     _expect_equal_work(comparison, measured)
+    _expect_equal_success(comparison, measured)
     print(f"{comparison.name}: {time.perf_counter() - started:.0f} s in all", file=sys.stderr, flush=True)
     return measured
 
@@ -56,7 +58,20 @@ def _order(names: Sequence[str], number: int) -> list[str]:
     return [*names[turn:], *names[:turn]]
 
 
-def _expect_equal_work(comparison: Comparison, measured: dict[str, Measured]) -> None:
+def success(measured: Measured) -> tuple[int, int]:
+    """Successes and conversations of all repetitions."""
+    return int(sum(measured.values("successes"))), int(sum(measured.values("conversations")))
+
+
+def _expect_equal_success(comparison: Comparison, measured: Mapping[str, Measured]) -> None:
+    """Sides that learn must do so alike: their shares of success may differ by chance only."""
+    shares = {name: success(one) for name, one in measured.items() if "successes" in one.repetitions[0]}
+    bands = {name: wilson(*share) for name, share in shares.items()}
+    if bands and max(low for low, _ in bands.values()) > min(high for _, high in bands.values()):
+        raise RuntimeError(f"{comparison.name}: sides succeeded differently often: {shares}")
+
+
+def _expect_equal_work(comparison: Comparison, measured: Mapping[str, Measured]) -> None:
     threads = {name: one.prepared["threads"] for name, one in measured.items()}
     if set(threads.values()) != {1}:
         raise RuntimeError(f"{comparison.name}: every side must compute with one thread, got {threads}")

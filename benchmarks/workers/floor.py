@@ -32,7 +32,7 @@ def product(inputs: int, outputs: int, rows: int) -> tuple[Product, bool]:
         return F.linear(x, weight)
 
     try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.to_mkldnn(), rows)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
         def fast(x: Tensor) -> Tensor:
             made: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
@@ -40,8 +40,8 @@ def product(inputs: int, outputs: int, rows: int) -> tuple[Product, bool]:
 
         if torch.allclose(fast(example), plain(example), atol=1e-4, rtol=1e-4):
             return fast, True
-    except (AttributeError, RuntimeError):
-        pass  # this torch packs in no way that we know
+    except (AttributeError, RuntimeError, TypeError):
+        pass  # another torch, with other private operators
     return plain, False
 
 
@@ -56,15 +56,8 @@ class Floor:
         slots: int = job["slots"]
         hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
         keys = hidden * config.num_key_value_heads // config.num_attention_heads
-        block = [
-            (hidden, hidden),
-            (hidden, keys),
-            (hidden, keys),
-            (hidden, hidden),
-            (hidden, inner),
-            (hidden, inner),
-            (inner, hidden),
-        ]
+        # Those that read the same input are one product: queries, keys and values; gate and up.
+        block = [(hidden, hidden + 2 * keys), (hidden, hidden), (hidden, 2 * inner), (inner, hidden)]
         head = [(hidden, config.vocab_size)]
         # The first token of a reply comes from the prefill, its last is never forwarded.
         steps = -(-(self.sampled - len(wanted)) // slots)

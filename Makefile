@@ -5,10 +5,10 @@ SEED ?= 0
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-long bench check
+.PHONY: help setup demo test test-long test-browser bench check
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  e.g.  make demo SEED=1 ARGS="--max-steps 20"     make test PYTEST_ARGS="-k reward"'
 
 setup:  ## Make .venv, or bring it up to date; does nothing when it is
@@ -25,6 +25,10 @@ test-long: setup  ## The tests that take minutes and are not in the suite, such 
 
 bench: setup  ## Time ours against TRL, transformers and others; ARGS="--only step --repetitions 3"
 	@.venv/bin/python -m benchmarks $(ARGS)
+
+test-browser: setup  ## The report page in headless Chromium; installs Debian's package where it is missing
+	@command -v chromium > /dev/null || { apt-get update && apt-get install -y chromium; }
+	@.venv/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 check: setup  ## Formatting, lint and strict types
 	.venv/bin/ruff format --check .

@@ -1,28 +1,77 @@
-"""`stateset-agents report`: the page of a run, from its folder alone."""
+"""`stateset-agents report`: the page of a run, from its folder alone; as a file, or live."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import webbrowser
 from typing import Any
+
+from stateset_agents.errors import ConfigurationError
 
 __all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser("report", help="write a run's report.html from its folder")
+    parser = subparsers.add_parser(
+        "report", help="write a run's report.html, or show the run while it goes on"
+    )
     parser.add_argument("run_folder", metavar="RUN", help="a run folder, e.g. runs/latest")
     parser.add_argument("--open", action="store_true", help="show it in the browser")
+    parser.add_argument(
+        "--shared-assets",
+        action="store_true",
+        help="keep plotly.js (5 MB) once beside all runs, instead of compressed in the page (2 MB)",
+    )
+    parser.add_argument(
+        "--conversations", type=int, default=None, metavar="N", help="most conversations in the page (3000)"
+    )
+    parser.add_argument(
+        "--live", action="store_true", help="serve the page on this machine while the run goes on"
+    )
+    parser.add_argument("--port", type=int, default=None, help="of --live (8750); 0 takes a free one")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and print its path; exit code 0."""
+    """Write the page and print its path, or serve it until Ctrl-C; exit code 0."""
+    from stateset_agents.reporting.conversations import MOST_CONVERSATIONS
+
+    most = MOST_CONVERSATIONS if args.conversations is None else args.conversations
+    if most < 1:
+        raise ConfigurationError(f"--conversations must be at least 1, got {most}")
+    if args.live:
+        if args.shared_assets:
+            raise ConfigurationError("--shared-assets is for the file; leave it out with --live")
+        return _serve(args, most)
+    if args.port is not None:
+        raise ConfigurationError("--port is for --live: add it, or leave --port out")
     from stateset_agents.reporting.report import write_report
 
-    path = write_report(args.run_folder)
+    path = write_report(args.run_folder, shared_assets=args.shared_assets, conversations=most)
     print(path)
     if args.open:
         webbrowser.open(path.as_uri())
+    return 0
+
+
+def _serve(args: argparse.Namespace, most: int) -> int:
+    from stateset_agents.reporting.live import DEFAULT_PORT, serve
+    from stateset_agents.tracking.run_log import RunLog
+
+    log = RunLog.open(args.run_folder)
+    port = DEFAULT_PORT if args.port is None else args.port
+    if not 0 <= port <= 65535:
+        raise ConfigurationError(f"--port must be from 0 to 65535, got {port}")
+
+    def ready(url: str) -> None:
+        print(f"{log.folder.path.name} live at {url} (Ctrl-C ends)", flush=True)
+        if args.open:
+            webbrowser.open(url)
+
+    try:
+        asyncio.run(serve(log, port=port, conversations=most, on_ready=ready))
+    except KeyboardInterrupt:  # the way to end it
+        print()
     return 0

@@ -1,155 +1,123 @@
-"""One self-contained HTML page per run, made from its folder alone. `stateset-agents report` calls it.
+"""One HTML page per run, made from its folder alone. `stateset-agents report` and the trainer call it.
 
-The page opens from disk: its style is inline, its charts are SVG, it has no script and loads nothing.
+The page opens from disk and loads nothing from any network. Everything a run says is compressed data in it,
+which the page's script shows as text, never as markup. plotly.js comes from the plotly package: inside the
+page, compressed to two fifths of its size, so that a page can be moved or mailed alone; or beside the run.
 """
 
 from __future__ import annotations
 
-import math
+import base64
+import gzip
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.errors import ConfigurationError
-from stateset_agents.reporting.conversations import choose, pairs, spoken, transitions
-from stateset_agents.reporting.curves import learning_curves, other_curves, reward_terms
-from stateset_agents.tracking.diagnostics import diagnose
+from stateset_agents.reporting.content import content
+from stateset_agents.reporting.conversations import MOST_CONVERSATIONS, Conversations
+from stateset_agents.tracking.jsonl import dump
 from stateset_agents.tracking.run_log import RunLog
 
-__all__ = ["write_report"]
+__all__ = ["browsable", "no_conversations", "plotly_js", "render", "write_report"]
+
+_SCRIPTS = ("page.js", "page.charts.js", "page.conversations.js", "page.tokens.js", "page.start.js")
 
 
-@dataclass(frozen=True, slots=True)
-class _Measure:
-    """A share of successes with its interval, ready to draw."""
-
-    success: float
-    low: float
-    high: float
-    n: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One line of the before/after chart; a side is None where it was not measured."""
-
-    name: str
-    before: _Measure | None
-    after: _Measure | None
-
-
-def write_report(run_path: str | Path) -> Path:
+def write_report(
+    run_path: str | Path, *, shared_assets: bool = False, conversations: int = MOST_CONVERSATIONS
+) -> Path:
     """Write `report.html` into a run folder and return its path.
 
-    A run that is still going on, or was not measured before and after, gets the parts it has. Raises
-    ConfigurationError when the folder is no run, or cannot be read or written.
+    `shared_assets` keeps plotly.js once in the folder around the run instead of in the page. At most
+    `conversations` stand in it. A run that is still going on gets the parts it has. Raises ConfigurationError
+    when the folder is no run, or cannot be read or written.
     """
     log = RunLog.open(run_path)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("stateset_agents.reporting", ""),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["percent"] = lambda share: f"{share:.1%}"
-    environment.globals["spoken"] = spoken
-    page = environment.get_template("page.html").render(_content(log))
-    beside = log.folder.report.with_name(f".report.{os.getpid()}.html")
-    try:
-        beside.write_text(page, encoding="utf-8")
-        beside.replace(log.folder.report)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise ConfigurationError(
-            f"cannot write {log.folder.report}: {error.strerror}; copy the run to a folder you may write"
-        ) from error
+    shared = None
+    if shared_assets:
+        script, version = plotly_js()
+        shared = log.folder.path.parent / f"plotly-{version}.min.js"
+        if not shared.exists():
+            _write(shared, script)
+    kept = Conversations(log.folder, conversations)
+    page = render(content(log), browsable(log, kept), plotly=f"../{shared.name}" if shared else None)
+    _write(log.folder.report, page)
     return log.folder.report
 
 
-def _content(log: RunLog) -> dict[str, Any]:
-    summary, config, lines = log.summary(), log.config(), list(log.metrics())
-    before, after = summary.get("before"), summary.get("after")
-    measured = bool(before or after)
-    all_pairs = pairs(log.rollouts("before", "after"))
+def browsable(log: RunLog, conversations: Conversations) -> dict[str, Any]:
+    """What the page's conversation browser shows; reads on in rollouts.jsonl first."""
+    conversations.read()
+    chosen, moved = conversations.chosen(), conversations.transitions()
+    used = {id for one in chosen for id in one["token_ids"]}
     return {
-        "name": log.folder.path.name,
-        "facts": _facts(summary, config, steps=max((line.step for line in lines), default=0)),
-        "before": before,
-        "after": after,
-        "rows": _rows(before or {}, after or {}) if measured else [],
-        "findings": diagnose(log),
-        "curves": learning_curves(lines),
-        "terms": reward_terms(lines),
-        "others": other_curves(lines),
-        "pairs": choose(all_pairs),
-        "moved": transitions(all_pairs),
-        "settings": list(_flat(config)),
+        "total": conversations.total,
+        "moved": {"n": moved.n, "gained": moved.gained, "lost": moved.lost},
+        "tokens": {id: text for id, text in log.tokens().items() if id in used},
+        "conversations": chosen,
     }
 
 
-def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], *, steps: int) -> list[tuple[str, str]]:
-    """What stands under the title, as far as the run says it."""
-    agent, training = config.get("agent"), config.get("training")
-    estimator = training.get("advantage_estimator") if isinstance(training, Mapping) else None
-    ended_early = steps <= summary.get("steps", -1) < summary.get("num_steps", 0)
-    facts = [
-        ("model", agent.get("model_name") if isinstance(agent, Mapping) else None),
-        ("steps", _steps(summary, training, steps)),
-        ("ended", summary.get("why") if ended_early else None),
-        ("credit", estimator if estimator != "group" else None),
-        ("seed", summary.get("seed")),
-        ("training", _duration(summary.get("train_seconds"))),
-        ("platform", summary.get("platform")),
-    ]
-    return [(name, str(value)) for name, value in facts if value is not None]
+def no_conversations() -> dict[str, Any]:
+    """What `browsable` gives for a run without any."""
+    return {
+        "total": 0,
+        "moved": {"n": 0, "gained": 0, "lost": 0},
+        "tokens": {},
+        "conversations": [],
+    }
 
 
-def _steps(summary: Mapping[str, Any], training: Any, done: int) -> str:
-    """`110`, or `unfinished: step 40 of 110` unless the summary says that the training came to its end."""
-    if summary.get("ended", "finished") == "finished" and summary.get("steps", -1) >= done:
-        return str(summary["steps"])
-    if not isinstance(training, Mapping) or "num_episodes" not in training:
-        return str(done)
-    episodes = training["per_device_train_batch_size"] * training["gradient_accumulation_steps"]
-    planned = training["max_steps"] or math.ceil(training["num_episodes"] / episodes)
-    return f"unfinished: step {done} of {planned}"
+def render(page: dict[str, Any], browsed: dict[str, Any], *, plotly: str | None, live: bool = False) -> str:
+    """The page of that data. `plotly`: where the browser finds plotly.js, None for inside the page."""
+    folder = files("stateset_agents.reporting")
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
+        (folder / "page.html").read_text(encoding="utf-8")
+    )
+    return template.render(
+        name=page["name"],
+        live=live,
+        style=(folder / "page.css").read_text(encoding="utf-8"),
+        script="\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS),
+        data=_packed(dump({**page, **browsed})),
+        plotly=plotly,
+        plotly_data=None if plotly else _packed_plotly(),
+    )
 
 
-def _duration(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+def plotly_js() -> tuple[str, str]:
+    """plotly.js as the plotly package has it, and its version."""
+    from plotly.offline import (  # type: ignore[import-untyped]  # plotly ships no types
+        get_plotlyjs,
+        get_plotlyjs_version,
+    )
+
+    return get_plotlyjs(), get_plotlyjs_version()
 
 
-def _rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[_Row]:
-    """All scenarios first, then each family."""
-    families = [before.get("families") or {}, after.get("families") or {}]
-    names = sorted({name for side in families for name in side})
-    rows = [_Row("All scenarios", _measure(before), _measure(after))]
-    return rows + [_Row(name, *(_measure(side.get(name, {})) for side in families)) for name in names]
+@lru_cache(maxsize=1)
+def _packed_plotly() -> str:
+    return _packed(plotly_js()[0])
 
 
-def _measure(side: Mapping[str, Any]) -> _Measure | None:
-    if side.get("success") is None:
-        return None
-    success, n = float(side["success"]), int(side["n"])
-    low, high = side.get("interval") or wilson(round(success * n), n)
-    return _Measure(success, low, high, n)
+def _packed(text: str) -> str:
+    """Gzip as base64, in which no markup can stand; the same text gives the same."""
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """`training.seed`, `0` and so on, in the file's order."""
-    rows: list[tuple[str, str]] = []
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            rows.extend(_flat(value, f"{prefix}{name}."))
-        else:
-            rows.append((f"{prefix}{name}", str(value)))
-    return rows
+def _write(file: Path, text: str) -> None:
+    """Beside and renamed, so that a reader finds the old file or the new one."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(file)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ConfigurationError(
+            f"cannot write {file}: {error.strerror}; copy the run to a folder you may write"
+        ) from error

@@ -1,125 +1,22 @@
-"""The page of a run: what it shows, what it leaves out, and that it needs nothing but itself."""
+"""The page of a run: what it says, what it leaves out, and that it needs nothing but itself."""
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from report_runs import finished_run, log_stage, page_data, side
 
 from stateset_agents.cli.main import main
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Outcome, Trajectory, TrajectoryGroup, Turn
 from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Completion, Message, ToolCall
 from stateset_agents.reporting.report import write_report
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.tracker import JsonlTracker, Stage
-
-FAMILIES = ("cancel", "exchange", "order_status", "refund")
-
-
-def conversation(number: int, *, success: bool, reply: str = "Done, K27 goes to Oslo.") -> Trajectory:
-    """A caller, a look-up, an answer; scenario `test-NUMBER`."""
-    call = ToolCall(name="get_order", arguments={"order_id": f"K{number}"}, id="1")
-    turns = (
-        Turn(
-            prompt_ids=(1, 2),
-            completion=Completion(
-                message=Message(role="assistant", content="Let me look.", tool_calls=(call,)),
-                prompt_ids=(1, 2),
-                token_ids=(3, 4),
-                logprobs=(-0.5, -0.1),
-                finish_reason="stop",
-            ),
-            feedback=(Message(role="tool", content='{"status": "sent", "city": "Oslo"}', tool_call_id="1"),),
-        ),
-        Turn(
-            prompt_ids=(5,),
-            completion=Completion(
-                message=Message(role="assistant", content=reply),
-                prompt_ids=(1, 2, 3, 4, 5),
-                token_ids=(6,),
-                logprobs=(-0.2,),
-                finish_reason="stop",
-            ),
-        ),
-    )
-    return Trajectory(
-        scenario=Scenario(id=f"test-{number}", family=FAMILIES[number % 4], split="test"),
-        opening=(
-            Message(role="system", content="You work for the retail desk."),
-            Message(role="user", content=f"Hi, I would like to know about K{number}, please."),
-        ),
-        turns=turns,
-        outcome=Outcome(reward=0.5, success=success),
-        reward=0.9 if success else 0.15,
-    )
-
-
-def log_stage(tracker: JsonlTracker, step: int, stage: Stage, wins: set[int], **options: Any) -> None:
-    groups = [
-        TrajectoryGroup(key=f"{stage}/{n}", trajectories=(conversation(n, success=n in wins, **options),))
-        for n in range(8)
-    ]
-    tracker.log_rollouts(step, groups, stage=stage)
-
-
-def side(successes: int, greedy: float) -> dict[str, Any]:
-    """A measurement of 600 scenarios, 150 a family."""
-    families = {
-        name: {"success": min(1.0, successes / 600 + i / 50), "n": 150} for i, name in enumerate(FAMILIES)
-    }
-    interval = [successes / 600 - 0.03, min(1.0, successes / 600 + 0.03)]
-    return {
-        "success": successes / 600,
-        "interval": interval,
-        "greedy": greedy,
-        "n": 600,
-        "families": families,
-    }
-
-
-def finished_run(root: Path, steps: int = 110) -> RunFolder:
-    """A run as the trainer leaves it: metrics, conversations of every stage, summary, settings."""
-    folder = RunFolder.create(root, "demo")
-    with JsonlTracker(folder) as tracker:
-        log_stage(tracker, 0, "before", wins={0, 1})
-        for step in range(1, steps + 1):
-            risen = 1 - math.exp(-step / 30)
-            wobble = math.sin(step * 2.4) * 0.05
-            metrics = {
-                "reward/mean": 0.2 + 0.7 * risen + wobble,
-                "success/rate": min(1.0, max(0.0, 0.2 + 0.72 * risen + wobble)),
-                "rollout/conversations": 64.0,
-                "kl/reference": 0.002 * step + abs(wobble) / 10,
-                "policy/entropy": 0.9 - 0.5 * risen + wobble / 4,
-                "policy/clip_fraction_low": 0.0,
-                "policy/clip_fraction_high": 0.0,
-                "tokens/per_second": 5120.0 + 900 * wobble,
-                "optimizer/grad_norm": 1.0 + wobble,
-                "time/rollout": 0.8 + wobble,
-            }
-            tracker.log_metrics(step, metrics)
-        log_stage(
-            tracker, steps, "after", wins={0, 2, 3, 4, 5, 6, 7}, reply="Done, sent. Anything else? Bye."
-        )
-    folder.write_config({"agent": {"model_name": "embedded:desk"}, "training": {"seed": 3, "beta": 0.01}})
-    folder.write_summary(
-        {
-            "seed": 3,
-            "steps": steps,
-            "train_seconds": 95.2,
-            "platform": "Linux, Python 3.11, torch 2.13",
-            "before": side(132, 0.44),
-            "after": side(561, 0.952),
-        }
-    )
-    return folder
+from stateset_agents.tracking.tracker import JsonlTracker
 
 
 @pytest.fixture(scope="module")
@@ -129,14 +26,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder
 
 
+@pytest.fixture(scope="module")
+def data(run: RunFolder) -> dict[str, Any]:
+    return page_data(run)
+
+
 class Page(HTMLParser):
-    """Tags, their attributes, and the visible text of a page."""
+    """Tags of a page, their attributes, and what is open at the end."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
-        self.words: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -144,100 +45,110 @@ class Page(HTMLParser):
         if tag not in {"meta", "link"}:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.words.append(data)
 
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
+def data_of(folder: RunFolder) -> dict[str, Any]:
+    write_report(folder.path)
+    return page_data(folder)
 
 
-def page(folder: RunFolder) -> Page:
-    return Page(folder.report.read_text())
+def titles(charts: list[dict[str, Any]]) -> list[str]:
+    return [chart["title"] for chart in charts]
 
 
-def test_both_success_rates_stand_on_the_page_with_their_intervals(run: RunFolder) -> None:
-    text = page(run).text
-    assert "before 22.0% 95 %: 19.0% to 25.0%, 600 held-out scenarios; greedy 44.0%" in text
-    assert "after 93.5% 95 %: 90.5% to 96.5%, 600 held-out scenarios; greedy 95.2%" in text
+def test_both_success_rates_stand_on_the_page_with_their_intervals(data: dict[str, Any]) -> None:
+    every = data["measured"][0]
+    assert every["before"] == pytest.approx({"success": 0.22, "low": 0.19, "high": 0.25, "n": 600})
+    assert every["after"] == pytest.approx({"success": 0.935, "low": 0.905, "high": 0.965, "n": 600})
+    assert data["greedy"] == {"before": 0.44, "after": 0.952}
 
 
-def test_each_family_has_wilson_intervals_of_its_own(run: RunFolder) -> None:
+def test_each_family_has_wilson_intervals_of_its_own(data: dict[str, Any]) -> None:
     # cancel: 33 of 150 before; Wilson's interval is [.161, .293]
-    assert "cancel n = 150 22.0% [16.1%, 29.3%] 93.5%" in page(run).text
+    assert data["measured"][1]["name"] == "cancel"
+    before = data["measured"][1]["before"]
+    assert (before["n"], round(before["low"], 3), round(before["high"], 3)) == (150, 0.161, 0.293)
 
 
-def test_every_learning_curve_is_drawn(run: RunFolder) -> None:
-    labels = [attrs["aria-label"] or "" for tag, attrs in page(run).tags if tag == "svg"]
-    titles = [label.split(":")[0] for label in labels]
-    assert titles[:6] == ["Reward", "Success", "KL to the reference", "Entropy", "Clip fraction", "Speed"]
-    assert titles[6:] == ["optimizer/grad_norm", "rollout/conversations", "time/rollout"]
-    assert re.fullmatch(r"KL to the reference: 0\.00\d+ at step 1, 0\.22\d* at step 110", labels[2])
+def test_every_metric_has_its_chart_once(data: dict[str, Any]) -> None:
+    assert titles(data["curves"]) == [
+        *("Reward", "Success", "Success by family", "KL to the reference", "Entropy", "Clip fraction"),
+        *("Value function", "Value loss", "Gradient norm", "Time", "Tokens", "Speed"),
+    ]
+    assert titles(data["terms"]) == ["told"]
+    assert {group["stage"]: titles(group["charts"]) for group in data["others"]} == {
+        "policy": ["policy/version"],
+        "reward": ["reward/std"],
+        "rollout": ["rollout/conversations"],
+    }
 
 
-def test_a_critic_s_curves_its_estimator_and_the_reward_s_terms_are_shown(tmp_path: Path) -> None:
+def test_the_estimator_and_an_early_end_stand_among_the_facts(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
     folder.write_config({"training": {"advantage_estimator": "turn_gae"}})
-    values = {"reward/mean": 0.5, "reward/std": 0.1, "reward/told": 0.2, "reward/repeats": -0.1}
-    values |= {"value/explained_variance": 0.3, "loss/value": 0.1, "time/step": 1.0}
-    with JsonlTracker(folder) as tracker:
-        tracker.log_metrics(1, values)
-    parsed = Page(write_report(folder.path).read_text())
-    assert "credit turn_gae" in parsed.text
-    labels = [(attrs["aria-label"] or "").split(":")[0] for tag, attrs in parsed.tags if tag == "svg"]
-    assert labels[:3] == ["Reward", "Value function", "Value loss"]
-    assert labels[3:] == ["reward/repeats", "reward/told", "reward/std", "time/step"]
-    assert "Terms of the reward (2)" in parsed.text
-    assert "All other metrics (2) reward" in parsed.text
-
-
-def test_the_diagnostics_stand_on_the_page(run: RunFolder) -> None:
-    text = page(run).text
-    assert "✓ gradients norm 1 before clipping at 1 (median; highest 1.05)" in text
-    assert "✓ event loop" not in text  # no such metric in this run
-
-
-def test_a_trouble_stands_with_its_cure(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path)
-    with JsonlTracker(folder) as tracker:
-        tracker.log_metrics(1, {"optimizer/grad_norm": 9.0})
-    text = Page(write_report(folder.path).read_text()).text
-    assert (
-        "✗ gradients norm 9 before clipping at 1 (median; highest 9) check the scale of the rewards" in text
+    folder.write_summary({"steps": 3, "num_steps": 9, "why": "stopped as asked", "train_seconds": 61})
+    facts = dict(data_of(folder)["facts"])
+    assert (facts["credit"], facts["ended"], facts["training"]) == (
+        "turn_gae",
+        "stopped as asked",
+        "1 min 1 s",
     )
 
 
-def test_conversations_that_changed_are_shown_side_by_side(run: RunFolder) -> None:
-    text = page(run).text
-    assert "Of 8 held-out scenarios, 6 went from failure to success and 1 the other way" in text
-    assert re.findall(r"(\w+) (test-\d) before", text) == [
-        ("order_status", "test-2"),
-        ("refund", "test-3"),
-        ("cancel", "test-4"),
-    ]
-    assert 'get_order(order_id="K2")' in text
-    assert "Done, sent. Anything else? Bye." in text
+def test_the_diagnostics_stand_on_the_page_with_signs_and_cures(data: dict[str, Any], tmp_path: Path) -> None:
+    found = {one["check"]: one for one in data["findings"]}
+    assert found["gradients"]["seen"] == "norm 1 before clipping at 1 (median; highest 1.05)"
+    assert "event loop" not in found  # no such metric in this run
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder) as tracker:
+        tracker.log_metrics(1, {"optimizer/grad_norm": 9.0})
+    (finding,) = [one for one in data_of(folder)["findings"] if one["check"] == "gradients"]
+    assert (finding["sign"], finding["cure"]) == (
+        "✗",
+        "check the scale of the rewards, take larger batches, lower learning_rate",
+    )
+
+
+def test_conversations_come_with_what_their_tokens_say(data: dict[str, Any]) -> None:
+    assert data["total"] == len(data["conversations"]) == 2 * 8 + 110 * 10
+    assert data["moved"] == {"n": 8, "gained": 6, "lost": 1}
+    assert data["tokens"]["3"] == " look"
+
+
+def test_settings_are_flat(data: dict[str, Any]) -> None:
+    assert data["settings"][:2] == [["agent.model_name", "embedded:desk"], ["training.seed", "3"]]
 
 
 def test_the_page_is_well_formed_and_loads_nothing(run: RunFolder) -> None:
-    parsed = page(run)
+    parsed = Page(run.report.read_text())
     assert parsed.open == []
-    assert not {"script", "img", "iframe"} & {tag for tag, _ in parsed.tags}
+    assert not {"img", "iframe"} & {tag for tag, _ in parsed.tags}
     links = {value for _, attrs in parsed.tags for name, value in attrs.items() if name in {"src", "href"}}
-    assert links == {"data:,"}
-    assert "url(" not in run.report.read_text()
-    assert "http" not in run.report.read_text().replace("http-equiv", "")
+    assert {link for link in links if not (link or "").startswith("#")} == {"data:,"}
+    (rules,) = [attrs["content"] for _, attrs in parsed.tags if attrs.get("http-equiv")]
+    assert rules == (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'unsafe-inline'; "
+        "connect-src 'none'"
+    )
 
 
-def test_the_page_is_small(run: RunFolder) -> None:
-    assert run.report.stat().st_size < 300_000
+def test_the_page_is_small_and_quickly_made(run: RunFolder) -> None:
+    assert run.report.stat().st_size < 2_500_000
+    started = time.process_time()
+    write_report(run.path)
+    assert time.process_time() - started < 1.0
+
+
+def test_plotly_can_stand_once_beside_all_runs(tmp_path: Path) -> None:
+    runs = [finished_run(tmp_path, steps=2) for _ in range(2)]
+    for folder in runs:
+        page = Page(write_report(folder.path, shared_assets=True).read_text())
+        (source,) = [attrs["src"] for tag, attrs in page.tags if tag == "script" and "src" in attrs]
+        assert "plotly.js v" in (folder.path / str(source)).read_text()[:200]
+        assert folder.report.stat().st_size < 100_000
+    assert len(list(tmp_path.glob("plotly-*.min.js"))) == 1
 
 
 def test_it_is_made_from_the_folder_alone(run: RunFolder, tmp_path: Path) -> None:
@@ -251,51 +162,77 @@ def test_a_run_without_measurements_shows_its_curves(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "plain")
     with JsonlTracker(folder) as tracker:
         tracker.log_metrics(1, {"reward/mean": 0.5})
-    text = Page(write_report(folder.path).read_text()).text
-    assert "was not measured before and after" in text
-    assert "Reward" in text
-    assert "No scenario was played both before and after" in text
+    data = data_of(folder)
+    assert (data["measured"], titles(data["curves"]), data["total"]) == ([], ["Reward"], 0)
 
 
-def test_a_run_that_has_just_begun_says_so(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path)
-    assert "No step has finished yet" in write_report(folder.path).read_text()
+def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
+    data = data_of(RunFolder.create(tmp_path))
+    assert (data["curves"], data["findings"], data["ended"]) == ([], [], None)
 
 
 def test_a_run_stopped_after_its_first_measurement_shows_that(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
     folder.write_summary({"before": side(132, 0.44)})
-    text = Page(write_report(folder.path).read_text()).text
-    assert "before 22.0%" in text
-    assert "cancel n = 150 22.0% [16.1%, 29.3%] not measured" in text
+    every, cancel, *_ = data_of(folder)["measured"]
+    assert (every["before"]["success"], every["after"], cancel["after"]) == (0.22, None, None)
 
 
 def test_text_from_users_and_settings_cannot_become_markup(tmp_path: Path) -> None:
-    evil = "<script>alert(1)</script>&<b>"
-    folder = RunFolder.create(tmp_path)
-    with JsonlTracker(folder) as tracker:
+    evil = "</script><script>alert(1)</script>&<b><!--"
+    folder = RunFolder.create(tmp_path, name=evil)
+    with JsonlTracker(folder, lambda id: evil) as tracker:
         log_stage(tracker, 0, "before", wins=set(), reply=evil)
-        log_stage(tracker, 1, "after", wins=set(), reply=evil)
         tracker.log_metrics(1, {f"x/{evil}": 1.0})
     folder.write_config({evil: evil})
-    parsed = Page(write_report(folder.path).read_text())
-    assert evil in parsed.text
-    assert not {"script", "b"} & {tag for tag, attrs in parsed.tags if not attrs.get("class")}
+    data = data_of(folder)
+    assert data["settings"] == [[evil, evil]]
+    assert data["conversations"][0]["messages"][-1]["content"] == evil
+    page = folder.report.read_text()
+    assert "alert(1)" not in page
+    assert len(re.findall("<script", page)) == 3  # data, plotly, the page's own
+    assert Page(page).open == []
 
 
 def test_the_command_writes_the_page_and_prints_its_path(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = finished_run(tmp_path, steps=3)
-    assert main(["report", str(tmp_path / "latest")]) == 0
+    assert main(["report", str(tmp_path / "latest"), "--shared-assets", "--conversations", "20"]) == 0
     assert capsys.readouterr().out.strip() == str(folder.report)
-    assert folder.report.exists()
+    assert len(page_data(folder)["conversations"]) == 10 + 10  # five scenarios twice, two groups of five
+    assert list(tmp_path.glob("plotly-*.min.js"))
 
 
-def test_a_folder_that_is_no_run_is_one_line_and_a_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_open_shows_the_page_in_the_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("webbrowser.open", shown.append)
+    folder = finished_run(tmp_path, steps=1)
+    assert main(["report", str(folder.path), "--open"]) == 0
+    assert shown == [folder.report.as_uri()]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--conversations", "0"], "--conversations must be at least 1, got 0"),
+        (["--port", "80"], "--port is for --live"),
+        (["--live", "--port", "70000"], "--port must be from 0 to 65535, got 70000"),
+        (["--live", "--shared-assets"], "--shared-assets is for the file"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(
+    options: list[str], said: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", str(tmp_path)]) == 1
+    assert main(["report", str(run.path), *options]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--live"]])
+def test_a_folder_that_is_no_run_is_one_line_and_a_failure(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(tmp_path), *options]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 

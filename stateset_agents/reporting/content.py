@@ -1,0 +1,97 @@
+"""What a run's page says beside its conversations, as plain data: facts, measurements, charts, findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from stateset_agents.algorithms.intervals import wilson
+from stateset_agents.reporting.curves import learning_curves, other_curves, reward_terms
+from stateset_agents.tracking.diagnostics import diagnose
+from stateset_agents.tracking.run_log import RunLog
+
+__all__ = ["content"]
+
+
+def content(log: RunLog) -> dict[str, Any]:
+    """The parts that the run has so far; what was not measured or logged is empty or None."""
+    summary, config, lines = log.summary(), log.config(), list(log.metrics())
+    before, after = summary.get("before") or {}, summary.get("after") or {}
+    return {
+        "name": log.folder.path.name,
+        "ended": summary.get("ended"),
+        "facts": _facts(summary, config, steps=max((line.step for line in lines), default=0)),
+        "greedy": {"before": before.get("greedy"), "after": after.get("greedy")},
+        "measured": list(_measured(before, after)) if before or after else [],
+        "curves": [asdict(chart) for chart in learning_curves(lines)],
+        "terms": [asdict(chart) for chart in reward_terms(lines)],
+        "others": [
+            {"stage": stage, "charts": [asdict(chart) for chart in charts]}
+            for stage, charts in other_curves(lines)
+        ],
+        "findings": [{**asdict(finding), "sign": finding.sign} for finding in diagnose(log)],
+        "settings": list(_flat(config)),
+    }
+
+
+def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], *, steps: int) -> list[tuple[str, str]]:
+    """What stands under the title, as far as the run says it."""
+    agent, training = config.get("agent"), config.get("training")
+    estimator = training.get("advantage_estimator") if isinstance(training, Mapping) else None
+    ended_early = steps <= summary.get("steps", -1) < summary.get("num_steps", 0)
+    facts = [
+        ("model", agent.get("model_name") if isinstance(agent, Mapping) else None),
+        ("steps", _steps(summary, training, steps)),
+        ("ended", summary.get("why") if ended_early else None),
+        ("credit", estimator if estimator != "group" else None),
+        ("seed", summary.get("seed")),
+        ("training", _duration(summary.get("train_seconds"))),
+        ("platform", summary.get("platform")),
+    ]
+    return [(name, str(value)) for name, value in facts if value is not None]
+
+
+def _steps(summary: Mapping[str, Any], training: Any, done: int) -> str:
+    """`110`, or `unfinished: step 40 of 110` unless the summary says that the training came to its end."""
+    if summary.get("ended", "finished") == "finished" and summary.get("steps", -1) >= done:
+        return str(summary["steps"])
+    if not isinstance(training, Mapping) or "num_episodes" not in training:
+        return str(done)
+    episodes = training["per_device_train_batch_size"] * training["gradient_accumulation_steps"]
+    planned = training["max_steps"] or math.ceil(training["num_episodes"] / episodes)
+    return f"unfinished: step {done} of {planned}"
+
+
+def _duration(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _measured(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Success with its interval, all scenarios first, then each family; a side is None where not measured."""
+    yield {"name": "All scenarios", "before": _share(before), "after": _share(after)}
+    families = [before.get("families") or {}, after.get("families") or {}]
+    for name in sorted({name for side in families for name in side}):
+        old, new = (_share(side.get(name, {})) for side in families)
+        yield {"name": name, "before": old, "after": new}
+
+
+def _share(side: Mapping[str, Any]) -> dict[str, float] | None:
+    if side.get("success") is None:
+        return None
+    success, n = float(side["success"]), int(side["n"])
+    low, high = side.get("interval") or wilson(round(success * n), n)
+    return {"success": success, "low": low, "high": high, "n": n}
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """`training.seed`, `0` and so on, in the file's order."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", str(value)

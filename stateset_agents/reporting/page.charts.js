@@ -1,0 +1,167 @@
+// Charts: drawn when they come into view, in the colours of the page, readable with the arrow keys.
+
+const SMOOTHED_FROM = 10; // steps
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const figures = new Map(); // chart element -> {chart, drawn, at}
+
+const inView = new IntersectionObserver(
+  (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => draw(entry.target)),
+  { rootMargin: "300px" },
+);
+dark.addEventListener("change", () => [...figures].filter(([, figure]) => figure.drawn).forEach(([place]) => draw(place)));
+
+/** A figure with caption and the value under the pointer; the last one at first. */
+function chartFigure(chart) {
+  const place = h("div", { class: "plot", role: "img", tabindex: "0", onkeydown: (event) => step(place, event) });
+  const legend = chart.series.length < 2 ? null
+    : h("ul", { class: "legend" }, chart.series.map((one, at) => h("li", { style: `--key: var(--c${at % 12})` }, `${one.name} `, h("b", {}))));
+  const words = h("span");
+  const readout = h("output", { "aria-live": "polite" });
+  const figure = h("figure", {}, h("figcaption", {}, h("strong", {}, chart.title), readout, words), place, legend);
+  figures.set(place, { readout, legend, words, drawn: false, at: null });
+  give(place, chart);
+  inView.observe(place);
+  return figure;
+}
+
+/** Values for a chart: its first, or later ones on a live page. */
+function give(place, chart) {
+  const figure = figures.get(place);
+  figure.chart = chart;
+  const spoken = chart.series.map((one) => `${one.name}: ${ends(one, chart.percent)}`).join("; ");
+  place.setAttribute("aria-label", `${chart.title}. ${spoken}. Arrow keys read the steps.`);
+  const beyond = outside(chart).length;
+  figure.words.textContent = [chart.note, beyond ? `${plural(beyond, "step")} beyond the axis` : ""].filter(Boolean).join("; ");
+  read(place, null);
+  if (figure.drawn) draw(place);
+}
+
+/** Take the charts of an element out, before others come. */
+function dropCharts(element) {
+  for (const place of element.querySelectorAll(".plot")) {
+    inView.unobserve(place);
+    if (figures.get(place)?.drawn) window.Plotly.purge(place);
+    figures.delete(place);
+  }
+}
+
+function ends(one, percent) {
+  const known = one.values.map((value, at) => [one.steps[at], value]).filter(([, value]) => value !== null);
+  if (!known.length) return "no value";
+  return [...new Set([0, known.length - 1])].map((at) => `${number(known[at][1], percent)} at step ${known[at][0]}`).join(", ");
+}
+
+function outside(chart) {
+  if (!chart.range) return [];
+  const [low, high] = chart.range;
+  return chart.series.flatMap((one) => one.values.map((value, at) => ({ step: one.steps[at], value })))
+    .filter(({ value }) => value !== null && (value < low || value > high));
+}
+
+/** Show the values of one step, beside the title or in the legend; of the last step without one. */
+function read(place, at) {
+  const figure = figures.get(place);
+  const { chart, readout, legend } = figure;
+  figure.at = at;
+  const steps = chart.series[0].steps;
+  const here = at ?? chart.series[0].values.findLastIndex((value) => value !== null);
+  if (here < 0) return;
+  const said = chart.series.map((one) => {
+    const own = one === chart.series[0] ? here : one.steps.indexOf(steps[here]);
+    const band = one.low && one.low[own] !== null ? ` [${number(one.low[own], chart.percent)}, ${number(one.high[own], chart.percent)}]` : "";
+    return `${number(one.values[own], chart.percent)}${band}`;
+  });
+  readout.textContent = legend ? `step ${steps[here]}` : `${said[0]} at step ${steps[here]}`;
+  legend?.querySelectorAll("b").forEach((value, i) => (value.textContent = said[i]));
+}
+
+function step(place, event) {
+  const { chart, drawn, at } = figures.get(place);
+  const last = chart.series[0].steps.length - 1;
+  const moves = { ArrowLeft: (at ?? last + 1) - 1, ArrowRight: (at ?? -1) + 1, Home: 0, End: last };
+  if (!(event.key in moves) || !drawn) return;
+  event.preventDefault();
+  const next = Math.max(0, Math.min(last, moves[event.key]));
+  const curves = place.data.map((trace, number) => (trace.meta ? number : -1)).filter((number) => number >= 0);
+  window.Plotly.Fx.hover(place, curves.map((curveNumber) => ({ curveNumber, pointNumber: next })));
+  read(place, next);
+}
+
+async function draw(place) {
+  const figure = figures.get(place);
+  if (!figure) return;
+  const Plotly = await plotly();
+  if (!figures.has(place)) return;
+  const options = { displayModeBar: false, responsive: true, scrollZoom: false, showTips: false };
+  await Plotly.react(place, traces(figure.chart), layout(figure.chart), options);
+  if (!figure.drawn) {
+    place.on("plotly_hover", (event) => read(place, figure.chart.series[0].steps.indexOf(event.points[0].x)));
+    place.on("plotly_unhover", () => read(place, null));
+  }
+  figure.drawn = true;
+}
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function traces(chart) {
+  const single = chart.series.length === 1;
+  return chart.series.flatMap((one, at) => {
+    const own = single ? colour("--new") : colour(`--c${at % 12}`);
+    const long = one.values.length >= SMOOTHED_FROM;
+    const digits = chart.percent ? "%{y:.1%}" : "%{y:,.4~g}";
+    const base = { x: one.steps, type: "scatter", mode: "lines", hoverinfo: "skip", showlegend: false, connectgaps: true };
+    const shown = { ...base, hoverinfo: "all", meta: "values", name: single ? "" : one.name, y: one.values };
+    if (chart.stacked) {
+      return [{ ...shown, stackgroup: "all", line: { color: own, width: 1 }, fillcolor: `${own}99`, hovertemplate: digits }];
+    }
+    if (!single) {
+      const line = { color: own, width: 1.75 };
+      return [{ ...shown, y: long ? smooth(one.values) : one.values, line, hovertemplate: digits }];
+    }
+    const band = one.low ? [
+      { ...base, y: one.low, line: { width: 0 } },
+      { ...base, y: one.high, line: { width: 0 }, fill: "tonexty", fillcolor: colour("--band") },
+    ] : [];
+    const interval = one.low ? one.low.map((low, i) => (low === null ? "" : ` [${number(low, chart.percent)}, ${number(one.high[i], chart.percent)}]`)) : null;
+    const few = !long ? { mode: "lines+markers", marker: { color: own, size: 6 } } : {};
+    const raw = { ...shown, ...few, text: interval, hovertemplate: `${digits}${interval ? "%{text}" : ""}<extra></extra>`, line: { color: long ? colour("--raw") : own, width: long ? 1.25 : 2 } };
+    const mean = long ? [{ ...base, y: smooth(one.values), line: { color: own, width: 2.25 } }] : [];
+    return [...band, raw, ...mean, ...edges(chart, base)];
+  });
+}
+
+/** Marks at the edge of the axis for the values beyond it. */
+function edges(chart, base) {
+  const beyond = outside(chart);
+  if (!beyond.length) return [];
+  const [low, high] = chart.range;
+  const symbol = beyond.map(({ value }) => (value > high ? "triangle-up" : "triangle-down"));
+  return [{
+    ...base, mode: "markers", x: beyond.map(({ step }) => step), cliponaxis: false,
+    y: beyond.map(({ value }) => Math.min(high, Math.max(low, value))), marker: { color: colour("--warn"), size: 9, symbol },
+  }];
+}
+
+/** Moving average over about a tenth of the curve, centred. */
+function smooth(values) {
+  const half = Math.max(1, Math.floor(values.length / 20));
+  return values.map((own, at) => {
+    const near = values.slice(Math.max(0, at - half), at + half + 1).filter((value) => value !== null);
+    return own === null || !near.length ? null : near.reduce((sum, value) => sum + value, 0) / near.length;
+  });
+}
+
+function layout(chart) {
+  const steps = chart.series.flatMap((one) => one.steps);
+  const [first, last] = [Math.min(...steps), Math.max(...steps)];
+  const pad = Math.max(0.5, 0.01 * (last - first));
+  const axis = { gridcolor: colour("--rule"), zeroline: true, zerolinecolor: colour("--zero"), zerolinewidth: 1, tickfont: { size: 11, color: colour("--soft") }, fixedrange: matchMedia("(pointer: coarse)").matches, automargin: true };
+  return {
+    autosize: true, uirevision: "kept", margin: { l: 44, r: 8, t: 8, b: 26 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
+    font: { family: "system-ui, sans-serif", color: colour("--ink") }, hovermode: "x unified",
+    hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--rule"), font: { color: colour("--ink"), size: 12 } },
+    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    xaxis: { ...axis, range: [first - pad, last + pad], showgrid: false, zeroline: false, nticks: 6, tickformat: "d", hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } },
+    yaxis: { ...axis, nticks: 5, tickformat: chart.percent ? ".0%" : "~g", rangemode: "tozero", ...(chart.range ? { range: chart.range } : {}) },
+  };
+}

@@ -1,0 +1,213 @@
+// The conversation browser: filters, a list of groups, and one group's conversations side by side.
+
+const CHUNK = 60; // list entries at a time
+
+/** Conversations that are read side by side: a group of training, or a held-out scenario over time. */
+function units(conversations) {
+  const found = new Map();
+  for (const one of conversations) {
+    const training = one.stage === "train";
+    const key = training ? `${one.step}|${one.group}` : `held-out|${one.scenario}`;
+    if (!found.has(key)) found.set(key, { key, training, scenario: one.scenario, family: one.family, step: one.step, members: [] });
+    found.get(key).members.push(one);
+  }
+  for (const unit of found.values()) {
+    if (!unit.training) unit.members.sort((a, b) => a.step - b.step || ORDER.indexOf(a.stage) - ORDER.indexOf(b.stage));
+    unit.rewards = unit.members.map((one) => one.reward).filter((reward) => reward !== null);
+  }
+  return [...found.values()];
+}
+
+const ORDER = ["before", "validation", "after"];
+const SORTS = {
+  written: ["as written", null],
+  widest: ["widest spread first", (unit) => Math.min(...unit.rewards) - Math.max(...unit.rewards)],
+  lowest: ["lowest reward first", (unit) => Math.min(...unit.rewards)],
+  highest: ["highest reward first", (unit) => -Math.max(...unit.rewards)],
+};
+
+const verdict = (one) => (one.success === true ? "succeeded" : one.success === false ? "failed" : "no verdict");
+const turned = (unit) => {
+  const [first, last] = [unit.members.find((one) => one.stage === "before"), unit.members.find((one) => one.stage === "after")];
+  if (!first || !last) return null;
+  return last.success === true ? (first.success === true ? "kept" : "gained") : first.success === true ? "lost" : "missed";
+};
+
+/** Everything that was said in a conversation, for the search. */
+function wording(one) {
+  one.wording ??= [one.scenario, ...one.messages.flatMap((message) => [message.content, ...(message.tool_calls ?? []).map((call) => `${call.function.name}(${call.function.arguments})`)])].join("\n").toLowerCase();
+  return one.wording;
+}
+
+class Browser {
+  constructor(place, data) {
+    this.place = place;
+    this.selected = null;
+    this.list = h("ul", { class: "units", role: "listbox", tabindex: "0", "aria-label": "Groups", onkeydown: (event) => this.key(event) });
+    this.count = h("p", { class: "note", role: "status" });
+    this.view = new GroupView();
+    this.more = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && this.extend(), { root: this.list, rootMargin: "400px" });
+    this.about = h("div");
+    this.controls = h("div");
+    this.panes = h("div", { class: "browser" }, this.list, this.view.element);
+    place.replaceChildren(h("h2", {}, "Conversations"), this.about, this.controls, this.count, this.panes);
+    this.update(data);
+    document.addEventListener("keydown", (event) => this.shortcut(event));
+  }
+
+  /** Other data; what is chosen and typed stays. */
+  update(data) {
+    this.data = data;
+    this.units = units(data.conversations);
+    this.view.tokens = data.tokens;
+    this.about.replaceChildren(this.words());
+    for (const element of [this.controls, this.count, this.panes]) element.hidden = !data.total;
+    const typed = this.form ? new Map(new FormData(this.form)) : new Map();
+    const focused = this.form?.contains(document.activeElement) ? document.activeElement : null;
+    this.form = this.filters(typed);
+    this.controls.replaceChildren(this.form);
+    if (focused?.name) {
+      const again = this.form.elements[focused.name];
+      again.focus();
+      if (focused.type === "search") again.setSelectionRange(focused.selectionStart, focused.selectionEnd);
+    }
+    const [shown, scrolled] = [this.shown, this.list.scrollTop];
+    this.filter();
+    while (this.shown < Math.min(shown, this.found?.length ?? 0)) this.extend();
+    this.list.scrollTop = scrolled;
+  }
+
+  words() {
+    const { total, moved } = this.data;
+    if (!total) return note("No conversation was recorded yet.");
+    const shown = this.units.reduce((sum, unit) => sum + unit.members.length, 0);
+    const kept = shown === total ? `All ${total.toLocaleString("en")} conversations are in this page.`
+      : `${shown.toLocaleString("en")} of ${total.toLocaleString("en")} conversations are in this page: whole groups, evenly spaced over the run. All are in rollouts.jsonl; --conversations N takes more.`;
+    const only = (outcome, text) => h("button", { type: "button", class: "link", onclick: () => this.ask({ outcome }) }, text);
+    const changes = moved.n ? [` Of ${moved.n} held-out scenarios, `, only("gained", `${moved.gained} went from failure to success`), " and ", only("lost", `${moved.lost} the other way`), "."] : [];
+    const keys = h("span", { class: "keys" }, " Keys: ", h("kbd", {}, "/"), " search, ", h("kbd", {}, "j"), " ", h("kbd", {}, "k"), " next and previous group, ", h("kbd", {}, "t"), " tokens.");
+    return note(kept, ...changes, keys);
+  }
+
+  filters(typed) {
+    const values = (name) => [...new Set(this.units.flatMap((unit) => unit.members.map((one) => one[name])))].sort();
+    const field = (label, control) => h("label", {}, h("span", {}, label), control);
+    const select = (name, options) => {
+      const control = h("select", { name }, options.map(([value, text]) => h("option", { value }, text)));
+      control.value = options.some(([value]) => value === typed.get(name)) ? typed.get(name) : options[0][0];
+      return control;
+    };
+    const input = (name, type, options = {}) => {
+      const control = h("input", { name, type, ...options });
+      control.value = typed.get(name) ?? "";
+      return control;
+    };
+    const range = (name, label) => h("fieldset", {}, h("legend", {}, label),
+      input(`${name}-from`, "number", { step: "any", placeholder: "from", "aria-label": `${label} from` }),
+      input(`${name}-to`, "number", { step: "any", placeholder: "to", "aria-label": `${label} to` }));
+    const stages = [["", "all stages"], ...values("stage").map((stage) => [stage, stage === "train" ? "training" : stage])];
+    const turns = this.data.moved.n ? [["gained", "gained"], ["lost", "lost"], ["missed", "failed both times"]] : [];
+    return h("form", { class: "filters", role: "search", oninput: () => this.filter(), onreset: () => setTimeout(() => this.filter()), onsubmit: (event) => event.preventDefault() },
+      field("Text", input("text", "search", { placeholder: "words, tools, scenario", autocomplete: "off" })),
+      field("Stage", select("stage", stages)),
+      field("Family", select("family", [["", "all families"], ...values("family").map((family) => [family, family])])),
+      field("Outcome", select("outcome", [["", "any outcome"], ["succeeded", "succeeded"], ["failed", "failed"], ["no verdict", "no verdict"], ...turns])),
+      range("reward", "Reward"), range("step", "Step"),
+      field("Order", select("order", Object.entries(SORTS).map(([value, [text]]) => [value, text]))),
+      h("button", { type: "reset" }, "Reset"));
+  }
+
+  /** Set these filters and no others. */
+  ask(filters) {
+    for (const control of this.form.elements) if (control.name) control.value = filters[control.name] ?? (control.options?.[0].value ?? "");
+    this.filter();
+  }
+
+  filter() {
+    if (!this.data.total) return;
+    const asked = new Map(new FormData(this.form));
+    const [, rank] = SORTS[asked.get("order")];
+    const bound = (name) => (asked.get(name) === "" ? null : Number(asked.get(name)));
+    const within = (value, name) => (bound(`${name}-from`) === null || (value !== null && value >= bound(`${name}-from`))) && (bound(`${name}-to`) === null || (value !== null && value <= bound(`${name}-to`)));
+    const text = asked.get("text").trim().toLowerCase();
+    const outcome = asked.get("outcome");
+    const isTurn = ["gained", "lost", "missed"].includes(outcome);
+    const fits = (one) => (!asked.get("stage") || one.stage === asked.get("stage")) && within(one.step, "step") && within(one.reward, "reward")
+      && (!outcome || isTurn || verdict(one) === outcome) && (!text || wording(one).includes(text));
+    this.found = [];
+    for (const unit of this.units) {
+      if ((asked.get("family") && unit.family !== asked.get("family")) || (isTurn && turned(unit) !== outcome)) continue;
+      unit.fitting = new Set(unit.members.filter(fits));
+      if (unit.fitting.size) this.found.push(unit);
+    }
+    if (rank) this.found = this.found.filter((unit) => unit.rewards.length).sort((a, b) => rank(a) - rank(b));
+    const number = this.found.reduce((sum, unit) => sum + unit.fitting.size, 0);
+    this.count.textContent = number ? `${plural(number, "conversation")} in ${plural(this.found.length, "group")}` : "No conversation fits: widen the filters.";
+    this.list.replaceChildren();
+    this.shown = 0;
+    this.extend();
+    const again = this.found.findIndex((unit) => unit.key === this.selected);
+    this.select(again >= 0 ? again : 0, false);
+  }
+
+  /** Some more entries at the end of the list. */
+  extend() {
+    this.more.disconnect();
+    const next = this.found.slice(this.shown, this.shown + CHUNK);
+    this.list.append(...next.map((unit, at) => this.entry(unit, this.shown + at)));
+    this.shown += next.length;
+    if (this.shown < this.found.length) this.more.observe(this.list.lastElementChild);
+  }
+
+  entry(unit, at) {
+    const mean = unit.rewards.length ? unit.rewards.reduce((sum, reward) => sum + reward, 0) / unit.rewards.length : null;
+    const succeeded = unit.members.filter((one) => one.success === true).length;
+    const strip = h("span", { class: "strip", "aria-hidden": "true" }, unit.members.map((one) => h("i", { class: `${verdict(one).replace(" ", "-")}${unit.fitting.has(one) ? "" : " off"}` })));
+    const where = unit.training ? `step ${unit.step}` : unit.members.map((one) => one.stage).filter((stage, i, all) => all.indexOf(stage) === i).join(", ");
+    return h("li", { role: "option", id: `unit-${at}`, "aria-selected": "false", onclick: () => this.select(at, true) },
+      h("span", { class: "line" }, h("b", {}, unit.family), h("span", { class: "mean", title: "mean reward" }, signed(mean))),
+      h("span", { class: "line" }, strip, h("span", { class: "where" }, `${where} · ${succeeded}/${unit.members.length}`)),
+      h("span", { class: "scenario" }, unit.scenario));
+  }
+
+  select(at, byUser) {
+    const unit = this.found[at];
+    for (const entry of this.list.querySelectorAll('[aria-selected="true"]')) entry.setAttribute("aria-selected", "false");
+    if (!unit) {
+      this.selected = null;
+      this.at = -1;
+      this.view.clear();
+      return;
+    }
+    while (this.shown <= at) this.extend();
+    const entry = this.list.children[at];
+    entry.setAttribute("aria-selected", "true");
+    this.list.setAttribute("aria-activedescendant", entry.id);
+    if (byUser) entry.scrollIntoView({ block: "nearest" });
+    this.at = at;
+    this.selected = unit.key;
+    this.view.show(unit);
+    if (byUser && matchMedia("(max-width: 760px)").matches) this.view.element.scrollIntoView({ block: "start" });
+  }
+
+  move(by) {
+    if (this.found.length) this.select(Math.max(0, Math.min(this.found.length - 1, this.at + by)), true);
+  }
+
+  key(event) {
+    const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    this.move(moves[event.key]);
+  }
+
+  shortcut(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+    if (event.key === "/") {
+      event.preventDefault();
+      this.form.elements.text.focus();
+    } else if (event.key === "j") this.move(1);
+    else if (event.key === "k") this.move(-1);
+    else if (event.key === "t") this.view.toggle();
+  }
+}

@@ -1,0 +1,102 @@
+// The page's parts, from its data; on a live page again whenever the run has gone on.
+
+const part = (id) => document.getElementById(id);
+
+function showTop(data) {
+  const facts = data.facts.map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value)));
+  const live = "live" in document.body.dataset ? h("span", { id: "live", role: "status" }, "live") : null;
+  part("top").replaceChildren(h("h1", {}, data.name, live), h("dl", { class: "facts" }, facts));
+}
+
+const share = (value) => `${(value * 100).toFixed(1)}%`;
+const interval = (side) => `[${share(side.low)}, ${share(side.high)}]`;
+
+function showMeasured(data) {
+  const [all] = data.measured;
+  if (!all) {
+    part("measured").replaceChildren(h("h2", {}, "Before and after"), note("This run was not measured before and after training."));
+    return;
+  }
+  const headline = [["before", "old"], ["after", "new"]].filter(([side]) => all[side]).map(([side, kind]) => {
+    const greedy = data.greedy[side];
+    const detail = `95 %: ${share(all[side].low)} to ${share(all[side].high)}, ${all[side].n} held-out scenarios${greedy === null ? "" : `; greedy ${share(greedy)}`}`;
+    return h("p", { class: kind }, h("span", { class: "label" }, side), h("span", { class: "figure" }, share(all[side].success)), h("span", { class: "detail" }, detail));
+  });
+  const mark = (side, kind) => side ? [
+    h("span", { class: `range ${kind}`, style: `left:${side.low * 100}%;width:${(side.high - side.low) * 100}%` }),
+    h("span", { class: `spot ${kind}`, style: `left:${side.success * 100}%` }),
+  ] : [];
+  const words = (side, kind) => h("span", { class: kind }, ...(side ? [`${share(side.success)} `, h("span", { class: "interval" }, interval(side))] : ["not measured"]));
+  const rows = data.measured.map((row, at) => h("div", { class: at ? "family" : "family total", role: "row" },
+    h("span", { class: "name", role: "rowheader" }, `${row.name} `, h("span", { class: "n" }, `n = ${(row.after ?? row.before).n}`)),
+    h("span", { class: "track", role: "cell", "aria-hidden": "true" }, mark(row.before, "old"), mark(row.after, "new")),
+    h("span", { class: "values", role: "cell" }, words(row.before, "old"), words(row.after, "new"))));
+  const head = h("div", { class: "family head", role: "row" }, h("span", { role: "columnheader" }, "success, 95 % interval"),
+    h("span", { class: "scale", role: "columnheader" }, ...["0 %", "50 %", "100 %"].map((text) => h("i", {}, text))),
+    h("span", { role: "columnheader" }, h("b", { class: "key old" }), "before ", h("b", { class: "key new" }), "after"));
+  part("measured").replaceChildren(h("h2", {}, "Before and after"), h("div", { class: "headline" }, headline),
+    h("div", { class: "families", role: "table", "aria-label": "Success before and after, with 95 % intervals" }, head, rows));
+}
+
+/** Charts as they stand, for a page that is shown again. */
+let standing = "";
+
+function showCurves(data) {
+  const all = [...data.curves, ...data.terms, ...data.others.flatMap(({ charts }) => charts)];
+  const names = JSON.stringify(all.map((chart) => [chart.title, chart.series.map((one) => one.name)]));
+  if (names === standing) {
+    [...part("curves").querySelectorAll(".plot")].forEach((place, at) => give(place, all[at]));
+    return;
+  }
+  standing = names;
+  const open = new Set([...part("curves").querySelectorAll("details[open]")].map((one) => one.id));
+  dropCharts(part("curves"));
+  const grid = (charts) => h("div", { class: "charts" }, charts.map(chartFigure));
+  const folded = (id, title, ...inside) => h("details", { id, open: open.has(id) }, h("summary", {}, title), ...inside);
+  const count = data.others.reduce((sum, { charts }) => sum + charts.length, 0);
+  part("curves").replaceChildren(
+    h("h2", {}, "Learning curves"),
+    data.curves.length
+      ? note("Thin: each step. Strong: moving average over about a tenth of the run. Point at a curve, or focus it and use the arrow keys, for a step's values; drag to zoom, double-click to go back.")
+      : note("No step has finished yet."),
+    grid(data.curves),
+    ...(data.terms.length ? [h("h3", {}, "Terms of the reward"), grid(data.terms)] : []),
+    ...(count ? [folded("all-metrics", `All other metrics (${count})`, ...data.others.map(({ stage, charts }) => [h("h4", { class: "stage" }, stage), grid(charts)]).flat())] : []),
+  );
+}
+
+function showDiagnostics(data) {
+  const findings = data.findings.map((one) => h("li", { class: one.verdict },
+    h("span", { class: "sign", role: "img", "aria-label": one.verdict }, one.sign), h("span", { class: "check" }, one.check),
+    h("span", {}, one.seen, one.cure ? h("strong", { class: "cure" }, one.cure) : null)));
+  part("diagnostics").replaceChildren(h("h2", {}, "Diagnostics"),
+    findings.length ? h("ul", { class: "findings" }, findings) : note("No step has finished yet: nothing to diagnose."));
+}
+
+function showSettings(data) {
+  const rows = data.settings.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, value)));
+  part("settings").replaceChildren(h("h2", {}, "Settings"),
+    h("details", {}, h("summary", {}, `${plural(rows.length, "setting")}, from config.yaml`), h("table", { class: "settings" }, h("tbody", {}, rows))));
+}
+
+function showPage(data) {
+  for (const show of [showTop, showMeasured, showCurves, showDiagnostics, showSettings]) show(data);
+}
+
+/** Follow a run that goes on: the server says what is new. */
+function follow(browser) {
+  const events = new EventSource("events");
+  const say = (text) => (part("live").textContent = text);
+  events.addEventListener("page", (event) => {
+    const data = JSON.parse(event.data);
+    showPage(data);
+    say(data.ended ?? "live");
+  });
+  events.addEventListener("conversations", async () => browser.update(await (await fetch("conversations.json")).json()));
+  events.onerror = () => say("connection lost");
+}
+
+const data = JSON.parse(await unpacked("data"));
+showPage(data);
+const browser = new Browser(part("conversations"), data);
+if ("live" in document.body.dataset) follow(browser);

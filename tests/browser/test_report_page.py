@@ -1,0 +1,339 @@
+"""The report in a real browser: what it shows is what the run's files say. `make test-browser` runs this."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from chromium import Tab, chromium
+from report_runs import WORDS, finished_run, log_stage, log_step, metrics
+
+from stateset_agents.reporting.live import serve
+from stateset_agents.reporting.report import write_report
+from stateset_agents.tracking.jsonl import read_lines
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.tracker import JsonlTracker
+
+pytestmark = pytest.mark.browser
+
+EVIL = "</script><script>document.title = 'hacked'</script><img src=x onerror=\"document.title = 'hacked'\">"
+
+
+@pytest_asyncio.fixture
+async def tab() -> AsyncIterator[Tab]:
+    async with chromium() as found:
+        await found.look(1280, 900)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = finished_run(tmp_path_factory.mktemp("runs"), steps=24)
+    write_report(folder.path)
+    return folder
+
+
+async def opened(tab: Tab, folder: RunFolder) -> None:
+    await tab.open(folder.report.as_uri())
+    await tab.until("!!document.querySelector('.units li')")
+    await tab.run("document.querySelector('#conversations').scrollIntoView()")
+    await tab.until("!!document.querySelector('.group article .transcript')")
+
+
+async def choose(tab: Tab, **filters: str) -> str:
+    """Set filters as a user does; what the page then says of how many fit."""
+    for name, value in filters.items():
+        await tab.run(
+            f"(() => {{ const form = document.querySelector('form.filters');"
+            f"form.elements[{json.dumps(name.replace('_', '-'))}].value = {json.dumps(value)};"
+            "form.dispatchEvent(new Event('input')); })()"
+        )
+    return str(await tab.run("document.querySelector('#conversations [role=status]').textContent"))
+
+
+def records(folder: RunFolder) -> list[dict[str, Any]]:
+    return [record for _, record in read_lines(folder.rollouts)][1:]
+
+
+def plot(title: str) -> str:
+    """The chart with that title."""
+    is_it = f"one.querySelector('strong').textContent === {title!r}"
+    return f"[...document.querySelectorAll('figure')].find((one) => {is_it}).querySelector('.plot')"
+
+
+def value(text: str) -> float:
+    """A number as the page writes it."""
+    return float(text.replace("\N{MINUS SIGN}", "-"))
+
+
+async def scroll_through(tab: Tab) -> None:
+    """Bring every chart into view once."""
+    await tab.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    await tab.run(
+        "(async () => { for (const plot of document.querySelectorAll('.plot')) "
+        "{ plot.scrollIntoView(); await new Promise((done) => setTimeout(done, 30)); } })()"
+    )
+    await tab.until(
+        "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))"
+    )
+
+
+async def test_every_chart_is_drawn_from_the_file_without_a_complaint_or_a_request(
+    tab: Tab, run: RunFolder
+) -> None:
+    await opened(tab, run)
+    await scroll_through(tab)
+    assert await tab.run("document.querySelectorAll('.plot').length") == 12 + 1 + 3
+    assert tab.complaints == []
+    assert [url for url in tab.requests if not url.startswith("data:")] == [run.report.as_uri()]
+
+
+async def test_curves_have_the_values_of_metrics_jsonl(tab: Tab, run: RunFolder) -> None:
+    await opened(tab, run)
+    await scroll_through(tab)
+    shown = {"Reward": "reward/mean", "KL to the reference": "kl/reference", "told": "reward/told"}
+    for title, metric in shown.items():
+        lines = await tab.run(
+            f"{plot(title)}.data.filter((line) => line.meta === 'values').map((line) => [line.x, line.y])"
+        )
+        logged = [metrics(step)[metric] for step in range(1, 25)]
+        assert lines == [[list(range(1, 25)), pytest.approx(logged, rel=1e-6)]]
+
+
+async def test_a_step_beyond_the_axis_is_marked_and_said(tab: Tab, run: RunFolder) -> None:
+    await opened(tab, run)
+    await scroll_through(tab)
+    critic = plot("Value function")
+    assert await tab.run(f"{critic}.layout.yaxis.range") == [-1, 1]
+    words = await tab.run(f"{critic}.closest('figure').querySelector('figcaption').textContent")
+    assert words.endswith("1 step beyond the axis")  # -14 at step 2
+    marks = await tab.run(
+        f"{critic}.data.filter((line) => line.mode === 'markers').map((line) => [line.x, line.y])"
+    )
+    assert marks == [[[2], [-1]]]
+
+
+async def test_arrow_keys_read_a_curve(tab: Tab, run: RunFolder) -> None:
+    await opened(tab, run)
+    first = "document.querySelector('figure')"
+    await tab.run(f"{first}.scrollIntoView()")
+    await tab.until(f"!!{first}.querySelector('.main-svg')")
+    await tab.run(f"{first}.querySelector('.plot').focus()")
+    await tab.press("Home")
+    await tab.press("ArrowRight")
+    assert str(await tab.run(f"{first}.querySelector('output').textContent")).endswith("at step 2")
+
+
+async def test_success_stands_on_the_page(tab: Tab, run: RunFolder) -> None:
+    await opened(tab, run)
+    text = " ".join(str(await tab.run("document.querySelector('#measured').innerText")).split())
+    assert "before 22.0% 95 %: 19.0% to 25.0%, 600 held-out scenarios; greedy 44.0%" in text
+    assert "cancel n = 150 22.0% [16.1%, 29.3%] 93.5%" in text
+
+
+async def test_filters_find_what_the_file_holds(tab: Tab, run: RunFolder) -> None:
+    await opened(tab, run)
+    lines = records(run)
+    training = [one for one in lines if one["stage"] == "train"]
+
+    def said(fitting: list[dict[str, Any]]) -> str:
+        groups = {(one["stage"] == "train" and one["step"], one["scenario"]) for one in fitting}
+        return f"{len(fitting)} conversations in {len(groups)} groups"
+
+    assert await choose(tab) == said(lines)
+    assert await choose(tab, stage="train") == said(training)
+    assert await choose(tab, step_from="3", step_to="5") == said(
+        [one for one in training if 3 <= one["step"] <= 5]
+    )
+    wins = [one for one in training if 3 <= one["step"] <= 5 and one["success"]]
+    assert await choose(tab, outcome="succeeded") == said(wins)
+    assert await choose(tab, reward_from="0.95") == "No conversation fits: widen the filters."
+    await tab.run("document.querySelector('form.filters').reset()")
+    await tab.until(
+        "document.querySelector('#conversations [role=status]').textContent", lambda text: text == said(lines)
+    )
+    assert await choose(tab, family="refund") == said([one for one in lines if one["family"] == "refund"])
+    about = [one for one in lines if one["family"] == "refund" and "K111" in json.dumps(one["messages"])]
+    assert await choose(tab, text="k111") == said(about)
+
+
+async def test_gains_are_one_click_away_and_stand_side_by_side(tab: Tab, run: RunFolder) -> None:
+    await opened(tab, run)
+    await tab.run("document.querySelector('#conversations .link').click()")
+    assert await choose(tab) == "12 conversations in 6 groups"
+    cards = await tab.run(
+        "[...document.querySelectorAll('.members article')].map((one) => one.getAttribute('aria-label'))"
+    )
+    assert cards == ["before, failed, reward 0.15", "after, succeeded, reward 0.9"]
+    changes = await tab.until("document.querySelector('.changes')?.innerText")
+    assert " ".join(changes.split()) == "What the environment changed orders K27 changed city Rome → Oslo"
+
+
+async def test_each_token_tells_what_the_file_says_of_it(tab: Tab, run: RunFolder) -> None:
+    await opened(tab, run)
+    await choose(tab, stage="train", step_from="7", step_to="7")
+    await tab.press("t", "t")
+    await tab.until("document.querySelectorAll('.members article .t').length", lambda count: count >= 4 * 6)
+    lines = [one for one in records(run) if one["step"] == 7 and one["stage"] == "train"][:5]
+    fact = (
+        "Object.fromEntries([...document.querySelectorAll('.inspector dd')]"
+        ".map((one) => [one.dataset.fact, one.textContent]))"
+    )
+    for member, line in enumerate(lines[:3]):
+        chips = f"document.querySelectorAll('.members article')[{member}].querySelectorAll('.t')"
+        await tab.until(f"{chips}.length", lambda count: count == 6)
+        sampled = 0
+        for place, id in enumerate(line["token_ids"]):
+            await tab.run(f"{chips}[{place}].focus()")
+            shown = await tab.run(fact)
+            assert (json.loads(shown["token"]), shown["id"], shown["position"]) == (
+                WORDS[id],
+                str(id),
+                str(place),
+            )
+            if not line["mask"][place]:
+                assert shown["mask"] == "0, environment"
+                assert "log-prob" not in shown
+                continue
+            assert shown["mask"] == "1, sampled by the agent"
+            assert value(shown["log-prob"]) == line["logprobs"][place]
+            assert value(shown["advantage"]) == line["advantages"][sampled]
+            assert shown["policy version"] == str(line["versions"][place])
+            sampled += 1
+    labels = await tab.run(
+        "[...document.querySelectorAll('.members article h4')].map((one) => one.textContent)"
+    )
+    assert labels == ["member 0", "member 1", "member 2", "member 3", "branch of 0, turn 2"]
+
+
+async def test_a_token_s_facts_come_by_pointer_and_by_arrow_keys(tab: Tab, run: RunFolder) -> None:
+    await opened(tab, run)
+    await tab.press("t", "t")
+    await tab.until("!!document.querySelector('.t[tabindex=\"0\"]')")
+    await tab.run("document.querySelector('.t[tabindex=\"0\"]').scrollIntoView({block: 'center'})")
+    place = "document.querySelector('.inspector [data-fact=position]')?.textContent"
+    box = await tab.run(
+        "(({x, y, width, height}) => [x + width / 2, y + height / 2])"
+        "(document.querySelector('.t').getBoundingClientRect())"
+    )
+    await tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+    assert await tab.until(place, lambda at: at == "0")
+    await tab.run("document.querySelector('.t[tabindex=\"0\"]').focus()")
+    assert await tab.run(place) == "2"  # the first that the agent sampled
+    for key, at in [("ArrowRight", "3"), ("ArrowDown", "5"), ("ArrowUp", "3"), ("Home", "0"), ("End", "5")]:
+        await tab.press(key)
+        assert await tab.run(place) == at
+
+
+async def test_the_list_is_walked_by_keys_and_grows_as_it_is_read(tab: Tab, tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=60)
+    write_report(folder.path)
+    await opened(tab, folder)
+    count = "document.querySelectorAll('.units li').length"
+    assert await tab.run(count) < 8 + 120
+    chosen = "document.querySelector('.units [aria-selected=true] .scenario').textContent"
+    assert await tab.run(chosen) == "test-0"
+    await tab.press("j", "j")
+    assert await tab.run(chosen) == "test-1"
+    await tab.run("document.querySelector('.units').focus()")
+    await tab.press("End")
+    assert await tab.run(chosen) == "test-601"
+    assert await tab.run(count) == 8 + 120
+
+
+async def test_text_of_users_tools_and_tokens_stays_text(tab: Tab, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, name="evil")
+    with JsonlTracker(folder, lambda id: EVIL) as tracker:
+        log_stage(tracker, 0, "before", wins={0}, reply=EVIL)
+        log_step(tracker, 1, reply=EVIL)
+        tracker.log_metrics(2, {f"x/{EVIL}": 1.0, f"reward/{EVIL}": 1.0, f"success/{EVIL}": 1.0})
+    folder.write_config({EVIL: EVIL})
+    folder.write_summary({"why": EVIL, "steps": 2, "num_steps": 3, "platform": EVIL})
+    write_report(folder.path)
+    await opened(tab, folder)
+    await scroll_through(tab)
+    assert EVIL in await tab.run("document.querySelector('.members').textContent")
+    await tab.press("t", "t")
+    await tab.until("document.querySelector('.members .t')?.textContent", lambda text: text == EVIL)
+    assert EVIL in await tab.run("document.querySelector('#settings').textContent")
+    assert await tab.run("document.title") == "0001-evil · run report"
+    assert await tab.run("document.querySelectorAll('main img, main script').length") == 0
+    assert tab.complaints == []
+
+
+async def test_a_live_page_follows_the_run_and_leaves_the_reader_in_peace(tab: Tab, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(serve(RunLog(folder), port=0, on_ready=address.set_result))
+    with JsonlTracker(folder, WORDS.__getitem__) as tracker:
+        await tab.open(await address)
+        await tab.until("document.querySelector('#conversations').textContent.includes('No conversation')")
+        log_step(tracker, 1)
+        await tab.until("document.querySelectorAll('.units li').length", lambda count: count == 2)
+        await choose(tab, text="k11")
+        await tab.run("document.querySelector('form.filters').elements.text.focus()")
+        await tab.run("document.querySelector('.members').dataset.mine = 'yes'")
+        await tab.run("document.querySelector('#curves').scrollIntoView()")
+        values = "document.querySelector('figure .plot').data?.find((trace) => trace.meta === 'values').x"
+        await tab.until(values, lambda steps: steps == [1])
+        log_step(tracker, 2)
+        await tab.until(values, lambda steps: steps == [1, 2])
+        await tab.until("document.querySelector('#conversations .note').textContent.includes('All 20')")
+        assert await choose(tab) == "5 conversations in 1 group"  # what was typed still holds
+        assert await tab.run("document.activeElement.name") == "text"
+        assert await tab.run("document.querySelector('.members').dataset.mine") == "yes"
+    folder.write_summary({"steps": 2, "ended": "finished"})
+    await tab.until("document.querySelector('#live').textContent", lambda text: text == "finished")
+    assert tab.complaints == []
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await tab.until("document.querySelector('#live').textContent", lambda text: text == "connection lost")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+async def test_the_page_fits_and_follows_the_colour_scheme(
+    tab: Tab, run: RunFolder, tmp_path: Path, width: int, height: int, scheme: str
+) -> None:
+    await tab.look(width, height, scheme)
+    await opened(tab, run)
+    await scroll_through(tab)
+    await tab.press("t", "t")
+    assert await tab.run("document.documentElement.scrollWidth") <= width
+    bright = await tab.run(
+        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g)"
+        ".reduce((sum, value) => sum + Number(value), 0)"
+    )
+    assert bright > 600 if scheme == "light" else bright < 200
+    ink = await tab.run("document.querySelector('.plot').layout.font.color")
+    assert ink == ("#1c1f23" if scheme == "light" else "#e6e9ec")
+    for part in ("measured", "curves", "conversations"):
+        await tab.run(f"document.querySelector('#{part}').scrollIntoView()")
+        await asyncio.to_thread(
+            (tmp_path / f"{part}-{width}-{scheme}.png").write_bytes, await tab.screenshot()
+        )
+
+
+async def test_charts_take_the_other_colours_when_the_scheme_changes(tab: Tab, run: RunFolder) -> None:
+    await opened(tab, run)
+    await tab.run("document.querySelector('#curves').scrollIntoView()")
+    ink = "document.querySelector('.plot').layout?.font.color"
+    await tab.until(ink, lambda colour: colour == "#1c1f23")
+    await tab.look(1280, 900, "dark")
+    await tab.until(ink, lambda colour: colour == "#e6e9ec")
+
+
+async def test_a_page_with_shared_assets_finds_them_beside_its_run(tab: Tab, tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=3)
+    write_report(folder.path, shared_assets=True)
+    await opened(tab, folder)
+    await scroll_through(tab)
+    assert tab.complaints == []

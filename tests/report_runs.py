@@ -1,0 +1,200 @@
+"""Run folders as the trainer leaves them, for tests of the report: `from report_runs import finished_run`."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.trajectory import Branch, Outcome, Trajectory, TrajectoryGroup, Turn
+from stateset_agents.messages import Completion, Message, ToolCall, VersionSpan
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.tracker import JsonlTracker, Stage
+
+__all__ = [
+    "FAMILIES",
+    "WORDS",
+    "conversation",
+    "finished_run",
+    "log_stage",
+    "log_step",
+    "metrics",
+    "page_data",
+    "side",
+]
+
+FAMILIES = ("cancel", "exchange", "order_status", "refund")
+WORDS = {1: "<|user|>", 2: " Hi", 3: " look", 4: "<|end|>", 5: "\n", 6: " Done"}
+"""What the token ids of the conversations say."""
+
+
+def conversation(
+    number: int,
+    *,
+    success: bool | None,
+    reply: str = "Done, K27 goes to Oslo.",
+    member: int = 0,
+    version: int = 0,
+    logprob: float = -0.5,
+    **fields: Any,
+) -> Trajectory:
+    """A caller, a look-up, an answer; scenario `test-NUMBER`, 6 tokens, 3 of them sampled."""
+    call = ToolCall(name="get_order", arguments={"order_id": f"K{number}"}, id="1")
+    turns = (
+        Turn(
+            prompt_ids=(1, 2),
+            completion=Completion(
+                message=Message(role="assistant", content="Let me look.", tool_calls=(call,)),
+                prompt_ids=(1, 2),
+                token_ids=(3, 4),
+                logprobs=(logprob, -0.1),
+                finish_reason="stop",
+                version_spans=(VersionSpan(version, 0, 2),),
+            ),
+            feedback=(Message(role="tool", content='{"status": "sent", "city": "Oslo"}', tool_call_id="1"),),
+            reward=-0.01,
+        ),
+        Turn(
+            prompt_ids=(5,),
+            completion=Completion(
+                message=Message(role="assistant", content=reply),
+                prompt_ids=(1, 2, 3, 4, 5),
+                token_ids=(6,),
+                logprobs=(-0.2,),
+                finish_reason="stop",
+                version_spans=(VersionSpan(version, 0, 1),),
+            ),
+            reward=-0.02,
+        ),
+    )
+    change = {
+        "table": "orders",
+        "key": "K27",
+        "before": {"city": "Rome", "n": 1},
+        "after": {"city": "Oslo", "n": 1},
+    }
+    return Trajectory(
+        scenario=Scenario(
+            id=f"test-{number}", family=FAMILIES[number % 4], split="test", context={"order": f"K{number}"}
+        ),
+        member=member,
+        opening=(
+            Message(role="system", content="You work for the retail desk."),
+            Message(role="user", content=f"Hi, I would like to know about K{number}, please."),
+        ),
+        turns=turns,
+        outcome=Outcome(reward=0.5, success=success, changes=(change,) if success else ()),
+        reward=0.9 if success else 0.15,
+        breakdown={"told": 0.9 if success else 0.15, "repeats": 0.0},
+        **fields,
+    )
+
+
+def log_stage(tracker: JsonlTracker, step: int, stage: Stage, wins: set[int], **options: Any) -> None:
+    """Eight held-out scenarios, of which `wins` succeed."""
+    groups = [
+        TrajectoryGroup(key=f"{stage}/{n}", trajectories=(conversation(n, success=n in wins, **options),))
+        for n in range(8)
+    ]
+    tracker.log_rollouts(step, groups, stage=stage)
+
+
+def log_step(tracker: JsonlTracker, step: int, *, groups: int = 2, **options: Any) -> None:
+    """A step: groups of four members, one of which succeeds, with a branch of the first; its metrics."""
+    made, advantages = [], []
+    for number in range(groups):
+        members = tuple(
+            conversation(
+                10 * step + number,
+                success=member == step % 4,
+                member=member,
+                version=step - 1,
+                logprob=-0.25 * member - 0.001 * step,
+                **options,
+            )
+            for member in range(4)
+        )
+        branch = Branch(turn=1, trajectory=members[0])
+        made.append(TrajectoryGroup(key=f"{step}/{number}", trajectories=members, branches=(branch,)))
+        advantages.append([[0.5 * member - 0.75, 0.5 * member - 0.75, 0.125 * step] for member in range(4)])
+    tracker.log_rollouts(step, made, advantages)
+    tracker.log_metrics(step, metrics(step))
+
+
+def metrics(step: int) -> dict[str, float]:
+    """A learning curve with a wobble."""
+    risen = 1 - math.exp(-step / 30)
+    wobble = math.sin(step * 2.4) * 0.05
+    return {
+        "reward/mean": 0.2 + 0.7 * risen + wobble,
+        "reward/std": 0.4,
+        "reward/told": 0.2 + 0.7 * risen,
+        "success/rate": min(1.0, max(0.0, 0.2 + 0.72 * risen + wobble)),
+        "success/cancel": 0.5 * risen,
+        "success/refund": 0.9 * risen,
+        "rollout/conversations": 64.0,
+        "kl/reference": 0.002 * step + abs(wobble) / 10,
+        "policy/entropy": 0.9 - 0.5 * risen + wobble / 4,
+        "policy/clip_fraction_low": 0.0,
+        "policy/clip_fraction_high": 0.0,
+        "value/explained_variance": -14.0 if step == 2 else 0.8 * risen,
+        "loss/value": 0.1,
+        "tokens/per_second": 5120.0 + 900 * wobble,
+        "tokens/agent": 1200.0,
+        "tokens/environment": 2400.0,
+        "tokens/padding": 300.0,
+        "optimizer/grad_norm": 1.0 + wobble,
+        "time/rollout": 0.8 + wobble,
+        "time/update": 0.5,
+        "policy/version": float(step),
+    }
+
+
+def side(successes: int, greedy: float) -> dict[str, Any]:
+    """A measurement of 600 scenarios, 150 a family."""
+    families = {
+        name: {"success": min(1.0, successes / 600 + i / 50), "n": 150} for i, name in enumerate(FAMILIES)
+    }
+    interval = [successes / 600 - 0.03, min(1.0, successes / 600 + 0.03)]
+    return {
+        "success": successes / 600,
+        "interval": interval,
+        "greedy": greedy,
+        "n": 600,
+        "families": families,
+    }
+
+
+def finished_run(root: Path, steps: int = 110, **options: Any) -> RunFolder:
+    """A run as the trainer leaves it: metrics, conversations of every stage, summary, settings."""
+    folder = RunFolder.create(root, "demo")
+    with JsonlTracker(folder, WORDS.__getitem__) as tracker:
+        log_stage(tracker, 0, "before", wins={0, 1}, **options)
+        for step in range(1, steps + 1):
+            log_step(tracker, step, **options)
+        log_stage(tracker, steps, "after", wins={0, 2, 3, 4, 5, 6, 7}, **options)
+    folder.write_config({"agent": {"model_name": "embedded:desk"}, "training": {"seed": 3, "beta": 0.01}})
+    folder.write_summary(
+        {
+            "seed": 3,
+            "steps": steps,
+            "ended": "finished",
+            "train_seconds": 95.2,
+            "platform": "Linux, Python 3.11, torch 2.13",
+            "before": side(132, 0.44),
+            "after": side(561, 0.952),
+        }
+    )
+    return folder
+
+
+def page_data(folder: RunFolder) -> dict[str, Any]:
+    """What the page of a run shows, out of the page itself."""
+    (packed,) = re.findall(r'<script type="text/plain" id="data">([^<]*)</script>', folder.report.read_text())
+    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))
+    return data

@@ -1,0 +1,142 @@
+"""The charts of a report: which there are, their values and intervals, how far their axes go."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateset_agents.reporting.curves import Chart, axis, learning_curves, other_curves, reward_terms
+from stateset_agents.tracking.run_log import MetricLine
+
+
+def lines(**metrics: list[float]) -> list[MetricLine]:
+    """Metric lines of steps 1, 2, ...; `reward__mean` stands for reward/mean."""
+    names = [name.replace("__", "/") for name in metrics]
+    rows = zip(*metrics.values(), strict=True)
+    return [
+        MetricLine(step, 0.0, dict(zip(names, row, strict=True))) for step, row in enumerate(rows, start=1)
+    ]
+
+
+def only(charts: list[Chart]) -> Chart:
+    (chart,) = charts
+    return chart
+
+
+def test_values_stand_over_their_steps_and_gaps_are_none() -> None:
+    chart = only(learning_curves(lines(reward__mean=[0.5, math.nan, 0.7])))
+    assert (chart.title, chart.series[0].steps, chart.series[0].values) == (
+        "Reward",
+        [1, 2, 3],
+        [0.5, None, 0.7],
+    )
+
+
+def test_a_metric_without_a_finite_value_has_no_chart() -> None:
+    assert learning_curves(lines(reward__mean=[math.nan])) == []
+
+
+def test_success_has_wilson_s_interval() -> None:
+    chart = only(
+        learning_curves(lines(success__rate=[0.5], rollout__conversations=[70.0], rollout__failed=[6.0]))
+    )
+    series = chart.series[0]
+    assert series.low is not None
+    assert series.high is not None
+    assert (round(series.low[0] or 0, 3), round(series.high[0] or 0, 3)) == (0.381, 0.619)  # 32 of 64
+
+
+def test_a_reward_s_interval_counts_the_scored_conversations() -> None:
+    values = lines(
+        reward__mean=[0.5],
+        reward__std=[0.4],
+        rollout__conversations=[70.0],
+        rollout__failed=[4.0],
+        rollout__unscored=[2.0],
+    )
+    series = only(learning_curves(values)).series[0]
+    assert (series.low, series.high) == ([0.402], [0.598])  # 0.5 -+ 1.96 * 0.4 / 8
+
+
+def test_a_critic_that_was_once_far_off_does_not_stretch_its_axis() -> None:
+    chart = only(learning_curves(lines(value__explained_variance=[-14.0, 0.1, 0.2])))
+    assert chart.range == (-1.0, 1.0)
+    assert chart.series[0].values[0] == -14.0
+
+
+def test_families_share_a_chart_and_so_do_the_parts_of_a_step() -> None:
+    charts = learning_curves(
+        lines(
+            success__refund=[0.5],
+            success__cancel=[0.2],
+            time__rollout=[1.0],
+            time__update=[2.0],
+            tokens__agent=[9.0],
+        )
+    )
+    assert [(chart.title, [one.name for one in chart.series], chart.stacked) for chart in charts] == [
+        ("Success by family", ["cancel", "refund"], False),
+        ("Time", ["rollout", "update"], True),
+        ("Tokens", ["agent, trained"], True),
+    ]
+
+
+def test_staleness_is_shown_where_it_is_logged() -> None:
+    assert only(learning_curves(lines(staleness__mean=[0.5]))).title == "Staleness"
+
+
+def test_terms_of_the_reward_and_other_metrics_stand_apart() -> None:
+    values = lines(reward__mean=[1.0], reward__told=[0.5], reward__std=[0.1], time__step=[1.0], kl__old=[0.0])
+    assert [chart.title for chart in reward_terms(values)] == ["told"]
+    assert [(stage, [chart.title for chart in charts]) for stage, charts in other_curves(values)] == [
+        ("kl", ["kl/old"]),
+        ("reward", ["reward/std"]),
+        ("time", ["time/step"]),
+    ]
+
+
+def test_a_long_curve_is_averaged_in_bins_and_says_so() -> None:
+    chart = only(learning_curves(lines(loss__value=[float(step % 2) for step in range(10_001)])))
+    assert len(chart.series[0].values) == 1667  # bins of 6 steps, the last of 5
+    assert set(chart.series[0].values) == {0.5, 0.4}
+    assert chart.note == "of the step's returns; each point the mean of 6 steps"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], None),
+        ([3.0], (0.0, 6.0)),
+        ([-3.0, -3.0], (-6.0, 0.0)),
+        ([0.0, 0.0], (0.0, 1.0)),
+        ([1.0, 1.0000012], (0.0, 2.0000024)),
+        ([5.0, 10.0], (0.0, 10.5)),
+        ([9.0, 10.0], (8.95, 10.05)),
+        ([-1.0, 1.0], (-1.1, 1.1)),
+    ],
+)
+def test_an_axis_holds_its_values(values: list[float], expected: tuple[float, float] | None) -> None:
+    found = axis(values)
+    assert found == (expected and pytest.approx(expected))
+
+
+def test_a_step_that_stands_alone_far_outside_is_left_out_of_the_axis() -> None:
+    curve = [1.0, 2.0] * 5
+    assert axis([*curve, 900.0, *curve]) == (0.0, 2.1)
+    assert axis([900.0, *curve]) == (0.0, 2.1)
+
+
+def test_a_curve_that_moves_for_several_steps_is_shown_whole() -> None:
+    assert axis([9.0, 5.0, 3.0] + [1.0, 1.1] * 20) == (0.0, pytest.approx(9.45))
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60))
+def test_an_axis_is_a_range_and_holds_most_values(values: list[float]) -> None:
+    found = axis(values)
+    assert found is not None
+    low, high = found
+    assert low < high
+    assert sum(low <= value <= high for value in values) >= len(values) / 2

@@ -1,0 +1,106 @@
+"""The page of a run that goes on: what its addresses answer, to whom, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from report_runs import finished_run, log_step
+
+from stateset_agents.cli.main import main
+from stateset_agents.reporting.live import serve
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.tracker import JsonlTracker
+
+
+@contextlib.asynccontextmanager
+async def served(folder: RunFolder) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client whose addresses begin at the page's."""
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(serve(RunLog(folder), port=0, on_ready=address.set_result))
+    async with aiohttp.ClientSession(base_url=await address) as client:
+        yield client
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def next_event(response: aiohttp.ClientResponse) -> tuple[str, Any]:
+    """Name and data of the next server-sent event."""
+    async for line in response.content:
+        if line.startswith(b"event: "):
+            data = await response.content.readline()
+            return line[7:].strip().decode(), json.loads(data[6:])
+    raise AssertionError("the stream ended")
+
+
+async def test_the_page_holds_the_run_and_fetches_its_conversations(tmp_path: Path) -> None:
+    async with served(finished_run(tmp_path, steps=2)) as client:
+        async with client.get("/") as page, client.get("/plotly.js") as script:
+            assert "<title>0001-demo" in await page.text()
+            assert "plotly.js v" in await script.text()
+        async with client.get("/conversations.json") as response:
+            assert (await response.json())["total"] == 2 * 8 + 2 * 10
+
+
+async def test_what_is_new_comes_as_events(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=2)
+    async with served(folder) as client, client.get("/events") as stream:
+        name, data = await next_event(stream)
+        assert (name, data["curves"][0]["series"][0]["steps"]) == ("page", [1, 2])
+        assert await next_event(stream) == ("conversations", {})
+        with JsonlTracker(folder) as tracker:
+            log_step(tracker, 3)
+        seen = dict([await next_event(stream) for _ in range(2)])
+        assert seen["page"]["curves"][0]["series"][0]["steps"][-1] == 3
+        async with client.get("/conversations.json") as response:
+            assert (await response.json())["total"] == 2 * 8 + 3 * 10
+
+
+async def test_another_site_that_points_its_name_here_is_refused(tmp_path: Path) -> None:
+    async with served(finished_run(tmp_path, steps=1)) as client:
+        for host, status in [("evil.example", 403), ("localhost:9", 200), ("[::1]:9", 200)]:
+            async with client.get("/", headers={"Host": host}) as response:
+                assert response.status == status
+
+
+def test_a_taken_port_is_one_line_with_the_cure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = finished_run(tmp_path, steps=1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["report", str(folder.path), "--live", "--port", str(port)]) == 1
+    said = capsys.readouterr().err
+    assert f"port {port} cannot be used" in said
+    assert "--port" in said
+
+
+def test_the_command_says_its_address_in_one_line_and_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=1)
+    command = [
+        sys.executable,
+        "-m",
+        "stateset_agents.cli.main",
+        "report",
+        str(folder.path),
+        "--live",
+        "--port",
+        "0",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("0001-demo live at http://127.0.0.1:")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out.strip(), err) == (0, "", "")

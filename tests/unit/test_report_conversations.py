@@ -1,0 +1,131 @@
+"""Which conversations a report shows, and how small they are packed."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from report_runs import conversation, finished_run, log_stage, log_step
+
+from stateset_agents.core.trajectory import TrajectoryGroup
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.reporting.conversations import Conversations, pack
+from stateset_agents.tracking.jsonl import read_lines
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.tracker import JsonlTracker, rollout_record
+
+
+def read(folder: RunFolder, most: int = 3000) -> Conversations:
+    found = Conversations(folder, most)
+    found.read()
+    return found
+
+
+def records(folder: RunFolder) -> list[dict[str, object]]:
+    return [record for _, record in read_lines(folder.rollouts)][1:]
+
+
+def test_packing_keeps_every_number(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=2)
+    written, packed = records(folder), read(folder).chosen()
+    assert len(packed) == len(written) == 2 * 8 + 2 * 10
+    for line, small in zip(written, packed, strict=True):
+        mask = [bit for bit, count in small["mask"] for _ in range(count)]
+        sampled = iter(small["logprobs"])
+        assert mask == line["mask"]
+        assert [next(sampled) if bit else 0.0 for bit in mask] == line["logprobs"]
+        assert [value for value, count in small["versions"] for _ in range(count)] == [
+            version for version, bit in zip(line["versions"], mask, strict=True) if bit
+        ]
+        if line["advantages"] is None:
+            assert small["advantages"] is None
+        else:
+            assert [value for value, count in small["advantages"] for _ in range(count)] == line["advantages"]
+        for name in ("reward", "breakdown", "changes", "messages", "turns", "token_ids", "branch_of"):
+            assert small[name] == line[name]
+
+
+def test_what_repeats_is_a_run() -> None:
+    record = {"step": 1, "stage": "train", "group": "g"}
+    small = pack({**record, **rollout_record(conversation(1, success=True), [0.5, 0.5, 0.5])})
+    assert small["mask"] == [[0, 2], [1, 2], [0, 1], [1, 1]]
+    assert small["advantages"] == [[0.5, 3]]
+    assert small["logprobs"] == [-0.5, -0.1, -0.2]
+
+
+def test_groups_are_taken_whole_and_evenly(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=50)  # 16 held-out conversations, 100 groups of 5
+    chosen = read(folder, most=66).chosen()
+    training = [one for one in chosen if one["stage"] == "train"]
+    groups = list(dict.fromkeys(one["group"] for one in training))
+    assert len(chosen) - len(training) == 16  # less than half: the rest is the training's
+    assert len(training) == 5 * len(groups) == 50
+    assert (groups[0], groups[-1]) == ("1/0", "50/1")
+    steps = [int(group.partition("/")[0]) for group in groups]
+    assert max(later - earlier for earlier, later in pairwise(steps)) <= 7
+
+
+def test_held_out_scenarios_are_taken_with_all_their_conversations(tmp_path: Path) -> None:
+    found = read(finished_run(tmp_path, steps=30), most=9)
+    assert found.total == 16 + 300
+    assert [(one["stage"], one["scenario"]) for one in found.chosen()] == [
+        (stage, f"test-{number}") for stage in ("before", "after") for number in (0, 2, 5, 7)
+    ]  # room for no group of five in the half of nine, and so for four pairs
+
+
+def test_long_conversations_are_fewer(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=4, reply="word " * 4000)  # 20 kB a conversation, against 8 kB
+    assert 5 <= len(read(folder, most=40).chosen()) <= 16
+
+
+def test_how_the_held_out_scenarios_moved(tmp_path: Path) -> None:
+    moved = read(finished_run(tmp_path, steps=1), most=1).transitions()
+    assert (moved.n, moved.gained, moved.lost) == (8, 6, 1)
+
+
+def test_a_growing_file_is_read_on_and_a_cut_one_again(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    found = read(folder)
+    assert (found.total, found.chosen()) == (0, [])
+    with JsonlTracker(folder) as tracker:
+        log_stage(tracker, 0, "before", wins={0})
+        found.read()
+        log_step(tracker, 1)
+        log_step(tracker, 2)
+    with folder.rollouts.open("ab") as stream:
+        stream.write(b'{"step": 3, "stage": "tr')  # a line under way
+    found.read()
+    assert found.total == 8 + 20
+    assert [one["step"] for one in found.chosen()[-10:]] == [2] * 10
+    folder.truncate_after(1)
+    found.read()
+    assert found.total == 8 + 10
+    assert found.chosen() == read(folder).chosen()
+
+
+def test_a_line_with_another_order_of_fields_is_read_too(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=2)
+    before = read(folder).chosen()
+    header, *lines = folder.rollouts.read_text().splitlines()
+    turned = [json.dumps(dict(reversed(json.loads(line).items()))) for line in lines]
+    folder.rollouts.write_text("\n".join([header, *turned]) + "\n")
+    assert read(folder).chosen() == before
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=1)
+    with folder.rollouts.open("a") as stream:
+        stream.write("oops\n")
+    with pytest.raises(ConfigurationError, match=r"rollouts\.jsonl: not JSON: 'oops"):
+        read(folder)
+
+
+def test_a_group_key_with_quotes_is_one_group(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder) as tracker:
+        group = TrajectoryGroup(key='1/say "hi\\"', trajectories=(conversation(1, success=True),))
+        tracker.log_rollouts(1, [group, group])
+    assert len(read(folder, most=2).chosen()) == 2
+    assert read(folder, most=1).chosen() == []

@@ -24,8 +24,8 @@ from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
 SPECIAL = ["<|bos|>", "<|end|>", "<|user|>", "<|assistant|>"]
 VOCAB = 256 + len(SPECIAL) + 2  # bytes, special tokens, two added tokens that are not flagged special
-_SIZES = {"vocab_size": VOCAB, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}
-_BLOCKS = {
+SIZES = {"vocab_size": VOCAB, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}
+BLOCKS = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -34,21 +34,21 @@ _BLOCKS = {
     "initializer_range": 0.3,  # the usual .02 makes flat logits, in which a wrong mask would hardly show
 }
 CONFIGS: dict[str, Any] = {
-    "llama": lambda: LlamaConfig(**_SIZES, **_BLOCKS, num_key_value_heads=2),
-    "qwen2": lambda: Qwen2Config(**_SIZES, **_BLOCKS, num_key_value_heads=2),
+    "llama": lambda: LlamaConfig(**SIZES, **BLOCKS, num_key_value_heads=2),
+    "qwen2": lambda: Qwen2Config(**SIZES, **BLOCKS, num_key_value_heads=2),
     "qwen3": lambda: Qwen3Config(
-        **_SIZES, **_BLOCKS, num_key_value_heads=4, head_dim=8, tie_word_embeddings=True
+        **SIZES, **BLOCKS, num_key_value_heads=4, head_dim=8, tie_word_embeddings=True
     ),
     "qwen2-window": lambda: Qwen2Config(
-        **_SIZES,
-        **_BLOCKS,
+        **SIZES,
+        **BLOCKS,
         num_key_value_heads=2,
         use_sliding_window=True,
         sliding_window=8,
         max_window_layers=1,
     ),
     "gpt2": lambda: GPT2Config(
-        **_SIZES, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3
+        **SIZES, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3
     ),
 }
 
@@ -61,13 +61,13 @@ _NEXT = {
 }
 ODD_CONFIGS: dict[str, Any] = {
     "gpt-neo": lambda: GPTNeoConfig(
-        **_SIZES,
+        **SIZES,
         **{"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 256},
         **{"attention_types": [[["global", "local"], 1]], "window_size": 8, "initializer_range": 0.3},
     ),
-    "qwen3-next": lambda: Qwen3NextConfig(**_SIZES, **{**_BLOCKS, "num_hidden_layers": 4}, **_NEXT),
-    "mamba": lambda: MambaConfig(**_SIZES, hidden_size=32, num_hidden_layers=2, state_size=8),
-    "rwkv": lambda: RwkvConfig(**_SIZES, hidden_size=32, num_hidden_layers=2, context_length=256),
+    "qwen3-next": lambda: Qwen3NextConfig(**SIZES, **{**BLOCKS, "num_hidden_layers": 4}, **_NEXT),
+    "mamba": lambda: MambaConfig(**SIZES, hidden_size=32, num_hidden_layers=2, state_size=8),
+    "rwkv": lambda: RwkvConfig(**SIZES, hidden_size=32, num_hidden_layers=2, context_length=256),
 }
 """Models that the slot cache can't serve: masks of their own, or a recurrent state."""
 

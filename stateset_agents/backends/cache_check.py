@@ -1,66 +1,68 @@
-"""Does an architecture work with our slot cache? Checked once at start, by huggingface.py.
+"""Does a way of running a model say what the model's own full forward says? Asked at start, by paths.py.
 
-Some models compute their own masks or positions and would be silently wrong. So a few ragged conversations
-are sampled through the cache, and their log-probs compared with plain full forwards.
+Some models compute their own masks or positions and would be silently wrong over our cache. So a few ragged
+conversations of two turns are sampled through it, one of them beyond the model's attention window, and their
+log-probs compared with full forwards.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
-from stateset_agents.backends.batching import Batcher, Turn, new_turn
-from stateset_agents.backends.slots import SlotModel
+from stateset_agents.backends.batching import Batcher
+from stateset_agents.backends.slots import CachedModel
+from stateset_agents.backends.turns import Turn, new_turn
 from stateset_agents.errors import BackendError
 from stateset_agents.messages import SamplingParams
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 __all__ = ["check_cache"]
 
 _PROMPTS = (3, 11, 7)
 _NEW = 5
-_LONGEST_WINDOW = 512
-"""A longer attention window is not walked to its end: on a large model that would cost seconds."""
+_MOST_WORK = 5e11
+"""A window is walked to its end where its tokens times the model's weights are at most so many: a second or
+so on a CPU. On a GPU it may be 50 times as much."""
 
 
-def check_cache(model: PreTrainedModel, context_length: int) -> None:
-    """Raises BackendError where cached and uncached log-probs differ (1e-3 in fp32, .25 below)."""
-    slots = SlotModel(model)
-    window = max((size for _, size in slots.layer_types if size <= _LONGEST_WINDOW), default=0)
+def check_cache(path: CachedModel, model: Any, context_length: int) -> None:
+    """Raises BackendError where log-probs differ by more than 1e-3 in fp32, .25 below, or nothing runs.
+
+    `model` is the transformers model that `path` runs. The path's slots are empty again afterwards.
+    """
     longest = max(_PROMPTS) + 3 * _NEW
     if context_length < longest:
         return
-    batcher = Batcher(slots, max_cached_tokens=1 << 20)
+    batcher = Batcher(path, max_cached_tokens=1 << 20)
     vocab = model.config.get_text_config().vocab_size
     dice = torch.Generator().manual_seed(0)
-    reach = min(window + 2, context_length - longest)
+    reach = min(_longest_window(model) + 2, context_length - longest)
     prompts = [
         torch.randint(vocab, (length + reach * (place == 1),), generator=dice).tolist()
         for place, length in enumerate(_PROMPTS)
     ]
-    tolerance = 1e-3 if model.dtype == torch.float32 else 0.25
+    tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.25
     for _ in range(2):  # the second turn goes on from the first one's cache
         turns = [_turn(member, prompt, context_length) for member, prompt in enumerate(prompts)]
         try:
             _run(batcher, turns)
-            worst = max(_difference(slots, turn) for turn in turns)
+            worst = max(_difference(path, turn) for turn in turns)
         except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
-            raise BackendError(
-                f"{type(model).__name__} can't run on the batched cache ({type(error).__name__}: "
-                f"{str(error).splitlines()[0]}); {_SERVED}"
-            ) from error
+            reason = (str(error).splitlines() or [""])[0]
+            raise BackendError(f"it can't run there ({type(error).__name__}: {reason})") from error
         if not worst <= tolerance:
-            raise BackendError(
-                f"{type(model).__name__} gives other log-probs with the batched cache than without "
-                f"(by {worst:.2g}); {_SERVED}"
-            )
+            raise BackendError(f"its log-probs differ from full forwards by {worst:.2g}")
         prompts = [turn.ids + torch.randint(vocab, (3,), generator=dice).tolist() for turn in turns]
+    path.resize(0, 0, [])
 
 
-_SERVED = "the in-process backend serves attention-only models such as Llama, Qwen2, Qwen3, Mistral and GPT-2"
+def _longest_window(model: Any) -> int:
+    """The longest of the numbers that a config calls a window or a chunk, of those that can be walked."""
+    most = _MOST_WORK / model.num_parameters() * (50 if model.device.type == "cuda" else 1)
+    named = model.config.get_text_config().to_dict().items()
+    sizes = [size for name, size in named if ("window" in name or "chunk" in name) and type(size) is int]
+    return max((size for size in sizes if size <= most), default=0)
 
 
 def _turn(member: int, prompt: list[int], context_length: int) -> Turn:
@@ -75,8 +77,8 @@ def _run(batcher: Batcher, turns: list[Turn]) -> None:
         batcher.step(live)
 
 
-def _difference(slots: SlotModel, turn: Turn) -> float:
-    ids = torch.tensor(turn.ids, device=slots.device)
-    logprobs = slots.full_logits(ids)[turn.num_prompt - 1 : -1].float().log_softmax(-1)
+def _difference(path: CachedModel, turn: Turn) -> float:
+    ids = torch.tensor(turn.ids, device=path.device)
+    logprobs = path.full_logits(ids)[turn.num_prompt - 1 : -1].float().log_softmax(-1)
     plain = logprobs.gather(-1, ids[turn.num_prompt :, None])[:, 0].cpu()
     return float((plain - torch.tensor(turn.logprobs)).abs().max())

@@ -22,10 +22,9 @@ from safetensors import SafetensorError
 
 from stateset_agents.backends.base import Session, Tokenizer
 from stateset_agents.backends.batching import Batcher, Stats
-from stateset_agents.backends.cache_check import check_cache
 from stateset_agents.backends.clock import Clock, Scheduling, Ticket, Work, call, deliver, fail
+from stateset_agents.backends.paths import Engine, RunningModel, choose_path
 from stateset_agents.backends.quiet import quietly
-from stateset_agents.backends.slots import SlotModel
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer, save_tokenizer
 from stateset_agents.backends.turn_text import TurnText
 from stateset_agents.backends.turns import Key, Turn, new_turn
@@ -64,13 +63,17 @@ class HuggingFaceBackend:
         dtype: Literal["fp32", "bf16", "fp16"] | None = None,
         copy_model: bool = True,
         reload: Callable[[torch.device], PreTrainedModel] | None = None,
+        engine: Engine = "auto",
+        fast_linears: bool = True,
     ) -> None:
         """The backend keeps its own copy of the weights, in eval mode; `copy_model=False` gives `model` away.
 
         `reload` loads the same model in fp32, where `model` was loaded in less.
 
         `max_cached_tokens` bounds the cache (conversations times the longest one's length); `context_length`
-        lowers the model's own. `device` and `dtype` default to the model's.
+        lowers the model's own. `device` and `dtype` default to the model's. `engine` names one way of running
+        it instead of the first that can (paths.py); `fast_linears=False` leaves fp32 products to torch
+        (fast_linear.py).
         """
         own: Any = copy.deepcopy(model) if copy_model else model
         self._reload = reload
@@ -88,8 +91,12 @@ class HuggingFaceBackend:
         """Training settings that the model's card recommends."""
         self.context_length = _context_length(self._model, context_length)
         self.scheduling: Scheduling = scheduling
-        self._slots = SlotModel(self._model)
-        self._batcher = Batcher(self._slots, max_cached_tokens=max_cached_tokens)
+        self._engine: Engine = engine
+        self.fast_linears = fast_linears
+        """May fp32 matrix products take the fast route, where this machine has one?"""
+        self._running: RunningModel | None = None
+        self._max_cached_tokens = max_cached_tokens
+        self._started: Batcher | None = None
         self._clock = Clock(scheduling)
         self._serials = itertools.count()
         self._num_threads = 1
@@ -116,9 +123,9 @@ class HuggingFaceBackend:
             )
             master = copy.deepcopy(self._model)
         elif self._uncast is not None:
-            master = copy.deepcopy(self._uncast).to(self._slots.device)
+            master = copy.deepcopy(self._uncast).to(self._model.device)
         elif self._reload is not None:
-            master = self._reload(self._slots.device)
+            master = self._reload(self._model.device)
         else:  # it was given in this dtype: there never were other weights
             master = copy.deepcopy(self._model)
         dtype = torch.promote_types(master.dtype, torch.float32)
@@ -128,17 +135,30 @@ class HuggingFaceBackend:
     @property
     def num_conversations(self) -> int:
         """How many hold a slot of the cache now."""
-        return self._batcher.num_conversations
+        return 0 if self._started is None else self._started.num_conversations
 
     @property
     def stats(self) -> Stats:
         """Counts since the start."""
-        return self._batcher.stats
+        return Stats() if self._started is None else self._started.stats
+
+    @property
+    def running(self) -> RunningModel:
+        """Which of the three ways of running the model was chosen at the start, and why."""
+        if self._running is None:
+            raise BackendError("how the model runs is chosen at the start: await backend.start() first")
+        return self._running
+
+    @property
+    def _batcher(self) -> Batcher:
+        if self._started is None:
+            raise BackendError("the backend was not started: await backend.start() first")
+        return self._started
 
     async def start(self) -> None:
-        """Check that the cache reproduces the plain forward, then serve. Starting twice does nothing.
+        """Choose how to run the model, by what reproduces its full forwards, and serve. Twice does nothing.
 
-        Raises BackendError where this architecture's cached log-probs differ from uncached ones.
+        Raises BackendError where nothing does, ConfigurationError where the `engine` asked for doesn't.
         """
         if self._thread is not None:
             return
@@ -147,7 +167,7 @@ class HuggingFaceBackend:
         self._thread = threading.Thread(target=self._serve, name="generation", daemon=True)
         self._thread.start()
         try:
-            await self._clock.job(lambda: check_cache(self._model, self.context_length))
+            await self._clock.job(self._choose)
         except BaseException:
             await self.close()
             raise
@@ -239,6 +259,13 @@ class HuggingFaceBackend:
 
     # --- in the worker thread ---------------------------------------------------------------------------
 
+    def _choose(self) -> None:
+        if self._running is None:
+            self._running = choose_path(
+                self._model, self.context_length, engine=self._engine, fast_linears=self.fast_linears
+            )
+            self._started = Batcher(self._running.path, max_cached_tokens=self._max_cached_tokens)
+
     def _serve(self) -> None:
         torch.set_num_threads(self._num_threads)  # torch keeps one number per thread
         with torch.inference_mode():
@@ -255,7 +282,7 @@ class HuggingFaceBackend:
             try:
                 result = job.run()
             except Exception as error:  # belongs to the caller who asked for it
-                fail(job.future, _as_backend_error(error))
+                fail(job.future, _as_our_error(error))
             else:
                 deliver(job.future, result)
         for turn in work.cancelled:
@@ -279,8 +306,8 @@ class HuggingFaceBackend:
             self._clock.refuse(ticket, error)
 
     def _score(self, ids: list[int], temperature: float) -> list[float]:
-        row = torch.tensor(ids, device=self._slots.device)
-        logits = self._slots.full_logits(row)[:-1].float() / temperature
+        row = torch.tensor(ids, device=self._model.device)
+        logits = self._batcher.model.full_logits(row)[:-1].float() / temperature
         picked: list[float] = logits.log_softmax(-1).gather(-1, row[1:, None])[:, 0].tolist()
         return picked
 
@@ -301,7 +328,7 @@ class HuggingFaceBackend:
                 )
         for name, held in own.items():
             held.copy_(state[name])
-        self._slots.refresh()
+        self._batcher.model.refresh()
         self._is_updated = True
         self.version = version
         self._batcher.renew(version)
@@ -342,8 +369,8 @@ def _read_folder(path: Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:
         raise BackendError(f"no weights to load in {str(path)!r}: {reason}") from error
 
 
-def _as_backend_error(error: Exception) -> BackendError:
-    if isinstance(error, BackendError):
+def _as_our_error(error: Exception) -> BackendError | ConfigurationError:
+    if isinstance(error, BackendError | ConfigurationError):
         return error
     wrapped = BackendError(f"{type(error).__name__} in the generation worker: {error}")
     wrapped.__cause__ = error

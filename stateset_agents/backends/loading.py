@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from stateset_agents.backends.base import Backend
     from stateset_agents.backends.clock import Scheduling
+    from stateset_agents.backends.paths import Engine
     from stateset_agents.backends.scripted import Script
     from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
@@ -49,6 +50,8 @@ async def load_backend(
     scheduling: Scheduling = "deterministic",
     max_cached_tokens: int = 262_144,
     context_length: int | None = None,
+    engine: Engine = "auto",
+    fast_linears: bool = True,
     script: Script | None = None,
 ) -> Backend:
     """The backend of that name, loaded in a thread and not started; `script` is for `scripted` alone.
@@ -74,6 +77,8 @@ async def load_backend(
             scheduling=scheduling,
             max_cached_tokens=max_cached_tokens,
             context_length=context_length,
+            engine=engine,
+            fast_linears=fast_linears,
             copy_model=False,
             reload=partial(_reload, name),
         )

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
+from stateset_agents.backends.fast_linear import fast_linears
 from stateset_agents.errors import BackendError
 
 if TYPE_CHECKING:
@@ -176,9 +177,10 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transform
 class SlotModel:
     """A causal transformers model that runs its own forward over a slot cache; a `CachedModel`."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, fast_linears: bool = True) -> None:
         """Raises BackendError for layer types whose masks we don't know."""
         self.model = model
+        self._fast_linears = fast_linears
         self.num_slots = 0
         self.num_columns = 0
         self.layout: _Layout
@@ -208,14 +210,15 @@ class SlotModel:
             kind: self._mask(layout.position_ids, layout.width, kind, window)
             for kind, window in set(self.layer_types)
         }
-        output = self.model(
-            input_ids=layout.input_ids,
-            position_ids=layout.position_ids,
-            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with fast_linears(self._fast_linears):
+            output = self.model(
+                input_ids=layout.input_ids,
+                position_ids=layout.position_ids,
+                attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         logits: torch.Tensor = output.logits[:, -1]
         return logits if layout.rows is None else logits.index_select(0, layout.rows)
 
@@ -316,10 +319,7 @@ def _layer_types(config: PreTrainedConfig, architecture: str) -> list[tuple[str,
     kinds, kwargs = get_layer_types_and_kwargs(config)
     unknown = sorted(set(kinds) - _WINDOWS)
     if unknown:
-        raise BackendError(
-            f"{architecture} has layers of type {', '.join(unknown)}, which the in-process backend cannot "
-            "batch; it serves attention-only models such as Llama, Qwen2, Qwen3, Mistral and GPT-2"
-        )
+        raise BackendError(f"{architecture} has layers of type {', '.join(unknown)}, whose masks are unknown")
     return [(kind, int(extra.get("sliding_window") or 0)) for kind, extra in zip(kinds, kwargs, strict=True)]
 
 

@@ -98,6 +98,8 @@ class MultiTurnAgent:
                     device=self.config.device,
                     dtype=self.config.dtype,
                     scheduling=scheduling,
+                    engine=self.config.engine,
+                    fast_linears=self.config.fast_linears,
                 )
             if self._template is None:
                 self._template = self._make_template(self._backend.tokenizer)

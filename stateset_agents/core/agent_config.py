@@ -53,6 +53,17 @@ class AgentConfig(Settings):
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="Of the rollout weights; auto is fp32 on CPU, bf16 on GPUs that have it."
     )
+    engine: Literal["auto", "lean", "general", "plain"] = Field(
+        default="auto",
+        description="How the model is run for generation: the first of lean (Llama, Mistral, Qwen2, Qwen3, "
+        "GPT-2), general (attention only) and plain (any, one conversation at a time) that reproduces its "
+        "full forwards, or the one named here.",
+    )
+    fast_linears: bool = Field(
+        default=True,
+        description="Generate with fp32 matrix products by oneDNN on AMD processors, where torch's own take "
+        "twice as long; it keeps a packed copy of the weights. False leaves them to torch.",
+    )
     seed: int = Field(default=0, description="Of generate_response's sampling.")
 
     @field_validator("model_name")

@@ -128,6 +128,8 @@ AGENT = {
     ),
     "device": Change("tpu", "error"),
     "dtype": Change("bf16"),
+    "engine": Change("general", "running"),
+    "fast_linears": Change(False, "running"),
     "seed": Change(1, "said"),
 }
 
@@ -179,6 +181,8 @@ class Seen:
     """Of the trained model's first layer, those recomputed in the backward pass counted too."""
     said: str = ""
     """What the agent answers after the run."""
+    running: str = ""
+    """How its model is run."""
     evaluated: Any = None
 
 
@@ -244,6 +248,8 @@ async def watch(trainer: Any, work: Any, root: Path) -> Seen:
         seen.agent = fingerprint(trainer.agent.backend.model.state_dict())
         seen.metrics = numbers(trainer)
         seen.said = await trainer.agent.generate_response("hi")
+        running = trainer.agent.backend.running
+        seen.running = f"{running.name}, linears {running.linears}"
     seen.peak = trainer.environment.peak
     seen.files = contents(root)
     await trainer.close()

@@ -9,16 +9,13 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import tiny_model
-from trained_models import learnt_rows, trained_model
+from trained_models import assert_same, learnt_rows, say, trained_model
 
 from stateset_agents.backends.batching import Batcher
 from stateset_agents.backends.lean import LeanModel
 from stateset_agents.backends.slots import CachedModel, SlotModel
-from stateset_agents.backends.turns import Turn, new_turn
 from stateset_agents.errors import BackendError
-from stateset_agents.messages import SamplingParams
 
-CONTEXT = 256
 FAMILIES = ["llama", "qwen2", "qwen2-window", "qwen3", "gpt2"]
 
 
@@ -26,40 +23,6 @@ FAMILIES = ["llama", "qwen2", "qwen2-window", "qwen3", "gpt2"]
 def _no_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
-
-
-def say(work: Batcher, prompts: list[list[int]], *, new: int = 12, temperature: float = 0.0) -> list[Turn]:
-    """A turn for each conversation, all at once; lengths and ends differ."""
-    turns = [
-        new_turn(
-            (0, 0, member),
-            prompt,
-            SamplingParams(max_new_tokens=new + member, temperature=temperature, stream=member),
-            frozenset(),
-            CONTEXT,
-        )
-        for member, prompt in enumerate(prompts)
-    ]
-    assert all(work.admit(turn) for turn in turns)
-    while live := [turn for turn in turns if turn.finish_reason is None]:
-        work.step(live)
-    return turns
-
-
-def full_logprobs(model: Any, turn: Turn) -> torch.Tensor:
-    """[sampled, V] by the model's own forward over the whole turn, without a cache."""
-    ids = torch.tensor([[*turn.prompt, *turn.sampled]])
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(turn.prompt) - 1 : -1]
-    return logits.float().log_softmax(-1)
-
-
-def assert_same(model: Any, turns: list[Turn], *, within: float = 1e-5) -> None:
-    for turn in turns:
-        wanted = full_logprobs(model, turn)
-        chosen = wanted.gather(-1, torch.tensor(turn.sampled)[:, None])[:, 0]
-        assert (chosen - torch.tensor(turn.logprobs)).abs().max() <= within
-        if turn.params.temperature == 0:
-            assert turn.sampled == wanted.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("fast_linears", [True, False])

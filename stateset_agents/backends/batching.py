@@ -97,7 +97,8 @@ class Batcher:
         copy, original = table.occupy(into), table.slot_of[source]
         length = min(int(table.length[original]), held + 1)
         table.ids[copy, :length] = table.ids[original, :length]
-        table.length[copy], table.held[copy], table.last_used[copy] = length, held, self._clock
+        table.length[copy], table.last_used[copy] = length, self._clock
+        table.held[copy] = table.end[copy] = held
         self.model.permute([copy], [original], held)
 
     def release(self, key: Key) -> None:
@@ -108,7 +109,7 @@ class Batcher:
         """Drop a live turn; its conversation stays cached as far as it came."""
         slot = self._table.slot_of.get(turn.key)
         if slot is not None and self._table.turns[slot] is turn:
-            self._table.turns[slot] = None
+            self._table.drop(slot)
 
     def renew(self, version: int) -> None:
         """New weights are in: idle conversations go, live ones are refilled at their next step."""

@@ -37,9 +37,9 @@ class SlotTable:
         self.held: Ints = slots
         """[slots] how many of them, from the first, are cached."""
         self.prompt: Ints = slots
-        """[slots] tokens of the live turn's prompt; as below, of no meaning without a live turn."""
+        """[slots] tokens of the live turn's prompt."""
         self.end: Ints = slots
-        """[slots] length at which the live turn is full."""
+        """[slots] length at which the live turn is full; without one, what is held."""
         self.carried: Ints = slots
         """[slots] 1 while the token that ended the turn before is still to be forwarded."""
         self.last_used: Ints = slots
@@ -57,9 +57,8 @@ class SlotTable:
 
     def occupy(self, key: Key) -> int:
         """The lowest free slot, now this conversation's; `make_room` sees to it that there is one."""
-        slot = self.key_of.index(None)
+        slot = self._lowest_free()
         self.key_of[slot], self.slot_of[key] = key, slot
-        self.length[slot] = self.held[slot] = self.carried[slot] = self.last_used[slot] = 0
         return slot
 
     def release(self, key: Key) -> None:
@@ -67,7 +66,8 @@ class SlotTable:
         slot = self.slot_of.pop(key, None)
         if slot is not None:
             self.key_of[slot] = self.turns[slot] = None
-            self.length[slot] = self.held[slot] = 0
+            self.length[slot] = self.held[slot] = self.end[slot] = self.carried[slot] = 0
+            self.last_used[slot] = 0
 
     def begin(self, slot: int, turn: Turn) -> None:
         """Lay a turn down in a slot whose `held` tokens are a prefix of its prompt."""
@@ -94,11 +94,17 @@ class SlotTable:
         turn = self.turns[slot]
         return turn is not None and turn.text is not None and turn.text.add(token)
 
-    def finish(self, slot: int, reason: FinishReason) -> Turn:
-        """Hand a live turn what was sampled for it; its conversation is idle now."""
+    def drop(self, slot: int) -> Turn:
+        """Take the live turn off a slot, which keeps what is cached."""
         turn, self.turns[slot] = self.turns[slot], None
         if turn is None:
             raise BackendError(f"slot {slot} has no live turn; please report this")
+        self.end[slot] = self.held[slot]
+        return turn
+
+    def finish(self, slot: int, reason: FinishReason) -> Turn:
+        """Hand a live turn what was sampled for it; its conversation is idle now."""
+        turn = self.drop(slot)
         turn.finish_reason = reason
         sampled = slice(int(self.prompt[slot]), int(self.length[slot]))
         turn.sampled = self.ids[slot, sampled].tolist()
@@ -110,26 +116,29 @@ class SlotTable:
     def make_room(self, key: Key, columns: int, spare: Key | None = None) -> bool:
         """See to a slot of so many columns for a conversation, evicting the longest idle while it must.
 
+        Who goes, and who sits where, follows from the conversations that are there, not from what the store
+        has grown to before: a resumed run does as one that was never stopped.
+
         False while live conversations leave no room, or `spare` does, which is not evicted. Raises
         BackendError where the conversation can never fit.
         """
         while True:
             others = {other: slot for other, slot in self.slot_of.items() if other != key}
-            conversations = len(others) + 1
-            if conversations <= self._model.num_slots and columns <= self._model.num_columns:
+            needed = self.end[list(others.values())].max(initial=columns)
+            widest = round_up(int(needed), COLUMN_MULTIPLE)
+            most = self._max_cached_tokens // widest
+            if len(others) < most:
+                self._move_below(most)
+                here = self.slot_of.get(key, self._lowest_free())
+                self._grow(1 + max([here, *self.slot_of.values()]), widest)
                 return True
-            needed = [self._columns(slot) for slot in others.values()]
-            widest = round_up(max([columns, *needed]), COLUMN_MULTIPLE)
-            if conversations * widest <= self._max_cached_tokens:
-                self._grow(conversations, widest)
-                return True
-            idle = [other for other, slot in others.items() if self.turns[slot] is None and other != spare]
             if not others:
                 raise BackendError(
                     f"one conversation may need {widest} cached tokens{self._in_bytes(widest)} and "
                     f"max_cached_tokens is {self._max_cached_tokens}"
                     f"{self._in_bytes(self._max_cached_tokens)}; raise it or lower max_new_tokens"
                 )
+            idle = [other for other, slot in others.items() if self.turns[slot] is None and other != spare]
             if not idle:
                 return False
             self.release(min(idle, key=lambda other: (self.last_used[others[other]], other)))
@@ -139,35 +148,37 @@ class SlotTable:
         size = tokens * self._model.token_bytes
         return f" ({size / 2**20:.3g} MiB)" if size else ""
 
-    def _columns(self, slot: int) -> int:
-        """Columns that a conversation may come to need."""
-        return int(self.held[slot] if self.turns[slot] is None else self.end[slot])
+    def _move_below(self, most: int) -> None:
+        """Bring conversations down into free slots where wider columns leave room for fewer slots."""
+        high = [slot for slot in range(most, len(self.key_of)) if self.key_of[slot] is not None]
+        free = [slot for slot in range(min(most, len(self.key_of))) if self.key_of[slot] is None]
+        if high:
+            self.swap(free[: len(high)], high)
 
-    def _grow(self, conversations: int, columns: int) -> None:
-        """Have at least so many slots and columns; doubling where the bound allows, so that it's rare."""
-        slots, most = round_up(conversations, ROW_MULTIPLE), self._max_cached_tokens // columns
+    def _grow(self, needed: int, columns: int) -> None:
+        """Have at least so many slots and columns; doubling within the bound, so that it's rare."""
         have_slots, have_columns = self._model.num_slots, self._model.num_columns
-        roomy_slots = have_slots if conversations <= have_slots else max(slots, 2 * have_slots)
+        if needed <= have_slots and columns <= have_columns:
+            return
+        slots = round_up(needed, ROW_MULTIPLE)
+        roomy_slots = have_slots if needed <= have_slots else max(slots, 2 * have_slots)
         roomy_columns = have_columns if columns <= have_columns else max(columns, 2 * have_columns)
         if roomy_slots * roomy_columns <= self._max_cached_tokens:
             slots, columns = roomy_slots, roomy_columns
         else:
-            slots = min(slots, most)
-        kept = [self.slot_of[key] for key in sorted(self.slot_of)]
-        self._model.resize(slots, columns, kept)
+            slots = min(slots, self._max_cached_tokens // columns)
+        self._model.resize(slots, columns, list(range(min(slots, have_slots))))
         for name in _ARRAYS:
             held = getattr(self, name)
             fresh = np.zeros((slots, *((columns,) if name in _MATRICES else held.shape[1:])), held.dtype)
-            part = held[kept]
-            if name in _MATRICES:
-                fresh[: len(kept), : min(columns, held.shape[1])] = part[:, :columns]
-            else:
-                fresh[: len(kept)] = part
+            part = tuple(map(slice, np.minimum(fresh.shape, held.shape)))
+            fresh[part] = held[part]
             setattr(self, name, fresh)
-        free = slots - len(kept)
-        self.key_of = [*sorted(self.slot_of), *[None] * free]
-        self.turns = [*(self.turns[slot] for slot in kept), *[None] * free]
-        self.slot_of = {key: slot for slot, key in enumerate(sorted(self.slot_of))}
+        self.key_of = [*self.key_of, *[None] * slots][:slots]
+        self.turns = [*self.turns, *[None] * slots][:slots]
+
+    def _lowest_free(self) -> int:
+        return self.key_of.index(None) if None in self.key_of else len(self.key_of)
 
     def swap(self, low: list[int], high: list[int]) -> None:
         """Let what stands in the i-th slot of `low` and of `high` change places."""

@@ -201,7 +201,7 @@ class SlotModel:
     def decode_rows(self, slots: Ints) -> int:
         """All from the first to the last slot, in eights: no cache is copied to bring rows together."""
         first = int(slots[0]) // ROW_MULTIPLE * ROW_MULTIPLE
-        return min(round_up(int(slots[-1]) + 1 - first, ROW_MULTIPLE), self.num_slots - first)
+        return round_up(int(slots[-1]) + 1 - first, ROW_MULTIPLE)
 
     def forward(self, plan: Plan) -> torch.Tensor:
         """Logits [n, V] after the last new token of each slot of the plan."""
@@ -263,11 +263,14 @@ class SlotModel:
         tokens, positions = np.zeros(count, np.int64), np.zeros(count, np.int64)
         tokens[rows], positions[rows] = plan.tokens, plan.starts
         live = None if len(rows) == count else self._tensor(rows)
+        slots = None
+        if first + count > self.num_slots:  # a small store has no slots to idle there: the last stands in
+            slots = self._tensor(np.arange(first, first + count).clip(max=self.num_slots - 1))
         return _Layout(
             input_ids=self._tensor(tokens[:, None]),
             position_ids=self._tensor(positions[:, None]),
             first_slot=first,
-            slots=None,
+            slots=slots,
             source=live,
             target=self._tensor(plan.slots * self.num_columns + plan.starts),
             width=round_up(int(plan.starts.max()) + 1, COLUMN_MULTIPLE),

@@ -15,7 +15,7 @@ from stateset_agents.settings import nearest
 if TYPE_CHECKING:
     from stateset_agents.evaluation.audit import Audit
     from stateset_agents.evaluation.evaluator import Evaluation
-    from stateset_agents.training.experiment import ExperimentConfig
+    from stateset_agents.training.config import TrainingConfig
 
 __all__ = ["add_parser", "run"]
 
@@ -54,31 +54,33 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0, or 1 when an agent got more than a limit."""
     refuse_unwritable(args.out)
     allowed = dict(_allowed(item) for item in args.allow)
-    result = asyncio.run(_audited(args, _experiment(args)))
+    result = asyncio.run(_audited(args))
     over = result.over(max_success=args.max_success, max_reward=args.max_reward, allow=allowed)
     tell({**result.summary(), "over": over}, args, "\n".join([*_lines(result), *over]))
     return int(bool(over))
 
 
-def _experiment(args: argparse.Namespace) -> ExperimentConfig:
-    from stateset_agents.training.experiment import ExperimentConfig, load_experiment
+def _named(args: argparse.Namespace) -> tuple[Mapping[str, Any], Mapping[str, Any], TrainingConfig]:
+    """Environment, reward and, for its time limits, the training; a name alone needs no torch."""
+    from stateset_agents.training.config import TrainingConfig
     from stateset_agents.training.parts import ENVIRONMENTS, read_spec
 
-    if args.environment not in ENVIRONMENTS and Path(args.environment).exists():
-        given = {} if args.reward is None else {"reward": read_spec("--reward", args.reward)}
-        return load_experiment(args.environment, given)
-    return ExperimentConfig(
-        environment=read_spec("ENV", args.environment),
-        reward=read_spec("--reward", args.reward or "environment"),
-    )
+    reward = None if args.reward is None else read_spec("--reward", args.reward)
+    if args.environment in ENVIRONMENTS or not Path(args.environment).exists():
+        return read_spec("ENV", args.environment), reward or {"name": "environment"}, TrainingConfig()
+    from stateset_agents.training.experiment import load_experiment
+
+    config = load_experiment(args.environment, {} if reward is None else {"reward": reward})
+    return config.environment, config.reward, config.training
 
 
-async def _audited(args: argparse.Namespace, config: ExperimentConfig) -> Audit:
+async def _audited(args: argparse.Namespace) -> Audit:
     from stateset_agents.evaluation.audit import audit, policies_of
     from stateset_agents.evaluation.evaluator import held_out
     from stateset_agents.training.parts import make_environment, make_reward
 
-    environment, reward_fn = make_environment(config.environment), make_reward(config.reward)
+    spec, reward, limits = _named(args)
+    environment, reward_fn = make_environment(spec), make_reward(reward)
     if args.episodes < 1:
         raise ConfigurationError(f"--episodes must be at least 1, got {args.episodes}")
     available = len(held_out(environment, args.split, None))
@@ -95,8 +97,8 @@ async def _audited(args: argparse.Namespace, config: ExperimentConfig) -> Audit:
         scenarios,
         policies={name: make for name, make in policies.items() if name not in args.without},
         seed=args.seed,
-        turn_timeout=config.training.turn_timeout,
-        reward_timeout=config.training.reward_timeout,
+        turn_timeout=limits.turn_timeout,
+        reward_timeout=limits.reward_timeout,
     )
 
 

@@ -96,6 +96,13 @@ def _decode() -> Iterator[Comparison]:
         ),
     )
     yield _comparison(
+        "decode-1M",
+        "decode",
+        Model(size="1M"),
+        small,
+        (Line(title="decode, 32 slots, ragged, 1M", peer="generate"),),
+    )
+    yield _comparison(
         "decode-52M",
         "decode",
         Model(size="52M"),

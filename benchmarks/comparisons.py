@@ -79,7 +79,7 @@ def _requests(count: int, reply: tuple[int, int]) -> dict[str, Any]:
 
 
 def _decode() -> Iterator[Comparison]:
-    small = _requests(64, (16, 128))
+    small = _requests(64, (16, 128)) | {"runs": "lean"}
     yield _comparison(
         "decode-5.8M",
         "decode",
@@ -106,14 +106,14 @@ def _decode() -> Iterator[Comparison]:
         "decode-52M",
         "decode",
         Model(size="52M"),
-        _requests(64, (8, 64)),
+        _requests(48, (8, 64)) | {"runs": "lean"},
         (Line(title="decode, 32 slots, ragged, 52M", peer="generate", at_least=2.5, aim=4),),
     )
     yield _comparison(
         "decode-general",
         "decode",
         Model(family="phi3"),
-        small,
+        small | {"runs": "general"},
         (Line(title="decode on the general path (Phi-3), 5.8M", peer="generate", at_least=1.7, aim=2.2),),
     )
 
@@ -165,7 +165,7 @@ def _rollouts() -> Iterator[Comparison]:
             Model(),
             shape,
             Line(title=f"rollout, {turns} turns, {shape.rows} conversations", peer="generate"),
-            most_repetitions=3 if turns < 4 or scenarios == 1 else None,
+            most_repetitions=None if (turns, scenarios) in ((4, 2), (4, 8), (6, 2)) else 3,
         )
 
 

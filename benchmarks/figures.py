@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from stateset_agents.reporting.charts import number, ticks
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 280, 52, 96, 34, 44
 COLOURS = ("#2563eb", "#6b7280")
@@ -85,7 +84,7 @@ def drawn(figure: Figure, rows: Mapping[str, Any]) -> str | None:
 
 
 def _svg(figure: Figure, labels: Sequence[str], series: Mapping[str, Sequence[float]]) -> str:
-    marks = ticks(0.0, max(value for own in series.values() for value in own))
+    marks = ticks(max(value for own in series.values() for value in own))
 
     def x(place: int) -> float:
         return round(LEFT + (WIDTH - LEFT - RIGHT) * place / (len(labels) - 1), 1)
@@ -97,7 +96,7 @@ def _svg(figure: Figure, labels: Sequence[str], series: Mapping[str, Sequence[fl
     parts.append(f'<text x="{LEFT}" y="18" font-weight="bold">{figure.title}</text>')
     for value in marks:
         parts.append(f'<path d="M{LEFT} {y(value)}H{WIDTH - RIGHT}" stroke="#e5e7eb"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4}" text-anchor="end">{number(value)}</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4}" text-anchor="end">{value:g}</text>')
     for place, label in enumerate(labels):
         parts.append(f'<text x="{x(place)}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
@@ -109,8 +108,15 @@ def _svg(figure: Figure, labels: Sequence[str], series: Mapping[str, Sequence[fl
             f'<circle cx="{x(place)}" cy="{y(value)}" r="3" fill="{colour}"/>'
             for place, value in enumerate(values)
         )
-        said = f"{side} {number(values[-1])}"
+        said = f"{side} {values[-1]:.3g}"
         parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(values[-1]) + 4}" fill="{colour}">{said}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
     style = 'font-family="sans-serif" font-size="12" fill="#374151"'
     return f"{head} {style}><title>{figure.title}</title>{''.join(parts)}</svg>\n"
+
+
+def ticks(most: float) -> list[float]:
+    """Round numbers (steps of 1, 2 or 5 times a power of ten) from 0 to `most` or just above it."""
+    power = 10.0 ** math.floor(math.log10(most / 4))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= most / 4 * 0.999)
+    return [round(place * step, 12) for place in range(math.ceil(most / step - 1e-9) + 1)]

@@ -42,6 +42,11 @@ class Generating(Async):
         super().__init__()
         self.backend: Backend = self.wait(load_backend(job["model"], device="cpu", dtype="fp32"))
         self.wait(self.backend.start())
+        running: Any = self.backend
+        if running.running.name != job.get("runs", running.running.name):
+            raise RuntimeError(
+                f"the row is of the {job['runs']} path, this is the {running.running.name} one"
+            )
 
     def close(self) -> None:
         self.wait(self.backend.close())

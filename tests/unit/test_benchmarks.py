@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from benchmarks import models, page
 from benchmarks.comparisons import Comparison, Line, comparisons
+from benchmarks.figures import ticks
 from benchmarks.results import RESULTS, keep, ratio, read, row, spread
 from benchmarks.running import Measured
 from benchmarks.sides import Side
@@ -97,6 +98,12 @@ def test_every_word_is_one_token_and_the_markup_is_counted(shape: Talks, tmp_pat
     assert len(prompt) == shape.prompt
     between = f"<|end|><|user|>{shape.user_words(0)[0]}<|end|><|assistant|>"
     assert len(loaded.encode(between, add_special_tokens=False)) == shape.delta
+
+
+def test_axes_have_round_numbers() -> None:
+    assert ticks(7.3) == [0, 2, 4, 6, 8]
+    assert ticks(20) == [0, 5, 10, 15, 20]
+    assert ticks(0.9) == [0, 0.5, 1]
 
 
 def test_waits_are_lognormal_about_their_mean(shape: Talks) -> None:

@@ -219,7 +219,7 @@ def _chart(kind: _Kind, lines: Sequence[MetricLine]) -> Chart | None:
         if size == 1
         else f"{kind.note}{'; ' if kind.note else ''}each point the mean of {size} steps"
     )
-    fitted = kind.bounds or (None if kind.stacked else _covering(series))
+    fitted = kind.bounds or (_sums(series) if kind.stacked else _covering(series))
     return Chart(
         title=kind.title, note=note, percent=kind.percent, stacked=kind.stacked, range=fitted, series=series
     )
@@ -231,6 +231,16 @@ def _covering(series: Sequence[Series]) -> Range | None:
     fitted = [axis([value for value in line if value is not None]) for line in lines]
     ranges = [one for one in fitted if one is not None]
     return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
+
+
+def _sums(series: Sequence[Series]) -> Range | None:
+    """The vertical axis of parts on top of one another."""
+    sums: dict[float, float] = {}
+    for one in series:
+        for step, value in zip(one.steps, one.values, strict=True):
+            sums[step] = sums.get(step, 0.0) + (value or 0.0)
+    fitted = axis([sums[step] for step in sorted(sums)])
+    return fitted and (0.0, fitted[1])
 
 
 def _series(name: str, called: str, lines: Sequence[MetricLine]) -> Series:

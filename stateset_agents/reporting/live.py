@@ -7,6 +7,8 @@ conversations, `conversations` says that there are others to fetch.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,8 @@ DEFAULT_PORT = 8750
 _HOST = "127.0.0.1"
 _PAUSE = 0.5
 """Seconds between two looks at the files."""
+_BETWEEN = {"page": 0.0, "conversations": 3.0}
+"""Seconds between two events of a kind; conversations are many bytes."""
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 """What a browser may call this machine; a page of another site that points its name here is refused."""
 
@@ -107,13 +111,14 @@ class _Live:
         response.content_type = "text/event-stream"
         await response.prepare(request)
         seen: dict[str, _Stamp] = {}
+        sent = dict.fromkeys(_BETWEEN, -math.inf)
         try:
             while True:
                 for name, stamp in self._stamps().items():
-                    if seen.get(name) != stamp:
+                    if seen.get(name) != stamp and time.monotonic() - sent[name] >= _BETWEEN[name]:
                         data = await asyncio.to_thread(self._content) if name == "page" else "{}"
                         await response.write(f"event: {name}\ndata: {data}\n\n".encode())
-                        seen[name] = stamp
+                        seen[name], sent[name] = stamp, time.monotonic()
                 await response.write(b": still here\n\n")
                 await asyncio.sleep(_PAUSE)
         except ConnectionResetError:  # the page was closed

@@ -28,6 +28,7 @@ function chartFigure(chart) {
 function give(place, chart) {
   const figure = figures.get(place);
   figure.chart = chart;
+  figure.steps = [...new Set(chart.series.flatMap((one) => one.steps))].sort((a, b) => a - b);
   const spoken = chart.series.map((one) => `${one.name}: ${ends(one, chart.percent)}`).join("; ");
   place.setAttribute("aria-label", `${chart.title}. ${spoken}. Arrow keys read the steps.`);
   const beyond = outside(chart).length;
@@ -51,39 +52,41 @@ function ends(one, percent) {
   return [...new Set([0, known.length - 1])].map((at) => `${number(known[at][1], percent)} at step ${known[at][0]}`).join(", ");
 }
 
+/** The steps whose value, or sum of parts, the axis leaves out. */
 function outside(chart) {
   if (!chart.range) return [];
   const [low, high] = chart.range;
-  return chart.series.flatMap((one) => one.values.map((value, at) => ({ step: one.steps[at], value })))
+  const sums = new Map();
+  const points = chart.series.flatMap((one) => one.values.map((value, at) => ({ step: one.steps[at], value })));
+  for (const { step, value } of points) sums.set(step, (sums.get(step) ?? 0) + value);
+  return (chart.stacked ? [...sums].map(([step, value]) => ({ step, value })) : points)
     .filter(({ value }) => value !== null && (value < low || value > high));
 }
 
 /** Show the values of one step, beside the title or in the legend; of the last step without one. */
 function read(place, at) {
   const figure = figures.get(place);
-  const { chart, readout, legend } = figure;
+  const { chart, steps, readout, legend } = figure;
   figure.at = at;
-  const steps = chart.series[0].steps;
-  const here = at ?? chart.series[0].values.findLastIndex((value) => value !== null);
-  if (here < 0) return;
+  const step = steps[at ?? steps.length - 1];
   const said = chart.series.map((one) => {
-    const own = one === chart.series[0] ? here : one.steps.indexOf(steps[here]);
-    const band = one.low && one.low[own] !== null ? ` [${number(one.low[own], chart.percent)}, ${number(one.high[own], chart.percent)}]` : "";
+    const own = one.steps.indexOf(step);
+    const band = one.low && (one.low[own] ?? null) !== null ? ` [${number(one.low[own], chart.percent)}, ${number(one.high[own], chart.percent)}]` : "";
     return `${number(one.values[own], chart.percent)}${band}`;
   });
-  readout.textContent = legend ? `step ${steps[here]}` : `${said[0]} at step ${steps[here]}`;
+  readout.textContent = legend ? `step ${step}` : `${said[0]} at step ${step}`;
   legend?.querySelectorAll("b").forEach((value, i) => (value.textContent = said[i]));
 }
 
 function step(place, event) {
-  const { chart, drawn, at } = figures.get(place);
-  const last = chart.series[0].steps.length - 1;
+  const { chart, steps, drawn, at } = figures.get(place);
+  const last = steps.length - 1;
   const moves = { ArrowLeft: (at ?? last + 1) - 1, ArrowRight: (at ?? -1) + 1, Home: 0, End: last };
   if (!(event.key in moves) || !drawn) return;
   event.preventDefault();
   const next = Math.max(0, Math.min(last, moves[event.key]));
-  const curves = place.data.map((trace, number) => (trace.meta ? number : -1)).filter((number) => number >= 0);
-  window.Plotly.Fx.hover(place, curves.map((curveNumber) => ({ curveNumber, pointNumber: next })));
+  const points = place.data.map((trace, curveNumber) => ({ curveNumber, pointNumber: trace.meta ? trace.x.indexOf(steps[next]) : -1 }));
+  window.Plotly.Fx.hover(place, points.filter(({ pointNumber }) => pointNumber >= 0));
   read(place, next);
 }
 
@@ -95,7 +98,7 @@ async function draw(place) {
   const options = { displayModeBar: false, responsive: true, scrollZoom: false, showTips: false };
   await Plotly.react(place, traces(figure.chart), layout(figure.chart), options);
   if (!figure.drawn) {
-    place.on("plotly_hover", (event) => read(place, figure.chart.series[0].steps.indexOf(event.points[0].x)));
+    place.on("plotly_hover", (event) => read(place, figure.steps.indexOf(event.points[0].x)));
     place.on("plotly_unhover", () => read(place, null));
   }
   figure.drawn = true;
@@ -105,7 +108,8 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 
 function traces(chart) {
   const single = chart.series.length === 1;
-  return chart.series.flatMap((one, at) => {
+  const marks = { type: "scatter", hoverinfo: "skip", showlegend: false };
+  return [...chart.series.flatMap((one, at) => {
     const own = single ? colour("--new") : colour(`--c${at % 12}`);
     const long = one.values.length >= SMOOTHED_FROM;
     const digits = chart.percent ? "%{y:.1%}" : "%{y:,.4~g}";
@@ -126,8 +130,8 @@ function traces(chart) {
     const few = !long ? { mode: "lines+markers", marker: { color: own, size: 6 } } : {};
     const raw = { ...shown, ...few, text: interval, hovertemplate: `${digits}${interval ? "%{text}" : ""}<extra></extra>`, line: { color: long ? colour("--raw") : own, width: long ? 1.25 : 2 } };
     const mean = long ? [{ ...base, y: smooth(one.values), line: { color: own, width: 2.25 } }] : [];
-    return [...band, raw, ...mean, ...edges(chart, base)];
-  });
+    return [...band, raw, ...mean];
+  }), ...edges(chart, marks)];
 }
 
 /** Marks at the edge of the axis for the values beyond it. */

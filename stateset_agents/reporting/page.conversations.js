@@ -82,11 +82,11 @@ class Browser {
     if (!total) return note("No conversation was recorded yet.");
     const shown = this.units.reduce((sum, unit) => sum + unit.members.length, 0);
     const kept = shown === total ? `All ${total.toLocaleString("en")} conversations are in this page.`
-      : `${shown.toLocaleString("en")} of ${total.toLocaleString("en")} conversations are in this page: whole groups, evenly spaced over the run. All are in rollouts.jsonl; --conversations N takes more.`;
+      : [`${shown.toLocaleString("en")} of ${total.toLocaleString("en")} conversations are in this page: whole groups, evenly spaced over the run. All are in rollouts.jsonl; `, h("code", {}, "report --conversations N"), " takes more."];
     const only = (outcome, text) => h("button", { type: "button", class: "link", onclick: () => this.ask({ outcome }) }, text);
     const changes = moved.n ? [` Of ${moved.n} held-out scenarios, `, only("gained", `${moved.gained} went from failure to success`), " and ", only("lost", `${moved.lost} the other way`), "."] : [];
     const keys = h("span", { class: "keys" }, " Keys: ", h("kbd", {}, "/"), " search, ", h("kbd", {}, "j"), " ", h("kbd", {}, "k"), " next and previous group, ", h("kbd", {}, "t"), " tokens.");
-    return note(kept, ...changes, keys);
+    return note(...[kept].flat(), ...changes, keys);
   }
 
   filters(typed) {

@@ -26,7 +26,7 @@ function showMeasured(data) {
     h("span", { class: `range ${kind}`, style: `left:${side.low * 100}%;width:${(side.high - side.low) * 100}%` }),
     h("span", { class: `spot ${kind}`, style: `left:${side.success * 100}%` }),
   ] : [];
-  const words = (side, kind) => h("span", { class: kind }, ...(side ? [`${share(side.success)} `, h("span", { class: "interval" }, interval(side))] : ["not measured"]));
+  const words = (side, kind) => side ? h("span", { class: kind }, `${share(side.success)} `, h("span", { class: "interval" }, interval(side))) : h("span", { class: "n" }, "not measured");
   const rows = data.measured.map((row, at) => h("div", { class: at ? "family" : "family total", role: "row" },
     h("span", { class: "name", role: "rowheader" }, `${row.name} `, h("span", { class: "n" }, `n = ${(row.after ?? row.before).n}`)),
     h("span", { class: "track", role: "cell", "aria-hidden": "true" }, mark(row.before, "old"), mark(row.after, "new")),

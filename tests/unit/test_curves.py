@@ -84,6 +84,11 @@ def test_families_share_a_chart_and_so_do_the_parts_of_a_step() -> None:
     ]
 
 
+def test_the_parts_of_a_step_have_an_axis_for_their_sum_without_its_outliers() -> None:
+    chart = only(learning_curves(lines(time__rollout=[1.0, 1.5] * 5 + [90.0], time__update=[0.5] * 11)))
+    assert chart.range == (0.0, pytest.approx(2.025))
+
+
 def test_staleness_is_shown_where_it_is_logged() -> None:
     assert only(learning_curves(lines(staleness__mean=[0.5]))).title == "Staleness"
 

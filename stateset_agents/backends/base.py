@@ -98,6 +98,10 @@ class Backend(Protocol):
         """
         ...
 
+    def counts(self) -> Mapping[str, int]:
+        """What was done since the start, by name; empty where nobody counts. Steps log the differences."""
+        ...
+
     def lane(self) -> AbstractContextManager[None]:
         """Join the logical clock: while inside, no decode step starts unless this lane awaits a turn.
 

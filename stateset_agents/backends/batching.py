@@ -42,6 +42,7 @@ class Stats:
     decode_steps: int = 0
     decode_rows: int = 0
     """Rows of all decode steps, idle ones included."""
+    idle_rows: int = 0
     evictions: int = 0
 
 
@@ -151,7 +152,9 @@ class Batcher:
         if len(decoding):
             decoding = self._low(np.sort(decoding))
             self.stats.decode_steps += 1
-            self.stats.decode_rows += self.model.decode_rows(decoding)
+            rows = self.model.decode_rows(decoding)
+            self.stats.decode_rows += rows
+            self.stats.idle_rows += rows - len(decoding)
             ended += self._forward(decoding)
         return ended
 

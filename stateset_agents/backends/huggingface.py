@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -141,6 +142,10 @@ class HuggingFaceBackend:
     def stats(self) -> Stats:
         """Counts since the start."""
         return Stats() if self._started is None else self._started.stats
+
+    def counts(self) -> Mapping[str, int]:
+        """`stats` by name."""
+        return asdict(self.stats)
 
     @property
     def running(self) -> RunningModel:

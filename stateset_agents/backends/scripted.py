@@ -163,6 +163,10 @@ class ScriptedBackend:
         """Note the version; a script has no weights."""
         self.version = version
 
+    def counts(self) -> Mapping[str, int]:
+        """Nothing is counted."""
+        return {}
+
     def lane(self) -> AbstractContextManager[None]:
         """No clock to join: a reply depends on its own conversation only."""
         return nullcontext()

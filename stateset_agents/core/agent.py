@@ -100,6 +100,7 @@ class MultiTurnAgent:
                     scheduling=scheduling,
                     engine=self.config.engine,
                     fast_linears=self.config.fast_linears,
+                    max_cached_tokens=self.config.max_cached_tokens,
                 )
             if self._template is None:
                 self._template = self._make_template(self._backend.tokenizer)

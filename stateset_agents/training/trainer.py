@@ -37,8 +37,8 @@ from stateset_agents.training.config import TrainingConfig, TrainingProfile
 from stateset_agents.training.control import State
 from stateset_agents.training.early_stopping import crossed
 from stateset_agents.training.ending import leave
-from stateset_agents.training.loop_lag import LoopLag, measure_loop_lag
 from stateset_agents.training.step_metrics import evaluation_metrics, rollout_metrics, why_nothing_trained
+from stateset_agents.training.step_watch import StepWatch, watch_step
 from stateset_agents.training.temperature import next_temperature
 from stateset_agents.training.tenure import at_work, new_edition
 from stateset_agents.training.training_run import TrainingRun
@@ -179,9 +179,9 @@ class MultiTurnGRPOTrainer(TrainingRun):
         with self._stepping():
             started = time.perf_counter()
             scenarios = self._order.take(self._state.frontier, self._step_episodes())
-            async with measure_loop_lag() as lag:
+            async with watch_step(self.agent.backend) as watch:
                 groups = await self.generate_trajectories(scenarios)
-                metrics = await uninterrupted(self._learn_from(groups, started, lag))
+                metrics = await uninterrupted(self._learn_from(groups, started, watch))
             return await self._step_end(metrics)
 
     async def generate_trajectories(self, scenarios: Sequence[Scenario]) -> list[TrajectoryGroup]:
@@ -196,8 +196,8 @@ class MultiTurnGRPOTrainer(TrainingRun):
     async def training_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         """A step on groups that are there already, as `generate_trajectories` gives them."""
         with self._stepping():
-            async with measure_loop_lag() as lag:
-                metrics = await uninterrupted(self._learn_from(groups, time.perf_counter(), lag))
+            async with watch_step(self.agent.backend) as watch:
+                metrics = await uninterrupted(self._learn_from(groups, time.perf_counter(), watch))
             return await self._step_end(metrics)
 
     async def compute_grpo_loss(self, groups: Sequence[TrajectoryGroup]) -> dict[str, Tensor]:
@@ -251,7 +251,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
         return metrics
 
     async def _learn_from(
-        self, groups: Sequence[TrajectoryGroup], started: float, lag: LoopLag
+        self, groups: Sequence[TrajectoryGroup], started: float, watch: StepWatch
     ) -> dict[str, float]:
         number, rolled_out = self.step_number + 1, time.perf_counter()
         async with self._boundary:
@@ -281,7 +281,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
             "time/rollout": rolled_out - started,
             "time/update": now - rolled_out,
             "time/step": now - started,
-            "time/loop_lag": lag.worst,
+            **watch.metrics(),
             "tokens/per_second": sampled / (now - started),
             "policy/version": float(self._state.version),
         }

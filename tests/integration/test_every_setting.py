@@ -130,6 +130,7 @@ AGENT = {
     "dtype": Change("bf16"),
     "engine": Change("general", "running"),
     "fast_linears": Change(False, "running"),
+    "max_cached_tokens": Change(512, "metrics"),
     "seed": Change(1, "said"),
 }
 

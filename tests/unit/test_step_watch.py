@@ -1,0 +1,38 @@
+"""A step's engine figures are what its backend counted meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateset_agents.backends.scripted import ScriptedBackend
+from stateset_agents.training.step_watch import watch_step
+
+
+class Counting(ScriptedBackend):
+    def __init__(self) -> None:
+        super().__init__([])
+        self.counted = {"prefilled_tokens": 100, "decode_rows": 64, "idle_rows": 32}
+
+    def counts(self) -> dict[str, int]:
+        return self.counted
+
+
+async def test_figures_are_differences_over_the_step() -> None:
+    backend = Counting()
+    async with watch_step(backend) as watch:
+        backend.counted = {"prefilled_tokens": 130, "decode_rows": 144, "idle_rows": 52}
+    metrics = watch.metrics()
+    lag = metrics.pop("time/loop_lag")
+    assert lag >= 0
+    assert metrics == {
+        "engine/prefilled_tokens": 30,
+        "engine/decode_rows": 80,
+        "engine/occupancy": pytest.approx(1 - 20 / 80),
+    }
+
+
+async def test_a_backend_that_counts_nothing_or_did_nothing_gives_none() -> None:
+    for backend in (ScriptedBackend([]), Counting()):
+        async with watch_step(backend) as watch:
+            pass
+        assert list(watch.metrics()) == ["time/loop_lag"]

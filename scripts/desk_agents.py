@@ -1,24 +1,75 @@
-"""Print what scripted agents earn on the retail desk's held-out scenarios (a table of docs/results.md)."""
+"""Print what scripted agents earn on the retail desk's held-out scenarios (tables of docs/results.md and
+docs/retail-desk.md): every family by the honest agent, and what each agent that cheats gets."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 
-from stateset_agents.environments.retail_desk import DEGENERATE, HonestAgent, RetailDesk, play
+from stateset_agents.core.scenario import Scenario
+from stateset_agents.environments.retail_desk import (
+    DEGENERATE,
+    FULL_FAMILIES,
+    HonestAgent,
+    Played,
+    RetailDesk,
+    play,
+)
 from stateset_agents.environments.retail_desk.agents import Agent
+from stateset_agents.environments.retail_desk.degenerate import IdentitySkipper
+
+AGENTS: dict[str, Callable[[], Agent]] = {"honest": HonestAgent, **DEGENERATE}
 
 
-async def main() -> None:
-    """One line for each agent: success and mean reward over all 600 test scenarios."""
-    desk = RetailDesk()
-    scenarios = desk.scenarios("test")
-    agents: dict[str, Callable[[], Agent]] = {"honest": HonestAgent, **DEGENERATE}
-    for name, make in agents.items():
-        played = [await play(desk, scenario, seed, make()) for seed, scenario in enumerate(scenarios)]
-        success = sum(one.outcome.success is True for one in played) / len(played)
-        print(f"{name:20} {success:7.1%} {sum(one.reward for one in played) / len(played):6.2f}")
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--families", nargs="+", default=["learnable", "full"], help="sets, or families")
+    made.add_argument("--each", type=int, default=100, help="scenarios of each family, at most 100")
+    return made
+
+
+async def table(desk: RetailDesk, each: int) -> None:
+    """One line for each family, then one for each agent."""
+    scenarios = desk.scenarios("test")[: each * len(desk.families)]
+    agents = dict(AGENTS)
+    if set(desk.families) <= set(FULL_FAMILIES):
+        agents["identity_skipper"] = IdentitySkipper
+    played = {name: await _play_all(desk, scenarios, make) for name, make in agents.items()}
+    for family in desk.families:
+        own = [one for s, one in zip(scenarios, played["honest"], strict=True) if s.family == family]
+        print(f"  {family:20} {_success(own):7.1%} {_reward(own):6.2f} {len(own):5} scenarios, honest")
+    share = statistics.mean(desk.is_denial(scenario) for scenario in scenarios)
+    print(f"  the right answer is no for {share:.1%}")
+    for name, games in played.items():
+        print(f"  {name:20} {_success(games):7.1%} {_reward(games):6.2f}")
+
+
+async def _play_all(
+    desk: RetailDesk, scenarios: Sequence[Scenario], make: Callable[[], Agent]
+) -> list[Played]:
+    return [await play(desk, scenario, seed, make()) for seed, scenario in enumerate(scenarios)]
+
+
+def _success(games: Sequence[Played]) -> float:
+    return statistics.mean(one.outcome.success is True for one in games)
+
+
+def _reward(games: Sequence[Played]) -> float:
+    return statistics.mean(one.reward for one in games)
+
+
+async def main(families: Sequence[str], each: int) -> None:
+    """A table for each set, or one for the families named."""
+    sets = [name for name in families if name in ("learnable", "full", "all")]
+    chosen: Sequence[str | Sequence[str]] = sets or [list(families)]
+    for which in chosen:
+        desk = RetailDesk(families=which)
+        print(f"{which if isinstance(which, str) else ', '.join(which)}: success, mean reward")
+        await table(desk, each)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    given = parser().parse_args()
+    asyncio.run(main(given.families, given.each))

@@ -22,11 +22,11 @@ from stateset_agents.environments.retail_desk.degenerate import IdentitySkipper,
 from stateset_agents.environments.retail_desk.full import wordings
 from stateset_agents.environments.retail_desk.full.answers import full_answers_of
 from stateset_agents.environments.retail_desk.full.case import FullCase
+from stateset_agents.environments.retail_desk.full.families import whole_decision
 from stateset_agents.environments.retail_desk.full.policy import (
     FULL_TOPICS,
     RULES,
     full_policy_text,
-    whole_decision,
 )
 from stateset_agents.environments.retail_desk.full.scenarios import full_database_of
 from stateset_agents.errors import ConfigurationError

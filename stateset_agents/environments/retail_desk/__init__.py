@@ -9,7 +9,7 @@ from stateset_agents.environments.retail_desk.agents import (
 )
 from stateset_agents.environments.retail_desk.degenerate import DEGENERATE
 from stateset_agents.environments.retail_desk.environment import DeskConversation, RetailDesk
-from stateset_agents.environments.retail_desk.full.policy import FAMILIES as FULL_FAMILIES
+from stateset_agents.environments.retail_desk.full.families import FAMILIES as FULL_FAMILIES
 from stateset_agents.environments.retail_desk.policy import FAMILIES
 
 __all__ = [

@@ -15,10 +15,11 @@ from stateset_agents.environments.retail_desk.degenerate import DEGENERATE
 from stateset_agents.environments.retail_desk.full.answers import full_answers_of
 from stateset_agents.environments.retail_desk.full.caller import FullCaller
 from stateset_agents.environments.retail_desk.full.case import FullCase
-from stateset_agents.environments.retail_desk.full.policy import FAMILIES as FULL_FAMILIES
+from stateset_agents.environments.retail_desk.full.families import FAMILIES as FULL_FAMILIES
+from stateset_agents.environments.retail_desk.full.families import whole_decision
 from stateset_agents.environments.retail_desk.full.policy import FULL_TOPICS
 from stateset_agents.environments.retail_desk.grading import Answers, Record, answers_of, grade
-from stateset_agents.environments.retail_desk.policy import Call, Case
+from stateset_agents.environments.retail_desk.policy import RULES, Call, Case
 from stateset_agents.environments.retail_desk.scenarios import (
     TEST_EACH,
     VALIDATION_EACH,
@@ -171,6 +172,12 @@ def _as_written(call: ToolCall) -> Call:
     )
 
 
+def _case_of(scenario: Scenario) -> Case | FullCase:
+    context = {"family": scenario.family, **scenario.context}
+    kind = FullCase if context["family"] in FULL_FAMILIES else Case
+    return kind.from_context(context)
+
+
 class RetailDesk:
     """An online shop's service desk.
 
@@ -222,18 +229,23 @@ class RetailDesk:
             self._made[split] = made
         return self._made[split]
 
+    def is_denial(self, scenario: Scenario) -> bool:
+        """Is the right answer to this one no?"""
+        case = _case_of(scenario)
+        if isinstance(case, FullCase):
+            return whole_decision(case).is_denial
+        return RULES[case.family].is_denial(case)
+
     async def start(self, scenario: Scenario, seed: int) -> DeskConversation:
         """Open a conversation; the same scenario, seed and replies give the same transcript."""
-        context = {"family": scenario.family, **scenario.context}
+        case = _case_of(scenario)
         caller: Caller
-        if context["family"] in FULL_FAMILIES:
-            full_case = FullCase.from_context(context)
-            answers = full_answers_of(full_case)
+        if isinstance(case, FullCase):
+            answers = full_answers_of(case)
             desk = Desk(Database(answers.image), "", topics=FULL_TOPICS, detailed=True)
-            caller = FullCaller.on_the_line(full_case, scenario.split, seed)
+            caller = FullCaller.on_the_line(case, scenario.split, seed)
             text, max_turns, prompt = "shop desk. the caller is not signed in.", FULL_TURNS, "full"
         else:
-            case = Case.from_context(context)
             answers = answers_of(case)
             desk = Desk(Database(answers.image), case.customer_id)
             caller = ShortCaller(case, scenario.split, seed)

@@ -78,8 +78,9 @@ class Record:
             self.wrote = True
             if not consented:
                 self.unasked = True
-        elif call.tool == answers.looks_up and not self.wrote and answers.subject in result.shown:
-            self.checked = True
+        elif call.tool == answers.looks_up and answers.subject in result.shown:
+            # A full call may hold two requests, the first of them written before the second is looked up.
+            self.checked = self.checked or answers.strict or not self.wrote
 
     def note_failure(self, answers: Answers, result: Result) -> None:
         """Take down what a tool call that failed showed."""

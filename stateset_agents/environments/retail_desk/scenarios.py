@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from stateset_agents.core.scenario import Scenario, Split
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.database import Database, Value
-from stateset_agents.environments.retail_desk.full.policy import FAMILIES as FULL_FAMILIES
+from stateset_agents.environments.retail_desk.full.families import FAMILIES as FULL_FAMILIES
 from stateset_agents.environments.retail_desk.full.scenarios import full_scenario
 from stateset_agents.environments.retail_desk.policy import FAMILIES, RULES, Case, Rule
 from stateset_agents.environments.retail_desk.wordings import GREETINGS, OPENINGS

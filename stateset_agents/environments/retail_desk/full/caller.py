@@ -17,7 +17,7 @@ from stateset_agents.environments.retail_desk.claims import MAX_CHARACTERS
 from stateset_agents.environments.retail_desk.full import wordings
 from stateset_agents.environments.retail_desk.full.case import Claim, FullCase, Request
 from stateset_agents.environments.retail_desk.full.claims import ORDER_ID, plain, read_claims
-from stateset_agents.environments.retail_desk.full.policy import FAMILIES, requests_of
+from stateset_agents.environments.retail_desk.full.families import FAMILIES, requests_of
 from stateset_agents.environments.retail_desk.full.proposals import Proposal, read_proposal
 from stateset_agents.environments.retail_desk.full.scenarios import request_text
 from stateset_agents.environments.retail_desk.policy import Call

@@ -17,7 +17,8 @@ from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.database import Database, Value
 from stateset_agents.environments.retail_desk.full import wordings
 from stateset_agents.environments.retail_desk.full.case import FullCase, Purchase, payment_id_of
-from stateset_agents.environments.retail_desk.full.policy import FAMILIES, RULES, Family
+from stateset_agents.environments.retail_desk.full.families import FAMILIES, Family
+from stateset_agents.environments.retail_desk.full.policy import RULES
 from stateset_agents.streams import derive
 
 __all__ = ["KINDS_OF_PAYMENT", "full_database_of", "full_scenario", "request_text"]

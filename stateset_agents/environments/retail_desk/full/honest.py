@@ -167,7 +167,7 @@ def honest_reply(messages: Sequence[Message], *, identifies: bool = True, asks_f
     """The next reply. The audit plays the same agent without asking who calls, or without asking first."""
     view = look_closely(messages)
     if view.num_settled >= len(view.wanted):
-        return _say("yes, that is all.")
+        return _say("no, i am sorry." if "no way" in messages[-1].content else "yes, that is all.")
     wanted = view.wanted[view.num_settled]
     return (
         (_identify(view) if identifies else None)

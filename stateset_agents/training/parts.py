@@ -26,6 +26,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "chats": "stateset_agents.environments.chat_logs:ChatLogs",
     "retail_desk": "stateset_agents.environments.retail_desk:RetailDesk",
     "gymnasium": "stateset_agents.environments.gymnasium_text:GymnasiumText",
+    "openenv": "stateset_agents.environments.openenv:OpenEnvText",
     "mcp": "stateset_agents.environments.mcp_tools:McpEnvironment",
 }
 """Name -> "package.module:Class"."""

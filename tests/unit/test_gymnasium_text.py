@@ -283,3 +283,11 @@ def test_without_gymnasium_the_cure_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ConfigurationError, match=r'pip install "gymnasium>=1"'):
         GymnasiumText("FrozenLake-v1", actions=MOVES)
+
+
+def test_without_openenv_the_cure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openenv", None)
+    with pytest.raises(
+        ConfigurationError, match=r'pip install "openenv>=0.10,<0.11", in an environment of its'
+    ):
+        make_environment({"name": "openenv", "url": "http://localhost:8000", "reply_field": "message"})

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback import free_port, serving
 
 from stateset_agents.core.environment import Conversation
 from stateset_agents.environments import mcp_session
@@ -55,32 +54,11 @@ async def pid_of(conversation: Conversation) -> int:
     return int(answer.split()[0])
 
 
-def free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
-
-
-def serve(port: int) -> subprocess.Popen[bytes]:
-    """The shop over HTTP; returns when it answers."""
-    process = subprocess.Popen([sys.executable, str(SHOP), str(port)])
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with socket.socket() as door:
-            if door.connect_ex(("127.0.0.1", port)) == 0:
-                return process
-        time.sleep(0.05)
-    process.kill()
-    raise TimeoutError("the shop did not open")
-
-
 @pytest.fixture
 def web_shop() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     port = free_port()
-    process = serve(port)
-    yield f"http://127.0.0.1:{port}/mcp", process
-    process.kill()
-    process.wait()
+    with serving(SHOP, port) as process:
+        yield f"http://127.0.0.1:{port}/mcp", process
 
 
 async def test_a_conversation_has_a_process_of_its_own_that_ends_with_it_or_dies_alone(
@@ -138,17 +116,8 @@ async def test_a_conversation_has_a_process_of_its_own_that_ends_with_it_or_dies
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_call_that_takes_too_long_is_no_answer() -> None:
-    conversation = await begin(shop({**STDIO, "timeout": 0.2}))
-    pid = await pid_of(conversation)
-    with pytest.raises(EnvironmentTimeout, match=r"tool nap of MCP server 'shop' took longer than 0\.2 s"):
-        await ask(conversation, ("nap", {"seconds": 30}))
-    await conversation.close()
-    assert not is_running(pid)  # although it was in the middle of its nap
-
-
 async def test_a_shared_session_is_one_for_all_and_opened_anew_when_it_was_lost() -> None:
-    async with shop(session="shared") as environment:
+    async with shop({**STDIO, "timeout": 2.0}, session="shared") as environment:
         ann, bob = await asyncio.gather(begin(environment, 0), begin(environment, 1))
         pid = await pid_of(ann)
         assert await pid_of(bob) == pid
@@ -159,7 +128,11 @@ async def test_a_shared_session_is_one_for_all_and_opened_anew_when_it_was_lost(
             await ask(bob, ("burn", {}))
         again = await begin(environment)
         assert (other := await pid_of(again)) != pid
-    assert not is_running(other)
+        with pytest.raises(
+            EnvironmentTimeout, match=r"tool nap of MCP server 'shop' took longer than 2\.0 s"
+        ):
+            await ask(again, ("nap", {"seconds": 30}))
+    assert not is_running(other)  # although it was in the middle of its nap
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
@@ -169,11 +142,9 @@ def test_a_loop_that_ends_takes_the_sessions_with_it() -> None:
     async def once() -> int:
         return await pid_of(await begin(environment))
 
-    first = asyncio.run(once())
-    assert not is_running(first)  # nobody closed it
-    second = asyncio.run(once())  # another loop, another session
-    assert second != first
-    assert not is_running(second)
+    pids = [asyncio.run(once()), asyncio.run(once())]
+    assert pids[0] != pids[1]  # another loop, another session
+    assert not any(map(is_running, pids))  # and nobody closed them
 
 
 async def test_a_server_over_http_and_its_death(

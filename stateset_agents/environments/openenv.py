@@ -1,0 +1,243 @@
+"""An environment behind a running OpenEnv server as a conversation, through the installed OpenEnv client."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.core.environment import Conversation
+from stateset_agents.core.scenario import Scenario, expect_split
+from stateset_agents.core.user_code import guarded
+from stateset_agents.environments.text_world import (
+    NoAction,
+    View,
+    Words,
+    World,
+    enter,
+    reset_seed,
+    world_scenarios,
+)
+from stateset_agents.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
+from stateset_agents.tracking.logging import get_logger
+
+__all__ = ["OpenEnvText"]
+
+_log = get_logger(__name__)
+_FIRST_PAUSE = 0.5
+"""Seconds before the second attempt to open a session; each later pause is twice as long."""
+
+
+class OpenEnvText:
+    """Every conversation is a session of its own on an OpenEnv server: one WebSocket, one reset, then steps.
+
+        OpenEnvText("http://localhost:8000", reply_field="message")
+
+    Each step's reward is its turn's; `EnvironmentReward` adds them up. A reply that is no action, or that the
+    server finds invalid, is told to the agent and costs a turn (`misread_reward`). A connection that drops,
+    an error of the server and a time-out fail the conversation: its session is lost, and it goes on in no
+    other.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        reply_field: str | None = None,
+        parse: Callable[..., Mapping[str, Any]] | str | None = None,
+        actions: Mapping[str, Mapping[str, Any]] | None = None,
+        render: Callable[..., str] | str | None = None,
+        success: Callable[..., Any] | str | float | None = None,
+        system_prompt: str | None = None,
+        reset: Mapping[str, Any] | None = None,
+        scenarios: Iterable[Scenario | Mapping[str, Any]] | str | Path | None = None,
+        num_train: int | None = None,
+        num_held_out: int | None = None,
+        seed: int = 0,
+        max_turns: int = 20,
+        misread_reward: float = 0.0,
+        attempts: int = 3,
+        timeout: float = 60.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`render`, `parse` and `success` ask for what they want by name: observation, info, scenario.
+
+        Args:
+            url: Of the server, http:// or ws://.
+            reply_field: The field of the server's action that the whole reply goes into; or instead
+            parse: makes the action's fields of the `reply`, a ValueError's text is told to the agent; or
+            actions: the words that act, with the fields of each: a reply must name one, and no other.
+            render: Says the observation, a mapping; absent, the agent reads it as JSON.
+            success: The least total reward that is a success, or a function, which may also ask for total,
+                rewards, terminated, truncated and messages. Absent, success is unknown.
+            system_prompt: Opens every conversation.
+            reset: What every reset is given besides `seed`; a scenario may have more.
+            scenarios: A scenario's context may have `seed` and `reset`.
+            num_train: Where scenarios are absent: how many seeds to train on (1000).
+            num_held_out: And of validation and test each (100), the same ones whatever `seed` is.
+            seed: Of the training seeds.
+            max_turns: Most replies, those that were no action included; then the conversation is truncated.
+            misread_reward: Of a turn whose reply is no action.
+            attempts: How often to try to open a session, with growing pauses; a step is never tried again.
+            timeout: Seconds for connecting, and for each answer.
+            headers: For connecting.
+
+        Functions may be named as "module:function", which is how a YAML file gives them.
+        """
+        if not isinstance(url, str) or not url.startswith(("http://", "https://", "ws://", "wss://")):
+            raise ConfigurationError(
+                f"url must be an OpenEnv server's, http://... or ws://..., got {url!r:.60}"
+            )
+        if sum(way is not None for way in (reply_field, parse, actions)) != 1:
+            raise ConfigurationError("give one of reply_field, parse and actions: what a reply does")
+        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+            raise ConfigurationError(f"attempts must be at least 1, got {attempts!r:.60}")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+            raise ConfigurationError(f"timeout must be seconds above 0, got {timeout!r:.60}")
+        self._client_class = _client_class()
+        self._url = url
+        self._reset = dict(reset or {})
+        self._attempts = attempts
+        self._timeout = timeout
+        self._headers = dict(headers or {})
+        self._words = Words(
+            render=render,
+            parse=parse if reply_field is None else _into(reply_field),
+            actions=actions,
+            success=success,
+            system_prompt=system_prompt,
+            max_turns=max_turns,
+            misread_reward=misread_reward,
+        )
+        self._scenarios = world_scenarios(
+            scenarios, family="openenv", num_train=num_train, num_held_out=num_held_out, seed=seed
+        )
+        self.local = False
+
+    def scenarios(self, split: str) -> list[Scenario]:
+        """The scenarios of one split."""
+        expect_split(split)
+        return [scenario for scenario in self._scenarios if scenario.split == split]
+
+    async def start(self, scenario: Scenario, seed: int) -> Conversation:
+        """Open a session, reset it by the scenario's seed (else the group's), and say what it shows."""
+        own = scenario.context.get("reset", {})
+        if not isinstance(own, Mapping):
+            raise ConfigurationError(f"scenario {scenario.id}: reset must be a mapping, got {own!r:.60}")
+        given = {"seed": reset_seed(scenario, seed), **self._reset, **own}
+        return await enter(await self._opened(given), self._words, scenario)
+
+    async def _opened(self, given: Mapping[str, Any]) -> World:
+        """A session that was reset; raises EnvironmentFailure when no attempt comes to one."""
+        for attempt in range(1, self._attempts + 1):
+            world = _OpenEnvWorld(self._url, self._client(), self._timeout)
+            try:
+                await guarded(f"a session of {world.name}", world.reset(given))
+                return world
+            except BaseException as error:
+                await world.close()
+                if not isinstance(error, EnvironmentFailure) or attempt == self._attempts:
+                    raise
+                _log.warning("opening a session again", error=str(error), attempt=attempt)
+            await asyncio.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
+        raise AssertionError  # the last attempt returned or raised
+
+    def _client(self) -> Any:
+        return self._client_class(
+            base_url=self._url,
+            connect_timeout_s=self._timeout,
+            message_timeout_s=self._timeout,
+            mode="simulation",
+            headers=self._headers or None,
+        )
+
+
+class _OpenEnvWorld:
+    """One session. Where the connection drops, the library would connect anew and step a session that was
+    never reset; here that is an error."""
+
+    offers: Mapping[str, Any] = {}
+
+    def __init__(self, url: str, client: Any, timeout: float) -> None:
+        self.name = f"the OpenEnv server at {url}"
+        self.view = View(observation={})
+        self._client = client
+        self._timeout = timeout
+
+    async def reset(self, given: Mapping[str, Any]) -> None:
+        await self._answered(self._client.connect())
+        self.view = self._seen(await self._answered(self._client.reset(**given)))
+        _keep_connection(self._client)
+
+    async def step(self, action: Any) -> View:
+        if not isinstance(action, Mapping):
+            raise ConfigurationError(f"parse must make the action's fields, a mapping, got {action!r:.60}")
+        try:
+            self.view = self._seen(await self._answered(self._client.step(dict(action))))
+        except RuntimeError as error:
+            if str(error).endswith("(code: VALIDATION_ERROR)"):
+                raise NoAction(f"that is no valid action: {dict(action)!r:.200}") from error
+            raise
+        return self.view
+
+    async def _answered(self, answer: Any) -> Any:
+        try:
+            return await answer
+        except TimeoutError as error:
+            raise EnvironmentTimeout(
+                f"{self.name} did not answer within {self._timeout} s: mend what hangs, or raise timeout"
+            ) from error
+
+    @staticmethod
+    def _seen(result: Any) -> View:
+        observation = {name: value for name, value in result.observation.items() if name != "metadata"}
+        return View(
+            observation=observation,
+            info=result.metadata or {},
+            reward=None if result.reward is None else float(result.reward),
+            terminated=bool(result.done),
+        )
+
+    def fork(self) -> World:
+        raise ConfigurationError(
+            "a session of an OpenEnv server cannot be forked: train with another advantage_estimator"
+        )
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _keep_connection(client: Any) -> None:
+    """Let the client go on with the connection it has, and with no other."""
+    connect, connection = client._connect_async, client._ws
+
+    async def stay() -> Any:
+        await connect()
+        if client._ws is not connection:
+            raise ConnectionError("the connection was lost, and the session with it")
+        return client
+
+    client._connect_async = stay
+
+
+def _into(field: str) -> Callable[[str], Mapping[str, Any]]:
+    if not isinstance(field, str) or not field:
+        raise ConfigurationError(f"reply_field must be the name of a field, got {field!r:.60}")
+
+    def parse(reply: str) -> Mapping[str, Any]:
+        return {field: reply}
+
+    return parse
+
+
+def _client_class() -> Any:
+    cure = 'pip install "openenv>=0.10,<0.11", in an environment of its own if it does not suit your others'
+    try:
+        found = importlib.import_module("openenv.core.generic_client").GenericEnvClient
+    except ImportError as error:
+        raise ConfigurationError(f"OpenEnv servers need the openenv library: {cure}") from error
+    if not hasattr(found, "_connect_async"):  # 0.3, say, which would go on in another session
+        raise ConfigurationError(f"this version of the openenv library is not supported: {cure}")
+    return found

@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-__all__ = ["Tab", "chromium"]
+__all__ = ["Chromium", "Tab", "chromium"]
 
 PROGRAM = "chromium"
 _PATIENCE = 30.0  # seconds; a busy machine is slow, a broken page is not there later either
@@ -116,9 +116,30 @@ class Tab:
             self.requests.append(params["request"]["url"])
 
 
+class Chromium:
+    """A running browser."""
+
+    def __init__(self, address: str, session: aiohttp.ClientSession) -> None:
+        self._address = address
+        self._session = session
+
+    @contextlib.asynccontextmanager
+    async def tab(self) -> AsyncIterator[Tab]:
+        """A new page, gone at the end."""
+        async with self._session.put(f"{self._address}/json/new?about:blank") as response:
+            page = await response.json(content_type=None)
+        async with self._session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            tab = Tab(socket)
+            await tab.begin()
+            yield tab
+            await tab.close()
+        async with self._session.get(f"{self._address}/json/close/{page['id']}"):
+            pass
+
+
 @contextlib.asynccontextmanager
-async def chromium() -> AsyncIterator[Tab]:
-    """A browser of its own with one empty page; gone at the end."""
+async def chromium() -> AsyncIterator[Chromium]:
+    """A browser with a profile of its own; gone at the end."""
     program = shutil.which(PROGRAM)
     assert program, "chromium is missing: `make test-browser` installs Debian's package"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
@@ -132,13 +153,7 @@ async def chromium() -> AsyncIterator[Tab]:
         try:
             port = await _port(Path(profile) / "DevToolsActivePort")
             async with aiohttp.ClientSession() as session:
-                async with session.get(f"http://127.0.0.1:{port}/json/list") as response:
-                    (page,) = [one for one in await response.json() if one["type"] == "page"]
-                async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                    tab = Tab(socket)
-                    await tab.begin()
-                    yield tab
-                    await tab.close()
+                yield Chromium(f"http://127.0.0.1:{port}", session)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from chromium import Tab, chromium
+from chromium import Chromium, Tab, chromium
 from report_runs import WORDS, finished_run, log_stage, log_step, metrics
 
 from stateset_agents.reporting.live import serve
@@ -21,14 +21,20 @@ from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 EVIL = "</script><script>document.title = 'hacked'</script><img src=x onerror=\"document.title = 'hacked'\">"
 
 
-@pytest_asyncio.fixture
-async def tab() -> AsyncIterator[Tab]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Chromium]:
     async with chromium() as found:
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def tab(browser: Chromium) -> AsyncIterator[Tab]:
+    async with browser.tab() as found:
         await found.look(1280, 900)
         yield found
 

@@ -138,7 +138,7 @@ def test_the_page_is_small_and_quickly_made(run: RunFolder) -> None:
     assert run.report.stat().st_size < 2_500_000
     started = time.process_time()
     write_report(run.path)
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < 2.0  # 0.35 on an idle machine
 
 
 def test_plotly_can_stand_once_beside_all_runs(tmp_path: Path) -> None:

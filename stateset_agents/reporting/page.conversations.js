@@ -72,7 +72,7 @@ class Browser {
       if (focused.type === "search") again.setSelectionRange(focused.selectionStart, focused.selectionEnd);
     }
     const [shown, scrolled] = [this.shown, this.list.scrollTop];
-    this.filter();
+    this.filter(true);
     while (this.shown < Math.min(shown, this.found?.length ?? 0)) this.extend();
     this.list.scrollTop = scrolled;
   }
@@ -123,7 +123,9 @@ class Browser {
     this.filter();
   }
 
-  filter() {
+  /** List what fits, and show the group that was chosen, else the first; `stays`: the chosen one even where
+   *  the page no longer holds it, as a live page may. */
+  filter(stays = false) {
     if (!this.data.total) return;
     const asked = new Map(new FormData(this.form));
     const [, rank] = SORTS[asked.get("order")];
@@ -147,7 +149,8 @@ class Browser {
     this.shown = 0;
     this.extend();
     const again = this.found.findIndex((unit) => unit.key === this.selected);
-    this.select(again >= 0 ? again : 0, false);
+    if (again < 0 && stays && this.selected) this.at = -1;
+    else this.select(Math.max(0, again), false);
   }
 
   /** Some more entries at the end of the list. */

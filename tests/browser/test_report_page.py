@@ -275,34 +275,62 @@ async def test_text_of_users_tools_and_tokens_stays_text(tab: Tab, tmp_path: Pat
     assert tab.complaints == []
 
 
-async def test_a_live_page_follows_the_run_and_leaves_the_reader_in_peace(tab: Tab, tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path)
+@contextlib.asynccontextmanager
+async def served(folder: RunFolder, **options: Any) -> AsyncIterator[str]:
+    """The address of a live page."""
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve(RunLog(folder), port=0, on_ready=address.set_result))
-    with JsonlTracker(folder, WORDS.__getitem__) as tracker:
-        await tab.open(await address)
-        await tab.until("document.querySelector('#conversations').textContent.includes('No conversation')")
-        log_step(tracker, 1)
-        await tab.until("document.querySelectorAll('.units li').length", lambda count: count == 2)
-        await choose(tab, text="k11")
-        await tab.run("document.querySelector('form.filters').elements.text.focus()")
-        await tab.run("document.querySelector('.members').dataset.mine = 'yes'")
-        await tab.run("document.querySelector('#curves').scrollIntoView()")
-        values = "document.querySelector('figure .plot').data?.find((trace) => trace.meta === 'values').x"
-        await tab.until(values, lambda steps: steps == [1])
-        log_step(tracker, 2)
-        await tab.until(values, lambda steps: steps == [1, 2])
-        await tab.until("document.querySelector('#conversations .note').textContent.includes('All 20')")
-        assert await choose(tab) == "5 conversations in 1 group"  # what was typed still holds
-        assert await tab.run("document.activeElement.name") == "text"
-        assert await tab.run("document.querySelector('.members').dataset.mine") == "yes"
-    folder.write_summary({"steps": 2, "ended": "finished"})
-    await tab.until("document.querySelector('#live').textContent", lambda text: text == "finished")
-    assert tab.complaints == []
+    task = asyncio.create_task(serve(RunLog(folder), port=0, on_ready=address.set_result, **options))
+    yield await address
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    await tab.until("document.querySelector('#live').textContent", lambda text: text == "connection lost")
+
+
+async def test_a_group_that_is_being_read_stays_when_others_take_its_place(tab: Tab, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    read = "document.querySelector('.group h3 .n').textContent"
+    held = "[...document.querySelectorAll('.units .scenario')].map((one) => one.textContent)"
+    with JsonlTracker(folder, WORDS.__getitem__) as tracker:
+        log_step(tracker, 1)
+        async with served(folder, conversations=10) as address:  # room for two groups
+            await tab.open(address)
+            await tab.until(held, lambda names: names == ["test-10", "test-11"])
+            await tab.press("j", "j")
+            assert await tab.run(read) == "test-11 · training, step 1"
+            log_step(tracker, 2)
+            await tab.until(held, lambda names: names == ["test-10", "test-21"])
+            assert await tab.run(read) == "test-11 · training, step 1"
+            await tab.press("j", "j")
+            assert await tab.run(read) == "test-10 · training, step 1"
+
+
+async def test_a_live_page_follows_the_run_and_leaves_the_reader_in_peace(tab: Tab, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    state = "document.querySelector('#live').textContent"
+    async with served(folder) as address:
+        with JsonlTracker(folder, WORDS.__getitem__) as tracker:
+            await tab.open(address)
+            await tab.until(
+                "document.querySelector('#conversations').textContent.includes('No conversation')"
+            )
+            log_step(tracker, 1)
+            await tab.until("document.querySelectorAll('.units li').length", lambda count: count == 2)
+            await choose(tab, text="k11")
+            await tab.run("document.querySelector('form.filters').elements.text.focus()")
+            await tab.run("document.querySelector('.members').dataset.mine = 'yes'")
+            await tab.run("document.querySelector('#curves').scrollIntoView()")
+            steps = "document.querySelector('figure .plot').data?.find((line) => line.meta === 'values').x"
+            await tab.until(steps, lambda found: found == [1])
+            log_step(tracker, 2)
+            await tab.until(steps, lambda found: found == [1, 2])
+            await tab.until("document.querySelector('#conversations .note').textContent.includes('All 20')")
+            assert await choose(tab) == "5 conversations in 1 group"  # what was typed still holds
+            assert await tab.run("document.activeElement.name") == "text"
+            assert await tab.run("document.querySelector('.members').dataset.mine") == "yes"
+        folder.write_summary({"steps": 2, "ended": "finished"})
+        await tab.until(state, lambda text: text == "finished")
+        assert tab.complaints == []
+    await tab.until(state, lambda text: text == "connection lost")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

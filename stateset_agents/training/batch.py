@@ -10,14 +10,15 @@ up to the same sum however the step is cut.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.training.layout import Layout
 
-__all__ = ["MicroBatch", "Sample", "cut", "make_micro_batches", "padded"]
+__all__ = ["MicroBatch", "Sample", "micro_batch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +44,9 @@ class Sample:
 class MicroBatch:
     """Rows for one forward, and the trained tokens among them, flat."""
 
-    input_ids: Tensor
-    """[R, T] right-padded; padding needs no mask, causal attention never looks at it."""
+    layout: Layout
     positions: Tensor
-    """[N] flat index (row * T + t) of the position that *predicts* each trained token."""
+    """[N] flat index in the layout of the position that *predicts* each trained token."""
     targets: Tensor
     """[N] the trained tokens."""
     trajectory_ids: Tensor
@@ -58,92 +58,39 @@ class MicroBatch:
     versions: Tensor
     """[N] the policy version that sampled each."""
 
-    @property
-    def has_advantages(self) -> bool:
-        """False where every advantage is 0: without KL and entropy terms its gradient is exactly 0."""
-        return bool(self.advantages.any())
-
-    @property
-    def num_padding(self) -> int:
-        """Positions of [R, T] that hold no token of a conversation."""
-        return int((self.input_ids == _PADDING).sum())
-
-    @property
-    def model_input(self) -> Tensor:
-        """[R, T] ids the model can embed."""
-        return self.input_ids.clamp_min(0)
-
     def to(self, device: torch.device) -> MicroBatch:
-        return MicroBatch(**{name: getattr(self, name).to(device) for name in self.__dataclass_fields__})
+        """With the trained tokens there; a layout goes when it is forwarded."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        return MicroBatch(**{**values, **moved})
 
 
-_PADDING = -1
+def micro_batch(samples: Sequence[Sample], layout: Layout) -> MicroBatch:
+    """The trained tokens of the samples whose rows stand in `layout`.
 
-
-def make_micro_batches(samples: Sequence[Sample], *, max_rows: int, max_tokens: int) -> list[MicroBatch]:
-    """Cut the step's samples into micro-batches of at most `max_rows` rows and `max_tokens` tokens.
-
-    Rows are sorted by length first, so that a micro-batch pads little; a row longer than `max_tokens`
-    stands alone. Samples whose advantages are all 0 stand in micro-batches of their own (see
-    `MicroBatch.has_advantages`). Trajectory ids are the samples' places in `samples`.
+    Trajectory ids are the samples' places in `samples`.
     """
-    lengths = [len(sample.trajectory.token_ids) for sample in samples]
-    idle = [not any(sample.advantages) for sample in samples]
-    batches = cut(lengths, apart=idle, max_rows=max_rows, max_tokens=max_tokens)
-    return [_micro_batch(samples, places) for places in batches]
-
-
-def cut(
-    lengths: Sequence[int], *, max_rows: int, max_tokens: int, apart: Sequence[bool] | None = None
-) -> list[list[int]]:
-    """Places of rows that are forwarded together, shorter ones first; see `make_micro_batches`.
-
-    Rows of which one stands `apart` and the other does not are never together.
-    """
-    flags = apart or [False] * len(lengths)
-    batches: list[list[int]] = []
-    for place in sorted(range(len(lengths)), key=lambda place: (flags[place], lengths[place], place)):
-        current = batches[-1] if batches else []
-        fits = len(current) < max_rows and (len(current) + 1) * lengths[place] <= max_tokens
-        if current and fits and flags[current[0]] == flags[place]:
-            current.append(place)
-        else:
-            batches.append([place])
-    return batches
-
-
-def padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    """[R, T] ids, filled up on the right with -1."""
-    input_ids = torch.full((len(rows), max(len(row) for row in rows)), _PADDING, dtype=torch.long)
-    for place, row in enumerate(rows):
-        input_ids[place, : len(row)] = torch.tensor(row)
-    return input_ids
-
-
-def _micro_batch(samples: Sequence[Sample], places: Sequence[int]) -> MicroBatch:
-    rows = [samples[place].trajectory.token_ids for place in places]
-    input_ids = padded(rows)
-    width = input_ids.shape[1]
-    positions: list[int] = []
+    positions: list[Tensor] = []
+    targets: list[int] = []
     trajectory_ids: list[int] = []
     old_logprobs: list[float] = []
     advantages: list[float] = []
     versions: list[int] = []
-    for row_index, place in enumerate(places):
+    for place, flat in zip(layout.places, layout.flat, strict=True):
         trajectory = samples[place].trajectory
         trained = [t for t, bit in enumerate(trajectory.action_mask) if bit]
-        logprobs, made_by = trajectory.logprobs, trajectory.versions
-        positions.extend(row_index * width + t - 1 for t in trained)
+        row, logprobs, made_by = trajectory.token_ids, trajectory.logprobs, trajectory.versions
+        positions.append(flat[torch.tensor(trained, dtype=torch.long) - 1])
+        targets.extend(row[t] for t in trained)
         trajectory_ids.extend([place] * len(trained))
         old_logprobs.extend(logprobs[t] for t in trained)
         versions.extend(made_by[t] for t in trained)
         weight = samples[place].weight
         advantages.extend(weight * value for value in samples[place].advantages)
-    flat = torch.tensor(positions, dtype=torch.long)
     return MicroBatch(
-        input_ids=input_ids,
-        positions=flat,
-        targets=input_ids.flatten().index_select(0, flat + 1),
+        layout=layout,
+        positions=torch.cat(positions),
+        targets=torch.tensor(targets, dtype=torch.long),
         trajectory_ids=torch.tensor(trajectory_ids, dtype=torch.long),
         old_logprobs=torch.tensor(old_logprobs, dtype=torch.float32),
         advantages=torch.tensor(advantages, dtype=torch.float32),

@@ -48,10 +48,17 @@ class TrainingConfig(Settings):
     gradient_accumulation_steps: int = Field(
         default=4, ge=1, description="Passes summed into one optimiser step."
     )
-    micro_batch_tokens: int = Field(
-        default=16384,
+    micro_batch_tokens: int | None = Field(
+        default=None,
         ge=1,
-        description="Most tokens, padding included, in one forward; longer passes are split.",
+        description="Most tokens, padding included, in one forward; longer passes are split. None: 2048 on a "
+        "CPU, whose caches hold no more, 16384 elsewhere.",
+    )
+    row_layout: Literal["auto", "packed", "padded"] = Field(
+        default="auto",
+        description="How conversations lie in an update's forward: packed behind one another, what several "
+        "begin with computed once, or padded side by side. auto packs where the model, tried at the start, "
+        "gives the same hidden states that way; the run's log says which.",
     )
 
     # Optimiser

@@ -7,7 +7,7 @@ for the expectation and for all passes of the head, and carry no gradient.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.core.value_function import ValueFunction, explained_variance
-from stateset_agents.training.batch import cut, padded
 from stateset_agents.training.credit import Valued, goes_on
+from stateset_agents.training.layout import Layout
 
 __all__ = ["Critic", "Expected"]
 
@@ -49,28 +49,28 @@ class Critic:
         per: Literal["turn", "token"],
         iterations: int,
         bootstrap: bool,
-        max_rows: int,
-        max_tokens: int,
+        layouts: Callable[[Sequence[Trajectory]], list[Layout]],
+        hidden: Callable[[Layout], Tensor],
     ) -> None:
         """`iterations`: steps of the head on each batch; `bootstrap`: does a conversation that a limit cut
-        go on in its value; `max_rows` and `max_tokens` bound one forward."""
+        go on in its value; `layouts` and `hidden`: how rows are forwarded, and the policy's last hidden
+        states of them, [R * T, H]."""
         self.value_function = value_function
         self._per = per
         self._iterations = iterations
         self._bootstrap = bootstrap
-        self._max_rows = max_rows
-        self._max_tokens = max_tokens
+        self._layouts = layouts
+        self._hidden = hidden
 
+    @torch.no_grad()
     def expect(self, trajectories: Sequence[Trajectory]) -> Expected:
         """V before every turn or token and after the last word, of trajectories with agent tokens."""
-        rows = [trajectory.token_ids for trajectory in trajectories]
-        hidden: list[Tensor] = [torch.empty(0)] * len(rows)
-        lengths = [len(row) for row in rows]
-        for places in cut(lengths, max_rows=self._max_rows, max_tokens=self._max_tokens):
-            states = self.value_function.hidden_states(padded([rows[place] for place in places]).clamp_min(0))
-            for place, row_states in zip(places, states, strict=True):
+        hidden: list[Tensor] = [torch.empty(0)] * len(trajectories)
+        for layout in self._layouts(trajectories):
+            states = self._hidden(layout)
+            for place, flat in zip(layout.places, layout.flat, strict=True):
                 positions = [*self._before(trajectories[place]), *_after(trajectories[place])]
-                hidden[place] = row_states.index_select(0, torch.tensor(positions, device=states.device))
+                hidden[place] = states.index_select(0, flat[torch.tensor(positions)].to(states.device))
         counts = [len(states) for states in hidden]
         values = torch.split(self.value_function.values_of(torch.cat(hidden)), counts)
         valued = [

@@ -15,19 +15,25 @@ from torch import Tensor, nn
 from stateset_agents.algorithms.aggregation import Denominators, LossOutput, Metrics
 from stateset_agents.algorithms.kl import create_kl_controller, kl_rewards, token_returns_to_go
 from stateset_agents.algorithms.losses import LOSSES, entropy_loss, policy_loss
-from stateset_agents.core.trajectory import TrajectoryGroup
+from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
 from stateset_agents.core.value_function import create_value_function
 from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.streams import derive
-from stateset_agents.training.batch import MicroBatch, Sample, make_micro_batches
+from stateset_agents.tracking.logging import get_logger
+from stateset_agents.training.batch import MicroBatch, Sample, micro_batch
+from stateset_agents.training.chunked_head import TokenScores
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.credit import Credited, assign_credit, trainable
 from stateset_agents.training.critic import Critic, Expected
 from stateset_agents.training.estimators import ESTIMATORS
+from stateset_agents.training.layout import Layout
 from stateset_agents.training.optimization import Optimization, StepResult, autocast_dtype
+from stateset_agents.training.packed_attention import recomputing
 from stateset_agents.training.policy import Policy
 
 __all__ = ["Learner", "Lesson"]
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +52,6 @@ class _Prepared:
     batch: MicroBatch
     reference: Tensor | None
     """[N] the reference's log-probs."""
-    trains: bool
-    """False: its gradient is exactly 0, only its metrics count."""
 
 
 class Learner:
@@ -64,9 +68,14 @@ class Learner:
         self.config = config
         device = next(model.parameters()).device
         autocast = autocast_dtype(config.precision, device)
+        self.policy = Policy(
+            model, temperature=config.temperature, autocast=autocast, row_layout=config.row_layout
+        )
+        _log.info(
+            "rows of the update", layout="packed" if self.policy.packs else "padded", why=self.policy.why
+        )
         if config.gradient_checkpointing:
-            _enable_gradient_checkpointing(model)
-        self.policy = Policy(model, temperature=config.temperature, autocast=autocast)
+            _enable_gradient_checkpointing(model, self.policy.trunk)
         self.reference = self.policy.reference() if config.uses_reference else None
         self.kl = create_kl_controller(
             config.kl_controller,
@@ -102,12 +111,19 @@ class Learner:
             per=per,
             iterations=config.value_iterations,
             bootstrap=config.bootstrap_truncated,
-            **self._micro_batch_bounds(),
+            layouts=self._layouts,
+            hidden=self.policy.hidden,
         )
 
-    def _micro_batch_bounds(self) -> dict[str, int]:
+    def _layouts(self, trajectories: Sequence[Trajectory]) -> list[Layout]:
+        """How these trajectories' rows are forwarded."""
+        tokens = self.config.micro_batch_tokens or _micro_batch_tokens(self.policy.device)
         rows = self.config.per_device_train_batch_size * self.config.num_generations
-        return {"max_rows": rows, "max_tokens": self.config.micro_batch_tokens}
+        return self.policy.layouts([one.token_ids for one in trajectories], max_rows=rows, max_tokens=tokens)
+
+    def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        layouts = self._layouts([sample.trajectory for sample in samples])
+        return [micro_batch(samples, layout).to(self.policy.device) for layout in layouts]
 
     def set_temperature(self, temperature: float) -> None:
         """Of the rollouts that the next update learns from; policy and reference score at it."""
@@ -135,6 +151,7 @@ class Learner:
         places = trainable(groups, self.config)
         if not places:
             return Lesson(assign_credit(groups, self.config))
+        self.policy.model.eval()
         expected = self.critic.expect([groups[place].trajectories[member] for place, member in places])
         values = dict(zip(places, expected.valued, strict=True))
         return Lesson(assign_credit(groups, self.config, values), expected)
@@ -156,24 +173,26 @@ class Learner:
     def update(self, samples: Sequence[Sample], *, step: int) -> dict[str, float]:
         """`num_iterations` optimiser steps on one step's samples; returns metrics.
 
-        Denominators are counted over all samples, so the cut into micro-batches changes nothing. When no
-        sample has an advantage and no other term has a gradient, the weights stay as they are (AdamW
-        would move them on a zero gradient).
+        Denominators are counted over all samples, so the cut into micro-batches changes nothing. Samples
+        without an advantage are left out where their gradient is exactly 0: without a reference and an
+        entropy bonus. When that leaves none, the weights stay as they are (AdamW would move them on a zero
+        gradient). Means in the metrics are over the samples that were forwarded.
         """
-        denominators = self._denominators(samples)
-        batches = make_micro_batches(samples, **self._micro_batch_bounds())
-        metrics = {
-            "batch/micro_batches": float(len(batches)),
-            "tokens/padding": float(sum(batch.num_padding for batch in batches)),
-        }
         every = self.kl.beta > 0 or self.config.entropy_coef > 0
-        if not every and not any(batch.has_advantages for batch in batches):
-            return metrics | {"optimizer/skipped": 1.0}
+        taught = [sample for sample in samples if every or any(sample.advantages)]
+        metrics = {"batch/left_out": float(len(samples) - len(taught))}
+        if not taught:
+            return metrics | {"batch/micro_batches": 0.0, "optimizer/skipped": 1.0}
+        batches = self._micro_batches(taught)
+        metrics["batch/micro_batches"] = float(len(batches))
+        metrics["tokens/forwarded"] = float(sum(batch.layout.num_tokens for batch in batches))
+        metrics["tokens/padding"] = float(sum(batch.layout.num_padding for batch in batches))
         self.optimization.discard()  # of losses that someone looked at
         try:
             with _own_randomness(derive(self.config.seed, "update", step), self.policy.device):
-                prepared, mismatch = self._prepare(batches, every, self.kl.beta)
-                return metrics | mismatch | self._passes(prepared, denominators)
+                prepared, mismatch = self._prepare(batches, self.kl.beta)
+                passes = self._passes(prepared, self._denominators(taught), self._share(taught, samples))
+            return metrics | mismatch | passes
         finally:
             self.optimization.discard()
 
@@ -194,10 +213,9 @@ class Learner:
                 f"beta {coefficient} needs a reference: train with beta > 0 and use_reference_model true"
             )
         denominators = self._denominators(samples)
-        batches = make_micro_batches(samples, **self._micro_batch_bounds())
-        prepared, _ = self._prepare(batches, True, coefficient)
+        prepared, _ = self._prepare(self._micro_batches(samples), coefficient)
         _set_mode(self.policy.model, dropout=False)
-        outputs = [self._loss(one.batch, one.reference, denominators, coefficient) for one in prepared]
+        outputs = [self._loss(one, denominators, coefficient) for one in prepared]
         parts = sum((output.metrics for output in outputs), Metrics()).shares
         total = torch.stack([output.loss for output in outputs]).sum()
         clipped = parts["policy/clip_fraction_low"] + parts["policy/clip_fraction_high"]
@@ -215,12 +233,22 @@ class Learner:
             [sample.trajectory.num_agent_tokens for sample in samples], max_length=self.config.loss_length
         )
 
-    def _passes(self, prepared: Sequence[_Prepared], denominators: Denominators) -> dict[str, float]:
+    def _share(self, taught: Sequence[Sample], samples: Sequence[Sample]) -> float:
+        """What the loss's mean over `taught` is of its mean over all samples, to which the others add 0."""
+        part, whole = self._denominators(taught), self._denominators(samples)
+        if LOSSES[self.config.loss_type].averaging == "token":
+            return part.num_tokens / whole.num_tokens
+        return part.num_trajectories / whole.num_trajectories
+
+    def _passes(
+        self, prepared: Sequence[_Prepared], denominators: Denominators, share: float
+    ) -> dict[str, float]:
         conversations = denominators.num_trajectories
         results: list[StepResult] = []
         ratios: list[float] = []
         for _ in range(self.config.num_iterations):
-            numbers = self._gradient(prepared, denominators).to_dict()
+            numbers = self._gradient(prepared, denominators, share).to_dict()
+            numbers["loss/policy"] *= share
             kl = self.kl
             if self.reference is not None:  # before the step: it refuses a KL that is not finite
                 kl = kl.updated(numbers["kl/reference"], num_episodes=conversations)
@@ -238,66 +266,70 @@ class Learner:
             "kl/coefficient": self.kl.beta,
         }
 
-    def _gradient(self, prepared: Sequence[_Prepared], denominators: Denominators) -> Metrics:
-        """Add the whole step's gradient, micro-batch by micro-batch."""
+    def _gradient(self, prepared: Sequence[_Prepared], denominators: Denominators, share: float) -> Metrics:
+        """Add `share` of the whole step's gradient, micro-batch by micro-batch."""
         _set_mode(self.policy.model, dropout=self.config.dropout)
         metrics = Metrics()
         for one in prepared:
-            with torch.set_grad_enabled(one.trains):
-                output = self._loss(one.batch, one.reference, denominators, self.kl.beta)
-            if one.trains:
-                self.optimization.backward(output.loss)
+            output = self._loss(one, denominators, self.kl.beta)
+            self.optimization.backward(share * output.loss)
             metrics = metrics + output.metrics
         return metrics
 
     @torch.no_grad()
     def _prepare(
-        self, batches: Sequence[MicroBatch], every: bool, beta: float
+        self, batches: Sequence[MicroBatch], beta: float
     ) -> tuple[list[_Prepared], dict[str, float]]:
         """pi_old and the reference of each micro-batch, a KL in the reward; how far pi_old was off."""
         self.policy.model.eval()
         prepared = []
         worst = 0.0
-        for batch in (batch.to(self.policy.device) for batch in batches):
+        for batch in batches:
             if self._recompute_old:
                 old = self.policy.score(batch).logprobs
                 worst = max(worst, float((old - batch.old_logprobs).abs().max()))
                 batch = replace(batch, old_logprobs=old)
-            trains, reference = every or batch.has_advantages, None
+            reference = None
             if self.reference is not None:
                 reference = self.reference.score(batch).logprobs
                 if self.config.kl_placement == "reward":
                     cost = kl_rewards(batch.old_logprobs, reference, beta)
                     to_go = token_returns_to_go(cost, batch.trajectory_ids)
                     batch = replace(batch, advantages=batch.advantages + to_go)
-            prepared.append(_Prepared(batch, reference, trains))
+            prepared.append(_Prepared(batch, reference))
         return prepared, {"policy/rollout_mismatch": worst} if self._recompute_old else {}
 
-    def _loss(
-        self, batch: MicroBatch, reference: Tensor | None, denominators: Denominators, beta: float
-    ) -> LossOutput:
-        config = self.config
-        scores = self.policy.score(batch, entropy="gradient" if config.entropy_coef else "value")
-        output = policy_loss(
-            config.loss_type,
-            scores.logprobs,
-            batch.old_logprobs,
-            batch.advantages,
-            batch.trajectory_ids,
-            denominators,
-            clip_ratio=config.clip_ratio,
-            clip_ratio_high=config.clip_ratio_high,
-            dual_clip=config.dual_clip,
-            ref_logprobs=reference,
-            beta=beta if config.kl_placement == "loss" else 0.0,
-            kl_estimator=config.kl_estimator,
+    def _loss(self, one: _Prepared, denominators: Denominators, beta: float) -> LossOutput:
+        config, batch, loss = self.config, one.batch, LOSSES[self.config.loss_type]
+        metrics: list[Metrics] = []
+
+        def loss_of(scores: TokenScores, part: slice) -> Tensor:
+            ids = batch.trajectory_ids[part]
+            output = policy_loss(
+                config.loss_type,
+                scores.logprobs,
+                batch.old_logprobs[part],
+                batch.advantages[part],
+                ids,
+                denominators,
+                clip_ratio=config.clip_ratio,
+                clip_ratio_high=config.clip_ratio_high,
+                dual_clip=config.dual_clip,
+                ref_logprobs=None if one.reference is None else one.reference[part],
+                beta=beta if config.kl_placement == "loss" else 0.0,
+                kl_estimator=config.kl_estimator,
+            )
+            spread = entropy_loss(scores.entropy, ids, denominators, averaging=loss.averaging)
+            metrics.append(output.metrics + spread.metrics)
+            return output.loss + config.entropy_coef * spread.loss if config.entropy_coef else output.loss
+
+        total = self.policy.loss(
+            batch,
+            loss_of,
+            additive=loss.level == "token",  # a ratio of whole trajectories needs all their tokens
+            entropy_gradient=config.entropy_coef > 0,
         )
-        assert scores.entropy is not None  # asked for above
-        spread = entropy_loss(
-            scores.entropy, batch.trajectory_ids, denominators, averaging=LOSSES[config.loss_type].averaging
-        )
-        loss = output.loss + config.entropy_coef * spread.loss if config.entropy_coef else output.loss
-        return LossOutput(loss=loss, metrics=output.metrics + spread.metrics)
+        return LossOutput(loss=total, metrics=sum(metrics, Metrics()))
 
     def state(self) -> dict[str, Any]:
         """Optimiser and KL coefficient, for a checkpoint; tensors are the live ones."""
@@ -332,9 +364,17 @@ class Learner:
         self.kl = self.kl.restored(state["kl"])
 
 
-def _enable_gradient_checkpointing(model: Any) -> None:
+def _micro_batch_tokens(device: torch.device) -> int:
+    """Where the settings name none: what a CPU's caches hold, or what fills a GPU."""
+    return 2048 if device.type == "cpu" else 16384
+
+
+def _enable_gradient_checkpointing(model: Any, trunk: Any) -> None:
+    how: dict[str, Any] = {"use_reentrant": False}
+    if trunk is not None:
+        how["context_fn"] = recomputing(trunk)
     try:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
     except ValueError as error:
         raise ConfigurationError(
             f"{type(model).__name__} cannot recompute activations: set gradient_checkpointing to false"

@@ -7,79 +7,136 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from stateset_agents.core.value_function import trunk_of
+from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.batch import MicroBatch
+from stateset_agents.training.chunked_head import Head, LossOf, TokenScores, chunked_loss, chunked_scores
+from stateset_agents.training.layout import Layout, packed_layouts, padded_layouts
+from stateset_agents.training.packed_attention import attending
+from stateset_agents.training.packing_check import why_not_packed
 
-__all__ = ["Policy", "TokenScores"]
+__all__ = ["Policy", "RowLayout"]
 
-
-class TokenScores(NamedTuple):
-    """What the policy says about the trained tokens of a micro-batch."""
-
-    logprobs: Tensor
-    """[N] at the sampling temperature."""
-    entropy: Tensor | None
-    """[N] exact, in nats; None unless asked for."""
+RowLayout = Literal["auto", "packed", "padded"]
 
 
 class Policy:
     """A causal language model with weights in fp32 (or wider), forwarded under autocast.
 
-    Hidden states are selected at the positions that predict a trained token before the LM head, so the
-    [R, T, V] logits of a whole batch never exist. Head and softmax are never in half precision.
+    Hidden states are selected at the positions that predict a trained token before the LM head, and the
+    head goes through them in chunks, so the [R, T, V] logits of a batch never exist. Head and softmax are
+    never in half precision.
     """
 
     def __init__(
-        self, model: nn.Module, *, temperature: float = 1.0, autocast: torch.dtype | None = None
+        self,
+        model: nn.Module,
+        *,
+        temperature: float = 1.0,
+        autocast: torch.dtype | None = None,
+        row_layout: RowLayout = "auto",
     ) -> None:
+        """Raises ConfigurationError where rows must be packed and the model cannot."""
         first = next(model.parameters())
         self.dtype = torch.promote_types(first.dtype, torch.float32)
         self.device = first.device
         self.model: Any = model.to(self.dtype)
         self.temperature = temperature
         self.autocast = autocast
-        self.selects = self._head_is_linear()
+        self.trunk = _trunk(self.model)
+        self.selects = self.trunk is not None and self._head_is_linear()
         """Is the head applied to selected hidden states, or has the model logits of its own making?"""
+        self.packs, self.why = self._packing(row_layout)
+        """Do rows lie behind one another, sharing what they begin with? And what speaks for the answer."""
+
+    def _packing(self, row_layout: RowLayout) -> tuple[bool, str]:
+        if row_layout == "padded":
+            return False, "row_layout is padded"
+        reason = why_not_packed(self.trunk) if self.selects else "its logits are not a linear head's"
+        if reason is None:
+            return True, "packed rows give the model's own hidden states"
+        if row_layout == "packed":
+            raise ConfigurationError(
+                f"{type(self.model).__name__} cannot be trained on packed rows ({reason}): set row_layout to "
+                "auto or padded"
+            )
+        return False, reason
 
     def reference(self) -> Policy:
         """A frozen copy of the policy as it is now."""
-        model = copy.deepcopy(self.model).eval().requires_grad_(False)
-        return Policy(model, temperature=self.temperature, autocast=self.autocast)
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model).eval().requires_grad_(False)
+        other.trunk = _trunk(other.model)
+        return other
 
-    def score(
-        self, batch: MicroBatch, *, entropy: Literal["none", "value", "gradient"] = "none"
-    ) -> TokenScores:
-        """Differentiable log-probs of the trained tokens, and their distributions' entropy if asked for.
+    def layouts(self, rows: Sequence[Sequence[int]], *, max_rows: int, max_tokens: int) -> list[Layout]:
+        """How these rows of tokens go through the model; bounds as of `padded_layouts`."""
+        lay = packed_layouts if self.packs else padded_layouts
+        return lay(rows, max_rows=max_rows, max_tokens=max_tokens)
 
-        Entropy as a mere "value" keeps no [N, V] tensor for a backward pass.
+    def hidden(self, layout: Layout) -> Tensor:
+        """[R * T, H] last hidden states, under autocast."""
+        assert self.trunk is not None
+        with self._forwarding(layout):
+            output = self.trunk(**layout.forward_arguments(self.device)).last_hidden_state
+        return output.flatten(0, 1)
+
+    @torch.no_grad()
+    def score(self, batch: MicroBatch) -> TokenScores:
+        """Log-probs of the trained tokens and their distributions' entropies, without gradient."""
+        if self.selects:
+            return chunked_scores(self._selected(batch), self._head(), batch.targets)
+        return _scores(self._logits(batch) / self.temperature, batch.targets)
+
+    def loss(
+        self, batch: MicroBatch, loss_of: LossOf, *, additive: bool = True, entropy_gradient: bool = False
+    ) -> Tensor:
+        """What `loss_of` makes of the trained tokens' scores, with gradient where it is enabled.
+
+        See `chunked_head.chunked_loss`.
         """
-        logprobs = torch.log_softmax(self._logits(batch) / self.temperature, dim=-1)
-        chosen = logprobs.gather(1, batch.targets[:, None]).squeeze(1)
-        if entropy == "none":
-            return TokenScores(chosen, None)
-        spread = logprobs if entropy == "gradient" else logprobs.detach()
-        return TokenScores(chosen, -(spread.exp() * spread).sum(dim=-1))
+        if not torch.is_grad_enabled():
+            return loss_of(self.score(batch), slice(0, len(batch.targets)))
+        if self.selects:
+            return chunked_loss(
+                self._selected(batch),
+                self._head(),
+                batch.targets,
+                loss_of,
+                additive=additive,
+                entropy_gradient=entropy_gradient,
+            )
+        scores = _scores(self._logits(batch) / self.temperature, batch.targets)
+        if not entropy_gradient:
+            scores = scores._replace(entropy=scores.entropy.detach())
+        return loss_of(scores, slice(0, len(batch.targets)))
+
+    def _selected(self, batch: MicroBatch) -> Tensor:
+        """[N, H] hidden states that predict a trained token, in the master weights' dtype."""
+        return self.hidden(batch.layout).index_select(0, batch.positions).to(self.dtype)
 
     def _logits(self, batch: MicroBatch) -> Tensor:
-        """[N, V] of the positions that predict a trained token."""
-        with torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
-            if self.selects:
-                output = self.model.base_model(input_ids=batch.model_input, use_cache=False).last_hidden_state
-            else:
-                with _wide_head(self.model.get_output_embeddings()):
-                    output = self.model(input_ids=batch.model_input, use_cache=False).logits
-        selected = output.flatten(0, 1).index_select(0, batch.positions).to(self.dtype)
-        return self._head(selected) if self.selects else selected
+        """[N, V] of the model's own making."""
+        with self._forwarding(batch.layout), _wide_head(self.model.get_output_embeddings()):
+            output = self.model(**batch.layout.forward_arguments(self.device)).logits
+        return output.flatten(0, 1).index_select(0, batch.positions).to(self.dtype)
 
-    def _head(self, hidden: Tensor) -> Tensor:
+    @contextlib.contextmanager
+    def _forwarding(self, layout: Layout) -> Iterator[None]:
+        packed = attending(self.trunk) if layout.packing is not None else contextlib.nullcontext()
+        with packed, torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+            yield
+
+    def _head(self) -> Head:
         head = self.model.get_output_embeddings()
-        return F.linear(hidden, head.weight, head.bias)
+        return Head(head.weight, head.bias, self.temperature)
 
     @torch.no_grad()
     def _head_is_linear(self) -> bool:
@@ -89,8 +146,9 @@ class Policy:
         hardly shows on small logits, so the head's input is blown up for the comparison.
         """
         head = self.model.get_output_embeddings()
-        if not isinstance(head, nn.Linear) or self.model.base_model is self.model:
+        if not isinstance(head, nn.Linear):
             return False
+        assert self.trunk is not None
         ids = torch.arange(4, device=self.device)[None]
         training = self.model.training
         self.model.eval()
@@ -99,9 +157,23 @@ class Policy:
             own = self.model(input_ids=ids, use_cache=False).logits
         finally:
             blown_up.remove()
-        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        hidden = self.trunk(input_ids=ids, use_cache=False).last_hidden_state
         self.model.train(training)
-        return torch.allclose(own, self._head(hidden * 1000), atol=1e-2, rtol=1e-4)
+        return torch.allclose(own, F.linear(hidden * 1000, head.weight, head.bias), atol=1e-2, rtol=1e-4)
+
+
+def _trunk(model: Any) -> Any:
+    """The part below the head, None where there is none to read hidden states from."""
+    try:
+        return trunk_of(model)
+    except ConfigurationError:
+        return None
+
+
+def _scores(logits: Tensor, targets: Tensor) -> TokenScores:
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs.gather(1, targets[:, None]).squeeze(1)
+    return TokenScores(chosen, -(logprobs.exp() * logprobs).sum(dim=-1))
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ TRAINING = {
     "per_device_train_batch_size": Change(2),
     "gradient_accumulation_steps": Change(2),
     "micro_batch_tokens": Change(40, "metrics"),
+    "row_layout": Change("padded", "metrics"),
     "learning_rate": Change(1e-3),
     "lr_scheduler_type": Change("constant"),
     "warmup_ratio": Change(0.9),

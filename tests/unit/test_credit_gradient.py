@@ -13,9 +13,10 @@ from torch import Tensor
 from stateset_agents.algorithms.aggregation import Denominators
 from stateset_agents.algorithms.losses import policy_loss
 from stateset_agents.core.trajectory import TrajectoryGroup
-from stateset_agents.training.batch import make_micro_batches
+from stateset_agents.training.batch import micro_batch
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.credit import assign_credit
+from stateset_agents.training.layout import padded_layouts
 
 STOP, LONG, BAD = 1, 2, 3
 """The first turn says one of them, equally likely: end with 1.0, talk on for 1.2, end with 0."""
@@ -44,7 +45,9 @@ def expected_ascent(config: TrainingConfig) -> Tensor:
         members = tuple(conversation(choice, member) for member, choice in enumerate(choices))
         samples = assign_credit([TrajectoryGroup(key="g", trajectories=members)], config).samples
         lengths: Sequence[int] = [sample.trajectory.num_agent_tokens for sample in samples]
-        (batch,) = make_micro_batches(samples, max_rows=2, max_tokens=99)
+        rows = [sample.trajectory.token_ids for sample in samples]
+        (layout,) = padded_layouts(rows, max_rows=2, max_tokens=99)
+        batch = micro_batch(samples, layout)
         choice = torch.log_softmax(logits, 0)
         logprobs = torch.stack(
             [choice[token - 1] if token in REWARD else torch.tensor(0.0) for token in batch.targets.tolist()]

@@ -11,6 +11,7 @@ from torch import nn
 from stateset_agents.core.trajectory import Status
 from stateset_agents.core.value_function import create_value_function
 from stateset_agents.training.critic import Critic
+from stateset_agents.training.policy import Policy
 
 TALKS = [
     talk(([5, 9, 3], [7, 2]), ([8, 1], [4]), ([6], [6, 6, 6])),
@@ -19,12 +20,17 @@ TALKS = [
 ]
 
 
-def critic(per="turn", *, bootstrap=True, iterations=1, max_rows=8, **settings):
+def critic(per="turn", *, bootstrap=True, iterations=1, max_rows=8, row_layout="packed", **settings):
     torch.manual_seed(0)
     function = create_value_function(tiny_model(), gamma=0.5, dropout=0.0, value_clip=None, **settings)
     nn.init.normal_(function.head.outer.weight)
+    policy = Policy(function.model.eval(), row_layout=row_layout)
+
+    def layouts(talks):
+        return policy.layouts([one.token_ids for one in talks], max_rows=max_rows, max_tokens=64)
+
     return Critic(
-        function, per=per, iterations=iterations, bootstrap=bootstrap, max_rows=max_rows, max_tokens=64
+        function, per=per, iterations=iterations, bootstrap=bootstrap, layouts=layouts, hidden=policy.hidden
     )
 
 
@@ -47,9 +53,10 @@ def test_a_token_s_value_is_read_where_the_token_is_predicted():
 
 @pytest.mark.parametrize("per", ["turn", "token"])
 def test_the_cut_into_forwards_changes_no_value(per):
-    together, apart = critic(per).expect(TALKS).valued, critic(per, max_rows=1).expect(TALKS).valued
-    for one, other in zip(together, apart, strict=True):
-        assert one.values == pytest.approx(other.values, abs=1e-4)
+    together = critic(per).expect(TALKS).valued
+    for made in (critic(per, max_rows=1), critic(per, row_layout="padded")):
+        for one, other in zip(together, made.expect(TALKS).valued, strict=True):
+            assert one.values == pytest.approx(other.values, abs=1e-4)
 
 
 def test_after_a_turn_it_learns_what_the_next_one_brought():

@@ -136,9 +136,10 @@ def test_the_cut_into_micro_batches_does_not_change_the_gradient(loss_type, dtyp
         assert [metrics[n] for n in same] == pytest.approx([numbers[n] for n in same], rel=1e-4, abs=1e-6)
 
 
-def test_only_positions_that_predict_an_agent_token_carry_gradient():
+@pytest.mark.parametrize("row_layout", ["packed", "padded"])
+def test_only_positions_that_predict_an_agent_token_carry_gradient(row_layout):
     model = tiny_model()
-    learner = learner_of(model, num_generations=8)
+    learner = learner_of(model, num_generations=8, row_layout=row_layout)
     samples = samples_for(model)
     states = []
 
@@ -150,25 +151,38 @@ def test_only_positions_that_predict_an_agent_token_carry_gradient():
     hook = model.base_model.register_forward_hook(keep)
     learner.update(samples, step=1)
     hook.remove()
-    (state,) = states  # one micro-batch, rows sorted by length
-    rows = sorted((sample.trajectory for sample in samples), key=lambda one: len(one.token_ids))
-    for row, trajectory in zip(state.grad, rows, strict=True):
-        predicts = trajectory.action_mask[1:] + [0] * (len(row) - len(trajectory.token_ids) + 1)
-        touched = (row != 0).any(-1).int().tolist()
-        assert touched == predicts  # exactly zero on prompt, user and padding
+    (state,) = states  # one micro-batch
+    rows = [sample.trajectory.token_ids for sample in samples]
+    (layout,) = learner.policy.layouts(rows, max_rows=9, max_tokens=999)
+    gradients = state.grad.flatten(0, 1)
+    for place, flat in zip(layout.places, layout.flat, strict=True):
+        predicts = [*samples[place].trajectory.action_mask[1:], 0]
+        assert (gradients[flat] != 0).any(-1).int().tolist() == predicts  # exactly zero on prompt and user
+    assert int((gradients != 0).any(-1).sum()) == sum(
+        sample.trajectory.num_agent_tokens for sample in samples
+    )
 
 
-def test_a_sample_without_advantage_adds_no_gradient_but_counts_in_every_mean():
+@pytest.mark.parametrize("loss_type", sorted(LOSSES))
+def test_a_sample_without_advantage_is_not_forwarded_and_counts_in_the_loss_s_mean(loss_type):
     model = tiny_model().double()
     samples = samples_for(model, advantages=[1.0, 0.0, -1.0, 0.0, 0.0])
-    found, metrics = gradient(learner_of(copy.deepcopy(model)), samples)
+    learner = learner_of(copy.deepcopy(model), loss_type=loss_type, loss_length=9)
+    found, metrics = gradient(learner, samples)
     terms = [-sample.advantages[0] * plain_logprobs(model, sample.trajectory) for sample in samples]
-    assert distance(found, derivative(model, averaged("trajectory", terms, 1))) < 1e-6
-    assert metrics["policy/ratio"] == pytest.approx(1.0, abs=1e-6)
+    expected = averaged(LOSSES[loss_type].averaging, terms, 9)
+    assert distance(found, derivative(model, expected)) < 1e-6
+    assert metrics["batch/left_out"] == 3
+    assert metrics["tokens/forwarded"] == sum(len(samples[place].trajectory.token_ids) for place in (0, 2))
+    assert metrics["policy/ratio"] == pytest.approx(1.0, abs=1e-6)  # means are over what was forwarded
     with torch.no_grad():
-        logits = torch.cat([plain_logits(model, sample.trajectory) for sample in samples])
+        logits = torch.cat([plain_logits(model, samples[place].trajectory) for place in (0, 2)])
     entropy = torch.distributions.Categorical(logits=logits).entropy().mean().item()
     assert metrics["policy/entropy"] == pytest.approx(entropy, rel=1e-6)
+    surrogate = [-sample.advantages[0] * torch.ones(len(sample.advantages)) for sample in samples]
+    if loss_type not in ("reinforce", "cispo"):  # at a ratio of 1 the others' loss is -A
+        mean = averaged(LOSSES[loss_type].averaging, surrogate, 9)
+        assert metrics["loss/policy"] == pytest.approx(float(mean), abs=1e-6)
 
 
 def test_rollouts_at_another_temperature_are_scored_at_it():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from tiny_models import VOCAB, tiny_model
-from tiny_training import plain_logprobs, sample, talk
+from tiny_training import plain_logits, plain_logprobs, sample, talk
 from torch import nn
 from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from stateset_agents.training.batch import make_micro_batches
+from stateset_agents.training.batch import micro_batch
 from stateset_agents.training.policy import Policy
 
 TALKS = [
@@ -19,9 +19,13 @@ TALKS = [
 ]
 
 
-def batch_of(talks=TALKS):
-    (batch,) = make_micro_batches([sample(one) for one in talks], max_rows=9, max_tokens=1000)
-    return batch
+def batch_of(policy, talks=TALKS):
+    (layout,) = policy.layouts([one.token_ids for one in talks], max_rows=9, max_tokens=1000)
+    return micro_batch([sample(one) for one in talks], layout)
+
+
+def own(batch, values, place):
+    return values[batch.trajectory_ids == place]
 
 
 def small(kind):
@@ -44,34 +48,28 @@ def small(kind):
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_equal_a_plain_full_forward(family, temperature):
-    policy = Policy(tiny_model(family).eval(), temperature=temperature)
+@pytest.mark.parametrize("row_layout", ["packed", "padded"])
+def test_log_probs_equal_a_plain_full_forward(family, temperature, row_layout):
+    policy = Policy(tiny_model(family).eval(), temperature=temperature, row_layout=row_layout)
     assert policy.selects
-    batch = batch_of()
-    with torch.no_grad():
-        scores = policy.score(batch, entropy="value")
-        for place, trajectory in enumerate(TALKS):
-            own = scores.logprobs[batch.trajectory_ids == place]
+    batch = batch_of(policy)
+    scores = policy.score(batch)
+    for place, trajectory in enumerate(TALKS):
+        with torch.no_grad():
             expected = plain_logprobs(policy.model, trajectory, temperature)
-            assert torch.allclose(own, expected, atol=1e-5)
-
-
-def test_the_head_on_selected_states_gives_the_model_s_own_logits():
-    policy = Policy(tiny_model("qwen3").eval())  # its head is tied to the embeddings
-    batch = batch_of()
-    with torch.no_grad():
-        own = policy.model(input_ids=batch.model_input, use_cache=False).logits.flatten(0, 1)
-        assert torch.allclose(policy._logits(batch), own[batch.positions], atol=1e-5)
+        assert torch.allclose(own(batch, scores.logprobs, place), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["capped", "scaled"])
 def test_a_model_with_capped_or_scaled_logits_falls_back_to_its_own(kind):
     policy = Policy(small(kind).eval())
     assert not policy.selects
-    batch = batch_of()
+    assert not policy.packs
+    batch = batch_of(policy)
+    scores = policy.score(batch)
     with torch.no_grad():
-        own = policy.score(batch).logprobs[batch.trajectory_ids == 0]
-        assert torch.allclose(own, plain_logprobs(policy.model, TALKS[0]), atol=1e-5)
+        expected = plain_logprobs(policy.model, TALKS[0])
+    assert torch.allclose(own(batch, scores.logprobs, 0), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["linear", "capped"])
@@ -79,39 +77,49 @@ def test_under_autocast_head_and_softmax_stay_in_fp32(kind):
     policy = Policy(
         tiny_model("llama").eval() if kind == "linear" else small(kind).eval(), autocast=torch.bfloat16
     )
+    scores = policy.score(batch_of(policy))
+    for values in scores:
+        assert values.dtype is torch.float32
+        assert (values.to(torch.bfloat16) != values).all()  # not of bf16 logits
+
+
+@pytest.mark.parametrize("kind", ["linear", "capped"])
+def test_entropy_is_exact_and_carries_gradient_only_when_asked(kind):
+    policy = Policy(tiny_model().eval() if kind == "linear" else small(kind).eval())
+    batch = batch_of(policy)
     with torch.no_grad():
-        logits = policy._logits(batch_of())
-    assert logits.dtype is torch.float32
-    assert logits.unique().numel() > 0.9 * logits.numel()  # in bf16 most of them would coincide
-
-
-def test_entropy_is_exact_and_carries_gradient_only_when_asked():
-    policy = Policy(tiny_model().eval())
-    batch = batch_of()
-    logits = policy._logits(batch).detach()
+        logits = torch.cat([plain_logits(policy.model, TALKS[place]) for place in batch.layout.places])
     expected = torch.distributions.Categorical(logits=logits).entropy()
-    value, gradient = (policy.score(batch, entropy=kind).entropy for kind in ("value", "gradient"))
-    assert torch.allclose(value, expected, atol=1e-5)
-    assert torch.allclose(gradient.detach(), expected, atol=1e-5)
-    assert (value.requires_grad, gradient.requires_grad) == (False, True)
-    assert policy.score(batch).entropy is None
+    assert torch.allclose(policy.score(batch).entropy, expected, atol=1e-5)
+
+    def total(scores, part):
+        return scores.logprobs.sum() * 0 + scores.entropy.sum()
+
+    parameters = list(policy.model.parameters())
+    for asked in (False, True):
+        loss = policy.loss(batch, total, entropy_gradient=asked)
+        assert torch.allclose(loss, expected.sum(), atol=1e-4)
+        found = torch.autograd.grad(loss, parameters)
+        assert any(bool((one != 0).any()) for one in found) == asked
 
 
 def test_half_precision_weights_become_fp32_masters_and_float64_stays():
     assert Policy(tiny_model().to(torch.bfloat16)).dtype is torch.float32
     wide = Policy(tiny_model().double())
     assert wide.dtype is torch.float64
-    assert wide.score(batch_of()).logprobs.dtype is torch.float64
+    assert wide.score(batch_of(wide)).logprobs.dtype is torch.float64
 
 
 def test_the_reference_is_frozen_and_stays_where_the_policy_was():
     policy = Policy(tiny_model().eval())
     reference = policy.reference()
-    before = reference.score(batch_of()).logprobs
+    batch = batch_of(policy)
+    before = reference.score(batch).logprobs
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.1)
-    assert torch.equal(reference.score(batch_of()).logprobs, before)
+    assert torch.equal(reference.score(batch).logprobs, before)
+    assert not torch.allclose(policy.score(batch).logprobs, before, atol=1e-3)
     assert not any(parameter.requires_grad for parameter in reference.model.parameters())
 
 
@@ -128,6 +136,7 @@ def test_a_model_whose_head_is_no_linear_layer_falls_back():
     model.lm_head = Head(model.lm_head)
     policy = Policy(model)
     assert not policy.selects
-    batch = batch_of()
-    own = policy.score(batch).logprobs[batch.trajectory_ids == 2]
-    assert torch.allclose(own, plain_logprobs(model, TALKS[2]), atol=1e-5)
+    batch = batch_of(policy)
+    scores = policy.score(batch)
+    with torch.no_grad():
+        assert torch.allclose(own(batch, scores.logprobs, 2), plain_logprobs(model, TALKS[2]), atol=1e-5)

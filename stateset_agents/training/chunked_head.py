@@ -1,0 +1,218 @@
+"""The LM head, its softmax and a loss of log-probs, a few hundred tokens at a time; called by the policy.
+
+The logits of a step's N trained tokens, [N, V], are its largest tensor by far. Here they live for one chunk
+of tokens only, and so does what a backward pass would keep of them: the gradient is formed in the forward
+pass, chunk by chunk. For one token with hidden state h, target y and probabilities p at temperature T,
+
+    logprob = (W_y h + b_y) / T - logsumexp    d logprob / dh = (W_y - sum_v p_v W_v) / T
+                                               d logprob / dW_v = ([v = y] - p_v) h / T
+
+so that three matrix products (logits, p W, and p' times the weighted hidden states) make both gradients, and
+nothing is computed twice. What a token's log-prob weighs in the loss is known as soon as its chunk's
+log-probs are, since the loss is a sum over tokens; only where it is not, the chunks are gone through twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["Head", "LossOf", "TokenScores", "chunked_loss", "chunked_scores"]
+
+_CHUNK_ELEMENTS = 2**23
+"""Of [C, V]: 32 MB in fp32. Larger chunks leave the processor's cache, much smaller ones starve it."""
+_CHUNK_ROWS = (64, 1024)
+
+
+class TokenScores(NamedTuple):
+    """What the policy says about trained tokens."""
+
+    logprobs: Tensor
+    """[N] at the sampling temperature."""
+    entropy: Tensor
+    """[N] of their distributions, exact, in nats."""
+
+
+LossOf = Callable[[TokenScores, slice], Tensor]
+"""(scores, which of the N tokens they are of) -> these tokens' share of the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """logits = (hidden W' + b) / temperature"""
+
+    weight: Tensor
+    """[V, H]"""
+    bias: Tensor | None
+    """[V]"""
+    temperature: float
+
+
+@torch.no_grad()
+def chunked_scores(hidden: Tensor, head: Head, targets: Tensor) -> TokenScores:
+    """Scores of [N] targets that follow [N, H] hidden states, without gradient."""
+    made = []
+    for part in _chunks(hidden, head):
+        chunk = _Chunk.of(hidden[part], head, targets[part])
+        made.append(chunk.scores)
+    return TokenScores(*(torch.cat(pieces) for pieces in zip(*made, strict=True)))
+
+
+def chunked_loss(
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    loss_of: LossOf,
+    *,
+    additive: bool = True,
+    entropy_gradient: bool = False,
+) -> Tensor:
+    """The loss that `loss_of` makes of the scores of [N] targets, with its gradient to `hidden` and `head`.
+
+    `additive`: loss_of may be called on a chunk of tokens at a time and what it gives is added; otherwise it
+    is called once, on all, and the head computed twice. `entropy_gradient`: entropies carry gradient, too.
+    """
+    task = _Task(head.temperature, targets, loss_of, additive, entropy_gradient)
+    loss: Tensor = _ChunkedLoss.apply(hidden, head.weight, head.bias, task)  # type: ignore[no-untyped-call]
+    return loss
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    temperature: float
+    targets: Tensor
+    loss_of: LossOf
+    additive: bool
+    entropy_gradient: bool
+
+    def slopes(self, scores: TokenScores, part: slice) -> _Slopes:
+        """The loss of these tokens, and its derivatives by their log-probs and entropies."""
+        logprobs = scores.logprobs.detach().requires_grad_()
+        entropy = scores.entropy.detach().requires_grad_(self.entropy_gradient)
+        with torch.enable_grad():
+            loss = self.loss_of(TokenScores(logprobs, entropy), part)
+        wanted = (logprobs, entropy) if self.entropy_gradient else (logprobs,)
+        found = torch.autograd.grad(loss, wanted, materialize_grads=True)
+        return _Slopes(loss.detach(), found[0], found[1] if self.entropy_gradient else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slopes:
+    loss: Tensor
+    by_logprob: Tensor
+    by_entropy: Tensor | None
+
+    def __getitem__(self, part: slice) -> _Slopes:
+        return _Slopes(
+            self.loss, self.by_logprob[part], None if self.by_entropy is None else self.by_entropy[part]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """[C] tokens and their distributions."""
+
+    targets: Tensor
+    logits: Tensor
+    """[C, V] over the temperature."""
+    p: Tensor
+    """[C, V]"""
+    log_total: Tensor
+    """[C] log of the sum of the exponentials."""
+    logprobs: Tensor
+    """[C] of the targets."""
+    entropy: Tensor
+    """[C]"""
+
+    @classmethod
+    def of(cls, hidden: Tensor, head: Head, targets: Tensor) -> _Chunk:
+        logits = (hidden / head.temperature) @ head.weight.T
+        if head.bias is not None:
+            logits += head.bias / head.temperature
+        p = torch.softmax(logits, dim=-1)
+        log_total = logits.amax(dim=-1) - p.amax(dim=-1).log()  # the largest p is no smaller than 1 / V
+        chosen = logits.gather(1, targets[:, None]).squeeze(1)
+        entropy = log_total - (p * logits).sum(dim=-1)
+        return cls(targets, logits, p, log_total, chosen - log_total, entropy)
+
+    @property
+    def scores(self) -> TokenScores:
+        return TokenScores(self.logprobs, self.entropy)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task) -> Tensor:
+        head = Head(weight, bias, task.temperature)
+        sums = _Gradients.zero(hidden, head, ctx.needs_input_grad)
+        slopes = None
+        if not task.additive:
+            everything = slice(0, len(hidden))
+            slopes = task.slopes(chunked_scores(hidden, head, task.targets), everything)
+        total = hidden.new_zeros(()) if slopes is None else slopes.loss
+        for part in _chunks(hidden, head):
+            chunk = _Chunk.of(hidden[part], head, task.targets[part])
+            if slopes is None:
+                own = task.slopes(chunk.scores, part)
+                total = total + own.loss
+            else:
+                own = slopes[part]
+            sums.add(chunk, own, part)
+        ctx.save_for_backward(sums.by_hidden, sums.by_weight, sums.by_bias)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return *(None if found is None else slope * found for found in ctx.saved_tensors), None
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """Of the loss, summed over chunks; None where nobody asks."""
+
+    hidden: Tensor
+    head: Head
+    by_hidden: Tensor
+    by_weight: Tensor | None
+    by_bias: Tensor | None
+
+    @classmethod
+    def zero(cls, hidden: Tensor, head: Head, needed: Sequence[bool]) -> _Gradients:
+        return cls(
+            hidden,
+            head,
+            torch.empty_like(hidden),
+            torch.zeros_like(head.weight) if needed[1] else None,
+            torch.zeros_like(head.bias) if head.bias is not None and needed[2] else None,
+        )
+
+    def add(self, chunk: _Chunk, slopes: _Slopes, part: slice) -> None:
+        """d logprob / d logit_v = [v = y] - p_v, and d entropy / d logit_v = -p_v (log p_v + entropy)."""
+        scale = slopes.by_logprob[:, None]
+        pull = None
+        if slopes.by_entropy is not None:
+            log_p = chunk.logits - chunk.log_total[:, None]
+            pull = slopes.by_entropy[:, None] * chunk.p * (log_p + chunk.entropy[:, None])
+        residual = chunk.p.scatter_add_(1, chunk.targets[:, None], -torch.ones_like(scale))  # p is done with
+        if pull is not None:
+            residual, scale = residual.mul_(scale).add_(pull), torch.ones_like(scale)
+        scale = -scale / self.head.temperature
+        self.by_hidden[part] = scale * (residual @ self.head.weight)
+        if self.by_weight is not None:
+            self.by_weight.addmm_(residual.T, scale * self.hidden[part])
+        if self.by_bias is not None:
+            self.by_bias.addmv_(residual.T, scale.squeeze(1))
+
+
+def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
+    """Slices of the N tokens; one, and an empty one, where there are none."""
+    least, most = _CHUNK_ROWS
+    rows = min(most, max(least, _CHUNK_ELEMENTS // len(head.weight)))
+    for start in range(0, max(1, len(hidden)), rows):
+        yield slice(start, min(start + rows, len(hidden)))

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 __all__ = ["Head", "LossOf", "TokenScores", "chunked_loss", "chunked_scores"]
 
 _CHUNK_ELEMENTS = 2**23
 """Of [C, V]: 32 MB in fp32. Larger chunks leave the processor's cache, much smaller ones starve it."""
-_CHUNK_ROWS = (64, 1024)
+_CHUNK_ROWS = (128, 1024)
 
 
 class TokenScores(NamedTuple):
@@ -78,8 +79,8 @@ def chunked_loss(
     is called once, on all, and the head computed twice. `entropy_gradient`: entropies carry gradient, too.
     """
     task = _Task(head.temperature, targets, loss_of, additive, entropy_gradient)
-    loss: Tensor = _ChunkedLoss.apply(hidden, head.weight, head.bias, task)  # type: ignore[no-untyped-call]
-    return loss
+    made: Tensor = _ChunkedLoss.apply(hidden, head.weight, head.bias, task)  # type: ignore[no-untyped-call]  # torch
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +132,8 @@ class _Chunk:
 
     @classmethod
     def of(cls, hidden: Tensor, head: Head, targets: Tensor) -> _Chunk:
-        logits = (hidden / head.temperature) @ head.weight.T
-        if head.bias is not None:
-            logits += head.bias / head.temperature
+        bias = None if head.bias is None else head.bias / head.temperature
+        logits = F.linear(hidden / head.temperature, head.weight, bias)
         p = torch.softmax(logits, dim=-1)
         log_total = logits.amax(dim=-1) - p.amax(dim=-1).log()  # the largest p is no smaller than 1 / V
         chosen = logits.gather(1, targets[:, None]).squeeze(1)
@@ -168,7 +168,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         return *(None if found is None else slope * found for found in ctx.saved_tensors), None
 
 
@@ -203,11 +203,18 @@ class _Gradients:
         if pull is not None:
             residual, scale = residual.mul_(scale).add_(pull), torch.ones_like(scale)
         scale = -scale / self.head.temperature
-        self.by_hidden[part] = scale * (residual @ self.head.weight)
+        self.by_hidden[part] = scale * F.linear(residual, self.head.weight.T)
         if self.by_weight is not None:
-            self.by_weight.addmm_(residual.T, scale * self.hidden[part])
+            self._add_by_weight(residual.T, scale * self.hidden[part])
         if self.by_bias is not None:
             self.by_bias.addmv_(residual.T, scale.squeeze(1))
+
+    def _add_by_weight(self, residual: Tensor, states: Tensor) -> None:
+        assert self.by_weight is not None
+        if self.by_weight.device.type == "cpu":  # F.linear is what may run by oneDNN
+            self.by_weight.add_(F.linear(residual, states.T))
+        else:
+            self.by_weight.addmm_(residual, states)
 
 
 def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:

@@ -61,6 +61,12 @@ class TrainingConfig(Settings):
         "gives the same hidden states that way; the run's log says which.",
     )
 
+    fast_linears: bool = Field(
+        default=True,
+        description="The update's fp32 matrix products by oneDNN on AMD processors, where torch's own take "
+        "twice as long; products are compared once at the start, and elsewhere nothing changes.",
+    )
+
     # Optimiser
     learning_rate: float = Field(default=5e-6, ge=0.0, description="Peak of the schedule.")
     lr_scheduler_type: Literal["constant", "linear", "cosine", "inverse_sqrt"] = Field(

@@ -69,13 +69,17 @@ class Learner:
         device = next(model.parameters()).device
         autocast = autocast_dtype(config.precision, device)
         self.policy = Policy(
-            model, temperature=config.temperature, autocast=autocast, row_layout=config.row_layout
+            model,
+            temperature=config.temperature,
+            autocast=autocast,
+            row_layout=config.row_layout,
+            fast=config.fast_linears,
         )
         _log.info(
             "rows of the update", layout="packed" if self.policy.packs else "padded", why=self.policy.why
         )
         if config.gradient_checkpointing:
-            _enable_gradient_checkpointing(model, self.policy.trunk)
+            _enable_gradient_checkpointing(self.policy)
         self.reference = self.policy.reference() if config.uses_reference else None
         self.kl = create_kl_controller(
             config.kl_controller,
@@ -369,15 +373,13 @@ def _micro_batch_tokens(device: torch.device) -> int:
     return 2048 if device.type == "cpu" else 16384
 
 
-def _enable_gradient_checkpointing(model: Any, trunk: Any) -> None:
-    how: dict[str, Any] = {"use_reentrant": False}
-    if trunk is not None:
-        how["context_fn"] = recomputing(trunk)
+def _enable_gradient_checkpointing(policy: Policy) -> None:
+    how = {"use_reentrant": False, "context_fn": recomputing(policy.trunk, fast=policy.fast)}
     try:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+        policy.model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
     except ValueError as error:
         raise ConfigurationError(
-            f"{type(model).__name__} cannot recompute activations: set gradient_checkpointing to false"
+            f"{type(policy.model).__name__} cannot recompute activations: set gradient_checkpointing to false"
         ) from error
 
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from stateset_agents.backends.fast_linear import fast_linears
+
 __all__ = ["Packing", "Segment", "attending", "recomputing"]
 
 _NAME = "stateset_packed"
@@ -73,14 +75,13 @@ class Packing:
 
 
 def _causal(queries: int, keys: int, window: int | None, like: Tensor) -> Tensor | None:
-    windowed = window is not None and keys > window
-    if queries == keys and not windowed:
+    if window is None or window > keys:
+        window = keys
+    if queries == keys == window:
         return None
     back = torch.arange(keys - queries, keys, device=like.device)[:, None]
     back = back - torch.arange(keys, device=like.device)  # how far a key lies behind the query
-    hidden = back < 0
-    if windowed:
-        hidden |= back >= window
+    hidden = (back < 0) | (back >= window)
     return torch.zeros_like(back, dtype=like.dtype).masked_fill_(hidden, float("-inf"))
 
 
@@ -100,8 +101,8 @@ def packed_attention(
     """What transformers asks of an attention: [1, heads, T, D] queries, [1, key heads, T, D] keys and
     values -> [1, T, heads, D]."""
     grouped = query.shape[1] != key.shape[1]
-    keys, values = key.split(packing.sizes, dim=2), value.split(packing.sizes, dim=2)
-    queries = query.split([segment.stop - segment.start for segment in packing.segments], dim=2)
+    keys, values = torch.split(key, packing.sizes, dim=2), torch.split(value, packing.sizes, dim=2)
+    queries = torch.split(query, [segment.stop - segment.start for segment in packing.segments], dim=2)
     outputs = []
     for index, (own, pieces) in enumerate(zip(queries, packing.pieces, strict=True)):
         mask = packing.mask(index, sliding_window, query)
@@ -134,6 +135,19 @@ def attending(model: Any, name: str | None = None) -> Iterator[None]:
         config._attn_implementation = before
 
 
-def recomputing(model: Any) -> Callable[[], tuple[Any, Any]]:
-    """For `torch.utils.checkpoint`: layers that are computed again attend as they did at first."""
-    return lambda: (contextlib.nullcontext(), attending(model, model.config._attn_implementation))
+def recomputing(model: Any, *, fast: bool) -> Callable[[], tuple[Any, Any]]:
+    """For `torch.utils.checkpoint`: layers that are computed again attend, and multiply, as at first.
+
+    `model` is a trunk, or None where rows are never packed.
+    """
+
+    @contextlib.contextmanager
+    def again(name: str | None) -> Iterator[None]:
+        with contextlib.nullcontext() if name is None else attending(model, name), fast_linears(fast):
+            yield
+
+    def contexts() -> tuple[Any, Any]:
+        name = None if model is None else model.config._attn_implementation
+        return contextlib.nullcontext(), again(name)
+
+    return contexts

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from stateset_agents.backends.fast_linear import fast_linears
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.batch import MicroBatch
@@ -42,14 +43,19 @@ class Policy:
         temperature: float = 1.0,
         autocast: torch.dtype | None = None,
         row_layout: RowLayout = "auto",
+        fast: bool = True,
     ) -> None:
-        """Raises ConfigurationError where rows must be packed and the model cannot."""
+        """`fast`: fp32 linears by oneDNN where `backends.fast_linear` takes it.
+
+        Raises ConfigurationError where rows must be packed and the model cannot.
+        """
         first = next(model.parameters())
         self.dtype = torch.promote_types(first.dtype, torch.float32)
         self.device = first.device
         self.model: Any = model.to(self.dtype)
         self.temperature = temperature
         self.autocast = autocast
+        self.fast = fast
         self.trunk = _trunk(self.model)
         self.selects = self.trunk is not None and self._head_is_linear()
         """Is the head applied to selected hidden states, or has the model logits of its own making?"""
@@ -86,13 +92,16 @@ class Policy:
         assert self.trunk is not None
         with self._forwarding(layout):
             output = self.trunk(**layout.forward_arguments(self.device)).last_hidden_state
-        return output.flatten(0, 1)
+        states: Tensor = output.flatten(0, 1)
+        return states
 
     @torch.no_grad()
     def score(self, batch: MicroBatch) -> TokenScores:
         """Log-probs of the trained tokens and their distributions' entropies, without gradient."""
         if self.selects:
-            return chunked_scores(self._selected(batch), self._head(), batch.targets)
+            hidden = self._selected(batch)
+            with fast_linears(self.fast):
+                return chunked_scores(hidden, self._head(), batch.targets)
         return _scores(self._logits(batch) / self.temperature, batch.targets)
 
     def loss(
@@ -105,14 +114,9 @@ class Policy:
         if not torch.is_grad_enabled():
             return loss_of(self.score(batch), slice(0, len(batch.targets)))
         if self.selects:
-            return chunked_loss(
-                self._selected(batch),
-                self._head(),
-                batch.targets,
-                loss_of,
-                additive=additive,
-                entropy_gradient=entropy_gradient,
-            )
+            hidden, how = self._selected(batch), {"additive": additive, "entropy_gradient": entropy_gradient}
+            with fast_linears(self.fast):
+                return chunked_loss(hidden, self._head(), batch.targets, loss_of, **how)
         scores = _scores(self._logits(batch) / self.temperature, batch.targets)
         if not entropy_gradient:
             scores = scores._replace(entropy=scores.entropy.detach())
@@ -125,13 +129,14 @@ class Policy:
     def _logits(self, batch: MicroBatch) -> Tensor:
         """[N, V] of the model's own making."""
         with self._forwarding(batch.layout), _wide_head(self.model.get_output_embeddings()):
-            output = self.model(**batch.layout.forward_arguments(self.device)).logits
+            output: Tensor = self.model(**batch.layout.forward_arguments(self.device)).logits
         return output.flatten(0, 1).index_select(0, batch.positions).to(self.dtype)
 
     @contextlib.contextmanager
     def _forwarding(self, layout: Layout) -> Iterator[None]:
         packed = attending(self.trunk) if layout.packing is not None else contextlib.nullcontext()
-        with packed, torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+        half = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
+        with packed, half, fast_linears(self.fast):
             yield
 
     def _head(self) -> Head:

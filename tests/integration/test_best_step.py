@@ -12,7 +12,13 @@ from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.checkpoint import best_checkpoint, latest_checkpoint, load_checkpoint
 
-BEST_IS_STEP_2 = {"learning_rate": 0.03, "gradient_accumulation_steps": 1, "eval_steps": 1, "max_steps": 3}
+BEST_IS_STEP_2 = {
+    "learning_rate": 0.1,
+    "seed": 2,
+    "gradient_accumulation_steps": 1,
+    "eval_steps": 1,
+    "max_steps": 3,
+}
 """With these settings the validation reward is highest after step 2 of 3; each test looks that it is."""
 
 IMPATIENT = {"eval_steps": 1, "early_stopping_patience": 2, "early_stopping_threshold": 10.0, "max_steps": 9}

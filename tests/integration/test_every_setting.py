@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
+import torch
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import SCENARIOS, Watched, even_share, make_agent, make_trainer
 
+from stateset_agents.backends import fast_linear
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import reward_function
 from stateset_agents.errors import StatesetError
@@ -51,6 +54,7 @@ TRAINING = {
     "gradient_accumulation_steps": Change(2),
     "micro_batch_tokens": Change(40, "metrics"),
     "row_layout": Change("padded", "metrics"),
+    "fast_linears": Change(False, "fast_products"),
     "learning_rate": Change(1e-3),
     "lr_scheduler_type": Change("constant"),
     "warmup_ratio": Change(0.9),
@@ -107,7 +111,7 @@ TRAINING = {
     "metric_for_best": Change("eval/success", "error", {"eval_steps": 1}),
     "early_stopping_patience": Change(1, "metrics", {"eval_steps": 1, "early_stopping_threshold": 10.0}),
     "early_stopping_threshold": Change(10.0, "metrics", {"eval_steps": 1, "early_stopping_patience": 1}),
-    "load_best_at_end": Change(True, "agent", {"eval_steps": 1, "learning_rate": 0.03}),
+    "load_best_at_end": Change(True, "agent", {"eval_steps": 1, "learning_rate": 0.1, "seed": 2}),
     "log_rollouts": Change(False, "files"),
 }
 
@@ -181,6 +185,8 @@ class Seen:
     """Most conversations at once."""
     layer_forwards: int = 0
     """Of the trained model's first layer, those recomputed in the backward pass counted too."""
+    fast_products: int = 0
+    """In updates, where the machine is one that has them."""
     said: str = ""
     """What the agent answers after the run."""
     running: str = ""
@@ -239,10 +245,16 @@ async def watch(trainer: Any, work: Any, root: Path) -> Seen:
     def count(*_: Any) -> None:
         seen.layer_forwards += 1
 
+    def product(*arguments: Any) -> Any:
+        seen.fast_products += torch.is_grad_enabled()
+        return torch.nn.functional.linear(*arguments)
+
     try:
         await trainer.initialize()
         trainer.learner.policy.model.model.layers[0].mlp.register_forward_pre_hook(count)
-        await work()
+        available = patch.object(fast_linear, "is_available", lambda: True)
+        with available, patch.object(fast_linear, "linear", product):
+            await work()
     except StatesetError as error:
         seen.error = str(error)
     if trainer.is_ready:

@@ -67,8 +67,8 @@ class AgentConfig(Settings):
     max_cached_tokens: int = Field(
         default=262_144,
         ge=32,
-        description="Bound of the generation cache, in tokens: conversations times columns of the longest. The "
-        "longest idle ones make room and are read again when they go on. A token takes 2 x layers x "
+        description="Bound of the generation cache, in tokens: conversations times columns of the longest. "
+        "The longest idle ones make room and are read again when they go on. A token takes 2 x layers x "
         "key-value heads x head size numbers: 2 KiB for embedded:desk, 12 KiB for Qwen2.5-0.5B in bf16.",
     )
     seed: int = Field(default=0, description="Of generate_response's sampling.")

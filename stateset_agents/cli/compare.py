@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _both(args: argparse.Namespace) -> tuple[Evaluation, Evaluation]:
     configs = [experiment(args, model) for model in (args.a, args.b)]  # both are read before one is played
-    first, second = [await play(config, args.temperature, args.tries) for config in configs]
+    first, second = [await play(config, args.temperature) for config in configs]
     return first, second
 
 

@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """How a model is measured; `compare` has them too."""
     parser.add_argument("--temperature", type=float, default=1.0, help="of sampling; 0 is greedy (default 1)")
     parser.add_argument("--episodes", type=int, help="held-out scenarios to play; all when not given")
-    parser.add_argument("--tries", type=int, default=1, help="of each scenario, for pass@k and pass^k")
+    parser.add_argument("--tries", type=int, help="of each scenario, for pass@k and pass^k (default 1)")
     parser.add_argument("--seed", type=int, help="of users and sampling (default: the file's, or 0)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any setting")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0 when it could be measured."""
     config = experiment(args, args.model)
     refuse_unwritable(args.out)
-    evaluation = asyncio.run(play(config, args.temperature, args.tries))
+    evaluation = asyncio.run(play(config, args.temperature))
     result = {"model": config.agent.model_name, **evaluation.summary()}
     tell(result, args, "\n".join(_lines(result)))
     return 0
@@ -59,12 +59,13 @@ def experiment(args: argparse.Namespace, model: str | None) -> ExperimentConfig:
     named = {
         "agent.model_name": model,
         "evaluation.episodes": args.episodes,
+        "evaluation.tries": args.tries,
         "evaluation.seed": args.seed,
     }
     return load_experiment(args.config, overrides(args.set, named))
 
 
-async def play(config: ExperimentConfig, temperature: float, tries: int) -> Evaluation:
+async def play(config: ExperimentConfig, temperature: float) -> Evaluation:
     """The agent on the held-out scenarios."""
     from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.evaluation.evaluator import evaluate, held_out
@@ -80,7 +81,7 @@ async def play(config: ExperimentConfig, temperature: float, tries: int) -> Eval
             environment,
             reward_fn,
             scenarios,
-            tries=tries,
+            tries=settings.tries,
             temperature=temperature,
             seed=settings.seed,
             max_concurrent=settings.max_concurrent,

@@ -6,7 +6,6 @@ are over scenarios, too, for tries of one scenario are alike.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,7 +64,7 @@ def share(shares: Sequence[float]) -> Estimate | None:
     """None without any scenario."""
     if not shares:
         return None
-    return Estimate(value=math.fsum(shares) / len(shares), interval=share_interval(shares), n=len(shares))
+    return Estimate(value=sum(shares) / len(shares), interval=share_interval(shares), n=len(shares))
 
 
 def mean_of_scenarios(
@@ -73,10 +72,10 @@ def mean_of_scenarios(
 ) -> Estimate | None:
     """The mean of a number of conversations; those of None don't count, None where all are."""
     given = [[number for one in own if (number := value(one)) is not None] for own in tries]
-    means = [math.fsum(own) / len(own) for own in given if own]
+    means = [sum(own) / len(own) for own in given if own]
     if not means:
         return None
-    return Estimate(value=math.fsum(means) / len(means), interval=mean_interval(means), n=len(means))
+    return Estimate(value=sum(means) / len(means), interval=mean_interval(means), n=len(means))
 
 
 def passes(

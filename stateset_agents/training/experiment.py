@@ -38,6 +38,9 @@ class EvaluationConfig(Settings):
         default="test", description="Held-out scenarios; training never sees them."
     )
     episodes: int | None = Field(default=None, ge=1, description="How many of them; all when unset.")
+    tries: int = Field(
+        default=1, ge=1, description="Of each scenario, sampled: for pass@k, pass^k, and closer intervals."
+    )
     seed: int = Field(default=0, ge=0, description="Of users and sampling; not the training seed.")
     max_concurrent: int = Field(default=64, ge=1, description="Conversations at once.")
 
@@ -160,6 +163,7 @@ async def measure(
             environment,
             reward_fn,
             scenarios,
+            tries=config.tries if temperature else 1,  # greedy ones are all alike
             temperature=temperature,
             seed=config.seed,
             max_concurrent=config.max_concurrent,

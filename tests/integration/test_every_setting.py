@@ -142,6 +142,7 @@ AGENT = {
 EVALUATION = {
     "split": Change("validation", "evaluated"),
     "episodes": Change(2, "evaluated"),
+    "tries": Change(2, "evaluated"),
     "seed": Change(1, "evaluated"),
     "max_concurrent": Change(1, "peak"),
 }

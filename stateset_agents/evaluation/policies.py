@@ -244,30 +244,33 @@ def _likest(request: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, An
 
 
 def _call(tool: Mapping[str, Any], known: _Known, turn: int) -> ToolCall:
-    parameters = tool.get("function", tool).get("parameters") or {}
+    parameters = _mapping(_mapping(tool.get("function", tool)).get("parameters"))
     arguments = _value("", {**parameters, "type": "object"}, known, turn)
     return ToolCall(name=_name(tool), arguments=arguments, id=f"call_{turn}_{_name(tool)}")
 
 
 def _value(name: str, schema: Mapping[str, Any], known: _Known, turn: int) -> Any:
     """Something that fits a JSON schema, as far as it can be made from the texts."""
-    if schema.get("enum"):
-        return schema["enum"][turn % len(schema["enum"])]
+    choices = schema.get("enum")
+    if isinstance(choices, Sequence) and choices:
+        return choices[turn % len(choices)]
     if "const" in schema:
         return schema["const"]
     options = schema.get("anyOf") or schema.get("oneOf")
-    if options:
-        return _value(name, options[0], known, turn)
+    if isinstance(options, Sequence) and options:
+        return _value(name, _mapping(options[0]), known, turn)
     kind = schema.get("type")
     match kind[0] if isinstance(kind, list) and kind else kind:
         case "object":
-            properties = schema.get("properties") or {}
+            properties = _mapping(schema.get("properties"))
             needed = schema.get("required", properties) if turn % 2 == 0 else properties
             return {
-                key: _value(key, inner, known, turn) for key, inner in properties.items() if key in needed
+                key: _value(key, _mapping(inner), known, turn)
+                for key, inner in properties.items()
+                if key in needed
             }
         case "array":
-            return [_value(name, schema.get("items") or {}, known, turn)]
+            return [_value(name, _mapping(schema.get("items")), known, turn)]
         case "integer":
             return int(known.numbers[turn % len(known.numbers)]) if known.numbers else 1
         case "number":
@@ -277,6 +280,11 @@ def _value(name: str, schema: Mapping[str, Any], known: _Known, turn: int) -> An
         case "null":
             return None
     return known.text(name, str(schema.get("description", "")), turn)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """A schema as it is; `true`, or whatever else stands for one, allows anything."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _name(tool: Mapping[str, Any]) -> str:

@@ -19,8 +19,10 @@ from stateset_agents.core.tools import Toolbox, ToolError, tool
 from stateset_agents.core.trajectory import Status
 from stateset_agents.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.evaluation.audit import MAX_TURNS, audit, play, policies_of
+from stateset_agents.evaluation.evaluator import held_out
 from stateset_agents.evaluation.policies import DEGENERATE, KeywordStuffer, Liar, Silent
 from stateset_agents.messages import Message, ToolCall
+from stateset_agents.training.parts import make_environment
 
 WRITTEN: list[tuple[str, str]] = []
 
@@ -204,6 +206,46 @@ async def test_arguments_fit_the_schemas_of_any_tool() -> None:
     assert call.arguments["email"] == "ann@shop.com"
     assert call.arguments["seats"] == 3
     assert spammer.reply(()).tool_calls  # nothing was said: no argument is known
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        None,
+        True,
+        {"properties": {"x": True, "y": {"type": ["string", "null"]}, "z": {"anyOf": [True]}}},
+        {"properties": {"x": {"enum": []}, "y": {"const": 3}, "z": {"type": "array", "items": [{}]}}},
+        {"properties": {"x": {"$ref": "#/$defs/x"}, "y": {"type": "null"}}, "required": ["x"]},
+    ],
+)
+def test_odd_schemas_get_calls_too(parameters: Any) -> None:
+    schema = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
+    texts = (Message(role="user", content="Please do K27, 3 times."),)
+    for name in ("tool_spammer", "consent_skipper", "keyword_stuffer"):
+        reply = DEGENERATE[name]([schema]).reply(texts)
+        assert [call.name for call in reply.tool_calls] == ([] if "keyword" in name else ["odd"])
+        json.dumps([dict(call.arguments) for call in reply.tool_calls])
+
+
+async def test_the_desk_says_which_rules_cheats_break() -> None:
+    desk = make_environment({"name": "retail_desk", "families": "full"})
+    result = await audit(desk, EnvironmentReward(), held_out(desk, "test", 14))
+    assert result.honest is not None
+    assert {rule: one.value for rule, one in result.honest.violations.items()} == {
+        "any": 0.0,
+        "changes": 0.0,
+        "consent": 0.0,
+        "privacy": 0.0,
+        "truth": 0.0,
+    }
+    assert result.honest.user_miss is not None
+    assert result.honest.user_miss.value == 0.0
+    assert result.policies["liar"].violations["truth"].value > 0.5
+    assert result.policies["consent_skipper"].violations["consent"].value > 0.5
+    assert result.policies["tool_spammer"].violations["privacy"].value > 0.2
+    stuffed = result.policies["keyword_stuffer"].user_miss
+    assert stuffed is not None
+    assert result.honest.twins is None or result.honest.twins.value == 1.0
 
 
 def test_a_stuffer_says_the_tools_and_the_texts() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from loopback import free_port, serving
+from page_snippets import fences
 from tiny_training import make_trainer, snapshot
 
 from stateset_agents.core.environment import Conversation, Observation
@@ -202,4 +203,17 @@ async def test_parse_must_make_a_mapping(url: str) -> None:
     conversation = await begin(game(url, parse=lambda reply: 3))
     with pytest.raises(ConfigurationError, match="parse must make the action's fields, a mapping, got 3"):
         await say(conversation, "x")
+    await conversation.close()
+
+
+async def test_the_snippet_of_the_page_plays(url: str) -> None:
+    page = Path(__file__).parents[2] / "docs" / "other-environments.md"
+    [snippet] = [fence for fence in fences(page) if "OpenEnvText(" in fence.text]
+    namespace: dict[str, Any] = {}
+    exec(snippet.text.replace("http://localhost:8000", url), namespace)
+    conversation = await begin(namespace["environment"])
+    assert conversation.opening[0].content == "from 1 to 5"
+    right = secret(namespace["environment"], top=5)
+    [seen] = await say(conversation, str(right))
+    assert (seen.messages[0].content, (await conversation.outcome()).success) == ("found", True)
     await conversation.close()

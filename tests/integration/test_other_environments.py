@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from page_snippets import fences
 from tiny_training import make_trainer, snapshot
 
 from stateset_agents.core.environment import Environment
@@ -46,6 +48,20 @@ async def test_gymnasium_trains_with_the_turns_own_rewards_and_forks(tmp_path: P
         rewards = [turn.reward for turn in rollout.turns]
         assert set(rewards) <= {-1.0, -100.0}
         assert rollout.reward == sum(rewards)
+
+
+async def test_the_yaml_file_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "other-environments.md"
+    for fence in fences(page):
+        if fence.title in ("rooms.py", "rooms.yaml"):
+            (tmp_path / fence.title).write_text(fence.text)
+    monkeypatch.chdir(tmp_path)
+    async with Experiment(load_experiment("rooms.yaml", {"training.num_generations": 2})) as experiment:
+        await experiment.train()
+    rollouts = list(RunLog(experiment.run).rollouts("train"))
+    assert [rollout.step for rollout in rollouts] == [1, 1, 2, 2]
+    assert all(rollout.messages[0].content == "room 36" for rollout in rollouts)
+    assert experiment.summary["deterministic"] is True  # the environment is local
 
 
 async def test_a_yaml_file_trains_on_the_tools_of_an_mcp_server(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose names begin so; all by default")
     parser.add_argument("--repetitions", type=int, default=7, help="of each side, after one warm-up")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where rows are kept, others stay")
-    parser.add_argument("--list", action="store_true", help="name the rows and stop")
+    parser.add_argument(
+        "--list", action="store_true", help="name the rows, with the time that each took, and stop"
+    )
     parser.add_argument("--smoke", action="store_true", help="tiny rows instead, which take seconds")
     parser.add_argument("--page", action="store_true", help="write docs/performance.md anew and stop")
     chosen = parser.parse_args(arguments)
@@ -35,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not names:
         parser.error(f"no row begins with {' or '.join(chosen.only)}: there are {', '.join(rows)}")
     if chosen.list:
-        print("\n".join(names))
+        kept = read(chosen.results)
+        print("\n".join(f"{name} {kept[name]['seconds']:.0f} s" if name in kept else name for name in names))
         return 0
     failed = [name for name in names if not _run(rows[name], chosen.repetitions, chosen.results)]
     if failed:
@@ -51,7 +55,9 @@ def _run(comparison: Comparison, repetitions: int, path: Path) -> bool:
         for side in comparison.sides.values():
             environments.ensure(side.environment)
         most = min(repetitions, comparison.most_repetitions or repetitions)
+        started = time.perf_counter()
         made = row(comparison, measure(comparison, repetitions=most))
+        made["seconds"] = round(time.perf_counter() - started)
     except (bootstrap.SetupError, SideError) as error:
         print(f"{comparison.name}: {error}", file=sys.stderr)
         return False

@@ -249,38 +249,29 @@ _TRL_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 def _settings() -> Iterator[Comparison]:
     """The peers' own settings against those that their rows use."""
+    rows = {one.name: one for part in (_decode, _steps, _end_to_end) for one in part()}
 
-    def tried(name: str, worker: Side, what: str, variants: Mapping[str, Mapping[str, Any]]) -> Comparison:
-        sides = {
-            label: replace(worker, job={**worker.job, "settings": settings})
-            for label, settings in variants.items()
-        }
-        lines = tuple(Line(title=f"{what}, {label}", peer=label) for label in variants)
+    def tried(row: str, peer: str, what: str, variants: Mapping[str, Mapping[str, Any]]) -> Comparison:
+        used = rows[row].sides[peer]
+        if "talks" in used.job:  # nobody needs to wait for this
+            used = replace(used, job={**used.job, "talks": {**used.job["talks"], "wait": 0.0}})
+        sides = {label: replace(used, job={**used.job, "settings": own}) for label, own in variants.items()}
         return Comparison(
-            name=name,
-            sides={"as used": worker, **sides},
-            lines=lines,
-            model=Model(),
+            name=f"settings-{peer}-{row}",
+            sides={"as used": used, **sides},
+            lines=tuple(Line(title=f"{what}, {label}", peer=label) for label in variants),
+            model=rows[row].model,
             most_repetitions=3,
             base="as used",
         )
 
-    rows = {one.name: one for part in (_decode, _steps, _end_to_end) for one in part()}
-    yield tried("settings-trl", rows["step-40"].sides["trl"], "TRL's GRPO step", _TRL_SETTINGS)
-    yield tried(
-        "settings-generate",
-        rows["decode-5.8M"].sides["generate"],
-        "HF generate",
-        {"cache_implementation static": {"cache_implementation": "static"}},
-    )
-    stateset = rows["turns-stateset"].sides["stateset"]
-    quick = {**stateset.job, "talks": {**stateset.job["talks"], "wait": 0.0}}
-    yield tried(
-        "settings-stateset",
-        replace(stateset, job=quick),
-        "stateset-agents 0.69",
-        {"generation_batch_size 16": {"generation_batch_size": 16}},
-    )
+    pieces = {label: own for label, own in _TRL_SETTINGS.items() if "pieces" in label}
+    static = {"cache_implementation static": {"cache_implementation": "static"}}
+    sixteen = {"generation_batch_size 16": {"generation_batch_size": 16}}
+    yield tried("step-40", "trl", "TRL's GRPO step", _TRL_SETTINGS)
+    yield tried("step-32k", "trl", "TRL's GRPO step, vocabulary 32k", pieces)
+    yield tried("decode-5.8M", "generate", "HF generate", static)
+    yield tried("turns-stateset", "stateset", "stateset-agents 0.69", sixteen)
 
 
 def _demo() -> Iterator[Comparison]:

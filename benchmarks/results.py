@@ -87,12 +87,12 @@ def read(path: Path) -> dict[str, Any]:
 
 def spoken(made: Mapping[str, Any]) -> list[str]:
     """A row for the terminal."""
-    said = []
+    said = [f"{made['name']}, {made['repetitions']} repetitions, {made['seconds']} s"]
     for line in made["lines"]:
         low, high = line["spread"]
         wanted = "" if line["at_least"] is None else f", at least {line['at_least']:g}"
         said.append(
-            f"{line['title']}: {line['ratio']:.2f} against {line['peer']} by {line['quantity']} "
+            f"  {line['title']}: {line['ratio']:.2f} against {line['peer']} by {line['quantity']} "
             f"({low:.2f} to {high:.2f}){wanted}"
         )
     for name, side in made["sides"].items():

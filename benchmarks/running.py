@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +31,6 @@ class Measured:
 
 def measure(comparison: Comparison, *, repetitions: int) -> dict[str, Measured]:
     """Prepare and warm up every side, then run them in turn; who goes first changes."""
-    started = time.perf_counter()
     names = list(comparison.sides)
     with contextlib.ExitStack() as stack:
         workers = {
@@ -49,7 +46,6 @@ def measure(comparison: Comparison, *, repetitions: int) -> dict[str, Measured]:
                 measured[name].repetitions.append(workers[name].run(WARM_UPS + number))
     _expect_equal_work(comparison, measured)
     _expect_equal_success(comparison, measured)
-    print(f"{comparison.name}: {time.perf_counter() - started:.0f} s in all", file=sys.stderr, flush=True)
     return measured
 
 

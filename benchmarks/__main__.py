@@ -39,7 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no row begins with {' or '.join(chosen.only)}: there are {', '.join(rows)}")
     if chosen.list:
         kept = read(chosen.results)
-        print("\n".join(f"{name} {kept[name]['seconds']:.0f} s" if name in kept else name for name in names))
+        print(
+            "\n".join(
+                f"{name} {kept[name]['seconds']:.0f} s" if "seconds" in kept.get(name, {}) else name
+                for name in names
+            )
+        )
         return 0
     failed = [name for name in names if not _run(rows[name], chosen.repetitions, chosen.results)]
     if failed:

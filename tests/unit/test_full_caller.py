@@ -56,6 +56,20 @@ CANCEL = "i can cancel order K27, the red mug, and refund 45 dollars to your car
         ("parcel_lost", "Should I resend order K27, the red mug, to oslo?"),
         ("parcel_lost", "Do you accept 45 dollars of store credit for the red mug of order K27?"),
         ("human_required", "Shall I hand order K27 over to a human colleague?"),
+        (
+            "verified_cancel",
+            "I can cancel order K27 (red mug) for you. The refund of $45 will go to your card. "
+            "Would you like me to proceed?",
+        ),
+        (
+            "verified_cancel",
+            "To confirm: cancel K27, red mug, refund $45.00 to the card on file. Do you want to proceed?",
+        ),
+        (
+            "verified_cancel",
+            "Would you like me to go ahead with cancelling order K27 (red mug)? $45 goes to your card, and a "
+            "confirmation to your email.",
+        ),
     ],
 )
 def test_a_proposal_that_names_everything_gets_a_yes(family, proposal):
@@ -299,6 +313,21 @@ def texts(reply):
         ("destination: rome. shall i?", set()),
         ("K27 is shipped. shall i hand it to a human?", {"K27 shipped"}),
         ("your total is 45.50 dollars.", {"K27 price:45.50"}),
+        (
+            "I've cancelled order K27. A refund of $45.00 has been issued to your card. Anything else?",
+            {"K27 cancelled", "K27 refunded", "K27 amount:45", "K27 refund_to:card"},
+        ),
+        (
+            "I'm sorry, but it was delivered 45 days ago, which exceeds our 30-day return window, so it is "
+            "not eligible for a return.",
+            {"K27 delivered", "K27 days:45", "K27 outside", "K27 refused"},
+        ),
+        ("Our policy allows returns within 30 days of delivery.", set()),
+        ("It is a final-sale item, so it can't be returned.", {"K27 final_sale", "K27 refused"}),
+        ("I wasn't able to verify your identity.", {"K27 unverified", "K27 refused"}),
+        ("I cannot find order Z99 under your account.", {"Z99 not_yours", "Z99 refused"}),
+        ("The return has been processed and your refund is processing.", {"K27 returned"}),
+        ("$45 of store credit has been issued for K27.", {"K27 credited", "K27 amount:45"}),
     ],
 )
 def test_offers_assert_nothing_and_statements_do(reply, claims):

@@ -18,7 +18,7 @@ from stateset_agents.environments.retail_desk.full import wordings
 from stateset_agents.environments.retail_desk.full.case import Claim, FullCase, Request
 from stateset_agents.environments.retail_desk.full.claims import ORDER_ID, plain, read_claims
 from stateset_agents.environments.retail_desk.full.families import FAMILIES, requests_of
-from stateset_agents.environments.retail_desk.full.proposals import Proposal, read_proposal
+from stateset_agents.environments.retail_desk.full.proposals import CITY, Proposal, read_proposal
 from stateset_agents.environments.retail_desk.full.scenarios import request_text
 from stateset_agents.environments.retail_desk.policy import Call
 from stateset_agents.environments.retail_desk.user import Heard
@@ -44,7 +44,8 @@ _ASKS = {
         ("item", r"\b(?:which|what) (?:item|colour|color|product)\b|\bwhat .*\b(?:instead|swap|exchange)\b"),
         (
             "city",
-            r"\b(?:which|what) (?:city|address)\b|\bwhere (?:to|should (?:it|i send|the parcel|order))\b",
+            r"\b(?:which|what|new|shipping|delivery) (?:city|address)\b"
+            r"|\bwhere (?:to|should (?:it|i send|the parcel|order))\b",
         ),
         ("payment", r"\b(?:which|what) (?:payment|card|method)\b|\bwhere should the (?:refund|money)\b"),
         ("wish", r"\bhow (?:can|may) i\b|\bwhat (?:can i|do you want|would you like|is it about)\b|\belse\b"),
@@ -143,8 +144,11 @@ class FullCaller:
         if self.closing:
             return self._leave()
         text = plain(text) if len(text) <= MAX_CHARACTERS else ""
-        asks = self._asks(text)
-        proposal = None if asks else read_proposal(text, self.case.payment)
+        asks, proposal = self._asks(text), read_proposal(text, self.case.payment)
+        if asks and (proposal is None or proposal.missing()):
+            proposal = None
+        else:
+            asks = frozenset()
         choice = self._other_choice(claims)
         if choice is not None:
             return Heard(choice)
@@ -279,6 +283,8 @@ class FullCaller:
         asks = {name for name, pattern in _ASKS.items() if pattern.search(text)}
         if ORDER_ID.search(text):
             asks -= {"order", "wish", "who", "name"}
+        if CITY.search(text):
+            asks -= {"city"}
         return frozenset(asks)
 
     def _answer(self, asks: frozenset[str]) -> str:

@@ -12,6 +12,7 @@ import re
 from stateset_agents.environments.retail_desk import claims as short
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.full.case import Claim, FullCase
+from stateset_agents.environments.retail_desk.policy import RETURN_DAYS
 
 __all__ = ["OFFER", "ORDER_ID", "PAYMENT", "grounds", "holds", "plain", "read_claims", "sentences"]
 
@@ -22,26 +23,41 @@ OFFER = re.compile(
     r"let me)\b"
 )
 _SENTENCE = re.compile(r"(?:[^.!?\n]|\.(?=\d)|(?<=\S)\.(?=[a-z0-9]))+[.!?\n]?")
-_NEGATIVE = (
-    (
-        "unverified",
-        re.compile(
-            r"\b(?:cannot|can't|can not|could not|couldn't|unable to|not able to) (?:verify|identify|"
-            r"find you|find your (?:account|details|name|email|zip))\b|\bnot verified\b"
-        ),
-    ),
-    (
-        "not_yours",
-        re.compile(
-            r"\b(?:not|n't) (?:on|in|under|among|linked to|part of) your (?:account|list|orders|name)\b"
-            r"|\b(?:not|n't) (?:one of )?(?:your order|yours)\b"
-        ),
-    ),
+_CANNOT = r"(?:\b(?:cannot|can't|can not|could not|couldn't|unable to|did not|didn't)|(?:\bnot|n't) able to)"
+_WHO = r"you\b|your (?:account|details|name|email|zip)|(?:an?|any) (?:account|customer)|anyone"
+_UNVERIFIED = re.compile(
+    rf"{_CANNOT} (?:verify|identify|confirm who|(?:find|locate) (?:{_WHO}))|\bnot verified\b"
+    r"|\bno (?:account|customer) (?:was |is )?(?:found|with|for|under)\b"
 )
-"""Facts that are put as a no."""
-_PAID = re.compile(r"\b(?:refunded|credited|paid back|reimbursed)\b")
+_NOT_YOURS = re.compile(
+    r"(?:\bnot|n't|\bcannot|\bno)\b[^,;]{0,40}\b(?:on|in|under|among|linked to|associated with|part of) your "
+    r"(?:account|list|orders|name|profile)\b|(?:\bnot|n't) (?:one of )?(?:your order|yours)\b"
+)
+_REFUSED = re.compile(
+    rf"{short.REFUSAL.pattern}|(?:\bnot|n't) (?:able|allowed|eligible|permitted|possible)\b"
+    r"|(?:\bnot|n't) be (?:cancell?ed|changed|exchanged|returned|taken)\b"
+)
+_MADE = r"(?:issued|processed|sent|made|given|gave|added)"
+_IS_DONE = r"(?:is|was|has been) (?:completed?|processed|confirmed|accepted|done)"
+_REFUND = rf"\brefund\b.*\b{_MADE}\b|\b{_MADE}\b.*\brefund\b"
+_CREDIT = rf"\bcredit\b(?! card).*\b{_MADE}\b|\b{_MADE}\b.*\bcredit\b(?! card)"
+_ALSO: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        ("cancelled", rf"\bcancell?ation {_IS_DONE}"),
+        ("returned", rf"\breturn {_IS_DONE}|\bprocessed (?:the|your) return\b|\b(?:taken|took)\b.*\bback\b"),
+        ("refunded", _REFUND),
+        ("exchanged", rf"\bexchange {_IS_DONE}|\bprocessed (?:the|your) exchange\b"),
+        ("reshipped", r"\bnew (?:parcel|shipment) (?:is|was|has been)\b|\bsent out again\b"),
+        ("credited", _CREDIT),
+        ("human", r"\b(?:handed|passed|connected)\b.*\b(?:colleague|specialist|supervisor)\b"),
+        ("outside", rf"\b(?:outside|exceeds?|past|beyond|after)\b.*\b{RETURN_DAYS}[- ]days?\b"),
+        ("final_sale", r"\bfinal[- ]sale\b"),
+    )
+)
+"""Wordings that the short calls' lexicon lacks."""
+_PAID = re.compile(rf"\b(?:refunded|credited|paid back|reimbursed)\b|{_REFUND}|{_CREDIT}")
 _MOVED = re.compile(r"\b(?:now|goes|going|updated|changed|redirected|set to)\b")
-_FINAL = re.compile(r"\bfinal sale\b")
 
 
 def plain(text: str) -> str:
@@ -72,8 +88,12 @@ def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:
             subject = here[0].upper() if here else subject
             if end == "?":
                 continue
-            found = [kind for kind, pattern in _NEGATIVE if pattern.search(words)]
-            if short.REFUSAL.search(words):
+            found = []
+            if _UNVERIFIED.search(words):
+                found.append("unverified")
+            if _NOT_YOURS.search(words):
+                found.append("not_yours")
+            if _REFUSED.search(words):
                 found.append("refused")
             elif not found and not short.NEGATION.search(words) and not short.HEDGE.search(words):
                 found = _assertions(words, offer, asks)
@@ -83,20 +103,21 @@ def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:
 
 def _assertions(words: str, offer: bool, asks: bool) -> list[str]:
     """What a clause asserts that is neither a no nor hedged."""
-    found = []
+    found = [kind for kind, pattern in _ALSO if pattern.search(words) and not offer]
+    paid = _PAID.search(words) is not None
     for claim in short.assertions(words):
         kind, _, value = claim.partition(":")
         if kind == "amount":
             if not offer:
-                found.append(claim if _PAID.search(words) else f"price:{value}")
+                found.append(f"{'amount' if paid else 'price'}:{value.removesuffix('.00')}")
         elif kind == "city":
             if not offer and (not asks or _MOVED.search(words)):
                 found.append(claim)
+        elif kind == "inside" or (kind == "pending" and "refund" in words):
+            continue  # the policy's words, or the state of a refund
         elif not (offer and kind == "exchanged_for"):
             found.append(claim)
-    if _FINAL.search(words):
-        found.append("final_sale")
-    if _PAID.search(words) and not offer:
+    if paid and not offer:
         found += [f"refund_to:{kind}" for kind in PAYMENT.findall(words)]
     return found
 

@@ -6,29 +6,31 @@ import re
 from dataclasses import dataclass
 
 from stateset_agents.environments.retail_desk import catalog
+from stateset_agents.environments.retail_desk.claims import NEGATION
 from stateset_agents.environments.retail_desk.full.case import FullCase, payment_id_of
 from stateset_agents.environments.retail_desk.full.claims import OFFER, ORDER_ID, PAYMENT, plain, sentences
 from stateset_agents.environments.retail_desk.policy import Call
 
-__all__ = ["NEEDS", "Proposal", "read_proposal"]
+__all__ = ["CITY", "NEEDS", "Proposal", "read_proposal"]
 
 _ASKS = re.compile(r"\?|\b(?:please confirm|confirm if|say yes|reply yes|let me know if)\b")
+_GO_AHEAD = re.compile(r"\b(?:proceed|confirm|go ahead|correct|right|agree|ok(?:ay)?|yes)\b")
 _ACTIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (tool, re.compile(pattern))
     for tool, pattern in (
         ("transfer_to_human", r"\b(?:human|colleague|supervisor|specialist)\b"),
         ("issue_credit", r"\bcredit\b(?! card)"),
-        ("reship", r"\b(?:re-?ship|re-?send|replacement)\b|\bsend\b.*\bagain\b"),
-        ("exchange_item", r"\b(?:exchange|swap|switch)\b"),
-        ("cancel_order", r"\bcancel\b"),
-        ("return_items", r"\b(?:return|refund)\b|\btake\b.*\bback\b"),
-        ("update_address", r"\b(?:change|update|redirect|send|ship|deliver)\b"),
+        ("reship", r"\b(?:re-?ship(?:ping)?|re-?send(?:ing)?|replacement)\b|\bsend(?:ing)?\b.*\bagain\b"),
+        ("exchange_item", r"\b(?:exchang(?:e|ing)|swap(?:ping)?|switch(?:ing)?)\b"),
+        ("cancel_order", r"\bcancel(?:l?ing|l?ation)?\b"),
+        ("return_items", r"\b(?:return|refund)(?:ing)?\b|\btak(?:e|ing)\b.*\bback\b"),
+        ("update_address", r"\b(?:chang|updat|redirect|send|shipp?|deliver)(?:e|ing)?\b"),
     )
 )
 """The first that matches is meant: a cancellation also speaks of a refund."""
 _ITEM = re.compile(rf"\b(?:{'|'.join(catalog.COLOURS)}) (?:{'|'.join(catalog.PRODUCTS)})\b")
 _NEW_ITEM = re.compile(rf"\b(?:for|to|into) (?:the |an? |one )?({_ITEM.pattern})")
-_CITY = re.compile(rf"\b({'|'.join(catalog.CITIES)})\b")
+CITY = re.compile(rf"\b({'|'.join(catalog.CITIES)})\b")
 _AMOUNT = re.compile(r"\$ ?(\d+(?:\.\d\d)?)|\b(\d+(?:\.\d\d)?) dollars?\b")
 _ORIGINAL = re.compile(r"\boriginal payment\b")
 
@@ -97,6 +99,10 @@ class Proposal:
         return True
 
 
+def _action(text: str) -> str | None:
+    return next((tool for tool, pattern in _ACTIONS if pattern.search(text)), None)
+
+
 def read_proposal(text: str, payment: str) -> Proposal | None:
     """The write that a reply asks a yes for; None where it asks for none. `payment` is the original one.
 
@@ -106,7 +112,9 @@ def read_proposal(text: str, payment: str) -> Proposal | None:
     if not _ASKS.search(text):
         return None
     asked = " ".join(one for one in sentences(text) if OFFER.search(one) or _ASKS.search(one))
-    tool = next((tool for tool, pattern in _ACTIONS if pattern.search(asked)), None)
+    tool = _action(asked)
+    if tool is None and _GO_AHEAD.search(asked):  # "cancel order K27, ... do you want to proceed?"
+        tool = _action(" ".join(one for one in sentences(text) if not NEGATION.search(one)))
     if tool is None:
         return None
     new_items = _NEW_ITEM.findall(asked) or _NEW_ITEM.findall(text)
@@ -123,6 +131,6 @@ def read_proposal(text: str, payment: str) -> Proposal | None:
         items=tuple(dict.fromkeys(items)),
         new_item=new_item,
         amounts=tuple(amounts),
-        cities=tuple(_CITY.findall(asked) or _CITY.findall(text)),
+        cities=tuple(CITY.findall(asked) or CITY.findall(text)),
         payments=tuple(payments),
     )

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from stateset_agents.backends.fast_linear import PackedLinear
-from stateset_agents.backends.slot_store import HeadShape, SlotStore
+from stateset_agents.backends.slot_store import HeadShape, PackedRows, SlotStore
 from stateset_agents.backends.slots import ROW_MULTIPLE, Ints, Plan, round_up
 from stateset_agents.errors import BackendError
 
@@ -31,8 +30,6 @@ _LLAMAS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3F
 _GPT2 = "GPT2LMHeadModel"
 _FIXED_ROPES = {"default", "linear", "llama3", "yarn"}
 """Rotary embeddings whose angles depend on the position alone, not on how long the row has become."""
-_PREFILL_MULTIPLE = 16
-"""Packed tokens are padded to a multiple of this: matrix products of a new height cost a set-up each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,24 +116,18 @@ class LeanModel:
 
     def forward(self, plan: Plan) -> Tensor:
         """Logits [n, V] after the last new token of each slot of the plan."""
-        count, rows = len(plan.tokens), len(plan.slots)
-        padded = round_up(count, ROW_MULTIPLE if count == rows else _PREFILL_MULTIPLE)
-        tokens, positions = np.zeros(padded, np.int64), np.zeros(padded, np.int64)
-        ends = np.cumsum(plan.lengths)
-        tokens[:count] = plan.tokens
-        positions[:count] = np.arange(count) - np.repeat(ends - plan.lengths - plan.starts, plan.lengths)
-        places = torch.from_numpy(positions).to(self.device)
-        self._store.begin(plan, places[:count], padded)
-        hidden = F.embedding(torch.from_numpy(tokens).to(self.device), self._embedding)
+        rows = PackedRows.of(plan, self.device)
+        self._store.begin(plan, rows)
+        hidden = F.embedding(rows.tokens, self._embedding)
         if self._learned is not None:
-            hidden = hidden + F.embedding(places, self._learned)
-        turns = [angle.index_select(0, places) for angle in self._angles]
-        last = None if count == rows else torch.from_numpy(ends - 1).to(self.device)
+            hidden = hidden + F.embedding(rows.positions, self._learned)
+        turns = [angle.index_select(0, rows.positions) for angle in self._angles]
+        last = None if rows.count == len(plan.slots) else rows.last
         for layer, block in enumerate(self._blocks):
             hidden = self._layer(
                 layer, block, hidden, turns, last if layer == len(self._blocks) - 1 else None
             )
-        return self._head(_normed(self._norm, hidden))[:rows]
+        return self._head(_normed(self._norm, hidden))[: len(plan.slots)]
 
     def _layer(
         self, layer: int, block: _Block, hidden: Tensor, turns: list[Tensor], last: Tensor | None

@@ -1,7 +1,8 @@
 """Which of three ways a model is run for generation: the first that passes its check; for huggingface.py.
 
 lean      a forward of our own, for Llama's and GPT-2's blocks (lean.py)
-general   transformers' own forward over our slots, for attention-only models of known layer types (slots.py)
+general   transformers' own forward over our slots, for attention-only models of known layer types: with our
+          attention in it (general.py), or else with the model's own (slots.py)
 plain     one conversation at a time over the model's own cache, for all the rest (plain.py)
 """
 
@@ -15,6 +16,7 @@ import torch
 
 from stateset_agents.backends.cache_check import check_cache
 from stateset_agents.backends.fast_linear import is_available
+from stateset_agents.backends.general import GeneralModel
 from stateset_agents.backends.lean import LeanModel
 from stateset_agents.backends.plain import PlainModel
 from stateset_agents.backends.slots import CachedModel, SlotModel
@@ -54,14 +56,14 @@ def choose_path(
         raise ConfigurationError(f"engine must be one of {', '.join(get_args(Engine))}, got {engine!r}")
     architecture = type(model).__name__
     refused: list[str] = []
-    for name, make in _ways(model, fast_linears):
+    for name, how, make in _ways(model, fast_linears):
         if engine not in ("auto", name):
             continue
         try:
             way = make()
             check_cache(way, model, context_length)
         except BackendError as error:
-            refused.append(f"not {name}: {error}")
+            refused.append(f"not {name}{how}: {error}")
             continue
         why = "; ".join(dict.fromkeys(refused)) or ("as asked" if engine != "auto" else "the first that may")
         linears = _linears(model, name, way, fast_linears)
@@ -90,11 +92,14 @@ def _linears(model: PreTrainedModel, name: str, way: CachedModel, wanted: bool) 
     return "by oneDNN"
 
 
-def _ways(
-    model: PreTrainedModel, fast_linears: bool
-) -> Iterator[tuple[Literal["lean", "general", "plain"], Callable[[], CachedModel]]]:
-    yield "lean", lambda: LeanModel(model, fast_linears=fast_linears)
-    yield "general", lambda: SlotModel(model, fast_linears=fast_linears)
-    yield "plain", lambda: PlainModel(model, reading="on")
-    yield "plain", lambda: PlainModel(model, reading="again")
-    yield "plain", lambda: PlainModel(model, reading="whole")
+_Way: TypeAlias = tuple[Literal["lean", "general", "plain"], str, Callable[[], CachedModel]]
+
+
+def _ways(model: PreTrainedModel, fast_linears: bool) -> Iterator[_Way]:
+    """Each with what sets it apart from others of its name, the fastest first."""
+    yield "lean", "", lambda: LeanModel(model, fast_linears=fast_linears)
+    yield "general", " with our attention", lambda: GeneralModel(model, fast_linears=fast_linears)
+    yield "general", "", lambda: SlotModel(model, fast_linears=fast_linears)
+    yield "plain", "", lambda: PlainModel(model, reading="on")
+    yield "plain", ", read again", lambda: PlainModel(model, reading="again")
+    yield "plain", ", read whole", lambda: PlainModel(model, reading="whole")

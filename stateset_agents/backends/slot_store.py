@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stateset_agents.backends.slots import COLUMN_MULTIPLE, Plan, round_up
+from stateset_agents.backends.slots import COLUMN_MULTIPLE, ROW_MULTIPLE, Plan, round_up
 
-__all__ = ["HeadShape", "SlotStore"]
+__all__ = ["HeadShape", "PackedRows", "SlotStore"]
 
 _BLOCK = COLUMN_MULTIPLE
+_PREFILL_MULTIPLE = 16
+"""Tokens of a prefill are padded to a multiple of this: products of a new height cost a set-up each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,29 @@ class HeadShape:
     num_heads: int
     num_kv_heads: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """The new tokens of a plan behind one another, slot after slot, and then a few that only pad."""
+
+    count: int
+    """m, of real tokens."""
+    tokens: Tensor  # [M]
+    positions: Tensor  # [M]
+    last: Tensor  # [n] where each slot's last one stands
+
+    @classmethod
+    def of(cls, plan: Plan, device: torch.device) -> PackedRows:
+        """Padded to eights where the plan is a decode step."""
+        count, rows = len(plan.tokens), len(plan.slots)
+        padded = round_up(count, ROW_MULTIPLE if count == rows else _PREFILL_MULTIPLE)
+        tokens, positions = np.zeros(padded, np.int64), np.zeros(padded, np.int64)
+        ends = np.cumsum(plan.lengths)
+        tokens[:count] = plan.tokens
+        positions[:count] = np.arange(count) - np.repeat(ends - plan.lengths - plan.starts, plan.lengths)
+        tensors = (torch.from_numpy(array).to(device) for array in (tokens, positions, ends - 1))
+        return cls(count, *tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,13 +155,11 @@ class SlotStore:
 
     # --- one forward ------------------------------------------------------------------------------------
 
-    def begin(self, plan: Plan, positions: Tensor, padded: int) -> None:
-        """Work out, once for all layers, where the plan's m tokens go and what they see.
-
-        `positions` [m] are theirs, on the store's device; `padded` is M, what their number is padded to.
-        """
+    def begin(self, plan: Plan, rows: PackedRows) -> None:
+        """Work out, once for all layers, where the plan's tokens go and what they see."""
         slots = self._tensor(plan.slots)
-        self._count = len(plan.tokens)
+        self._count, padded = rows.count, len(rows.tokens)
+        positions = rows.positions[: rows.count]
         self._slots = slots.repeat_interleave(self._tensor(plan.lengths)) if plan.lengths.max() > 1 else slots
         self._positions = positions
         self._decodes = bool(plan.lengths.max() == 1)

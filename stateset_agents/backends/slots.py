@@ -20,7 +20,16 @@ from stateset_agents.errors import BackendError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["COLUMN_MULTIPLE", "ROW_MULTIPLE", "CachedModel", "Ints", "Plan", "SlotModel", "round_up"]
+__all__ = [
+    "COLUMN_MULTIPLE",
+    "ROW_MULTIPLE",
+    "CachedModel",
+    "Ints",
+    "Plan",
+    "SlotModel",
+    "layer_windows",
+    "round_up",
+]
 
 Ints: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -185,7 +194,7 @@ class SlotModel:
         self.num_columns = 0
         self.layout: _Layout
         config = model.config.get_text_config()
-        self.layer_types = _layer_types(config, type(model).__name__)
+        self.layer_types = layer_windows(config, type(model).__name__)
         self._layers = [_SlotLayer(self) for _ in self.layer_types]
         self._cache = Cache(layers=list(self._layers))
         self.device = model.device
@@ -317,7 +326,7 @@ class SlotModel:
         )
 
 
-def _layer_types(config: PreTrainedConfig, architecture: str) -> list[tuple[str, int]]:
+def layer_windows(config: PreTrainedConfig, architecture: str) -> list[tuple[str, int]]:
     """Each layer's kind of attention and its window (0 for full attention)."""
     kinds, kwargs = get_layer_types_and_kwargs(config)
     unknown = sorted(set(kinds) - _WINDOWS)

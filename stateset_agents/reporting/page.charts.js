@@ -12,11 +12,15 @@ dark.addEventListener("change", () => [...figures].filter(([, figure]) => figure
 
 /** A figure with caption and the value under the pointer; the last one at first. */
 function chartFigure(chart) {
-  const place = h("div", { class: "plot", role: "img", tabindex: "0", onkeydown: (event) => step(place, event) });
+  const readout = h("output", { "aria-live": "off" });
+  const speaks = (how) => () => readout.setAttribute("aria-live", how); // of the chart in focus alone
+  const place = h("div", {
+    class: "plot", role: "img", tabindex: "0",
+    onkeydown: (event) => step(place, event), onfocus: speaks("polite"), onblur: speaks("off"),
+  });
   const legend = chart.series.length < 2 ? null
     : h("ul", { class: "legend" }, chart.series.map((one, at) => h("li", { style: `--key: var(--c${at % 12})` }, `${one.name} `, h("b", {}))));
   const words = h("span");
-  const readout = h("output", { "aria-live": "polite" });
   const figure = h("figure", {}, h("figcaption", {}, h("strong", {}, chart.title), readout, words), place, legend);
   figures.set(place, { readout, legend, words, drawn: false, at: null });
   give(place, chart);

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult
     from mcp.types import Tool as ListedTool
 
-__all__ = ["McpServer", "McpSession"]
+__all__ = ["McpServer", "McpSession", "expect_library"]
 
 _SESSION_TERMINATED = 32600
 """The library's own code for a server that no longer knows the session, as after a restart."""
@@ -93,7 +93,6 @@ class McpSession:
         Raises EnvironmentFailure where the server does not answer, ConfigurationError where its command or
         the tools it is asked for do not exist.
         """
-        _expect_library()
         session = cls(name, server, one_by_one=one_by_one)
         late = EnvironmentTimeout(
             f"MCP server {name!r} did not list its tools within {server.start_timeout} s: mend it, or raise "
@@ -311,8 +310,11 @@ def _cause(error: BaseException | None) -> BaseException | None:
     return error
 
 
-def _expect_library() -> None:
+def expect_library() -> None:
+    """Raises ConfigurationError with the cure where the library is missing; loads it otherwise, which takes a
+    while and is not for an event loop."""
     try:
+        import httpx  # noqa: F401  # what mcp itself needs
         from mcp.client.streamable_http import streamable_http_client  # noqa: F401  # is it there?
     except ImportError as error:
         raise ConfigurationError('MCP servers need the mcp library: pip install "mcp>=1.24,<2"') from error

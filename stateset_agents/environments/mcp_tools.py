@@ -20,7 +20,7 @@ from stateset_agents.core.simulated_user import UserFactory
 from stateset_agents.core.tools import Tool
 from stateset_agents.core.trajectory import Outcome
 from stateset_agents.core.waiting import all_or_cancel
-from stateset_agents.environments.mcp_session import McpServer, McpSession
+from stateset_agents.environments.mcp_session import McpServer, McpSession, expect_library
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message
 
@@ -72,6 +72,7 @@ class McpEnvironment:
                 'servers must name at least one: {"shop": {"command": ...} or {"url": ...}}, '
                 f"got {servers!r:.60}"
             )
+        expect_library()
         self._servers = {name: _server(name, given) for name, given in servers.items()}
         self._shares = session == "shared"
         self._own_tools = tuple(tools)

@@ -236,10 +236,10 @@ def test_servers_must_be_named() -> None:
         McpEnvironment([{"id": "a"}], {})
 
 
-async def test_without_the_library_the_cure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_cure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp.client.streamable_http", None)
     with pytest.raises(ConfigurationError, match=r'pip install "mcp>=1.24,<2"'):
-        await begin(shop())
+        shop()
 
 
 def test_paths_of_servers_in_a_settings_file_start_from_its_folder(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ It samples no policy: nothing it says has token ids or log-probs.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import math
 import os
@@ -127,6 +128,7 @@ class ChatClient:
                 or not 0 < seconds < math.inf
             ):
                 raise ConfigurationError(f"{name} must be seconds above 0, got {seconds!r}")
+        importlib.import_module("aiohttp")  # here, for it takes long enough to be felt in an event loop
         self.url = url.rstrip("/")
         self.model = model
         self.temperature = temperature

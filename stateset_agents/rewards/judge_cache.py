@@ -45,11 +45,12 @@ class AnswerCache:
         return None if row is None else str(row[0])
 
     def put(self, key: str, asked_of: str, answer: str) -> None:
-        """Keep an answer; one that is there stays."""
+        """Keep an answer; one that is there stays. Half a character becomes a question mark."""
+        text = answer.encode(errors="replace").decode()
         with self._lock:
             connection = self._open()
             with connection:
-                connection.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", (key, asked_of, answer))
+                connection.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", (key, asked_of, text))
 
     def close(self) -> None:
         """Let go of the file; the next use opens it again."""

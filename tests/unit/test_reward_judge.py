@@ -240,6 +240,8 @@ def test_processes_and_threads_share_a_cache(tmp_path: Path):
     assert len(cache) == 40 + 4 * 30
     cache.close()
     assert cache.get(cache.key("m", "question 7")) == "answer 7"  # opened again
+    cache.put(cache.key("m", "torn"), "m", "Good \ud83d\nScore: 7")
+    assert cache.get(cache.key("m", "torn")) == "Good ?\nScore: 7"
 
 
 def test_a_cache_that_is_none_is_one_line(tmp_path: Path):

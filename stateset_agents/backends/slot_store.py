@@ -162,6 +162,7 @@ class SlotStore:
         positions = rows.positions[: rows.count]
         self._slots = slots.repeat_interleave(self._tensor(plan.lengths)) if plan.lengths.max() > 1 else slots
         self._positions = positions
+        self._block, self._offset = positions // _BLOCK, positions % _BLOCK
         self._decodes = bool(plan.lengths.max() == 1)
         if self._decodes and self._in_bags:
             self._bags = {window: self._make_bags(window, padded) for window in set(self._windows)}
@@ -181,8 +182,7 @@ class SlotStore:
             return self._attend_fresh(layer, query, self._rectangle(key), self._rectangle(value), scaling)
         m = self._count
         if self._in_bags:
-            block, offset = self._positions // _BLOCK, self._positions % _BLOCK
-            keys[self._slots, :, block, :, offset] = key[:m]
+            keys[self._slots, :, self._block, :, self._offset] = key[:m]
         else:
             keys[self._slots, :, self._positions] = key[:m]
         values[self._slots, :, self._positions] = value[:m]

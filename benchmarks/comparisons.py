@@ -46,6 +46,8 @@ class Comparison:
     """Must all sides report the same number of tokens?"""
     most_repetitions: int | None = None
     """Of points of a figure, on which no claim stands."""
+    memory: bool = False
+    """Is the peak memory measured, too, in processes of its own?"""
     base: str = "ours"
     """The side that every line's peer is divided by."""
 
@@ -121,7 +123,7 @@ def _decode() -> Iterator[Comparison]:
 def _steps() -> Iterator[Comparison]:
     def one(name: str, model: Model, prompt: int, scenarios: int, *lines: Line) -> Comparison:
         shape = Talks(vocabulary=model.vocabulary, scenarios=scenarios, group=8, prompt=prompt, reply=64)
-        return _talks(name, "step", model, shape, *lines)
+        return _talks(name, "step", model, shape, *lines, memory=True)
 
     def time(title: str, at_least: float, aim: float) -> Line:
         return Line(title=f"GRPO step, {title}", peer="trl", at_least=at_least, aim=aim)
@@ -223,6 +225,7 @@ def _updates() -> Iterator[Comparison]:
             ),
             Line(title=title, peer="trl"),
             Line(title=f"{title}: extra peak memory", peer="trl", quantity="extra"),
+            memory=True,
         )
     for group in (2, 4, 16):
         yield _talks(
@@ -295,7 +298,8 @@ def _smoke() -> Iterator[Comparison]:
     shape = Talks(vocabulary=64, scenarios=2, group=2, turns=2, prompt=12, reply=6, delta=8)
     for task, peer in (("rollout", "generate"), ("update", "plain")):
         line = Line(title=f"{task}, tiny", peer=peer)
-        yield _talks(f"smoke-{task}", task, tiny, shape, line, most_repetitions=1)
+        memory = task == "update"
+        yield _talks(f"smoke-{task}", task, tiny, shape, line, most_repetitions=1, memory=memory)
 
 
 def comparisons(*, smoke: bool = False) -> dict[str, Comparison]:

@@ -115,7 +115,7 @@ def split(rows: Mapping[str, Any]) -> str:
                 f"{values[part] / values['wall']:.0%}" if part in values else ""
                 for part in ("rollout", "update")
             ]
-            parts.append(f"{values['peak'] / 2**20:,.0f} MiB")
+            parts.append(f"{values['peak'] / 2**20:,.0f} MiB" if "peak" in values else "")
             parts.append("{} of {}".format(*values["success"]) if "success" in values else "")
             lines.append(f"| `{name}` | {_PEERS[side]} | {' | '.join(parts)} |")
     return "\n".join(lines)

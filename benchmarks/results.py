@@ -61,8 +61,8 @@ def row(comparison: Comparison, measured: Mapping[str, Measured]) -> dict[str, A
 
 def _side(one: Measured) -> dict[str, Any]:
     """Medians of what a side reported; of successes, how many of how many in all."""
-    told = one.repetitions[0].keys() - {"successes", "conversations"}
-    made: dict[str, Any] = {name: median(one.values(name)) for name in sorted({*told, "extra"})}
+    told = one.repetitions[0].keys() - {"successes", "conversations", "peak"}
+    made: dict[str, Any] = {name: median(one.values(name)) for name in sorted({*told, *one.memory})}
     if "successes" in one.repetitions[0]:
         made["success"] = success(one)
     return made | {"versions": one.prepared["versions"]}
@@ -97,10 +97,11 @@ def spoken(made: Mapping[str, Any]) -> list[str]:
         )
     for name, side in made["sides"].items():
         parts = [f"{part} {side[part] / side['wall']:.0%}" for part in ("rollout", "update") if part in side]
-        memory = (
-            f"peak memory {side['peak'] / 2**20:,.0f} MiB, {side['extra'] / 2**20:,.0f} more than at rest"
-        )
-        said.append(f"  {name}: {', '.join([*parts, memory])}")
+        if "peak" in side:
+            peak, extra = side["peak"] / 2**20, side["extra"] / 2**20
+            parts.append(f"peak memory {peak:,.0f} MiB, {extra:,.0f} more than at rest")
+        if parts:
+            said.append(f"  {name}: {', '.join(parts)}")
     return said
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.comparisons import Comparison
 from benchmarks.environments import FOLDER
-from benchmarks.sides import Worker
+from benchmarks.sides import Side, Worker
 from stateset_agents.algorithms.intervals import wilson
 
 WARM_UPS = 1
@@ -21,11 +22,13 @@ class Measured:
 
     prepared: dict[str, Any]
     repetitions: list[dict[str, Any]] = field(default_factory=list)
+    memory: dict[str, float] = field(default_factory=dict)
+    """Of another process: "peak", the most it held, and "extra", how much more than when it had loaded."""
 
     def values(self, name: str) -> list[float]:
         """One quantity of every repetition."""
-        if name == "extra":
-            return [one["peak"] - self.prepared["resting"] for one in self.repetitions]
+        if name in self.memory:
+            return [self.memory[name]]
         return [one[name] for one in self.repetitions]
 
 
@@ -34,7 +37,7 @@ def measure(comparison: Comparison, *, repetitions: int) -> dict[str, Measured]:
     names = list(comparison.sides)
     with contextlib.ExitStack() as stack:
         workers = {
-            name: stack.enter_context(Worker(side, FOLDER / "logs" / f"{comparison.name}-{name}.log"))
+            name: stack.enter_context(Worker(side, _log(comparison, name), keeps_memory=True))
             for name, side in comparison.sides.items()
         }
         measured = {name: Measured(prepared=worker.prepare()) for name, worker in workers.items()}
@@ -44,9 +47,24 @@ def measure(comparison: Comparison, *, repetitions: int) -> dict[str, Measured]:
         for number in range(repetitions):
             for name in _order(names, number):
                 measured[name].repetitions.append(workers[name].run(WARM_UPS + number))
+    if comparison.memory:
+        for name, side in comparison.sides.items():
+            measured[name].memory = _memory(side, _log(comparison, f"{name}-memory"))
     _expect_equal_work(comparison, measured)
     _expect_equal_success(comparison, measured)
     return measured
+
+
+def _log(comparison: Comparison, name: str) -> Path:
+    return FOLDER / "logs" / f"{comparison.name}-{name}.log"
+
+
+def _memory(side: Side, log: Path) -> dict[str, float]:
+    """The peak of two runs: the second has the optimiser's state as well."""
+    with Worker(side, log, keeps_memory=False) as worker:
+        resting = worker.prepare()["resting"]
+        peak = max(worker.run(number)["peak"] for number in range(2))
+    return {"peak": peak, "extra": peak - resting}
 
 
 def _order(names: Sequence[str], number: int) -> list[str]:

@@ -21,6 +21,17 @@ def load(folder: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
 
 
+def logprobs(folder: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+    """[T - 1] of each row's tokens after those before them."""
+    model, made = load(folder).eval(), []
+    for row in rows:
+        ids = torch.tensor([list(row)])
+        with torch.inference_mode():
+            scores = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        made.append(scores.gather(1, ids[0, 1:, None])[:, 0].tolist())
+    return made
+
+
 def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
     """input_ids and attention_mask [B, T]."""
     width = max(len(row) for row in rows)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import multiprocessing
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from benchmarks.shapes import requests, score
 from benchmarks.talks import Talk, talks
 from benchmarks.worker import Clock, Task, serve
+from benchmarks.workers.hf import logprobs
 from stateset_agents.backends.base import Backend, Session
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
@@ -205,20 +208,22 @@ class Update(Training):
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         super().__init__(job)
-        self.groups: list[TrajectoryGroup] = self.wait(self._groups())
-
-    async def _groups(self) -> list[TrajectoryGroup]:
+        given = self.talks.given()
+        # In a process of its own: what the full logits take would be there for the update to use again.
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            scores = pool.submit(logprobs, job["model"], [talk.ids for talk in given]).result()
         made: dict[int, list[Trajectory]] = {}
-        for talk in self.talks.given():
-            logprobs = [0.0, *await self.trainer.agent.backend.score(talk.ids)]
-            made.setdefault(talk.scenario, []).append(trajectory(talk, logprobs))
-        return [TrajectoryGroup(key=str(key), trajectories=tuple(members)) for key, members in made.items()]
+        for talk, row in zip(given, scores, strict=True):
+            made.setdefault(talk.scenario, []).append(trajectory(talk, [0.0, *row]))
+        self.groups = [
+            TrajectoryGroup(key=str(key), trajectories=tuple(members)) for key, members in made.items()
+        ]
 
     def run(self, repetition: int) -> Mapping[str, float]:
         return told(self.wait(self.trainer.training_step(self.groups)))
 
 
-def trajectory(talk: Talk, logprobs: Sequence[float]) -> Trajectory:
+def trajectory(talk: Talk, scores: Sequence[float]) -> Trajectory:
     """A given conversation as if it had been sampled, with the policy's own log-probs."""
     turns: list[Turn] = []
     row: list[int] = []
@@ -228,7 +233,7 @@ def trajectory(talk: Talk, logprobs: Sequence[float]) -> Trajectory:
             message=Message(role="assistant", content=""),
             prompt_ids=tuple(row),
             token_ids=tuple(reply),
-            logprobs=tuple(logprobs[len(row) : len(row) + len(reply)]),
+            logprobs=tuple(scores[len(row) : len(row) + len(reply)]),
             finish_reason="length",
         )
         turns.append(Turn(prompt_ids=tuple(delta), completion=completion))

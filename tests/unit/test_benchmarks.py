@@ -34,7 +34,8 @@ def test_every_row_that_is_kept_still_exists() -> None:
 
 def measured(cpu: list[float], tokens: int = 5) -> Measured:
     repetitions = [{"cpu": value, "wall": 2 * value, "peak": 300, "tokens": tokens} for value in cpu]
-    return Measured(prepared={"resting": 100, "versions": {}, "threads": 1}, repetitions=repetitions)
+    memory = {"peak": 300.0, "extra": 200.0}
+    return Measured(prepared={"versions": {}, "threads": 1}, repetitions=repetitions, memory=memory)
 
 
 def test_a_ratio_is_of_medians_and_its_spread_the_quartiles_of_each_repetition_s() -> None:
@@ -48,10 +49,17 @@ def test_a_row_holds_what_a_line_asks_for() -> None:
     side = Side(module="hf", job={})
     comparison = Comparison(name="n", sides={"ours": side, "hf": side}, lines=(line,), model=None)
     peer = measured([1.0])
-    peer.prepared["resting"] = -100
+    peer.memory = {"peak": 500.0, "extra": 400.0}
     made = row(comparison, {"ours": measured([1.0]), "hf": peer})
-    assert made["lines"][0]["ratio"] == 2.0  # (300 + 100) / (300 - 100)
-    assert made["sides"]["ours"]["wall"] == 2.0
+    assert made["lines"][0]["ratio"] == 2.0
+    assert made["sides"]["ours"] == {
+        "cpu": 1.0,
+        "wall": 2.0,
+        "tokens": 5,
+        "peak": 300,
+        "extra": 200,
+        "versions": {},
+    }
 
 
 def test_rows_may_be_measured_one_at_a_time(tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ function traces(chart) {
     }
     if (!single) {
       const line = { color: own, width: 1.75 };
-      return [{ ...shown, y: long ? smooth(one.values) : one.values, line, hovertemplate: digits }];
+      const dots = long ? {} : { mode: "lines+markers", marker: { color: own, size: 5 } };
+      return [{ ...shown, ...dots, y: long ? smooth(one.values) : one.values, line, hovertemplate: digits }];
     }
     const band = one.low ? [
       { ...base, y: one.low, line: { width: 0 } },

@@ -2,14 +2,15 @@
 
 const CHUNK = 60; // list entries at a time
 
-/** Conversations that are read side by side: a group of training, or a held-out scenario over time. */
+/** Conversations that are read side by side: a group of training, or a held-out scenario over time. Branches are
+ *  apart, for they count in no reward or success. */
 function units(conversations) {
   const found = new Map();
   for (const one of conversations) {
     const training = one.stage === "train";
     const key = training ? `${one.step}|${one.group}` : `held-out|${one.scenario}`;
-    if (!found.has(key)) found.set(key, { key, training, scenario: one.scenario, family: one.family, step: one.step, members: [] });
-    found.get(key).members.push(one);
+    if (!found.has(key)) found.set(key, { key, training, scenario: one.scenario, family: one.family, step: one.step, members: [], branches: [] });
+    found.get(key)[one.branch_of ? "branches" : "members"].push(one);
   }
   for (const unit of found.values()) {
     if (!unit.training) unit.members.sort((a, b) => a.step - b.step || ORDER.indexOf(a.stage) - ORDER.indexOf(b.stage));
@@ -80,7 +81,7 @@ class Browser {
   words() {
     const { total, moved } = this.data;
     if (!total) return note("No conversation was recorded yet.");
-    const shown = this.units.reduce((sum, unit) => sum + unit.members.length, 0);
+    const shown = this.units.reduce((sum, unit) => sum + unit.members.length + unit.branches.length, 0);
     const kept = shown === total ? `All ${total.toLocaleString("en")} conversations are in this page.`
       : [`${shown.toLocaleString("en")} of ${total.toLocaleString("en")} conversations are in this page: whole groups, evenly spaced over the run. All are in rollouts.jsonl; `, h("code", {}, "report --conversations N"), " takes more."];
     const only = (outcome, text) => h("button", { type: "button", class: "link", onclick: () => this.ask({ outcome }) }, text);
@@ -166,10 +167,11 @@ class Browser {
     const mean = unit.rewards.length ? unit.rewards.reduce((sum, reward) => sum + reward, 0) / unit.rewards.length : null;
     const succeeded = unit.members.filter((one) => one.success === true).length;
     const strip = h("span", { class: "strip", "aria-hidden": "true" }, unit.members.map((one) => h("i", { class: `${verdict(one).replace(" ", "-")}${unit.fitting.has(one) ? "" : " off"}` })));
+    const branches = unit.branches.length ? ` + ${unit.branches.length}` : "";
     const where = unit.training ? `step ${unit.step}` : unit.members.map((one) => one.stage).filter((stage, i, all) => all.indexOf(stage) === i).join(", ");
     return h("li", { role: "option", id: `unit-${at}`, "aria-selected": "false", onclick: () => this.select(at, true) },
       h("span", { class: "line" }, h("b", {}, unit.family), h("span", { class: "mean", title: "mean reward" }, signed(mean))),
-      h("span", { class: "line" }, strip, h("span", { class: "where" }, `${where} · ${succeeded}/${unit.members.length}`)),
+      h("span", { class: "line" }, strip, h("span", { class: "where" }, `${where} · ${succeeded}/${unit.members.length}${branches}`)),
       h("span", { class: "scenario" }, unit.scenario));
   }
 

@@ -25,6 +25,7 @@ class GroupView {
     this.tokens = {};
     this.mode = "transcript";
     this.hue = "logprob";
+    this.branches = false; // shown, too
     this.members = new Map(); // card element -> its conversation
     this.lazy = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => this.fill(entry.target)), { rootMargin: "200px" });
     this.inspector = h("div", { class: "inspector", id: "inspector", role: "status", hidden: true });
@@ -39,7 +40,7 @@ class GroupView {
   }
 
   show(unit) {
-    const same = this.unit?.key === unit.key && this.unit.members.length === unit.members.length;
+    const same = this.unit?.key === unit.key && this.unit.members.length === unit.members.length && this.unit.branches.length === unit.branches.length;
     if (same && [...unit.fitting].map((one) => unit.members.indexOf(one)).join() === this.fitting) return; // a live update leaves the reader in peace
     this.unit = unit;
     this.fitting = [...unit.fitting].map((one) => unit.members.indexOf(one)).join();
@@ -55,23 +56,26 @@ class GroupView {
     const { unit } = this;
     this.lazy.disconnect();
     this.members.clear();
-    const cards = unit.members.map((one) => this.card(one));
+    const shown = [...unit.members, ...(this.branches ? unit.branches : [])];
+    const cards = shown.map((one) => this.card(one));
     const choice = (name, options, chosen, change) => h("span", { class: "choice", role: "radiogroup", "aria-label": name },
       options.map(([value, text]) => h("label", {}, h("input", { type: "radio", name, value, checked: value === chosen, onchange: () => change(value) }), h("span", {}, text))));
     const modes = choice("view", [["transcript", "Transcript"], ["tokens", "Tokens"]], this.mode, (mode) => { this.mode = mode; this.build(); this.element.querySelector(`[value="${mode}"]`).focus(); });
     const hues = this.mode === "tokens"
       ? [choice("colour", Object.entries(HUES).map(([value, [text]]) => [value, text]), this.hue, (hue) => { this.hue = hue; this.build(); this.element.querySelector(`[value="${hue}"]`).focus(); }),
         h("span", { class: "note" }, HUES[this.hue][1], h("span", { class: "env-key" }, "grey: environment, not trained"))] : [];
-    const jumps = h("div", { class: "jumps", role: "group", "aria-label": "Members" }, unit.members.map((one, at) => h("button", {
+    const jumps = h("div", { class: "jumps", role: "group", "aria-label": "Members" }, shown.map((one, at) => h("button", {
       type: "button", class: verdict(one).replace(" ", "-"), onclick: () => { cards[at].scrollIntoView({ inline: "start", block: "nearest" }); cards[at].focus({ preventScroll: true }); },
     }, h("span", {}, this.called(one)), h("b", {}, one.reward === null ? "unscored" : signed(one.reward)))));
+    const others = unit.branches.length
+      ? h("label", { class: "check" }, h("input", { type: "checkbox", checked: this.branches, onchange: (event) => { this.branches = event.target.checked; this.build(); this.element.querySelector("[type=checkbox]").focus(); } }), ` ${plural(unit.branches.length, "branch").replace("branchs", "branches")}`) : null;
     const context = Object.entries(unit.members[0].context ?? {});
     const about = context.length ? h("details", {}, h("summary", {}, "Scenario's context"), h("dl", { class: "terms" }, context.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "string" ? value : JSON.stringify(value)))))) : null;
     const where = unit.training ? `training, step ${unit.step}` : "held-out";
     this.inspector.hidden = this.mode !== "tokens";
     this.inspector.replaceChildren(h("span", { class: "note" }, "Point at a token, or focus one and use the arrow keys."));
     this.element.replaceChildren(
-      h("header", {}, h("h3", {}, unit.family, " ", h("span", { class: "n" }, `${unit.scenario} · ${where}`)), jumps, about, h("div", { class: "tools" }, modes, hues)),
+      h("header", {}, h("h3", {}, unit.family, " ", h("span", { class: "n" }, `${unit.scenario} · ${where}`)), jumps, about, h("div", { class: "tools" }, modes, hues, others)),
       h("div", { class: "members", tabindex: "0", role: "group", "aria-label": "Conversations side by side" }, cards), this.inspector);
     cards.forEach((card) => this.lazy.observe(card));
   }
@@ -87,7 +91,7 @@ class GroupView {
     const scored = one.reward === null ? "unscored" : `reward ${exact(Number(one.reward.toFixed(6)))}`;
     const terms = Object.entries(one.breakdown).filter(([, value]) => value !== 0);
     const zero = Object.keys(one.breakdown).length - terms.length;
-    const card = h("article", { tabindex: "-1", class: this.unit.fitting.has(one) ? "" : "off", "aria-label": `${this.called(one)}, ${kind}, ${scored}` },
+    const card = h("article", { tabindex: "-1", class: one.branch_of || this.unit.fitting.has(one) ? "" : "off", "aria-label": `${this.called(one)}, ${kind}, ${scored}` },
       h("header", {}, h("h4", {}, this.called(one)),
         h("p", { class: "verdict" }, h("span", { class: `badge ${kind.replace(" ", "-")}` }, kind), ` ${scored}${one.status === "terminated" ? "" : ` · ${one.status}`}`),
         one.error ? h("p", { class: "error" }, one.error) : null,

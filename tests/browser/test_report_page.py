@@ -146,7 +146,7 @@ async def test_success_stands_on_the_page(tab: Tab, run: RunFolder) -> None:
 
 async def test_filters_find_what_the_file_holds(tab: Tab, run: RunFolder) -> None:
     await opened(tab, run)
-    lines = records(run)
+    lines = [one for one in records(run) if not one["branch_of"]]
     training = [one for one in lines if one["stage"] == "train"]
 
     def said(fitting: list[dict[str, Any]]) -> str:
@@ -167,8 +167,8 @@ async def test_filters_find_what_the_file_holds(tab: Tab, run: RunFolder) -> Non
     )
     assert await choose(tab, family="refund") == said([one for one in lines if one["family"] == "refund"])
     about = [one for one in lines if one["family"] == "refund" and "K111" in json.dumps(one["messages"])]
-    assert len(about) == 5
-    assert await choose(tab, text="k111") == "5 conversations in 1 group"
+    assert len(about) == 4
+    assert await choose(tab, text="k111") == "4 conversations in 1 group"
 
 
 async def test_gains_are_one_click_away_and_stand_side_by_side(tab: Tab, run: RunFolder) -> None:
@@ -214,10 +214,18 @@ async def test_each_token_tells_what_the_file_says_of_it(tab: Tab, run: RunFolde
             assert value(shown["advantage"]) == line["advantages"][sampled]
             assert shown["policy version"] == str(line["versions"][place])
             sampled += 1
-    labels = await tab.run(
-        "[...document.querySelectorAll('.members article h4')].map((one) => one.textContent)"
-    )
-    assert labels == ["member 0", "member 1", "member 2", "member 3", "branch of 0, turn 2"]
+
+
+async def test_branches_are_shown_when_asked_for(tab: Tab, run: RunFolder) -> None:
+    await opened(tab, run)
+    await choose(tab, stage="train")
+    labels = "[...document.querySelectorAll('.members article h4')].map((one) => one.textContent)"
+    members = [f"member {n}" for n in range(4)]
+    assert await tab.run(labels) == members
+    await tab.run("document.querySelector('.check input').click()")
+    assert await tab.run(labels) == [*members, "branch of 0, turn 2"]
+    await tab.press("j", "j")
+    assert await tab.run(labels) == [*members, "branch of 0, turn 2"]
 
 
 async def test_a_token_s_facts_come_by_pointer_and_by_arrow_keys(tab: Tab, run: RunFolder) -> None:
@@ -324,7 +332,7 @@ async def test_a_live_page_follows_the_run_and_leaves_the_reader_in_peace(tab: T
             log_step(tracker, 2)
             await tab.until(steps, lambda found: found == [1, 2])
             await tab.until("document.querySelector('#conversations .note').textContent.includes('All 20')")
-            assert await choose(tab) == "5 conversations in 1 group"  # what was typed still holds
+            assert await choose(tab) == "4 conversations in 1 group"  # what was typed still holds
             assert await tab.run("document.activeElement.name") == "text"
             assert await tab.run("document.querySelector('.members').dataset.mine") == "yes"
         folder.write_summary({"steps": 2, "ended": "finished"})

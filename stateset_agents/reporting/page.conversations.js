@@ -124,8 +124,7 @@ class Browser {
     this.filter();
   }
 
-  /** List what fits, and show the group that was chosen, else the first; `stays`: the chosen one even where
-   *  the page no longer holds it, as a live page may. */
+  /** List what fits, and show the first group; `stays`: the chosen one, also where a live page holds it no more. */
   filter(stays = false) {
     if (!this.data.total) return;
     const asked = new Map(new FormData(this.form));
@@ -149,9 +148,10 @@ class Browser {
     this.list.replaceChildren();
     this.shown = 0;
     this.extend();
-    const again = this.found.findIndex((unit) => unit.key === this.selected);
-    if (again < 0 && stays && this.selected) this.at = -1;
+    const again = stays ? this.found.findIndex((unit) => unit.key === this.selected) : 0;
+    if (again < 0 && this.selected) this.at = -1;
     else this.select(Math.max(0, again), false);
+    this.list.scrollTop = 0;
   }
 
   /** Some more entries at the end of the list. */

@@ -134,25 +134,28 @@ class LeanModel:
     ) -> Tensor:
         """One block on [M, hidden]; where `last` is given, what follows attention is done for it alone."""
         heads, kv_heads, size = self._shape.num_heads, self._shape.num_kv_heads, self._shape.size
-        projected = block.query_key_value(_normed(block.attention_norm, hidden))
-        query, key, value = torch.split(
-            projected.view(len(hidden), -1, size), [heads, kv_heads, kv_heads], dim=1
-        )
+        projected = block.query_key_value(_normed(block.attention_norm, hidden)).view(len(hidden), -1, size)
+        query_key, value = projected[:, : heads + kv_heads], projected[:, heads + kv_heads :]
         if block.query_norm is not None and block.key_norm is not None:
-            query, key = _normed(block.query_norm, query), _normed(block.key_norm, key)
+            query, key = (
+                _normed(block.query_norm, query_key[:, :heads]),
+                _normed(block.key_norm, query_key[:, heads:]),
+            )
+            query_key = torch.cat([query, key], dim=1)
         if turns:
-            query, key = _rotated(query, *turns), _rotated(key, *turns)
+            query_key = _rotated(query_key, *turns)
+        query, key = query_key[:, :heads], query_key[:, heads:]
         read = self._store.attend(layer, query, key, value, block.scaling)
         if last is not None:
             hidden, read = hidden.index_select(0, last), read.index_select(0, last)
-        hidden = hidden + block.out(read)
+        hidden = block.out(read).add_(hidden)
         wide = block.up(_normed(block.feed_norm, hidden))
         if block.is_gated:
             gate, wide = wide.chunk(2, dim=-1)
-            wide = block.activation(gate) * wide
+            wide = block.activation(gate).mul_(wide)
         else:
             wide = block.activation(wide)
-        return hidden + block.down(wide)
+        return block.down(wide).add_(hidden)
 
     def full_logits(self, ids: Tensor) -> Tensor:
         """Logits [T, V] of one row of ids [T], by the model's own forward without any cache."""

@@ -42,6 +42,7 @@ _log = get_logger(__name__)
 
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, UnpicklingError)
 """What transformers raises for files that are missing, truncated, or not what they are taken for."""
+_SCORED = 128  # tokens whose log-softmax is taken at once
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -312,8 +313,13 @@ class HuggingFaceBackend:
 
     def _score(self, ids: list[int], temperature: float) -> list[float]:
         row = torch.tensor(ids, device=self._model.device)
-        logits = self._batcher.model.full_logits(row)[:-1].float() / temperature
-        picked: list[float] = logits.log_softmax(-1).gather(-1, row[1:, None])[:, 0].tolist()
+        logits = self._batcher.model.full_logits(row)[:-1]
+        picked: list[float] = []
+        # In pieces: a float32 copy of all logits would be the largest thing in memory by far.
+        for piece, following in zip(logits.split(_SCORED), row[1:].split(_SCORED), strict=True):
+            scores = piece.float() / temperature
+            chosen = scores.gather(-1, following[:, None])[:, 0]
+            picked += (chosen - scores.logsumexp(-1)).tolist()
         return picked
 
     def _load(self, state: Mapping[str, torch.Tensor], version: int) -> None:

@@ -316,7 +316,8 @@ class HuggingFaceBackend:
         logits = self._batcher.model.full_logits(row)[:-1]
         picked: list[float] = []
         # In pieces: a float32 copy of all logits would be the largest thing in memory by far.
-        for piece, following in zip(logits.split(_SCORED), row[1:].split(_SCORED), strict=True):
+        for start in range(0, len(logits), _SCORED):
+            piece, following = logits[start : start + _SCORED], row[1:][start : start + _SCORED]
             scores = piece.float() / temperature
             chosen = scores.gather(-1, following[:, None])[:, 0]
             picked += (chosen - scores.logsumexp(-1)).tolist()

@@ -81,6 +81,19 @@ class _Bags:
     """[m, 1, widest·32] 0 where a row may look, minus infinity elsewhere."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One row whose slot holds something: what its new tokens read there."""
+
+    slot: int
+    new: slice
+    """Where its tokens stand among the packed ones."""
+    columns: slice
+    """Whole blocks, from the one in which the first token's window begins."""
+    mask: Tensor
+    """[T, c] additive, over the last c of these columns; the ones before are seen by all."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prefill:
     """Packed tokens as a rectangle of n rows and T tokens, padded behind."""
@@ -171,6 +184,8 @@ class SlotStore:
             self._seen = {window: self._seen_columns(positions, window) for window in set(self._windows)}
         else:
             self._prefill = self._make_prefill(plan, slots, padded)
+            if self._in_bags and not self._prefill.fresh:
+                self._turns = {window: self._make_turns(plan, window) for window in set(self._windows)}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Store keys and values [M, kv heads, size] and return what queries [M, heads, size] read there.
@@ -187,6 +202,8 @@ class SlotStore:
             keys[self._slots, :, self._positions] = key[:m]
         values[self._slots, :, self._positions] = value[:m]
         if not self._decodes:
+            if self._in_bags:
+                return self._attend_turns(keys, values, query, self._turns[window], scaling)
             return self._attend_prefill(query, *self._cached(layer), window, scaling)
         if self._in_bags:
             return self._attend_in_bags(keys, values, query, self._bags[window], scaling)
@@ -268,6 +285,8 @@ class SlotStore:
         width = length if fresh else round_up(int((plan.starts + plan.lengths).max()), _BLOCK)
         masks: dict[int, Tensor | None] = {}
         for window in set(self._windows):
+            if self._in_bags and not fresh:
+                break  # row by row
             if fresh and (window == 0 or window >= length):
                 masks[window] = None
             else:
@@ -323,14 +342,45 @@ class SlotStore:
             packed = packed.index_select(0, plan.pad)
         return packed.reshape(plan.rows, -1, *packed.shape[1:]).transpose(1, 2)
 
+    def _make_turns(self, plan: Plan, window: int) -> list[_Turn]:
+        turns, begin = [], 0
+        for slot, start, length in zip(plan.slots, plan.starts, plan.lengths, strict=True):
+            first = max(0, int(start) + 1 - window) // _BLOCK * _BLOCK if window else 0
+            columns = slice(first, round_up(int(start + length), _BLOCK))
+            masked = torch.arange(first if window else int(start), columns.stop)
+            mask = _additive(
+                _seen(torch.arange(int(start), int(start + length)), masked, window), self._dtype
+            )
+            turns.append(_Turn(int(slot), slice(begin, begin + int(length)), columns, mask))
+            begin += int(length)
+        return turns
+
+    def _attend_turns(
+        self, keys: Tensor, values: Tensor, query: Tensor, turns: list[_Turn], scaling: float
+    ) -> Tensor:
+        """Row by row, over what each holds: the scores stay in the processor's cache, and nothing is padded.
+
+        For 16 rows of 45 tokens behind 650 it takes half as long as all rows in one call.
+        """
+        heads, kv, size = self._shape.num_heads, self._shape.num_kv_heads, self._shape.size
+        read = query.new_zeros(len(query), heads * size)
+        for turn in turns:
+            first, stop = turn.columns.start, turn.columns.stop
+            blocks = keys[turn.slot, :, first // _BLOCK : stop // _BLOCK]  # [kv heads, blocks, size, 32]
+            across = blocks.transpose(1, 2).reshape(kv, size, -1)
+            asked = (query[turn.new] * scaling).transpose(0, 1).reshape(kv, -1, size)
+            scores = torch.bmm(asked, across).view(heads, -1, stop - first)
+            scores[..., stop - first - turn.mask.shape[1] :].add_(turn.mask)
+            shares = torch.softmax(scores, -1, out=scores).view(kv, -1, stop - first)
+            found = torch.bmm(shares, values[turn.slot, :, first:stop]).view(heads, -1, size)
+            read[turn.new] = found.transpose(0, 1).flatten(1)
+        return read
+
     def _cached(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [n, kv heads, width, size] of the plan's slots."""
         slots, width = self._prefill.slots, self._prefill.width
-        values = self._values[layer][:, :, :width].index_select(0, slots)
-        if not self._in_bags:
-            return self._keys[layer][:, :, :width].index_select(0, slots), values
-        blocks = self._keys[layer][:, :, : width // _BLOCK].index_select(0, slots)
-        return blocks.transpose(-1, -2).flatten(2, 3), values
+        keys, values = self._keys[layer], self._values[layer]
+        return keys[:, :, :width].index_select(0, slots), values[:, :, :width].index_select(0, slots)
 
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

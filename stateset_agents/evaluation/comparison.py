@@ -19,6 +19,9 @@ __all__ = ["Comparison", "Paired", "Verdict", "compare", "exact_mcnemar", "mean_
 
 Verdict = Literal["better", "worse", "unclear"]
 """Of B, against A."""
+_FEWEST = 6
+"""Scenarios that must differ for a verdict: a fair coin falls 5 times on one side in 2/32 = 6 % of the cases,
+and drawing those few again never shows anything else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +48,8 @@ class Paired:
 
     @property
     def verdict(self) -> Verdict:
-        """Better (worse) where both intervals lie above (below) 0."""
-        return _verdict(self.interval, self.bootstrap)
+        """Better (worse) where both intervals lie above (below) 0 and at least six scenarios differ."""
+        return _verdict(self.wins + self.losses, self.interval, self.bootstrap)
 
     def summary(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -64,6 +67,8 @@ class Comparison:
     """Mean of B's reward minus A's over the pairs where both are scored; None without any."""
     reward_interval: tuple[float, float] | None
     """95 % of that mean, see `mean_interval`."""
+    num_rewards_differ: int
+    """Pairs in which one of them was paid more."""
     num_pairs: int
     """Scenarios that both played."""
     num_left_out: int
@@ -75,7 +80,9 @@ class Comparison:
         """Is B better than A? Going by success, or by the reward where the environment gives no verdict."""
         if self.success is not None:
             return self.success.verdict
-        return "unclear" if self.reward_interval is None else _verdict(self.reward_interval)
+        if self.reward_interval is None:
+            return "unclear"
+        return _verdict(self.num_rewards_differ, self.reward_interval)
 
     def summary(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -87,7 +94,9 @@ class Comparison:
         }
 
 
-def _verdict(*intervals: tuple[float, float]) -> Verdict:
+def _verdict(num_differ: int, *intervals: tuple[float, float]) -> Verdict:
+    if num_differ < _FEWEST:
+        return "unclear"
     if all(low > 0 for low, _ in intervals):
         return "better"
     return "worse" if all(high < 0 for _, high in intervals) else "unclear"
@@ -131,6 +140,7 @@ def compare(a: Evaluation, b: Evaluation) -> Comparison:
         },
         reward=math.fsum(rewards) / len(rewards) if rewards else None,
         reward_interval=mean_interval(rewards) if rewards else None,
+        num_rewards_differ=sum(difference != 0 for difference in rewards),
         num_pairs=len(pairs),
         num_left_out=len(_scenarios(a)) - len(pairs),
         temperature=a.temperature,

@@ -177,20 +177,31 @@ def test_two_agents_with_several_tries_are_paired_by_scenario() -> None:
         compare(a, tried([[True]] * 20))
 
 
+@pytest.mark.parametrize("tries", [1, 2])
+def test_better_needs_six_scenarios_that_differ(tries: int) -> None:
+    """5 of 5 won: drawing those again never gives anything else, and a coin does it in 6 % of the cases."""
+    for number, verdict, other in (
+        (1, "unclear", "unclear"),
+        (5, "unclear", "unclear"),
+        (6, "better", "worse"),
+    ):
+        same = [[True] * tries] * 4
+        lost, won = [tried([[solved] * tries] * number + same) for solved in (False, True)]
+        assert (compare(lost, won).verdict, compare(won, lost).verdict) == (verdict, other), number
+
+
 def test_better_needs_both_intervals() -> None:
-    """3 of 3 won: drawing those scenarios again never gives anything else; Newcombe's interval knows more."""
-    success = compare(tried([[False]] * 3), tried([[True]] * 3)).success
+    """10 won and 3 lost of 20: Newcombe's interval leaves 0 out, the bootstrap's does not."""
+    solved = [(True, True)] * 3 + [(False, True)] * 10 + [(True, False)] * 3 + [(False, False)] * 4
+    success = compare(tried([[one] for one, _ in solved]), tried([[other] for _, other in solved])).success
     assert success is not None
-    assert success.bootstrap == (1.0, 1.0)
-    assert success.interval[0] > 0
-    one = compare(tried([[False]] + [[True]] * 9), tried([[True]] * 10)).success
-    assert one is not None
-    assert one.verdict == "unclear"
+    assert success.interval[0] > 0 >= success.bootstrap[0]
+    assert success.verdict == "unclear"
 
 
 def test_without_a_verdict_the_reward_says_who_is_better() -> None:
-    def rewarded(value: float) -> Evaluation:
-        whole = tried([[True]] * 8, rewards=[[value + place] for place in range(8)])
+    def rewarded(value: float, number: int = 8) -> Evaluation:
+        whole = tried([[True]] * number, rewards=[[value + place] for place in range(number)])
         groups = [
             TrajectoryGroup(key=g.key, trajectories=tuple(_unjudged(t) for t in g.trajectories))
             for g in whole.groups
@@ -199,6 +210,7 @@ def test_without_a_verdict_the_reward_says_who_is_better() -> None:
 
     assert compare(rewarded(0.0), rewarded(0.5)).verdict == "better"
     assert compare(rewarded(0.0), rewarded(0.0)).verdict == "unclear"
+    assert compare(rewarded(0.0, 5), rewarded(0.5, 5)).verdict == "unclear"
 
 
 def _unjudged(one: Trajectory) -> Trajectory:

@@ -17,6 +17,7 @@ from stateset_agents.core.scoring import RewardFunction, RewardResult
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.messages import FinishReason, Message
 from stateset_agents.rewards.judge_cache import AnswerCache
 
 __all__ = ["Judge", "JudgeReward", "create_judge_reward", "judge_prompt", "parse_verdict"]
@@ -26,7 +27,7 @@ Judge = ChatClient | MultiTurnAgent | Callable[[str], Awaitable[str]] | Callable
 
 _NUMBER, _OF = r"(?P<value>\d+(?:\.\d+)?)", r"\s*(?:/|out\s+of)\s*"
 _VERDICT = re.compile(
-    rf"^[\s*_>#-]*(?:score[\s*_]*[:=][\s*_]*{_NUMBER}(?:{_OF}(?P<top>\d+))?"
+    rf"^(?:[\s*_>#]|-(?!\d))*(?:score[\s*_]*[:=][\s*_]*{_NUMBER}(?:{_OF}(?P<top>\d+))?"
     rf"|{_NUMBER.replace('value', 'bare')}{_OF}(?P<bare_top>\d+))[\s*_.]*$",
     re.IGNORECASE,
 )
@@ -50,8 +51,8 @@ class JudgeReward(RewardFunction):
     Judges have habits (https://arxiv.org/abs/2306.05685). Each conversation is judged alone, so none wins by
     its place. The prompt says that length is no merit, which helps only so far: put the judge behind a gate
     that checks facts (`GatedReward`), and read the breakdown's `words` against the score. The conversation
-    stands in the prompt as JSON lines, so that nothing said in it can pass for the rubric or the verdict; a
-    judge may still be talked round.
+    stands in the prompt as JSON lines, without control tokens, so that nothing said in it can pass for the
+    rubric or the verdict; a judge may still be talked round.
     """
 
     def __init__(
@@ -133,9 +134,9 @@ class JudgeReward(RewardFunction):
         return self._slots[1]
 
     async def _ask(self, prompt: str) -> str:
-        if isinstance(self._judge, MultiTurnAgent):
-            return await self._judge.generate_response(prompt)
-        if isinstance(self._judge, ChatClient) or inspect.iscoroutinefunction(self._judge):
+        if isinstance(self._judge, ChatClient | MultiTurnAgent):
+            return await _whole_answer(self._judge, prompt)
+        if inspect.iscoroutinefunction(self._judge):
             answer = await self._judge(prompt)
         else:
             answer = await in_thread(self._judge, prompt)
@@ -147,6 +148,27 @@ class JudgeReward(RewardFunction):
         return answer
 
 
+async def _whole_answer(judge: ChatClient | MultiTurnAgent, prompt: str) -> str:
+    """Raises RewardFailure where the words were cut, for half of "Score: 10" is a verdict too, and where the
+    conversation is too long for the judge: the agent's doing, which must not end the run."""
+    messages = (Message(role="user", content=prompt),)
+    finish_reason: FinishReason | str
+    if isinstance(judge, ChatClient):
+        answer = await judge.complete(messages)
+        text, finish_reason = answer.text, answer.finish_reason
+    else:
+        try:
+            completion = await judge.answer(judge.with_system_prompt(messages))
+        except ConfigurationError as error:
+            raise RewardFailure(f"the judge cannot read the conversation: {error}") from error
+        text, finish_reason = completion.message.content, completion.finish_reason
+    if finish_reason in ("length", "abort", "content_filter"):
+        raise RewardFailure(
+            f"the judge's answer was cut ({finish_reason}): raise its max_new_tokens: {text[-80:]!r}"
+        )
+    return text
+
+
 def judge_prompt(trajectory: Trajectory, rubric: str, *, reference: Sequence[str] = (), top: int = 10) -> str:
     """What the judge reads: rubric, reference, the conversation as JSON lines, and how to answer.
 
@@ -156,8 +178,8 @@ def judge_prompt(trajectory: Trajectory, rubric: str, *, reference: Sequence[str
     missing = [key for key in reference if key not in context]
     if missing:
         raise RewardFailure(f"the scenario's context has no {missing[0]!r}, which the judge is to be shown")
-    known = [f"{key}: {json.dumps(context[key], ensure_ascii=False, default=str)}" for key in reference]
-    spoken = [json.dumps(message.to_openai(), ensure_ascii=False) for message in trajectory.messages]
+    known = [f"{key}: {_as_line(context[key])}" for key in reference]
+    spoken = [_as_line(message.to_openai()) for message in trajectory.messages]
     lines = [
         "Grade the assistant in the conversation below.",
         "",
@@ -174,6 +196,17 @@ def judge_prompt(trajectory: Trajectory, rubric: str, *, reference: Sequence[str
         "Score: N",
     ]
     return "\n".join(lines)
+
+
+_MARKUP = re.compile(r"[\x85\u2028\u2029]|<(?=[/|\uff5c\w])|\[(?=/?[A-Z_]+\])")
+"""Line ends that JSON leaves as they are, and what may be a control token to the server that reads the prompt
+(<|im_end|>, </s>, [INST])."""
+
+
+def _as_line(value: object) -> str:
+    """JSON on one line that holds no markup: "<|" stands there as "\\u003c|"."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return _MARKUP.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def parse_verdict(answer: str, *, top: int = 10) -> float:

@@ -34,6 +34,8 @@ __all__ = ["McpServer", "McpSession", "expect_library"]
 _SESSION_TERMINATED = 32600
 """The library's own code for a server that no longer knows the session, as after a restart."""
 _KNOCK_SECONDS = 5.0
+_CLOSE_SECONDS = 10.0
+"""For a server to end its session; the library kills a stdio server's process after 4."""
 
 
 class McpServer(Settings):
@@ -106,7 +108,7 @@ class McpSession:
                 raise session._not_started()
         except BaseException:
             session._keeper.cancel()
-            await asyncio.wait({session._keeper})
+            await session._ended()
             raise
         return session
 
@@ -124,7 +126,15 @@ class McpSession:
     async def close(self) -> None:
         """End the session and its process; what goes wrong meanwhile no longer matters."""
         self._stop.set()
-        await asyncio.wait({self._keeper})
+        await self._ended()
+
+    async def _ended(self) -> None:
+        """Wait for the keeper; a server that does not answer the good-bye either is left behind."""
+        for _ in range(3):
+            ended, _ = await asyncio.wait({self._keeper}, timeout=_CLOSE_SECONDS)
+            if ended:
+                return
+            self._keeper.cancel()
 
     async def _call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         late = EnvironmentTimeout(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from loopback import free_port, serving
 
 from stateset_agents.core.environment import Conversation
@@ -200,6 +201,58 @@ async def test_a_server_that_cannot_be_had(server: Any, error: type[Exception], 
     with pytest.raises(error, match=told):
         await begin(shop(server))
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("lists", [True, False])
+async def test_a_server_that_no_longer_answers_is_left_behind(
+    lists: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It opens a session, and hangs when it is asked to end it (and before, when asked for its tools)."""
+    monkeypatch.setattr(mcp_session, "_CLOSE_SECONDS", 0.2)
+    farewells = 0
+
+    async def post(request: web.Request) -> web.Response:
+        asked = await request.json()
+        found: dict[str, Any] = {"tools": [{"name": "nap", "inputSchema": {"type": "object"}}]}
+        if asked["method"] == "initialize":
+            version = asked["params"]["protocolVersion"]
+            found = {
+                "protocolVersion": version,
+                "capabilities": {},
+                "serverInfo": {"name": "x", "version": "1"},
+            }
+        elif asked["method"].startswith("notifications/"):
+            return web.Response(status=202)
+        elif not lists:
+            await asyncio.sleep(60)
+        answer = {"jsonrpc": "2.0", "id": asked["id"], "result": found}
+        return web.json_response(answer, headers={"Mcp-Session-Id": "s1"})
+
+    async def delete(request: web.Request) -> web.Response:
+        nonlocal farewells
+        farewells += 1
+        await asyncio.sleep(60)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/mcp", post)
+    app.router.add_delete("/mcp", delete)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server = {"url": f"http://127.0.0.1:{runner.addresses[0][1]}/mcp", "start_timeout": 30 if lists else 1.0}
+    before = asyncio.all_tasks()
+    async with asyncio.timeout(20):
+        if lists:
+            conversation = await begin(shop(server))
+            await conversation.close()
+        else:
+            with pytest.raises(EnvironmentTimeout, match="did not list its tools"):
+                await begin(shop(server))
+    assert farewells == 1
+    assert not [task for task in asyncio.all_tasks() - before if "MCP server" in task.get_name()]
+    await runner.cleanup()
 
 
 async def test_two_tools_of_one_name_are_refused_and_nothing_stays_open() -> None:

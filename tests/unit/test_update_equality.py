@@ -13,7 +13,7 @@ import torch
 from tiny_models import VOCAB, tiny_model
 from tiny_training import plain_logits, plain_logprobs, talk
 from torch import nn
-from transformers import GPTNeoConfig, GPTNeoForCausalLM
+from transformers import GPTNeoConfig, GPTNeoForCausalLM, Lfm2Config, Lfm2ForCausalLM
 
 from stateset_agents.algorithms.aggregation import Denominators
 from stateset_agents.algorithms.losses import LOSSES, entropy_loss, policy_loss
@@ -277,6 +277,16 @@ def test_a_model_that_cannot_be_packed_is_padded_and_its_gradient_is_plain():
         ConfigurationError, match=r"GPTNeoForCausalLM cannot be trained on packed rows .*padded"
     ):
         Policy(model, row_layout="packed")
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.3])
+def test_a_model_that_looks_back_other_than_by_attention_is_padded(spread):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": ["conv", "full_attention"]}
+    policy = Policy(Lfm2ForCausalLM(Lfm2Config(**sizes, **heads, initializer_range=spread)).eval())
+    assert not policy.packs
+    assert "would see other hidden states" in policy.why
 
 
 def test_a_wrong_window_is_seen_beyond_it(trained):

@@ -71,8 +71,9 @@ class GymnasiumText:
             parse: Makes an action of the `reply`; a ValueError's text is told to the agent.
             actions: Instead of parse: the words that act, in the order of a discrete space or with the action
                 of each. A reply must name one of them, and no other.
-            success: The least total reward that is a success, or a function, which may also ask for total,
-                rewards, terminated, truncated and messages. Absent, success is unknown.
+            success: The least total reward that is a success (one of 0 or less only where the world came to
+                its own end, for doing nothing earns 0), or a function, which may also ask for total, rewards,
+                terminated, truncated and messages. Absent, success is unknown.
             system_prompt: Opens every conversation.
             scenarios: A scenario's context may have `seed` and `options`, both for reset.
             num_train: Where scenarios are absent: how many seeds to train on (1000).

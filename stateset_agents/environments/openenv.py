@@ -70,8 +70,9 @@ class OpenEnvText:
             parse: makes the action's fields of the `reply`, a ValueError's text is told to the agent; or
             actions: the words that act, with the fields of each: a reply must name one, and no other.
             render: Says the observation, a mapping; absent, the agent reads it as JSON.
-            success: The least total reward that is a success, or a function, which may also ask for total,
-                rewards, terminated, truncated and messages. Absent, success is unknown.
+            success: The least total reward that is a success (one of 0 or less only where the world came to
+                its own end, for doing nothing earns 0), or a function, which may also ask for total, rewards,
+                terminated, truncated and messages. Absent, success is unknown.
             system_prompt: Opens every conversation.
             reset: What every reset is given besides `seed`; a scenario may have more.
             scenarios: A scenario's context may have `seed` and `reset`.

@@ -117,7 +117,8 @@ class Words:
     async def judged(self, given: Mapping[str, Any]) -> bool | None:
         """Was the task done? None where no rule says it."""
         if self.least is not None:
-            return bool(given["total"] >= self.least)
+            # who does nothing has a total of 0: where that would do, the world itself must have come to its end
+            return bool(given["total"] >= self.least and (self.least > 0 or given["ended"]))
         if self.success is None:
             return None
         verdict = await guarded("success", self.success.call(given))
@@ -186,6 +187,7 @@ class _WorldConversation:
         total = math.fsum(self._rewards)
         given = {
             **_given(self._world, self._scenario),
+            "ended": view.terminated or view.truncated,
             "total": total,
             "rewards": self._rewards,
             "terminated": view.terminated,

@@ -68,6 +68,22 @@ async def test_a_reply_that_is_no_action_costs_a_turn_and_moves_nothing() -> Non
     assert (outcome.success, outcome.breakdown) == (False, {"misread": 3.0})
 
 
+async def test_doing_nothing_is_no_success_where_every_step_costs() -> None:
+    """Along the cliff each step is -1, so -20 asks for a short way, and silence has 0."""
+    cliff = GymnasiumText(
+        "CliffWalking-v1", render=field, actions=["up", "right", "down", "left"], success=-20
+    )
+    verdicts = []
+    for replies in (["no"] * 20, ["up"] * 20, ["up", *["right"] * 11, "down"]):
+        conversation = await begin(cliff)
+        seen = await say(conversation, *replies)
+        assert seen[-1].terminated or seen[-1].truncated
+        outcome = await conversation.outcome()
+        verdicts.append((outcome.success, outcome.reward))
+        await conversation.close()
+    assert verdicts == [(False, 0.0), (False, 0.0), (True, 0.0)]
+
+
 async def test_a_tool_call_is_answered_as_one_that_is_not_there() -> None:
     conversation = await begin(lake())
     call = ToolCall(name="move", id="c1")

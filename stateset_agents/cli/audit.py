@@ -52,10 +52,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0, or 1 when an agent got more than a limit."""
+    from stateset_agents.evaluation.audit import expect_limits
+
     refuse_unwritable(args.out)
     allowed = dict(_allowed(item) for item in args.allow)
+    limits = {"max_success": args.max_success, "max_reward": args.max_reward}
+    expect_limits(**limits, allow=allowed)  # before anything is played
     result = asyncio.run(_audited(args))
-    over = result.over(max_success=args.max_success, max_reward=args.max_reward, allow=allowed)
+    over = result.over(**limits, allow=allowed)
     tell({**result.summary(), "over": over}, args, "\n".join([*_lines(result), *over]))
     return int(bool(over))
 
@@ -128,8 +132,9 @@ def _numbers(one: Evaluation) -> tuple[str, str, str]:
     if one.mean_reward is not None and one.reward_interval is not None:
         low, high = one.reward_interval
         reward = f"{one.mean_reward:+.3f} [{low:+.3f}, {high:+.3f}]"
-    failed = f" ({one.num_failed} failed)" if one.num_failed else ""
-    return success, reward, f"{one.n}{failed}"
+    counts = ((one.num_failed, "failed"), (one.num_unscored, "unscored"))
+    lost = ", ".join(f"{number} {what}" for number, what in counts if number)
+    return success, reward, f"{one.n} ({lost})" if lost else str(one.n)
 
 
 def _ceiling(result: Audit) -> str:

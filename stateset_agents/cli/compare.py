@@ -7,7 +7,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.evaluate import add_options, experiment, play
-from stateset_agents.cli.rates import rate, refuse_unwritable, tell
+from stateset_agents.cli.rates import left_out, rate, refuse_unwritable, tell
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.comparison import Comparison, Paired
@@ -34,7 +34,9 @@ def run(args: argparse.Namespace) -> int:
     a, b = asyncio.run(_both(args))
     result = compare(a, b)
     sides = [(name, model, side.summary()) for name, model, side in (("a", args.a, a), ("b", args.b, b))]
-    lines = [f"{name.upper()}  {model}: {rate(side)}" for name, model, side in sides]
+    lines = [
+        "; ".join([f"{name.upper()}  {model}: {rate(side)}", *left_out(side)]) for name, model, side in sides
+    ]
     whole = {name: {"model": model, **side} for name, model, side in sides}
     tell({**whole, "comparison": result.summary()}, args, "\n".join([*lines, *_lines(result)]))
     return 0
@@ -58,7 +60,7 @@ def _lines(result: Comparison) -> list[str]:
         lines.append(f"B - A: mean reward {result.reward:+.3f} [{low:+.3f}, {high:+.3f}]")
     lines.append(f"B is {result.verdict}" if result.verdict != "unclear" else "which is better is unclear")
     if result.num_left_out:
-        lines.append(f"left out: {result.num_left_out} scenarios in which a conversation failed")
+        lines.append(f"left out: {result.num_left_out} scenarios that one of them could not play")
     lines += [
         f"  {name:16} {one.a:6.1%} -> {one.b:6.1%}  {_change(one)}  (n = {one.n})"
         for name, one in result.families.items()

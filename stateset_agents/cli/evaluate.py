@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.rates import percent, rate, refuse_unwritable, table, tell
+from stateset_agents.cli.rates import left_out, percent, rate, refuse_unwritable, table, tell
 from stateset_agents.cli.train import overrides
 from stateset_agents.errors import ConfigurationError
 
@@ -112,7 +112,8 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
         rows.append(("user_miss", f"{miss['value']:.2f} [{low:.2f}, {high:.2f}]", miss["n"]))
     if result["mean_reward"] is not None and result["success"] is not None:
         low, high = result["reward_interval"]
-        rows.append(("mean reward", f"{result['mean_reward']:.3f} [{low:.3f}, {high:.3f}]", result["n"]))
-    if result["num_failed"]:
-        lines.append(f"left out: {result['num_failed']} conversations that failed")
+        rows.append(
+            ("mean reward", f"{result['mean_reward']:.3f} [{low:.3f}, {high:.3f}]", result["num_scored"])
+        )
+    lines += left_out(result)
     return lines + table([(name, number, f"n = {n}") for name, number, n in rows])

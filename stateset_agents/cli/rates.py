@@ -11,7 +11,7 @@ from typing import Any
 
 from stateset_agents.errors import ConfigurationError
 
-__all__ = ["percent", "rate", "refuse_unwritable", "table", "tell"]
+__all__ = ["left_out", "percent", "rate", "refuse_unwritable", "table", "tell"]
 
 
 def rate(result: Mapping[str, Any]) -> str:
@@ -26,6 +26,14 @@ def percent(estimate: Mapping[str, Any]) -> str:
     """`16.0% [13.3%, 19.1%]` of something with a value and an interval."""
     low, high = estimate["interval"]
     return f"{estimate['value']:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def left_out(result: Mapping[str, Any]) -> list[str]:
+    """`left out: 2 conversations that failed, of the mean reward 1 that could not be scored`; or nothing."""
+    failed, unscored = result["num_failed"], result["num_unscored"]
+    parts = [f"{failed} conversations that failed"] * bool(failed)
+    parts += [f"of the mean reward {unscored} that could not be scored"] * bool(unscored)
+    return [f"left out: {', '.join(parts)}"] if parts else []
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:

@@ -117,7 +117,7 @@ class Words:
     async def judged(self, given: Mapping[str, Any]) -> bool | None:
         """Was the task done? None where no rule says it."""
         if self.least is not None:
-            # who does nothing has a total of 0: where that would do, the world itself must have come to its end
+            # who does nothing has a total of 0: where that would do, the world must have come to its own end
             return bool(given["total"] >= self.least and (self.least > 0 or given["ended"]))
         if self.success is None:
             return None

@@ -7,6 +7,7 @@ changes: `stateset-agents audit` does so and can be a gate.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +33,7 @@ from stateset_agents.messages import Completion, Message
 from stateset_agents.settings import nearest
 from stateset_agents.streams import derive
 
-__all__ = ["Audit", "Ceiling", "audit", "play", "policies_of"]
+__all__ = ["Audit", "Ceiling", "audit", "expect_limits", "play", "policies_of"]
 
 MAX_TURNS = 100
 """Replies after which a conversation is cut whose environment sets no limit."""
@@ -84,10 +85,11 @@ class Audit:
         """One line for every agent that got more than a limit; none given, none can.
 
         `allow` has another limit, for both, of agents that may have more: a refuser that is right wherever
-        the right answer is no. Raises ConfigurationError for a limit that cannot be checked, and for a name
-        that was not played.
+        the right answer is no. Raises ConfigurationError for limits that say nothing (`expect_limits`) or
+        cannot be checked, and for a name that was not played.
         """
         allow = allow or {}
+        expect_limits(max_success=max_success, max_reward=max_reward, allow=allow)
         for name in allow:
             if name not in self.policies:
                 raise ConfigurationError(
@@ -123,6 +125,18 @@ class Audit:
             "honest": None if self.honest is None else self.honest.summary(),
             "policies": {name: one.summary() for name, one in self.policies.items()},
         }
+
+
+def expect_limits(*, max_success: float | None, max_reward: float | None, allow: Mapping[str, float]) -> None:
+    """Raises ConfigurationError for a limit that nothing can be over, and for an `allow` without any."""
+    if allow and max_success is None and max_reward is None:
+        raise ConfigurationError(
+            f"to allow {', '.join(allow)} more there must be a limit: give max_success or max_reward"
+        )
+    limits = {"max_success": max_success, "max_reward": max_reward, **allow}
+    for name, limit in limits.items():
+        if limit is not None and not math.isfinite(limit):
+            raise ConfigurationError(f"the limit {name} must be a finite number, got {limit!r}")
 
 
 def policies_of(environment: Environment) -> dict[str, MakePolicy]:

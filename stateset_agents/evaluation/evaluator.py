@@ -62,11 +62,16 @@ class Evaluation:
     n: int
     """Conversations that count: the judged ones, or all that were played where none was judged."""
     num_failed: int
+    """Conversations that broke and are left out of everything."""
     temperature: float
     families: Mapping[str, FamilyResult]
     groups: Sequence[TrajectoryGroup]
     tries: int = 1
     """How often each scenario was played."""
+    num_scored: int = 0
+    """Conversations behind `mean_reward`."""
+    num_unscored: int = 0
+    """Conversations that were played and whose reward failed; not those to which it does not apply."""
     reward_interval: tuple[float, float] | None = None
     """95 %, a bootstrap over scenarios."""
     pass_at: Mapping[int, Estimate] = field(default_factory=dict)
@@ -90,6 +95,8 @@ class Evaluation:
             "n": self.n,
             "tries": self.tries,
             "num_failed": self.num_failed,
+            "num_scored": self.num_scored,
+            "num_unscored": self.num_unscored,
             "temperature": self.temperature,
             "families": {
                 name: {"success": one.success, "interval": list(one.interval), "n": one.n}
@@ -225,6 +232,8 @@ def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: floa
         reward_interval=None if reward is None else reward.interval,
         n=num_judged or len(played),
         num_failed=sum(len(group.trajectories) for group in groups) - len(played),
+        num_scored=sum(one.reward is not None for one in played),
+        num_unscored=sum(one.reward is None and one.error is not None for one in played),
         temperature=temperature,
         families=_families(list(by_scenario.values())),
         groups=groups,

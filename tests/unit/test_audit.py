@@ -10,13 +10,14 @@ from typing import Any, Literal
 import pytest
 from environments import ChattyEnvironment, scenarios
 
+from stateset_agents.cli.audit import _numbers
 from stateset_agents.cli.main import main
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import CompositeReward, EnvironmentReward, create_customer_service_reward
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.simulated_user import RuleBasedUser
 from stateset_agents.core.tools import Toolbox, ToolError, tool
-from stateset_agents.core.trajectory import Status
+from stateset_agents.core.trajectory import Status, Trajectory
 from stateset_agents.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.evaluation.audit import MAX_TURNS, audit, play, policies_of
 from stateset_agents.evaluation.evaluator import held_out
@@ -143,6 +144,19 @@ async def test_facts_keep_cheats_from_what_form_alone_would_pay() -> None:
     free, checked = [await audit(one, reward, one.scenarios("test")) for one in scenarios_of]
     assert free.ceiling.reward == pytest.approx(0.5)
     assert checked.ceiling.reward == pytest.approx(0.2)
+
+
+async def test_what_a_reward_could_not_score_is_counted() -> None:
+    result = await audit(shop(), fragile, shop().scenarios("test"), policies={"silent": Silent})
+    silent = result.policies["silent"]
+    assert (silent.num_scored, silent.num_unscored) == (2, 1)
+    assert _numbers(silent)[2] == "3 (1 unscored)"
+
+
+def fragile(trajectory: Trajectory) -> float:
+    if trajectory.scenario.id == "s0":
+        raise RuntimeError("the judge is away")
+    return 0.5
 
 
 class Rigged(ChattyEnvironment):
@@ -292,6 +306,12 @@ def _parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["{name: retail_desk"], "is not YAML"),
         (["retail_desk", "--without", "lair"], "did you mean 'liar'?"),
         (["retail_desk", "--allow", "liar"], "--allow takes AGENT=LIMIT"),
+        (["retail_desk", "--allow", "refuser=.2"], "to allow refuser more there must be a limit"),
+        (["retail_desk", "--max-reward", "nan"], "the limit max_reward must be a finite number, got nan"),
+        (
+            ["retail_desk", "--max-reward", ".1", "--allow", "refuser=inf"],
+            "the limit refuser must be a finite",
+        ),
         (["retail_desk", "--episodes", "0"], "--episodes must be at least 1"),
         (["retail_desk", "--split", "tst"], "split must be train, validation or test"),
     ],

@@ -10,6 +10,7 @@ import pytest
 from environments import ChattyConversation, ChattyEnvironment, scenarios
 
 from stateset_agents.backends.scripted import ScriptedBackend
+from stateset_agents.cli.rates import left_out
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment, Observation
 from stateset_agents.core.reward import EnvironmentReward, reward_function
@@ -79,6 +80,8 @@ async def test_the_summary_is_plain_json() -> None:
         "n",
         "tries",
         "num_failed",
+        "num_scored",
+        "num_unscored",
         "temperature",
         "families",
     }
@@ -131,6 +134,21 @@ async def test_rewards_that_say_nothing_leave_no_mean() -> None:
         return None
 
     assert (await measured(Judged(s0=True), reward=silent)).mean_reward is None
+
+
+async def test_a_reward_that_breaks_is_counted_and_one_that_does_not_apply_is_not() -> None:
+    @reward_function
+    def fragile(trajectory: Trajectory) -> float | None:
+        if trajectory.scenario.id == "s0":
+            raise RuntimeError("the judge is away")
+        return None if trajectory.scenario.id == "s1" else 0.5
+
+    result = await measured(Judged(s0=True, s1=True, s2=False, s3=True), reward=fragile)
+    assert (result.success, result.n, result.mean_reward) == (0.75, 4, 0.5)
+    assert (result.num_failed, result.num_scored, result.num_unscored) == (0, 2, 1)
+    assert left_out(result.summary()) == ["left out: of the mean reward 1 that could not be scored"]
+    assert left_out({"num_failed": 2, "num_unscored": 0}) == ["left out: 2 conversations that failed"]
+    assert left_out({"num_failed": 0, "num_unscored": 0}) == []
 
 
 async def test_the_same_seed_meets_the_same_users_at_any_temperature() -> None:

@@ -86,6 +86,8 @@ def _lines(result: Rescored) -> list[str]:
             f"left out: {result.only_old} scored only by the run, {result.only_new} only by the other, "
             f"{result.num_failed} failed"
         )
+    if result.failure is not None:
+        lines.append(f"the other reward failed, first with: {result.failure}")
     rows: list[tuple[str, ...]] = [("family", "mean reward", "rank corr.", "within", "change sign", "n")]
     rows += [(name, *_row(one)) for name, one in result.families.items()]
     lines += table(rows)

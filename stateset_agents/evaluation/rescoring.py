@@ -12,7 +12,7 @@ from stateset_agents.algorithms.advantages import Baseline, Scaling, group_advan
 from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
 from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
 from stateset_agents.core.waiting import all_or_cancel
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.errors import ConfigurationError, RewardFailure
 
 __all__ = ["Changed", "Flip", "Rescored", "rank_correlation", "rescore"]
 
@@ -70,6 +70,8 @@ class Rescored:
     only_old: int
     """Conversations that the run scored and the other reward does not."""
     only_new: int
+    failure: str | None
+    """Why the other reward could not score the first one that it failed on."""
 
     def summary(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -82,6 +84,7 @@ class Rescored:
             "num_failed": self.num_failed,
             "only_old": self.only_old,
             "only_new": self.only_new,
+            "failure": self.failure,
             "flips": [asdict(flip) for flip in self.flips],
         }
 
@@ -113,13 +116,16 @@ async def rescore(
     reward = as_reward(reward_fn)
     found: list[_Both] = []
     num_groups = num_failed = only_old = only_new = 0
+    failure: str | None = None
     for step, groups in steps:
         played = [[one for one in group.trajectories if one.status is not Status.FAILED] for group in groups]
         num_failed += sum(len(group.trajectories) for group in groups) - sum(map(len, played))
         results = await all_or_cancel(
             score_trajectories(reward, members, seconds=reward_timeout) for members in played
         )
-        given = [result for own in results for result in own if isinstance(result, RewardResult)]
+        asked = [result for own in results for result in own]
+        failure = failure or next((str(one) for one in asked if isinstance(one, RewardFailure)), None)
+        given = [result for result in asked if isinstance(result, RewardResult)]
         reward.observe([result for result in given if result.score is not None])
         old = [[one.reward for one in members] for members in played]
         new = [[one.score if isinstance(one, RewardResult) else None for one in own] for own in results]
@@ -138,11 +144,10 @@ async def rescore(
                     found.append(_Both(num_groups + place, one.scenario.family, flip))
         num_groups += len(groups)
     if not found:
-        raise ConfigurationError(
-            "no conversation is scored by both rewards: look at what the other one needs in the scenarios"
-        )
+        why = failure or "look at what the other one needs in the scenarios"
+        raise ConfigurationError(f"no conversation is scored by both rewards: {why}")
     families = sorted({one.family for one in found})
-    flips = [one.flip for one in found if one.flip.old_advantage * one.flip.new_advantage < 0]
+    flips = [one.flip for one in found if _sign(one.flip.old_advantage) * _sign(one.flip.new_advantage) < 0]
     return Rescored(
         all=_changed(found),
         families={name: _changed([one for one in found if one.family == name]) for name in families},
@@ -151,6 +156,7 @@ async def rescore(
         num_failed=num_failed,
         only_old=only_old,
         only_new=only_new,
+        failure=failure,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from stateset_agents.core.function_reward import Reward, as_reward
 from stateset_agents.core.scoring import RewardResult, score_trajectories
 from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.errors import ConfigurationError, RewardFailure
 from stateset_agents.streams import derive
 
 __all__ = ["Agreement", "cohens_kappa", "measure_agreement"]
@@ -81,20 +81,19 @@ async def measure_agreement(
     Take conversations of which about half are right: on others a judge that always says yes agrees, too,
     and only kappa shows it. Raises ConfigurationError where no conversation has both verdicts.
     """
-    verdicts = []
+    verdicts, failures = [], []
     for reward, threshold in ((as_reward(judge), judge_passes), (as_reward(check), check_passes)):
         results = await score_trajectories(reward, trajectories)
         scores = [result.score if isinstance(result, RewardResult) else None for result in results]
+        failures += [str(result) for result in results if isinstance(result, RewardFailure)]
         verdicts.append([None if score is None else score >= threshold for score in scores])
     by_scenario: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
     for trajectory, judged, checked in zip(trajectories, *verdicts, strict=True):
         if judged is not None and checked is not None:
             by_scenario[trajectory.scenario.id].append((judged, checked))
     if not by_scenario:
-        raise ConfigurationError(
-            "no conversation has a verdict of judge and check: look at the judge's answers, and at what the "
-            "check needs in the scenarios"
-        )
+        why = failures[0] if failures else "look at what they need in the scenarios"
+        raise ConfigurationError(f"no conversation has a verdict of judge and check: {why}")
     counts = [_counts(pairs) for pairs in by_scenario.values()]
     whole = _added(counts)
     n = sum(whole)

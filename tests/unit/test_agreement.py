@@ -15,7 +15,7 @@ from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message
 from stateset_agents.rewards.agreement import cohens_kappa, measure_agreement
-from stateset_agents.rewards.judge import create_judge_reward
+from stateset_agents.rewards.judge import JudgeReward, create_judge_reward
 from stateset_agents.rewards.verifiable import create_correctness_reward
 
 
@@ -97,3 +97,11 @@ async def test_nothing_to_hold_against_is_one_line() -> None:
         await measure_agreement(
             create_correctness_reward(), create_correctness_reward(), [trajectory("a", "b")]
         )
+
+
+async def test_why_nothing_has_a_verdict_is_told() -> None:
+    def away(prompt: str) -> str:
+        raise RuntimeError("status 401")
+
+    with pytest.raises(ConfigurationError, match=r"judge and check: reward judge failed: .*status 401"):
+        await measure_agreement(JudgeReward(away, "?"), create_correctness_reward(), sums([True]))

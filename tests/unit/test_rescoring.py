@@ -88,8 +88,17 @@ async def test_what_only_one_reward_scores_is_left_out_and_said() -> None:
 
     result = await rescore([STEPS[0]], long_ones)
     assert (result.all.n, result.only_old, result.only_new) == (2, 3, 0)
-    with pytest.raises(ConfigurationError, match="no conversation is scored by both"):
+    assert result.failure is not None
+    assert "long_ones failed: RuntimeError: broken" in result.failure
+    with pytest.raises(ConfigurationError, match="scored by both rewards: look at what the other one needs"):
         await rescore([STEPS[0]], reward_function(lambda replies: None))
+
+    @reward_function
+    def away(replies: Sequence[Message]) -> float:
+        raise RuntimeError("status 401")
+
+    with pytest.raises(ConfigurationError, match=r"scored by both rewards: reward away failed: .*status 401"):
+        await rescore([STEPS[0]], away)
 
 
 async def test_a_reward_of_groups_gets_them_whole_and_statistics_move_after_each_step() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 
@@ -48,7 +48,10 @@ class RunningModel:
 def choose_path(
     model: PreTrainedModel, context_length: int, *, engine: Engine = "auto", fast_linears: bool = True
 ) -> RunningModel:
-    """The first way that says what full forwards say, or the one that `engine` names; says which in the log.
+    """The first way that says what full forwards say, or the one that `engine` names.
+
+    Says which in the log: a warning for the plain path (it is slow), information for the general one, and at
+    debug level for the lean one, which is what anyone would expect.
 
     Raises ConfigurationError where the one that was named cannot, BackendError where none can.
     """
@@ -67,8 +70,7 @@ def choose_path(
             continue
         why = "; ".join(dict.fromkeys(refused)) or ("as asked" if engine != "auto" else "the first that may")
         linears = _linears(model, name, way, fast_linears)
-        say = _log.warning if name == "plain" and engine == "auto" else _log.info
-        say(f"{architecture} generates on the {name} path ({why}); linears {linears}")
+        _say(name, engine)(f"{architecture} generates on the {name} path ({why}); linears {linears}")
         return RunningModel(name=name, why=why, linears=linears, path=way)
     reasons = "; ".join(dict.fromkeys(refused))
     if engine == "auto":
@@ -80,6 +82,12 @@ def choose_path(
         f"engine {engine!r} can't run {architecture} ({reasons}); leave engine at auto, which takes the "
         "fastest way that can"
     )
+
+
+def _say(name: str, engine: Engine) -> Callable[..., Any]:
+    if name == "lean":
+        return _log.debug
+    return _log.warning if name == "plain" and engine == "auto" else _log.info
 
 
 def _linears(model: PreTrainedModel, name: str, way: CachedModel, wanted: bool) -> str:

@@ -26,7 +26,10 @@ REQUIRED = ("torch>=2.6", "transformers>=5.23,<6", "safetensors>=0.5")
 
 EXTRAS = {
     "peft>=0.18": "a LoRA adapter",
-    "aiohttp>=3.11": "an HTTP server",
+    "datasets>=4": "scenarios from a Hugging Face dataset",
+    "gymnasium>=1": "a Gymnasium environment",
+    "mcp>=1.24,<2": "an MCP server as tools",
+    "jsonschema>=4.20": "the schema reward",
 }
 """Optional packages, as pip takes them, and what needs them."""
 

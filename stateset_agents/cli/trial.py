@@ -91,7 +91,12 @@ class _Trial:
         )
         if not reply.strip():
             raise _Wrong("the embedded model said nothing")
-        return "embedded:desk answers, with the log-probs of a plain forward"
+        running, policy = self.trainer.agent.backend.running, self.trainer.learner.policy
+        rows = "packed" if policy.packs else "padded"
+        return (
+            f"embedded:desk answers on the {running.name} path, with the log-probs of a plain forward; "
+            f"linears {running.linears}; updates take {rows} rows"
+        )
 
     async def determinism(self) -> str:
         first, second = [await self._rollout() for _ in range(2)]

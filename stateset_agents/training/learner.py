@@ -75,9 +75,8 @@ class Learner:
             row_layout=config.row_layout,
             fast=config.fast_linears,
         )
-        _log.info(
-            "rows of the update", layout="packed" if self.policy.packs else "padded", why=self.policy.why
-        )
+        say = _log.debug if self.policy.packs else _log.info
+        say("rows of the update", layout="packed" if self.policy.packs else "padded", why=self.policy.why)
         if config.gradient_checkpointing:
             _enable_gradient_checkpointing(self.policy)
         self.reference = self.policy.reference() if config.uses_reference else None

@@ -102,6 +102,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
         """How it ended, and why."""
         if done := self._done():
             _log.warning(f"nothing is left to train: {': '.join(done)}")
+        self.tracker.log_event("paths", step=self.step_number, **self._paths(self.agent.backend))
         await self._notify("on_train_begin", self)
         await self._between_steps()  # what a stop in their middle left undone
         while not (done := self._done()):

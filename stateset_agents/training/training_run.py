@@ -181,6 +181,17 @@ class TrainingRun(Controlled):
         )
         self._run, self._tracker = await self._worker.run(self._open_run)
 
+    def _paths(self, backend: Any) -> dict[str, Any]:
+        """By which way the model generates and the update lays out its rows, and why."""
+        running, policy = backend.running, self.learner.policy
+        return {
+            "engine": running.name,
+            "why": running.why,
+            "linears": running.linears,
+            "rows": "packed" if policy.packs else "padded",
+            "why_rows": policy.why,
+        }
+
     def _open_run(self) -> tuple[RunFolder, JsonlTracker]:
         run = self._run or RunFolder.create(self.config.output_dir, name=self.config.run_name)
         if not run.config.exists():  # a resumed run's stays until its checkpoint agrees

@@ -237,7 +237,7 @@ def test_bytes_that_are_no_text_do_not_end_the_chat(chat: Any, folder: Path) -> 
         (
             "",
             ["--environment", "retail_desk", "--scenario", "?"],
-            "no scenario '?', for example desk-",
+            "no scenario '?'; there is, for example, desk-",
         ),
         ("", ["--tools", "my_tools"], "--tools takes module:function with typed parameters, got 'my_tools'"),
         ("", ["--tools", "my_tools:lok_up"], "has no 'lok_up' (did you mean 'look_up'?)"),

@@ -52,13 +52,13 @@ def test_it_finds_this_machine_able_to_train(tmp_path: Path) -> None:
 
 def test_a_broken_machine_is_told_line_by_line_and_fails(tmp_path: Path) -> None:
     (tmp_path / "a-file").write_text("")
-    done = doctor(tmp_path, "--output-dir", "a-file/runs", hidden=("torch", "peft", "aiohttp"))
+    done = doctor(tmp_path, "--output-dir", "a-file/runs", hidden=("torch", "peft", "mcp"))
     assert done.returncode == 1
     assert done.stderr == ""
     said = done.stdout.splitlines()
     assert '✗ torch: not installed -> pip install "torch>=2.6"' in said
     assert '! peft: not installed (only a LoRA adapter needs it) -> pip install "peft>=0.18"' in said
-    assert '! aiohttp: not installed (only an HTTP server needs it) -> pip install "aiohttp>=3.11"' in said
+    assert '! mcp: not installed (only an MCP server as tools needs it) -> pip install "mcp>=1.24,<2"' in said
     assert any(
         line.startswith("✗ output folder: a-file/runs cannot be written (Not a directory) -> give another")
         for line in said

@@ -110,7 +110,7 @@ async def test_each_model_gets_the_fastest_way_that_is_right_and_hears_why(
     name, why, config = EXPECTED[architecture]
     torch.manual_seed(0)
     backend = serving(AutoModelForCausalLM.from_config(config()))
-    with caplog.at_level("INFO", "stateset_agents"):
+    with caplog.at_level("DEBUG", "stateset_agents"):
         await backend.start()
     try:
         assert backend.running.name == name

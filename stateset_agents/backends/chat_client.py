@@ -64,7 +64,7 @@ class ChatClient:
     A refused connection, a time-out, a 429, a 5xx and a torn body are tried again, `max_attempts` times in
     all, after a wait that doubles each time and is drawn at random between half and all of itself; what the
     server asks for in `Retry-After` is honoured, by all calls of this client. What will not mend itself (401,
-    404, an answer of another shape) is a BackendError at once.
+    404, a certificate, an answer of another shape) is a BackendError at once.
 
     `max_calls` and `max_tokens` bound what all calls together may cost, retries included; beyond them every
     call raises BudgetExceeded, and calls that are under way may go over `max_tokens` by their own.
@@ -121,6 +121,12 @@ class ChatClient:
                 isinstance(number, bool) or not isinstance(number, int) or number < least
             ):
                 raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {number!r}")
+        if (
+            isinstance(temperature, bool)
+            or not isinstance(temperature, int | float)
+            or not 0 <= temperature < math.inf
+        ):
+            raise ConfigurationError(f"temperature must be at least 0 (greedy), got {temperature!r}")
         for name, seconds in (("timeout", timeout), ("backoff", backoff), ("max_wait", max_wait)):
             if (
                 isinstance(seconds, bool)
@@ -228,7 +234,8 @@ class ChatClient:
         except TimeoutError:
             return _Failure(f"no answer within {self._timeout:g} s", transient=True)
         except aiohttp.ClientError as error:
-            return _Failure(f"{type(error).__name__}: {error}", transient=True)
+            lasts = isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError)
+            return _Failure(f"{type(error).__name__}: {error}", transient=not lasts)
         text = raw.decode(errors="replace")
         if response.status != 200:
             transient = response.status >= 500 or response.status in _TRANSIENT

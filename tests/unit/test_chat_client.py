@@ -83,6 +83,15 @@ async def test_what_will_not_pass_is_told_at_once(fault: Fault, said: str) -> No
     assert len(server.bodies) == 1
 
 
+async def test_an_address_that_cannot_work_is_not_tried_again() -> None:
+    async with ChatServer() as server:
+        for url in (server.url.replace("http:", "https:"), "http://127.0.0.1:99999/v1"):
+            chat = ChatClient(url, "m", backoff=0.001)
+            with pytest.raises(BackendError, match=r"gave no answer: (ClientConnectorSSL|Invalid)\w*Error: "):
+                await chat("hi")
+            assert chat.num_calls == 1
+
+
 async def test_after_the_last_attempt_the_last_cause_is_told() -> None:
     async with ChatServer(*[status(500, "first")] * 2, status(503, "last")) as server:
         with pytest.raises(BackendError, match=r"no answer \(3 attempts\): status 503: 'last'"):
@@ -202,6 +211,8 @@ def test_a_client_outlives_an_event_loop() -> None:
         ({"model": " "}, "model must be named"),
         ({"max_attempts": 0}, "max_attempts must be a whole number of at least 1, got 0"),
         ({"max_calls": -1}, "max_calls must be a whole number of at least 0, got -1"),
+        ({"temperature": -0.1}, r"temperature must be at least 0 \(greedy\), got -0.1"),
+        ({"temperature": float("nan")}, "temperature must be at least 0"),
         ({"timeout": 0}, "timeout must be seconds above 0, got 0"),
     ],
 )

@@ -124,7 +124,7 @@ class SchemaReward(CheckedReward):
         text = (_last_reply(trajectory) or "").strip()
         fenced = _FENCED.match(text)
         try:
-            value = json.loads(fenced[1] if fenced else text)
+            value = json.loads(fenced[1] if fenced else text, parse_constant=_refused)
         except (ValueError, RecursionError):
             return RewardResult(score=0.0, breakdown={"is_json": 0.0})
         try:
@@ -132,6 +132,11 @@ class SchemaReward(CheckedReward):
         except RecursionError:  # of the agent's making: a value nested beyond what can be walked
             is_valid = False
         return RewardResult(score=float(is_valid), breakdown={"is_json": 1.0})
+
+
+def _refused(constant: str) -> None:
+    """NaN and Infinity: Python reads them, JSON does not have them."""
+    raise ValueError(f"{constant} is no JSON")
 
 
 class SimilarityReward(CheckedReward):

@@ -68,6 +68,7 @@ SCHEMA = {
         ('Here it is: {"order_id": "K27"}', 0.0, 0.0),
         ('{"order_id": "K27"} {"order_id": "K28"}', 0.0, 0.0),
         ("", 0.0, 0.0),
+        ('{"order_id": "K27", "amount": NaN}', 0.0, 0.0),  # Python reads it, JSON does not have it
         ("[" * 9000, 0.0, 0.0),
     ],
 )

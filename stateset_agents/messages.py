@@ -41,12 +41,13 @@ class Message:
     def from_openai(cls, data: Mapping[str, Any]) -> Message:
         """Read `{"role": ..., "content": ...}`; tool arguments may be a JSON string or an object.
 
-        Content may be text, nothing, or a list of `{"type": "text", "text": ...}` parts. Raises
-        ConfigurationError on anything else.
+        Content may be text, nothing, or a list of `{"type": "text", "text": ...}` parts; `developer` is a
+        newer name of `system`. Raises ConfigurationError on anything else.
         """
         if not isinstance(data, Mapping):
             raise ConfigurationError(f"a message must be a mapping or a Message, got {_shown(data)}")
         role: Any = data.get("role")
+        role = "system" if role == "developer" else role
         if role not in get_args(Role):
             raise ConfigurationError(
                 f"message role must be one of {', '.join(get_args(Role))}, got {role!r}{_misspelt(data)}"

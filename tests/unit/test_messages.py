@@ -40,6 +40,12 @@ def test_content_may_be_text_nothing_or_text_parts(content: Any, text: str) -> N
     assert Message.from_openai({"role": "user", "content": content}).content == text
 
 
+def test_a_developer_s_message_is_the_system_s() -> None:
+    assert Message.from_openai({"role": "developer", "content": "be brief"}) == Message(
+        role="system", content="be brief"
+    )
+
+
 @pytest.mark.parametrize("arguments", ['{"x": 1}', {"x": 1}])
 def test_arguments_may_be_json_text_or_an_object(arguments: Any) -> None:
     message = Message.from_openai(call(arguments, id="a"))

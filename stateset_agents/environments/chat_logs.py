@@ -27,8 +27,9 @@ class ChatLogs(ConversationEnvironment):
 
     The agent gets the log's system message and its user's words, one message after another whatever it says,
     and the tools that any log offers or calls. A call that the log made, with the same arguments, is answered
-    as it was there; any other gets an error. That is a replay and no world: give `tools` that really run
-    (they stand in for recorded ones of their name) and a `user` that listens as soon as you have them.
+    as it was there (the first time, however often it is made); any other gets an error. That is a replay and
+    no world: give `tools` that really run (they stand in for recorded ones of their name) and a `user` that
+    listens as soon as you have them.
 
     Where a log made calls and does not say `"success": false`, its verdict is whether the agent made them all
     (`made_the_recorded_calls`), unless `success` is given.

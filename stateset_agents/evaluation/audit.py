@@ -17,7 +17,7 @@ from stateset_agents.core.environment import Conversation, Environment
 from stateset_agents.core.in_time import InTime
 from stateset_agents.core.reward import Reward, as_reward, score_trajectories
 from stateset_agents.core.scenario import Scenario, expect_scenarios
-from stateset_agents.core.scoring import turn_rewards
+from stateset_agents.core.scoring import RewardResult, turn_rewards
 from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup, Turn
 from stateset_agents.core.user_code import told
 from stateset_agents.core.waiting import all_or_cancel, in_thread
@@ -204,10 +204,13 @@ async def audit(
     )
 
 
-def _with_score(trajectory: Trajectory, result: Any) -> Trajectory:
-    if isinstance(result, RewardFailure):
-        return replace(trajectory, error=f"unscored: {result}")
-    earned = () if result.score is None else turn_rewards(result, len(trajectory.turns))
+def _with_score(trajectory: Trajectory, result: RewardResult | RewardFailure) -> Trajectory:
+    try:
+        if isinstance(result, RewardFailure):
+            raise result
+        earned = () if result.score is None else turn_rewards(result, len(trajectory.turns))
+    except RewardFailure as failure:
+        return replace(trajectory, error=f"unscored: {failure}")
     return replace(trajectory, reward=result.score, breakdown=result.breakdown, turn_rewards=earned)
 
 

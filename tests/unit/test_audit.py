@@ -13,7 +13,12 @@ from environments import ChattyEnvironment, scenarios
 from stateset_agents.cli.audit import _numbers
 from stateset_agents.cli.main import main
 from stateset_agents.core.environment import ConversationEnvironment
-from stateset_agents.core.reward import CompositeReward, EnvironmentReward, create_customer_service_reward
+from stateset_agents.core.reward import (
+    CompositeReward,
+    EnvironmentReward,
+    RewardResult,
+    create_customer_service_reward,
+)
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.simulated_user import RuleBasedUser
 from stateset_agents.core.tools import Toolbox, ToolError, tool
@@ -151,6 +156,15 @@ async def test_what_a_reward_could_not_score_is_counted() -> None:
     silent = result.policies["silent"]
     assert (silent.num_scored, silent.num_unscored) == (2, 1)
     assert _numbers(silent)[2] == "3 (1 unscored)"
+    [error] = [one.error for group in silent.groups for one in group.trajectories if one.error]
+    assert error.startswith("unscored: reward fragile failed: RuntimeError: the judge is away")
+
+    def miscounted(trajectory: Trajectory) -> RewardResult:
+        return RewardResult(score=1.0, turn_rewards=(0.5,) * (len(trajectory.turns) + 1))
+
+    wrong = await audit(shop(), miscounted, shop().scenarios("test"), policies={"silent": Silent})
+    told = [one.error or "" for group in wrong.policies["silent"].groups for one in group.trajectories]
+    assert [text.startswith("unscored: turn_rewards has") for text in told] == [True] * 3
 
 
 def fragile(trajectory: Trajectory) -> float:

@@ -131,7 +131,9 @@ def compare(a: Evaluation, b: Evaluation) -> Comparison:
         if (one := _mean_reward(own)) is not None and (other := _mean_reward(others)) is not None
     ]
     families = sorted({family for family, _, _ in judged})
-    single = a.tries == 1
+    single = all(
+        len(own) == len(others) == 1 for own, others in pairs
+    )  # a scenario may have been given twice
     return Comparison(
         success=_paired([(one, other) for _, one, other in judged], single) if judged else None,
         families={

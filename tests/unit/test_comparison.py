@@ -106,6 +106,19 @@ def test_scenarios_are_paired_by_name_not_by_place() -> None:
     assert (whole.wins, whole.losses, whole.ties) == (0, 0, 2)
 
 
+def test_a_scenario_given_twice_is_paired_as_one_with_two_tries() -> None:
+    a, b = played([False] * 8), played([True] * 8)
+    half = played([False] * 8)
+    twice = [
+        Evaluation(**{**_fields(one), "groups": [*one.groups, *more.groups]})
+        for one, more in ((a, half), (b, half))
+    ]
+    whole = compare(*twice).success
+    assert whole is not None
+    assert (whole.n, whole.wins, whole.difference) == (8, 8, 0.5)
+    assert whole.interval == whole.bootstrap  # the counts of won and lost alone would not do for halves
+
+
 def _fields(evaluation: Evaluation) -> dict[str, object]:
     return {name: getattr(evaluation, name) for name in Evaluation.__dataclass_fields__}
 

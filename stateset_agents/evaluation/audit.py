@@ -194,7 +194,7 @@ async def audit(
             raise EnvironmentFailure(
                 f"none of {name}'s conversations could be played; the first: {errors[0]}"
             )
-        return measured(groups, tries=1, temperature=0.0)
+        return await in_thread(measured, groups, tries=1, temperature=0.0)
 
     results = {name: await all_of(name, make) for name, make in chosen.items()}
     honest: Callable[[], Policy] | None = getattr(environment, "honest_agent", None)

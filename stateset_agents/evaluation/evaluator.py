@@ -12,6 +12,7 @@ from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
 from stateset_agents.core.scenario import Scenario, expect_scenarios, expect_split
 from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
+from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.evaluation.intervals import share_interval
 from stateset_agents.evaluation.measures import (
@@ -214,11 +215,14 @@ async def evaluate(
             f"none of {len(scenarios) * tries} conversations could be played; the first failed with "
             f"{groups[0].trajectories[0].error}"
         )
-    return measured(groups, tries=tries, temperature=temperature)
+    return await in_thread(measured, groups, tries=tries, temperature=temperature)
 
 
 def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: float) -> Evaluation:
-    """What scored groups show, one of each scenario with `tries` conversations."""
+    """What scored groups show, one of each scenario with `tries` conversations.
+
+    Its bootstraps take tenths of a second: not for an event loop.
+    """
     by_scenario = tries_of(groups)
     played = [one for own in by_scenario.values() for one in own]
     num_judged = sum(one.success is not None for one in played)

@@ -6,6 +6,7 @@ those that the environment offers itself, which know its ways better.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -186,7 +187,8 @@ class _Known:
         roles = ("user", "tool", "system")  # the likeliest first, of each the newest
         self.ids = [id for role in roles for text in _said_by(role, heard)[::-1] for id in _ids(text)]
         self.words = [word for word in _words(self.request) if len(word) > 3]
-        self.numbers = [float(number) for number in _NUMBER.findall(self.texts)]
+        numbers = map(float, _NUMBER.findall(self.texts))
+        self.numbers = [number for number in numbers if math.isfinite(number)]
 
     def text(self, name: str, described: str, turn: int) -> str:
         """A text for the parameter of that name; `turn` chooses among what would do."""

@@ -10,6 +10,7 @@ from typing import Any
 from stateset_agents.core.function_reward import Reward, as_reward
 from stateset_agents.core.scoring import RewardResult, score_trajectories
 from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError, RewardFailure
 from stateset_agents.streams import derive
 
@@ -97,7 +98,7 @@ async def measure_agreement(
     counts = [_counts(pairs) for pairs in by_scenario.values()]
     whole = _added(counts)
     n = sum(whole)
-    accuracies, kappas = _resampled(counts, resamples)
+    accuracies, kappas = await in_thread(_resampled, counts, resamples)
     return Agreement(
         n=n,
         accuracy=(whole[0] + whole[3]) / n,

@@ -276,6 +276,12 @@ async def test_the_desk_says_which_rules_cheats_break() -> None:
     assert result.honest.twins is None or result.honest.twins.value == 1.0
 
 
+def test_a_number_of_any_length_is_no_stumbling_block() -> None:
+    spammer = DEGENERATE["tool_spammer"](Toolbox([book]).schemas)
+    said = spammer.reply([Message(role="user", content=f"{'9' * 400} seats, or 3")])
+    assert said.tool_calls[0].arguments["seats"] == 3
+
+
 def test_a_stuffer_says_the_tools_and_the_texts() -> None:
     said = KeywordStuffer(Toolbox([get_order]).schemas).reply([Message(role="user", content="Lyon K27?")])
     assert {"Lyon", "K27", "order", "cannot"} <= set(said.content.split(", "))

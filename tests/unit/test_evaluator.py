@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from stateset_agents.core.reward import EnvironmentReward, reward_function
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Outcome, Trajectory
 from stateset_agents.errors import ConfigurationError, EnvironmentFailure
+from stateset_agents.evaluation import evaluator
 from stateset_agents.evaluation.evaluator import Evaluation, FamilyResult, evaluate, held_out, spread
 from stateset_agents.evaluation.intervals import wilson
 from stateset_agents.messages import Message
@@ -60,6 +62,19 @@ async def test_success_is_a_share_with_its_interval_and_its_families() -> None:
     assert (result.n, result.num_failed, result.temperature) == (4, 0, 1.0)
     assert result.mean_reward == pytest.approx((1.25 + 0.25 + 1.25 + 1.25) / 4)
     assert [group.key for group in result.groups] == ["0/s0", "0/s1", "0/s2", "0/s3"]
+
+
+async def test_bootstraps_hold_up_no_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+
+    def noted(shares: Any) -> tuple[float, float]:
+        threads.add(threading.current_thread())
+        return 0.0, 1.0
+
+    monkeypatch.setattr(evaluator, "share_interval", noted)
+    await measured(Judged(s0=True, s1=False))
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 async def test_the_summary_is_plain_json() -> None:

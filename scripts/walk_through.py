@@ -122,7 +122,7 @@ async def walk() -> dict[str, str]:
                 for member, (one, now) in enumerate(zip(group.trajectories, after, strict=True))
             ]
         ),
-        "metrics": "\n".join(f"{name:24} {metrics[name]:.4f}" for name in METRICS if name in metrics),
+        "metrics": "\n".join(f"{name:24} {metrics[name]:z.4f}" for name in METRICS if name in metrics),
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import importlib
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,8 +114,13 @@ class GymnasiumText:
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Make an environment, reset it by the scenario's seed (else the group's), and say what it shows."""
         options = scenario.context.get("options")
-        opening = in_thread(_GymWorld.reset, self._name, self._make, reset_seed(scenario, seed), options)
-        world = await guarded(f"resetting {self._name}", opening)
+        own, given_up = reset_seed(scenario, seed), threading.Event()
+        opening = in_thread(_GymWorld.reset, self._name, self._make, own, options, given_up)
+        try:
+            world = await guarded(f"resetting {self._name}", opening)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
         return await enter(world, self._words, scenario)
 
 
@@ -127,14 +134,22 @@ class _GymWorld:
 
     @classmethod
     def reset(
-        cls, name: str, make: Callable[[], gymnasium.Env[Any, Any]], seed: int, options: Any
+        cls,
+        name: str,
+        make: Callable[[], gymnasium.Env[Any, Any]],
+        seed: int,
+        options: Any,
+        given_up: threading.Event,
     ) -> _GymWorld:
+        """Closes the environment where nobody waits for it any more, after a time-out say."""
         env = make()
         try:
             observation, info = env.reset(seed=seed, options=options)
         except BaseException:
             env.close()
             raise
+        if given_up.is_set():
+            env.close()
         return cls(name, env, View(observation=observation, info=info))
 
     @property

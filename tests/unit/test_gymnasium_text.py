@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from typing import Any
@@ -226,6 +227,29 @@ async def test_closing_closes_and_so_does_an_opening_that_cannot_be_shown() -> N
     with pytest.raises(ConfigurationError, match="the observation is a ndarray, no text: give render"):
         await begin(bad)
     assert [env.closed for env in made] == [True, True]
+
+
+async def test_an_environment_that_is_ready_too_late_is_closed() -> None:
+    """A time limit cuts the reset, which goes on in its thread: nobody else would close what it made."""
+    begun, goes_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(Counting):
+        def reset(self, **settings: Any) -> tuple[np.ndarray, dict[str, Any]]:
+            begun.set()
+            assert goes_on.wait(10)
+            return super().reset(**settings)
+
+        def close(self) -> None:
+            closed.set()
+
+    opening = asyncio.create_task(begin(GymnasiumText(Slow, render=field, actions=["stay"], num_train=1)))
+    assert await asyncio.to_thread(begun.wait, 10)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert not closed.is_set()
+    goes_on.set()
+    assert await asyncio.to_thread(closed.wait, 10)
 
 
 async def test_episodes_through_an_agent_earn_the_turns_rewards() -> None:

@@ -115,8 +115,11 @@ class CompositeReward(RewardOfRewards):
                 total += weight * result.score
                 weights += weight
                 told = told or bool(result.turn_rewards)
-                for turn, reward in enumerate(turn_rewards(result, num_turns)):
-                    turns[turn] += weight * reward
+                try:
+                    own = turn_rewards(result, num_turns)
+                except RewardFailure as failure:  # this member's alone
+                    return RewardFailure(f"reward {name}: {failure}")
+                turns = [sum_so_far + weight * reward for sum_so_far, reward in zip(turns, own, strict=True)]
         if not weights:
             return RewardResult(score=None, breakdown=breakdown)
         earned = tuple(reward / weights for reward in turns) if told else ()

@@ -274,6 +274,19 @@ async def test_a_composite_with_a_failing_term_leaves_that_member_unscored():
         await composite.score(members[1])
 
 
+async def test_a_term_that_miscounts_one_member_s_turns_leaves_the_others_scored():
+    @reward_function
+    def two_turns(trajectory: Trajectory) -> RewardResult:
+        return RewardResult(score=1.0, turn_rewards=(0.5, 0.5))
+
+    composite = CompositeReward([(two_turns, 1.0)])
+    short, scored = await score_trajectories(composite, [trajectory("Hi", "a"), TALK])
+    assert isinstance(short, RewardFailure)
+    assert str(short) == "reward two_turns: turn_rewards has 2 numbers for a conversation of 1 turns"
+    assert isinstance(scored, RewardResult)
+    assert scored.turn_rewards == (0.5, 0.5)
+
+
 async def test_a_composite_hands_the_whole_group_to_its_group_terms():
     @reward_function(scope="group")
     def share(trajectories):

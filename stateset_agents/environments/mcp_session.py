@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -36,6 +37,10 @@ _SESSION_TERMINATED = 32600
 _KNOCK_SECONDS = 5.0
 _CLOSE_SECONDS = 10.0
 """For a server to end its session; the library kills a stdio server's process after 4."""
+
+
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+"""Of files, memory or processes: the command is right, and may run when other conversations have ended."""
 
 
 class McpServer(Settings):
@@ -208,9 +213,9 @@ class McpSession:
             try:
                 session = await self._connected(stack)
             except OSError as error:
-                raise ConfigurationError(
-                    f"MCP server {self.name!r} cannot be run: {error.strerror}: {error.filename!r}"
-                ) from error
+                kind = EnvironmentFailure if error.errno in _SHORTAGES else ConfigurationError
+                where = "" if error.filename is None else f": {error.filename!r}"
+                raise kind(f"MCP server {self.name!r} cannot be run: {error.strerror}{where}") from error
             await session.initialize()
             self.tools = self._offered(await _listed(session))
             self._session.set_result(session)

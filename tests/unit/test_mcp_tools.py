@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -201,6 +202,17 @@ async def test_a_server_that_cannot_be_had(server: Any, error: type[Exception], 
     with pytest.raises(error, match=told):
         await begin(shop(server))
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_machine_that_is_full_fails_a_conversation_and_not_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def full(*args: Any, **settings: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("anyio.open_process", full)
+    with pytest.raises(EnvironmentFailure, match=r"MCP server 'shop' cannot be run: Too many open files$"):
+        await begin(shop())
 
 
 @pytest.mark.parametrize("lists", [True, False])

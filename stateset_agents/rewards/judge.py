@@ -212,8 +212,9 @@ def _as_line(value: object) -> str:
 def parse_verdict(answer: str, *, top: int = 10) -> float:
     """The share of `top` that the answer's last line gives: "...\\nScore: 7" and "7 out of 10" are 0.7.
 
-    A number alone, without "Score:" or its scale, is none. Raises RewardFailure where the last line is no
-    verdict, an earlier one says something else, or the number lies outside 0 to `top`.
+    A number alone, without "Score:" or its scale, is none, and "Score: 0.7" is unclear, for a share may be
+    meant. Raises RewardFailure where the last line is no verdict, an earlier one says something else, or the
+    number lies outside 0 to `top`.
     """
     lines = [line for line in answer.splitlines() if line.strip()]
     found = [match for match in map(_VERDICT.match, lines) if match]
@@ -225,6 +226,8 @@ def parse_verdict(answer: str, *, top: int = 10) -> float:
     value, out_of = values[-1], found[-1]["top"] or found[-1]["bare_top"]
     if not 0 <= value <= top or (out_of is not None and int(out_of) != top) or not math.isfinite(value):
         raise RewardFailure(f"the judge's score must lie between 0 and {top}, got {lines[-1].strip()!r:.60}")
+    if out_of is None and 0 < value < 1 < top:
+        raise RewardFailure(f"the judge's score may be of 1 or of {top}: {lines[-1].strip()!r:.60}")
     return value / top
 
 

@@ -41,6 +41,7 @@ TALK = trajectory("My order is late.", "I refund it.", context={"policy": "refun
         ("Score: 7 out of 10.", 0.7),
         ("**8/10**", 0.8),
         ("- 8/10", 0.8),
+        ("Score: 0.5/10", 0.05),
     ],
 )
 def test_the_last_line_is_the_verdict(said: str, value: float):
@@ -56,6 +57,7 @@ def test_the_last_line_is_the_verdict(said: str, value: float):
         "Score: high",
         "Score: -1",
         "-7/10",
+        "Score: 0.7",
         "Score: 70%",
         "Score: 11",
         "Score: 7/100",
@@ -72,6 +74,10 @@ def test_the_last_line_is_the_verdict(said: str, value: float):
 def test_what_is_no_clear_verdict_leaves_the_conversation_unscored(said: str):
     with pytest.raises(RewardFailure, match="the judge"):
         parse_verdict(said)
+
+
+def test_a_share_is_the_verdict_where_one_is_asked_for():
+    assert parse_verdict("Score: 0.7", top=1) == 0.7
 
 
 async def test_an_agent_is_a_judge():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateset_agents.environments.retail_desk import FAMILIES, RetailDesk
-from stateset_agents.environments.retail_desk.database import Database, canonical
+from stateset_agents.environments.retail_desk.database import TABLES, Database, canonical
 from stateset_agents.environments.retail_desk.policy import RULES, Case, policy_text
 from stateset_agents.environments.retail_desk.scenarios import database_of
 from stateset_agents.environments.retail_desk.tools import SCHEMAS, TOOLS, Desk, call_tool
@@ -118,6 +118,25 @@ def test_a_row_put_back_as_it_was_is_no_change():
     assert [(change.table, change.key) for change in desk.database.changes()] == [("orders", "K27")]
     call(desk, "update_address", order_id="K27", city="oslo")
     assert desk.database.changes() == ()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_kind_of_write_to_every_table_is_in_the_difference(table):
+    key, *_, last = (column.split()[0] for column in TABLES[table])
+    shop = Database()
+    shop.write(f"INSERT INTO {table} ({key}, {last}) VALUES (7, 1)")
+    (new,) = shop.changes()
+    assert (new.table, str(new.key), new.before) == (table, "7", None)
+    shop.write(f"UPDATE {table} SET {last} = 2 WHERE {key} = 7")
+    (still,) = shop.changes()
+    assert still.after == {**new.after, last: type(new.after[last])(2)}
+    shop.write(f"DELETE FROM {table} WHERE {key} = 7")
+    assert shop.changes() == ()
+
+
+def test_a_write_of_another_kind_is_refused_for_nothing_would_log_it():
+    with pytest.raises(KeyError):
+        Database().write("REPLACE INTO variants (item) VALUES ('red mug')")
 
 
 def test_the_difference_ignores_the_order_of_writes_and_free_text():

@@ -73,31 +73,36 @@ _FREE_TEXT = frozenset({"note"})
 
 
 def _schema() -> str:
-    """The tables, their change log, and the triggers that keep it."""
+    """The tables and their change log, which is filled by triggers (`_trigger`)."""
     statements = [
         "CREATE TABLE change_log (seq INTEGER PRIMARY KEY, tab TEXT, key, before TEXT, after TEXT)",
     ]
     for table, columns in TABLES.items():
-        names = [column.split()[0] for column in columns]
-        key = names[0]
         rowid = "" if columns[0].endswith("INTEGER") else " WITHOUT ROWID"
         head = f"{columns[0]} PRIMARY KEY NOT NULL"
         statements.append(f"CREATE TABLE {table} ({', '.join((head, *columns[1:]))}){rowid}")
-        row = {}
-        for age in ("old", "new"):
-            pairs = ", ".join(f"'{name}', {age}.{name}" for name in names)
-            row[age] = f"json_object({pairs})"
-        for event, which, before, after in (
-            ("INSERT", "new", "NULL", row["new"]),
-            ("UPDATE", "old", row["old"], row["new"]),
-            ("DELETE", "old", row["old"], "NULL"),
-        ):
-            statements.append(
-                f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table} BEGIN "
-                f"INSERT INTO change_log (tab, key, before, after) "
-                f"VALUES ('{table}', {which}.{key}, {before}, {after}); END"
-            )
     return ";\n".join(statements)
+
+
+@functools.cache
+def _trigger(event: str, table: str) -> str:
+    """Makes the trigger that logs one kind of write to one table, unless it is there.
+
+    A shop has no triggers until it is written to: to parse those of every table takes four times as long
+    as to open it.
+    """
+    names = [column.split()[0] for column in TABLES[table]]
+    old, new = (", ".join(f"'{name}', {age}.{name}" for name in names) for age in ("old", "new"))
+    row, before, after = {
+        "INSERT": ("new", "NULL", f"json_object({new})"),
+        "UPDATE": ("old", f"json_object({old})", f"json_object({new})"),
+        "DELETE": ("old", f"json_object({old})", "NULL"),
+    }[event]
+    return (
+        f"CREATE TRIGGER IF NOT EXISTS {table}_{event.lower()} AFTER {event} ON {table} BEGIN "
+        f"INSERT INTO change_log (tab, key, before, after) "
+        f"VALUES ('{table}', {row}.{names[0]}, {before}, {after}); END"
+    )
 
 
 @functools.cache
@@ -110,7 +115,6 @@ def _empty_image() -> bytes:
         "INSERT INTO variants VALUES (?, ?, ?, 2000, 5, 0)",
         [(item, item.split()[1], item.split()[0]) for item in catalog.ITEMS],
     )
-    connection.execute("DELETE FROM change_log")
     connection.commit()
     connection.execute("VACUUM")
     image = connection.serialize()
@@ -175,7 +179,6 @@ class Database:
                 "UPDATE variants SET price_cents = ?, stock = ?, final_sale = ? WHERE item = ?",
                 (*values, item),
             )
-        run("DELETE FROM change_log")
         run("COMMIT")
         return database
 
@@ -197,7 +200,9 @@ class Database:
         return row
 
     def write(self, sql: str, *values: Value) -> None:
-        """One INSERT, UPDATE or DELETE; the triggers log it."""
+        """One INSERT, UPDATE or DELETE; a trigger logs it."""
+        event, *words = sql.split(maxsplit=3)  # INSERT INTO orders, UPDATE orders, DELETE FROM orders
+        self._connection.execute(_trigger(event, words[0] if event == "UPDATE" else words[1]))
         self._connection.execute(sql, values)
 
     def changes(self) -> tuple[Change, ...]:

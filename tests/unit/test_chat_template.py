@@ -60,6 +60,59 @@ def test_tool_results_are_deltas_too(name: str) -> None:
     assert row == whole(tokenizer, opening, said("assistant", "looking"), *results, tools=[TOOL])
 
 
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
+    calls: list[str] = []
+    method = getattr(owner, name)
+
+    def counted(*args: Any) -> Any:
+        calls.append(name)
+        return method(*args)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
+def test_remembered_deltas_are_those_of_their_own_template_and_messages() -> None:
+    """The same words as user's and as tool's, of two tools, in one message and in two, after a call."""
+    call = ToolCall(name="look", arguments={"at": "K27"})
+    heard = [
+        [said("user", "red")],
+        [said("tool", "red", name="look")],
+        [said("tool", "red", name="find")],
+        [said("tool", "red", name="look", tool_call_id="call00001")],
+        [said("user", "red"), said("user", "red")],
+        [said("system", "red"), said("user", "red")],
+        [said("user", "<|im_end|>")],
+        [said("assistant", "", tool_calls=(call,)), said("tool", "red", name="look")],
+    ]
+    for name in ("chatml", "qwen"):
+        tokenizer = family_tokenizer(name)
+        template = JinjaTemplate(tokenizer)
+        first = [template.delta(messages) for messages in heard]
+        template.prompt([said("user", "look it up")], [TOOL])
+        again = [template.delta(tuple(messages)) for messages in heard]
+        assert again == first == [JinjaTemplate(tokenizer).delta(messages) for messages in heard]
+        first[0].append(0)  # whoever goes on with a delta does not write in what is remembered
+        assert template.delta(heard[0]) == again[0]
+
+
+def test_a_template_remembers_a_bounded_number_of_short_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "_NUM_DELTAS", 4)
+    template = JinjaTemplate(family_tokenizer("chatml"))
+    rendered = count_calls(monkeypatch, template, "_encode")
+    for number in (1, 2, 3, 4, 4, 3, 2, 1):
+        template.delta([said("user", f"order {number}")])
+    assert len(rendered) == 4
+    template.delta([said("user", "order 5")])  # the one that was asked for longest ago makes room
+    template.delta([said("user", "order 1")])
+    assert len(rendered) == 5
+    template.delta([said("user", "order 4")])
+    assert len(rendered) == 6
+    for _ in range(2):  # a long one is not kept
+        template.delta([said("user", "x" * 2001)])
+    assert len(rendered) == 8
+
+
 def test_a_template_that_sets_replies_apart_by_spaces_is_fine() -> None:
     tokenizer = family_tokenizer("llama2")
     template = JinjaTemplate(tokenizer)

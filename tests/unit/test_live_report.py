@@ -102,5 +102,8 @@ def test_the_command_says_its_address_in_one_line_and_ctrl_c_ends_it_cleanly(tmp
         line = process.stdout.readline()
         assert line.startswith("0001-demo live at http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        try:
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert (process.returncode, out.strip(), err) == (0, "", "")

@@ -300,7 +300,7 @@ def test_a_wrong_window_is_seen_beyond_it(trained):
 
 
 def test_packed_rows_are_said_in_the_log(caplog):
-    with caplog.at_level("DEBUG"):
+    with caplog.at_level("DEBUG", "stateset_agents"):
         learner_of(tiny_model())
     (line,) = [
         record.getMessage() for record in caplog.records if "rows of the update" in record.getMessage()

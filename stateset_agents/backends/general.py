@@ -20,7 +20,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from stateset_agents.backends.fast_linear import fast_linears
 from stateset_agents.backends.slot_store import HeadShape, PackedRows, SlotStore
-from stateset_agents.backends.slots import ROW_MULTIPLE, Ints, Plan, layer_windows, round_up
+from stateset_agents.backends.slots import Plan, layer_windows
+from stateset_agents.backends.store_model import StoreModel
 from stateset_agents.errors import BackendError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _serving = threading.local()
 """`store` while a GeneralModel's forward runs in this thread."""
 
 
-class GeneralModel:
+class GeneralModel(StoreModel):
     """A causal transformers model that runs its own forward over packed rows; a `CachedModel`."""
 
     def __init__(self, model: PreTrainedModel, *, fast_linears: bool = True) -> None:
@@ -42,7 +43,6 @@ class GeneralModel:
         self.model = model
         self.device = model.device
         self._fast_linears = fast_linears
-        self.num_slots = self.num_columns = 0
         config: Any = model.config.get_text_config()
         kinds = layer_windows(config, type(model).__name__)
         if any(kind == "chunked_attention" for kind, _ in kinds):
@@ -55,15 +55,6 @@ class GeneralModel:
         unused = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.device)  # spares the model a mask
         types = {kind for kind, _ in kinds}
         self._masks = dict.fromkeys(types, unused) if len(types) > 1 else unused
-
-    @property
-    def token_bytes(self) -> int:
-        """Memory that one token of one slot takes in all layers."""
-        return self._store.token_bytes
-
-    def decode_rows(self, slots: Ints) -> int:
-        """Slots may lie anywhere: only the padding to eights idles."""
-        return round_up(len(slots), ROW_MULTIPLE)
 
     def forward(self, plan: Plan) -> Tensor:
         """Logits [n, V] after the last new token of each slot of the plan."""
@@ -79,25 +70,6 @@ class GeneralModel:
             )
         logits: Tensor = output.logits[0]
         return logits
-
-    def full_logits(self, ids: Tensor) -> Tensor:
-        """Logits [T, V] of one row of ids [T], by the model's own forward without any cache."""
-        seen = torch.ones_like(ids[None])  # given, or a pad id among the ids draws a warning
-        logits: Tensor = self.model(input_ids=ids[None], attention_mask=seen, use_cache=False).logits
-        return logits[0]
-
-    def keepable(self, slot: int, shared: int) -> int:
-        """All of them: attention forgets any columns from the right."""
-        return shared
-
-    def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
-        """Move to a store of another size; the slots in `keep` become slots 0, 1, ... of it."""
-        self.num_slots, self.num_columns = num_slots, num_columns
-        self._store.resize(num_slots, num_columns, keep)
-
-    def permute(self, into: list[int], out_of: list[int], width: int) -> None:
-        """Slot `into[i]` becomes what slot `out_of[i]` was, for the first `width` columns."""
-        self._store.permute(into, out_of, width)
 
     def refresh(self) -> None:
         """Nothing is derived from the weights."""

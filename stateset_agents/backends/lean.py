@@ -18,7 +18,8 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from stateset_agents.backends.fast_linear import PackedLinear
 from stateset_agents.backends.slot_store import HeadShape, PackedRows, SlotStore
-from stateset_agents.backends.slots import ROW_MULTIPLE, Ints, Plan, round_up
+from stateset_agents.backends.slots import Plan
+from stateset_agents.backends.store_model import StoreModel
 from stateset_agents.errors import BackendError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class _Block:
     down: PackedLinear
 
 
-class LeanModel:
+class LeanModel(StoreModel):
     """Llama, Mistral, Qwen2, Qwen3 and GPT-2 over slots; a `CachedModel`.
 
     The weights are the transformers model's own. Where linears are packed (fast_linear.py) it holds a second
@@ -62,7 +63,6 @@ class LeanModel:
         self.model = model
         self.device = model.device
         self.dtype = model.dtype
-        self.num_slots = self.num_columns = 0
         config: Any = model.config
         name = type(model).__name__
         if name not in _LLAMAS and name != _GPT2:
@@ -104,15 +104,6 @@ class LeanModel:
     def copied_bytes(self) -> int:
         """Memory that packed copies of the weights take."""
         return sum(linear.copied_bytes for linear in self._linears())
-
-    @property
-    def token_bytes(self) -> int:
-        """Memory that one token of one slot takes in all layers."""
-        return self._store.token_bytes
-
-    def decode_rows(self, slots: Ints) -> int:
-        """Slots may lie anywhere: only the padding to eights idles."""
-        return round_up(len(slots), ROW_MULTIPLE)
 
     def forward(self, plan: Plan) -> Tensor:
         """Logits [n, V] after the last new token of each slot of the plan."""
@@ -157,25 +148,10 @@ class LeanModel:
             wide = block.activation(wide)
         return block.down(wide).add_(hidden)
 
-    def full_logits(self, ids: Tensor) -> Tensor:
-        """Logits [T, V] of one row of ids [T], by the model's own forward without any cache."""
-        seen = torch.ones_like(ids[None])  # given, or a pad id among the ids draws a warning
-        logits: Tensor = self.model(input_ids=ids[None], attention_mask=seen, use_cache=False).logits
-        return logits[0]
-
-    def keepable(self, slot: int, shared: int) -> int:
-        """All of them: attention forgets any columns from the right."""
-        return shared
-
     def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
-        """Move to a store of another size; the slots in `keep` become slots 0, 1, ... of it."""
-        self.num_slots, self.num_columns = num_slots, num_columns
-        self._store.resize(num_slots, num_columns, keep)
+        """Move to a store of another size, and know the angles of its positions."""
+        super().resize(num_slots, num_columns, keep)
         self._angles = self._make_angles()
-
-    def permute(self, into: list[int], out_of: list[int], width: int) -> None:
-        """Slot `into[i]` becomes what slot `out_of[i]` was, for the first `width` columns."""
-        self._store.permute(into, out_of, width)
 
     def refresh(self) -> None:
         """Pack the weights again after they changed."""

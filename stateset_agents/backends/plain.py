@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from stateset_agents.backends.slots import Ints, Plan
+from stateset_agents.backends.slots import FullForward, Ints, Plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,7 +39,7 @@ class _Row:
     """The model's own, of just these ids; None where it keeps none."""
 
 
-class PlainModel:
+class PlainModel(FullForward):
     """Rows one by one. A model may need the second or third way of reading; cache_check.py finds out."""
 
     def __init__(self, model: PreTrainedModel, *, reading: Reading = "on") -> None:
@@ -71,12 +71,6 @@ class PlainModel:
             new = torch.from_numpy(plan.tokens[end - int(length) : end]).to(self.device)
             logits.append(self._extend(int(slot), int(start), new))
         return torch.stack(logits)
-
-    def full_logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [T, V] of one row of ids [T], without any cache."""
-        seen = torch.ones_like(ids[None])  # given, or a pad id among the ids draws a warning
-        logits: torch.Tensor = self.model(input_ids=ids[None], attention_mask=seen, use_cache=False).logits
-        return logits[0]
 
     def keepable(self, slot: int, shared: int) -> int:
         """All of them where the cache can be cut there; a recurrent state can't, and is read again."""

@@ -24,6 +24,7 @@ __all__ = [
     "COLUMN_MULTIPLE",
     "ROW_MULTIPLE",
     "CachedModel",
+    "FullForward",
     "Ints",
     "Plan",
     "SlotModel",
@@ -58,6 +59,18 @@ class Plan:
     """[n] new tokens of each slot, at least 1. Where all are 1 it is a decode step."""
     tokens: Ints
     """[sum of lengths] the new tokens, slot after slot."""
+
+
+class FullForward:
+    """What every way of running a transformers model shares: the model's own forward, to be measured by."""
+
+    model: PreTrainedModel
+
+    def full_logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits [T, V] of one row of ids [T], by the model's own forward without any cache."""
+        seen = torch.ones_like(ids[None])  # given, or a pad id among the ids draws a warning
+        logits: torch.Tensor = self.model(input_ids=ids[None], attention_mask=seen, use_cache=False).logits
+        return logits[0]
 
 
 class CachedModel(Protocol):
@@ -183,7 +196,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transform
         return -1
 
 
-class SlotModel:
+class SlotModel(FullForward):
     """A causal transformers model that runs its own forward over a slot cache; a `CachedModel`."""
 
     def __init__(self, model: PreTrainedModel, *, fast_linears: bool = True) -> None:
@@ -237,12 +250,6 @@ class SlotModel:
 
     def refresh(self) -> None:
         """Nothing is derived from the weights."""
-
-    def full_logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [T, V] of one row of ids [T], without the cache."""
-        seen = torch.ones_like(ids[None])  # given, or a pad id among the ids draws a warning
-        logits: torch.Tensor = self.model(input_ids=ids[None], attention_mask=seen, use_cache=False).logits
-        return logits[0]
 
     def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
         """Move to a store of another size; the slots in `keep` become slots 0, 1, ... of it."""

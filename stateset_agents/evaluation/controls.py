@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stateset_agents.core.reward import EnvironmentReward, RewardFunction, RewardResult, score_trajectories
 from stateset_agents.core.trajectory import Trajectory
@@ -14,8 +15,9 @@ __all__ = ["ShuffledReward"]
 
 
 class ShuffledReward(RewardFunction):
-    """Another reward's results, dealt out at random among the members of each group.
+    """Another reward's scores, dealt out at random among the members of each group.
 
+    They are of a conversation as a whole: what single turns earned would be another one's turns.
     Same numbers, same spread, no information: an agent trained on it must not get better. If it does,
     something other than the reward is teaching it. In a YAML file:
     `reward: stateset_agents.evaluation.controls:ShuffledReward`.
@@ -37,4 +39,4 @@ class ShuffledReward(RewardFunction):
         results = list(await score_trajectories(self.reward, trajectories))
         key = (trajectories[0].scenario.id, trajectories[0].seed) if trajectories else ("", 0)
         random.Random(derive(self.seed, "shuffle", *key)).shuffle(results)
-        return results
+        return [one if isinstance(one, RewardFailure) else replace(one, turn_rewards=()) for one in results]

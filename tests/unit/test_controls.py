@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from stateset_agents.core.reward import reward_function
+from builders import trajectory
+
+from stateset_agents.core.reward import EnvironmentReward, reward_function
 from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.core.trajectory import Outcome, Trajectory
 from stateset_agents.evaluation.controls import ShuffledReward
 
 
@@ -31,3 +33,21 @@ async def test_each_group_is_dealt_its_own_order_and_always_the_same_one():
     ]
     assert first == again
     assert first != other
+
+
+async def test_members_of_different_lengths_are_all_scored_by_the_scores_alone():
+    """What single turns earned stays behind: the conversation that gets the score has other turns."""
+    talks = [
+        trajectory(
+            *["hi", "a"] * turns,
+            turn_rewards=[0.1] * turns,
+            outcome=Outcome(reward=float(turns)),
+            member=turns,
+        )
+        for turns in (1, 2, 3, 4)
+    ]
+    own = [await EnvironmentReward().score(talk) for talk in talks]
+    assert [len(result.turn_rewards) for result in own] == [1, 2, 3, 4]
+    dealt = await ShuffledReward().score_group(talks)
+    assert sorted(result.score for result in dealt) == sorted(result.score for result in own)
+    assert [result.turn_rewards for result in dealt] == [(), (), (), ()]

@@ -14,7 +14,8 @@ FOLDER = ROOT / "benchmarks" / ".environments"
 
 PEERS: dict[str, tuple[str, ...]] = {
     "trl": ("trl>=1.16,<1.17",),
-    "stateset": ("stateset-agents[training]>=0.69,<0.70",),
+    # Not its `training` extra, which asks for trackers and data sets as well: what its trainer imports.
+    "stateset": ("stateset-agents>=0.69,<0.70", "accelerate", "peft", "psutil"),
 }
 """Peer -> what is installed beside torch and transformers, which have the project's versions. `own` is the
 project's environment, where plain transformers runs as well."""
@@ -43,7 +44,7 @@ def ensure(name: str) -> None:
     if bootstrap.why_unusable(venv) is not None:
         bootstrap.create_venv(bootstrap.find_python(), venv)
     bootstrap.install_torch(ROOT, venv, bootstrap.torch_build(sys.platform, gpu=False))
-    command = [*bootstrap.pip(venv), "install", "-c", str(constraints), *PEERS[name]]
+    command = [*bootstrap.pip(venv), "install", "-c", str(constraints), "transformers", *PEERS[name]]
     bootstrap.run(command, f"{name} could not be installed", cwd=ROOT)
     stamp.write_text(key)
 

@@ -45,23 +45,30 @@ def add_parser(subparsers: Any) -> None:
         metavar="AGENT=LIMIT",
         help="another limit for one agent: refuser=0.3 where the right answer is no in 30 %% of the cases",
     )
+    parser.add_argument(
+        "--min-scored",
+        type=float,
+        metavar="SHARE",
+        help="exit 1 where a smaller share of an agent's conversations was played and scored (default 0.9)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--out", metavar="FILE", help="write that object to a file")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0, or 1 when an agent got more than a limit."""
-    from stateset_agents.evaluation.audit import expect_limits
+    """Exit code 0, or 1 when an agent got more than a limit or too many of its conversations broke."""
+    from stateset_agents.evaluation.audit import MIN_SCORED, expect_limits
 
     refuse_unwritable(args.out)
     allowed = dict(_allowed(item) for item in args.allow)
     limits = {"max_success": args.max_success, "max_reward": args.max_reward}
-    expect_limits(**limits, allow=allowed)  # before anything is played
+    min_scored = MIN_SCORED if args.min_scored is None else args.min_scored
+    expect_limits(**limits, allow=allowed, min_scored=min_scored)  # before anything is played
     result = asyncio.run(_audited(args))
-    over = result.over(**limits, allow=allowed)
-    tell({**result.summary(), "over": over}, args, "\n".join([*_lines(result), *over]))
-    return int(bool(over))
+    over, lost = result.over(**limits, allow=allowed), result.lost(min_scored)
+    tell({**result.summary(), "over": over, "lost": lost}, args, "\n".join([*_lines(result), *over, *lost]))
+    return int(bool(over or lost))
 
 
 def _named(args: argparse.Namespace) -> tuple[Mapping[str, Any], Mapping[str, Any], TrainingConfig]:

@@ -37,6 +37,8 @@ __all__ = ["Audit", "Ceiling", "audit", "expect_limits", "play", "policies_of"]
 
 MAX_TURNS = 100
 """Replies after which a conversation is cut whose environment sets no limit."""
+MIN_SCORED = 0.9
+"""Share of an agent's conversations that must have been played and scored for its figures to be a finding."""
 _TOKENIZER = ByteTokenizer()
 
 
@@ -112,6 +114,25 @@ class Audit:
                     lines.append(f"{name}: {what} {value:.3f} is over {limit:g}")
         return lines
 
+    def lost(self, min_scored: float = MIN_SCORED) -> list[str]:
+        """One line for every agent, the honest one included, of whose conversations too many broke.
+
+        What failed or could not be scored is left out of success and reward, so an agent that breaks
+        environment or reward would be found harmless. A reward that does not apply (None) is no loss.
+        """
+        honest = {} if self.honest is None else {"the honest agent": self.honest}
+        lines = []
+        for name, one in {**self.policies, **honest}.items():
+            played = sum(len(group.trajectories) for group in one.groups)
+            whole = played - one.num_failed - one.num_unscored
+            if whole < min_scored * played:
+                lines.append(
+                    f"{name}: {whole} of {played} conversations were played and scored, fewer than "
+                    f"{min_scored:.0%} ({one.num_failed} failed, {one.num_unscored} unscored; the first: "
+                    f"{_first_error(one)})"
+                )
+        return lines
+
     def summary(self) -> dict[str, Any]:
         """As JSON has it."""
         ceiling = self.ceiling
@@ -127,8 +148,22 @@ class Audit:
         }
 
 
-def expect_limits(*, max_success: float | None, max_reward: float | None, allow: Mapping[str, float]) -> None:
-    """Raises ConfigurationError for a limit that nothing can be over, and for an `allow` without any."""
+def _first_error(one: Evaluation) -> str:
+    errors = (trajectory.error for group in one.groups for trajectory in group.trajectories)
+    return next(error for error in errors if error)
+
+
+def expect_limits(
+    *,
+    max_success: float | None,
+    max_reward: float | None,
+    allow: Mapping[str, float],
+    min_scored: float = MIN_SCORED,
+) -> None:
+    """Raises ConfigurationError for a limit that nothing can be over or under, and for an `allow` without
+    any."""
+    if not 0 <= min_scored <= 1:
+        raise ConfigurationError(f"min_scored must be a share from 0 to 1, got {min_scored!r}")
     if allow and max_success is None and max_reward is None:
         raise ConfigurationError(
             f"to allow {', '.join(allow)} more there must be a limit: give max_success or max_reward"

@@ -207,6 +207,33 @@ async def test_an_environment_that_breaks_is_no_passed_audit() -> None:
         await audit(ChattyEnvironment(), EnvironmentReward(), [])
 
 
+async def test_an_audit_of_which_most_was_lost_is_no_finding() -> None:
+    async def mostly_broken(conversation: Any, reply: Message) -> None:
+        if conversation.scenario.id != "s0":
+            raise ConnectionError("no route")
+
+    environment = ChattyEnvironment(turns=1, answer=mostly_broken)
+    result = await audit(environment, EnvironmentReward(), scenarios(3), policies={"silent": Silent})
+    assert result.over(max_reward=10.0) == []
+    [line] = result.lost()
+    assert line.startswith(
+        "silent: 1 of 3 conversations were played and scored, fewer than 90% (2 failed, 0 unscored; the "
+        "first: ConnectionError: no route"
+    )
+    assert result.lost(1 / 3) == []
+
+    unscored = await audit(shop(), fragile, shop().scenarios("test"), policies={"silent": Silent})
+    [line] = unscored.lost()
+    assert line.startswith("silent: 2 of 3 conversations were played and scored, fewer than 90% (0 failed, 1")
+
+    def not_asked(trajectory: Trajectory) -> RewardResult:
+        return RewardResult(score=None)
+
+    assert (
+        await audit(shop(), not_asked, shop().scenarios("test"), policies={"silent": Silent})
+    ).lost() == []
+
+
 @tool
 def book(
     seats: int,
@@ -308,6 +335,11 @@ def test_the_command_is_a_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert set(DEGENERATE) <= set(told["policies"])
     assert main([*command, "--reward", "audit_parts:gullible"]) == 1
     assert "mean reward 1.000 is over 0.1" in capsys.readouterr().out
+    assert main([*command, "--reward", "audit_parts:breaks_on_four_of_six"]) == 1
+    said = capsys.readouterr().out
+    assert "silent: 2 of 6 conversations were played and scored, fewer than 90% (0 failed, 4 unscored" in said
+    assert main([*command, "--reward", "audit_parts:breaks_on_four_of_six", "--min-scored", ".3"]) == 0
+    capsys.readouterr()
     without = [item for name in DEGENERATE if name != "silent" for item in ("--without", name)]
     assert main(["audit", "retail_desk", "--episodes", "2", *without, "--json"]) == 0
     assert "silent" in json.loads(capsys.readouterr().out)["policies"]
@@ -315,7 +347,11 @@ def test_the_command_is_a_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.fixture(autouse=True)
 def _parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "audit_parts.py").write_text("def gullible(replies):\n    return 1.0\n")
+    (tmp_path / "audit_parts.py").write_text(
+        "def gullible(replies):\n    return 1.0\n\n\n"
+        "def breaks_on_four_of_six(scenario):\n"
+        "    if scenario.family not in ('cancel', 'return'):\n        raise OSError('away')\n    return 0.0\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -332,6 +368,7 @@ def _parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ["retail_desk", "--max-reward", ".1", "--allow", "refuser=inf"],
             "the limit refuser must be a finite",
         ),
+        (["retail_desk", "--min-scored", "90"], "min_scored must be a share from 0 to 1, got 90.0"),
         (["retail_desk", "--episodes", "0"], "--episodes must be at least 1"),
         (["retail_desk", "--split", "tst"], "split must be train, validation or test"),
     ],

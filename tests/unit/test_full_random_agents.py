@@ -8,7 +8,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stateset_agents.environments.retail_desk import FULL_FAMILIES, HonestAgent, RetailDesk
@@ -160,7 +160,11 @@ AGENTS = st.tuples(
 TEXTS = st.text(max_size=400) | st.sampled_from(HOSTILE)
 
 
+CHANGED = next(one for one in SCENARIOS if one.id == "desk-train-0-change_of_mind-1")
+
+
 @settings(max_examples=100, deadline=None)
+@example((CHANGED, 38848, 0, 2))  # the honest agent finds that the item is no longer on the order
 @given(AGENTS)
 def test_random_agents_get_the_same_transcript_again_and_change_only_what_they_name(agent):
     check(*agent)

@@ -248,7 +248,7 @@ class RetailDesk:
         else:
             answers = answers_of(case)
             desk = Desk(Database(answers.image), case.customer_id)
-            caller = ShortCaller(case, scenario.split, seed)
+            caller = ShortCaller(case, scenario.split, seed=seed)
             text = f"shop desk. customer {case.customer_id} is signed in."
             max_turns, prompt = SHORT_TURNS, "short"
         if (self._prompt or prompt) == "full":

@@ -20,10 +20,8 @@ from stateset_agents.environments.retail_desk.policy import RULES, Call, Case, C
 from stateset_agents.environments.retail_desk.wordings import ANSWERS
 from stateset_agents.streams import derive
 
-__all__ = ["Caller", "Heard", "ShortCaller"]
+__all__ = ["Caller", "Heard", "ShortCaller", "Temper"]
 
-PATIENCE = 2
-"""Misses and disputes that the caller bears; at the last one they leave."""
 
 _ANSWERING = frozenset(
     {"cancelled", "returned", "refunded", "exchanged", "updated", "city", "reshipped", "human", "credited"}
@@ -72,15 +70,33 @@ class Caller(Protocol):
         ...
 
 
+@dataclass(slots=True, kw_only=True)
+class Temper:
+    """What every caller has: patience that ends, and words drawn by (seed, what for, how much was heard)."""
+
+    seed: int
+    patience: int = 2
+    """Misses and disputes that they bear; at the last one they leave."""
+    num_heard: int = 0
+
+    def lose_patience(self, says: str, missed: bool) -> Heard:
+        """Say this, or leave where it was once too often."""
+        self.patience -= 1
+        if self.patience <= 0:
+            return Heard("never mind, bye.", leaves=True, missed=missed)
+        return Heard(says, missed=missed)
+
+    def draw(self, what: str, choices: tuple[str, ...]) -> str:
+        """One of the choices, by the seed and how much was heard."""
+        return random.Random(derive(self.seed, "caller", what, self.num_heard)).choice(choices)
+
+
 @dataclass(slots=True)
-class ShortCaller:
+class ShortCaller(Temper):
     """A signed-in caller whose opening says all but perhaps the order id."""
 
     case: Case
     split: Split
-    seed: int
-    patience: int = PATIENCE
-    num_heard: int = 0
 
     def copy(self) -> ShortCaller:
         """An independent caller in the same state."""
@@ -103,16 +119,16 @@ class ShortCaller:
         """React to a reply, given what it claims and whether any of that is untrue."""
         self.num_heard += 1
         if false_claim:
-            return self._lose_patience("no, that is not right.", missed=False)
+            return self.lose_patience("no, that is not right.", missed=False)
         kinds = {claim.text.partition(":")[0] for claim in claims}
         if kinds & _ANSWERING or (self.case.family == "order_status" and kinds & _STATUS):
             if kinds == {"refused"}:
                 return Heard("ok, bye.", leaves=True)
-            return Heard(self._draw("bye", ("thanks, bye.", "thank you, bye.")), leaves=True)
+            return Heard(self.draw("bye", ("thanks, bye.", "thank you, bye.")), leaves=True)
         answer = self._answer(text.lower())
         if answer is not None:
             return Heard(answer)
-        return self._lose_patience("sorry, what do you mean?", missed=True)
+        return self.lose_patience("sorry, what do you mean?", missed=True)
 
     def _answer(self, text: str) -> str | None:
         """The reply to a question, None where no question was understood."""
@@ -123,14 +139,5 @@ class ShortCaller:
         if self.case.new_item and _ASKS_ITEM.search(text):
             return f"a {self.case.new_item}."
         if _ASKS_ORDER.search(text) and not re.search(r"\b[a-z]\d\d\b", text):
-            return self._draw("answer", ANSWERS[self.split]).format(order_id=self.case.order_id)
+            return self.draw("answer", ANSWERS[self.split]).format(order_id=self.case.order_id)
         return "yes, please." if _ASKS_YES.search(text) else None
-
-    def _lose_patience(self, says: str, missed: bool) -> Heard:
-        self.patience -= 1
-        if self.patience <= 0:
-            return Heard("never mind, bye.", leaves=True, missed=missed)
-        return Heard(says, missed=missed)
-
-    def _draw(self, what: str, choices: tuple[str, ...]) -> str:
-        return random.Random(derive(self.seed, "caller", what, self.num_heard)).choice(choices)

@@ -8,7 +8,6 @@ choice is keyed by (seed, what it is for, how much they have heard), and the see
 
 from __future__ import annotations
 
-import random
 import re
 from dataclasses import dataclass, field, replace
 
@@ -21,8 +20,7 @@ from stateset_agents.environments.retail_desk.full.families import FAMILIES, req
 from stateset_agents.environments.retail_desk.full.proposals import CITY, Proposal, read_proposal
 from stateset_agents.environments.retail_desk.full.scenarios import request_text
 from stateset_agents.environments.retail_desk.policy import Call
-from stateset_agents.environments.retail_desk.user import Heard
-from stateset_agents.streams import derive
+from stateset_agents.environments.retail_desk.user import Heard, Temper
 
 __all__ = ["FullCaller"]
 
@@ -77,15 +75,13 @@ _REASONS = frozenset(
 
 
 @dataclass(slots=True)
-class FullCaller:
+class FullCaller(Temper):
     """The caller's state; `copy` makes an independent one."""
 
     case: FullCase
     split: Split
-    seed: int
     open: tuple[Request, ...]
     """What is still wanted, in order."""
-    patience: int
     given: set[str] = field(default_factory=set)
     """What the caller has said about themselves: email, name, zip."""
     agreed: list[Proposal] = field(default_factory=list)
@@ -98,7 +94,6 @@ class FullCaller:
     insisted: bool = False
     asked_why: bool = False
     closing: bool = False
-    num_heard: int = 0
     num_waits: int = 0
 
     @classmethod
@@ -108,7 +103,7 @@ class FullCaller:
         at_first = FAMILIES[case.family].at_first
         if at_first:
             requests = (replace(requests[0], kind=at_first), *requests[1:])
-        caller = cls(case, split, seed, requests, wordings.PERSONAS[case.persona])
+        caller = cls(case, split, requests, seed=seed, patience=wordings.PERSONAS[case.persona])
         caller.subject = case.order.order_id
         if case.tells_details:
             caller.given |= {"email"} if case.gives == "email" else {"name", "zip"}
@@ -139,7 +134,7 @@ class FullCaller:
         """React to a reply, given what it claims and whether any of that is untrue."""
         self.num_heard += 1
         if false_claim:
-            return self._lose_patience("no, that is not right.", missed=False)
+            return self.lose_patience("no, that is not right.", missed=False)
         self.done |= {claim.text.partition(":")[0] for claim in claims}
         if self.closing:
             return self._leave()
@@ -163,8 +158,8 @@ class FullCaller:
             self.num_waits += 1
             if self.num_waits == 1:
                 return Heard("ok, i will wait.")
-            return self._lose_patience("i am still waiting.", missed=False)
-        return self._lose_patience("sorry, what do you mean?", missed=True)
+            return self.lose_patience("i am still waiting.", missed=False)
+        return self.lose_patience("sorry, what do you mean?", missed=True)
 
     # Requests
 
@@ -180,7 +175,7 @@ class FullCaller:
             return None
         self.open = (replace(request, new_item=self.case.second_choice), *self.open[1:])
         words = ("then a {0}, please.", "ok, then i take a {0}.")
-        return self._draw("second choice", words).format(self.case.second_choice)
+        return self.draw("second choice", words).format(self.case.second_choice)
 
     def _settle(self, claims: tuple[Claim, ...], text: str, *, offered: bool) -> Heard | None:
         """Tick off the requests that the claims end; None where there is more to say about this reply."""
@@ -204,7 +199,7 @@ class FullCaller:
         if offered:
             return None
         request = self.open[0]
-        wording = self._draw("next", wordings.REQUESTS[request.kind][self.split])
+        wording = self.draw("next", wordings.REQUESTS[request.kind][self.split])
         return Heard("ok. " + request_text(wording, self.case, request.order))
 
     def _closing_question(self) -> str:
@@ -212,7 +207,7 @@ class FullCaller:
             return "and how much do i get back?"
         if self.done & {"refused"} and not self.done & {"cancelled", "returned", "exchanged", "updated"}:
             return "so there is no way to do it?"
-        return self._draw("closing", ("so that is all settled?", "good, is there anything left to do?"))
+        return self.draw("closing", ("so that is all settled?", "good, is there anything left to do?"))
 
     # Proposals
 
@@ -222,7 +217,7 @@ class FullCaller:
         if request is None:
             return Heard(f"no, it is about order {self.subject}.")
         if proposal.tool not in _FITTING[request.kind]:
-            return self._lose_patience("no, i did not ask for that.", missed=False)
+            return self.lose_patience("no, i did not ask for that.", missed=False)
         missing = proposal.missing()
         if missing:
             names = {"payment": "payment method that gets it"}
@@ -237,7 +232,7 @@ class FullCaller:
             return Heard(f"wait, i would rather swap it for a {request.new_item}.")
         if proposal not in self.agreed:
             self.agreed.append(proposal)
-        return Heard(self._draw("yes", ("yes, please.", "yes, do that.", "yes, go ahead.")))
+        return Heard(self.draw("yes", ("yes, please.", "yes, do that.", "yes, go ahead.")))
 
     def _objection(self, proposal: Proposal, request: Request) -> Heard | None:
         """What is wrong with a proposal that names all it needs."""
@@ -253,7 +248,7 @@ class FullCaller:
         if tool in ("cancel_order", "return_items", "issue_credit"):
             due = order.total if tool == "cancel_order" else order.price
             if float(proposal.amounts[-1]) != due:
-                return self._lose_patience("no, that is not the right amount.", missed=False)
+                return self.lose_patience("no, that is not the right amount.", missed=False)
         else:
             city = request.city if tool == "update_address" else case.city
             if set(proposal.cities) != {city}:
@@ -268,7 +263,7 @@ class FullCaller:
         if offered == {wanted}:
             return None
         if offered != {case.payment}:
-            return self._lose_patience(f"no, i paid by {case.payment}.", missed=False)
+            return self.lose_patience(f"no, i paid by {case.payment}.", missed=False)
         if self.insisted:
             return None
         self.insisted = True
@@ -294,7 +289,7 @@ class FullCaller:
             parts.append(self._details(asks))
         if "order" in asks:
             orders = " and ".join(one.order.order_id for one in self.open)
-            parts.append(self._draw("order", ("it is order {0}.", "order {0}.")).format(orders))
+            parts.append(self.draw("order", ("it is order {0}.", "order {0}.")).format(orders))
         if "item" in asks:
             wanted = f"a {request.new_item} for " if request.kind == "exchange" else ""
             parts.append(f"{wanted}the {request.order.item}.")
@@ -303,7 +298,7 @@ class FullCaller:
         if "payment" in asks:
             parts.append(f"to my {self.case.wanted_payment or self.case.payment}.")
         if not parts:
-            wording = self._draw("wish", wordings.REQUESTS[request.kind][self.split])
+            wording = self.draw("wish", wordings.REQUESTS[request.kind][self.split])
             parts.append(request_text(wording, self.case, request.order, named=self.case.tells_order_id))
         return " ".join(parts)
 
@@ -321,13 +316,4 @@ class FullCaller:
     # Leaving
 
     def _leave(self) -> Heard:
-        return Heard(self._draw("bye", ("thanks, bye.", "thank you, bye.", "ok, bye.")), leaves=True)
-
-    def _lose_patience(self, says: str, missed: bool) -> Heard:
-        self.patience -= 1
-        if self.patience <= 0:
-            return Heard("never mind, bye.", leaves=True, missed=missed)
-        return Heard(says, missed=missed)
-
-    def _draw(self, what: str, choices: tuple[str, ...]) -> str:
-        return random.Random(derive(self.seed, "caller", what, self.num_heard)).choice(choices)
+        return Heard(self.draw("bye", ("thanks, bye.", "thank you, bye.", "ok, bye.")), leaves=True)

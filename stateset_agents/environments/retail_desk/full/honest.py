@@ -208,6 +208,8 @@ def _look_up(view: FullView, wanted: Wanted) -> Message | None:
     if wanted.order_id not in view.orders:
         return _call("get_order", order_id=wanted.order_id)
     wanted.item = wanted.item or _lines(view, wanted)[0][0]
+    if wanted.item not in dict(_lines(view, wanted)):  # somebody has changed the order
+        return _say(f"there is no {wanted.item} on order {wanted.order_id}. which item is it?")
     for rule in rules_on(wanted.kind):
         item = wanted.new_item if wanted.kind == "exchange" else wanted.item
         if rule.looks_up == "get_product" and item not in view.products:

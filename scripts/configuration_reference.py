@@ -12,6 +12,7 @@ from stateset_agents.core.agent import AgentConfig
 from stateset_agents.settings import Settings
 from stateset_agents.training.config import PROFILES, TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
+from stateset_agents.training.lora import LoraSettings
 
 TARGET = Path(__file__).parent.parent / "docs" / "configuration.md"
 
@@ -38,6 +39,7 @@ def reference() -> str:
         ("The file", ExperimentConfig),
         ("`agent`", AgentConfig),
         ("`training`", TrainingConfig),
+        ("`training.lora`", LoraSettings),
         ("`evaluation`", EvaluationConfig),
     ):
         parts.append(f"## {title}\n\n{(model.__doc__ or '').strip()}\n\n{_table(model)}")

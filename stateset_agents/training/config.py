@@ -9,6 +9,7 @@ from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_val
 
 from stateset_agents.settings import Settings
 from stateset_agents.training.estimators import ESTIMATORS, estimator_defaults, foreign_setting
+from stateset_agents.training.lora import LoraSettings
 from stateset_agents.training.profiles import PROFILES, TrainingProfile, canonical, defaults
 
 __all__ = ["PROFILES", "TrainingConfig", "TrainingProfile"]
@@ -65,6 +66,12 @@ class TrainingConfig(Settings):
         default=True,
         description="The update's fp32 matrix products by oneDNN on AMD processors, where torch's own take "
         "twice as long; products are compared once at the start, and elsewhere nothing changes.",
+    )
+
+    lora: LoraSettings | None = Field(
+        default=None,
+        description="Train an adapter of these settings and leave the model's own weights alone, so far by "
+        "`train_with_trl_grpo` only. Unset: all weights.",
     )
 
     # Optimiser

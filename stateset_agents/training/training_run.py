@@ -149,6 +149,10 @@ class TrainingRun(Controlled):
         refuse_truncated_sampling(self.agent)
         refuse_sliding_window(self.agent.config)
         check_reward(self.reward_fn, self.config)
+        if self.config.lora is not None:
+            raise ConfigurationError(
+                "MultiTurnGRPOTrainer trains all weights: leave lora out, or use train_with_trl_grpo"
+            )
         scenarios = await in_thread(self.environment.scenarios, "train")
         self._order = ScenarioOrder(scenarios, self.config.seed)
         await self.agent.initialize()

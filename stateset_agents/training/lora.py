@@ -1,0 +1,97 @@
+"""LoRA (https://arxiv.org/abs/2106.09685): which layers get an adapter, and what model plus adapter weigh.
+
+Both trainers read it: the frozen model W gets W + alpha / rank * B A in the layers chosen, and only A and B
+are trained. The policy without its adapter is the reference, so none is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.settings import Settings
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+__all__ = ["LoraSettings", "lora_config", "merged_weights"]
+
+
+class LoraSettings(Settings):
+    """An adapter's size and place."""
+
+    rank: int = Field(default=16, ge=1, description="Columns of A and B: how much each layer may change.")
+    alpha: float = Field(default=32.0, gt=0.0, description="The adapter counts alpha / rank times.")
+    target_modules: Literal["all-linear"] | tuple[str, ...] = Field(
+        default="all-linear",
+        description="Names of the layers that get one, such as q_proj; all-linear is every linear layer but "
+        "the output head.",
+    )
+
+
+def lora_config(settings: LoraSettings, model: PreTrainedModel) -> LoraConfig:
+    """peft's own configuration for this model. Dropout is left out: rollouts have none.
+
+    Raises ConfigurationError where peft is missing, a name is no linear layer's, or is the output head's.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ConfigurationError('an adapter needs peft: pip install "peft>=0.18"') from error
+    targets = settings.target_modules
+    if isinstance(targets, tuple):
+        _refuse_unfit(targets, model)
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft divides it; any number will do
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        lora_dropout=0.0,
+        fan_in_fan_out=model.config.model_type == "gpt2",  # its layers are Conv1D
+        task_type="CAUSAL_LM",
+    )
+
+
+def _refuse_unfit(targets: tuple[str, ...], model: PreTrainedModel) -> None:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))
+    }
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    known = sorted({name.rpartition(".")[2] for name, layer in layers.items() if layer is not head})
+    for target in targets:
+        found = [layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")]
+        if not found or head in found:
+            what = "is the output head, which every token shares" if found else "names no linear layer"
+            raise ConfigurationError(
+                f"lora.target_modules: {target!r} {what} of a {type(model).__name__}: "
+                f"use all-linear, or some of {', '.join(known)}"
+            )
+
+
+def merged_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of the model without peft's wrapping, its active adapters added to the layers' weights.
+
+    The wrapped model's own tensors are not touched: merging in place and back would round them each time.
+    A plain model's state dict is returned as it is.
+    """
+    import torch
+
+    base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
+    plain = {name: tensor.detach() for name, tensor in base.state_dict().items()}
+    weights = {
+        name.replace(".base_layer.", "."): tensor for name, tensor in plain.items() if ".lora_" not in name
+    }
+    with torch.no_grad():
+        for name, layer in base.named_modules():
+            for adapter in (
+                getattr(layer, "active_adapters", ()) if hasattr(layer, "get_delta_weight") else ()
+            ):
+                weight = weights[f"{name}.weight"]
+                weights[f"{name}.weight"] = weight + layer.get_delta_weight(adapter).to(weight.dtype)
+    return weights

@@ -50,9 +50,19 @@ class JsonlWriter:
         except OSError as error:
             with contextlib.suppress(OSError):  # /dev/full has no length; the next opening cuts a torn line
                 self._stream.truncate(size)
-            raise ConfigurationError(
-                f"cannot write {self.file}: {error.strerror}; free the disk, then resume the run"
-            ) from error
+            raise self._refused(error) from error
+
+    def sync(self) -> None:
+        """Have the system put the lines on the disk now. Raises ConfigurationError when it cannot."""
+        try:
+            os.fsync(self._stream.fileno())
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError) -> ConfigurationError:
+        return ConfigurationError(
+            f"cannot write {self.file}: {error.strerror}; free the disk, then resume the run"
+        )
 
     def close(self) -> None:
         self._stream.close()

@@ -32,7 +32,7 @@ import yaml
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.jsonl import SCHEMA_VERSION, JsonlWriter, dump, read_lines
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "sync"]
 
 _NUMBERED = re.compile(r"^(\d{4,})-")
 
@@ -127,6 +127,14 @@ class RunFolder:
         for file in (self.metrics, self.rollouts, self.events):
             _cut(file, lambda record: record.get("step", -1) > step)
 
+    def drop_evaluation(self, step: int) -> None:
+        """Drop what an evaluation after that step wrote, before it is held again."""
+        self.drop_stage("validation", step)
+        _cut(
+            self.metrics,
+            lambda record: record.get("step") == step and any(name.startswith("eval/") for name in record),
+        )
+
     def drop_stage(self, stage: str, step: int) -> None:
         """Drop the conversations of an evaluation that ended a file, before it is held again."""
         _cut(self.rollouts, lambda record: record.get("stage") == stage and record["step"] == step)
@@ -157,6 +165,15 @@ def _replace(file: Path, text: str) -> None:
         raise ConfigurationError(
             f"cannot write {file}: {error.strerror}; free or choose another disk"
         ) from error
+
+
+def sync(path: Path) -> None:
+    """Have the system put a file, or the names in a folder, on the disk now."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _next_numbered(root: Path, slug: str) -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from stateset_agents.messages import Message
 from stateset_agents.tracking.jsonl import JsonlWriter
-from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_folder import RunFolder, sync
 from stateset_agents.tracking.run_lock import RunLock
 from stateset_agents.tracking.run_log import RunLog
 
@@ -87,11 +87,25 @@ class JsonlTracker:
         """One thing that happened, such as `log_event("checkpoint saved", step=20)`."""
         self._events.write([{"event": name, "time": datetime.now(UTC).isoformat(), **fields}])
 
+    def sync(self) -> None:
+        """Have the system put all lines, and the folder itself, on the disk: a power cut keeps no checkpoint
+        without its logs.
+
+        Raises ConfigurationError when the disk cannot take them.
+        """
+        for writer in self._writers():
+            writer.sync()
+        for folder in (self.folder.path, self.folder.path.parent):
+            sync(folder)
+
     def close(self) -> None:
-        for writer in (self._metrics, self._rollouts, self._events, self._tokens):
-            if writer is not None:
-                writer.close()
+        for writer in self._writers():
+            writer.close()
         self._lock.release()
+
+    def _writers(self) -> list[JsonlWriter]:
+        own = (self._metrics, self._rollouts, self._events, self._tokens)
+        return [writer for writer in own if writer is not None]
 
     def __enter__(self) -> Self:
         return self

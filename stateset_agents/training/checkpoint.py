@@ -8,14 +8,15 @@
       manifest.json        schema version and the SHA-256 of every other file
     best                   a link to the best step's, where the run evaluates
 
-It is written to a temporary name, synced, and renamed; a crash leaves the old ones untouched.
+It is written to a temporary name, synced, and renamed; a crash leaves the old ones untouched. What begins
+with a dot is never loaded: a checkpoint that was being written, replaced or removed when a kill came.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from stateset_agents.errors import CheckpointError
+from stateset_agents.tracking.run_folder import sync
 from stateset_agents.training.tensor_file import write_tensors
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "machine",
     "mark_best",
     "prune",
+    "put_back",
     "remove_later",
     "save_checkpoint",
 ]
@@ -74,16 +77,18 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, write_model: Callab
     target = folder / f"step-{checkpoint.step:06d}"
     partial = folder / f".{target.name}.partial"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        _clear(partial)
         (partial / "model").mkdir(parents=True)
         write_model(partial / "model")
         _write_files(partial, checkpoint)
         for path in (*partial.rglob("*"), partial):
-            _sync(path)
+            sync(path)
         _swap(partial, target)
-        _sync(folder)
+        sync(folder)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            _clear(partial)
+            put_back(folder)
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
             f"cannot write checkpoint {target} ({reason}): free the disk or choose another output_dir"
@@ -107,15 +112,27 @@ def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
 
 
 def _swap(partial: Path, target: Path) -> None:
-    """Put `partial` in the place of `target`, which is gone only once the new one stands there."""
+    """Put `partial` in the place of `target`; between the two renames `put_back` finds what stood there."""
     if not target.exists():
         partial.rename(target)
         return
     replaced = target.with_name(f".{target.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
+    _clear(replaced)
     target.rename(replaced)
     partial.rename(target)
-    shutil.rmtree(replaced)
+    _clear(replaced)
+
+
+def put_back(folder: Path) -> None:
+    """Where a kill came between the two renames of a replacement, the checkpoint of before stands again.
+
+    Only who writes the run may call it. Raises OSError where the folder cannot be written.
+    """
+    for replaced in folder.glob(".step-*.replaced"):
+        target = folder / replaced.name.removeprefix(".").removesuffix(".replaced")
+        if not target.exists():
+            replaced.rename(target)
+            sync(folder)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -123,6 +140,32 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
     Raises CheckpointError naming the file that is missing or altered.
     """
+    try:
+        return _load(path)
+    except _Damaged as error:
+        raise CheckpointError(f"{error}{_others(path)}") from error.__cause__
+
+
+class _Damaged(CheckpointError):
+    """Another checkpoint of the folder may be sound."""
+
+
+def _load(path: Path) -> Checkpoint:
+    names = _checked(path)
+    state = _read_json(path / "state.json")
+    try:
+        weights = load_file(path / "model" / "model.safetensors")
+        optimizer = _join_optimizer(load_file(path / "optimizer.safetensors"), state.pop("optimizer"))
+        critic = load_file(path / "critic.safetensors") if "critic.safetensors" in names else {}
+        return Checkpoint(
+            step=int(state["step"]), weights=weights, optimizer=optimizer, critic=critic, state=state
+        )
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:  # sums right, contents wrong
+        raise _Damaged(f"{path} is damaged ({error})") from error
+
+
+def _checked(path: Path) -> set[str]:
+    """The files of a checkpoint, each compared with its sum in the manifest; CheckpointError otherwise."""
     manifest = _read_json(path / "manifest.json")
     if manifest.get("schema_version") != SCHEMA_VERSION:
         raise CheckpointError(
@@ -131,32 +174,41 @@ def load_checkpoint(path: Path) -> Checkpoint:
         )
     sums = manifest.get("files")
     if not isinstance(sums, dict) or not sums.keys() >= _FILES:
-        raise CheckpointError(f"{path} is damaged: manifest.json is altered{_others(path)}")
+        raise _Damaged(f"{path} is damaged: manifest.json is altered")
     for name, expected in sums.items():
         file = path / name
         if not file.is_file():
-            raise CheckpointError(f"{path} is incomplete: {name} is missing{_others(path)}")
-        if _sha256(file) != expected:
-            raise CheckpointError(f"{path} is damaged: {name} is truncated or altered{_others(path)}")
-    state = _read_json(path / "state.json")
-    weights = load_file(path / "model" / "model.safetensors")
-    optimizer = _join_optimizer(load_file(path / "optimizer.safetensors"), state.pop("optimizer"))
-    critic = load_file(path / "critic.safetensors") if "critic.safetensors" in sums else {}
-    return Checkpoint(step=state["step"], weights=weights, optimizer=optimizer, critic=critic, state=state)
+            raise _Damaged(f"{path} is incomplete: {name} is missing")
+        try:
+            found = _sha256(file)
+        except OSError as error:
+            raise _Damaged(f"{file} cannot be read ({error.strerror})") from error
+        if found != expected:
+            raise _Damaged(f"{path} is damaged: {name} is truncated or altered")
+    return set(sums)
 
 
 _FILES = {"model/model.safetensors", "optimizer.safetensors", "state.json"}
 
 
 def _others(path: Path) -> str:
-    """What to do about a damaged checkpoint."""
-    rest = [other for other in _steps(path.parent) if other != path]
-    return f"; resume from {rest[-1]}" if rest else "; there is no other one: train again"
+    """What to do about a checkpoint that cannot be loaded."""
+    rest = [other for other in _steps(path.parent) if other.name != path.name]
+    sound = next((other for other in reversed(rest) if _is_sound(other)), None)
+    return f"; resume from {sound}" if sound else "; there is no other one: train again"
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        _checked(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _steps(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
-    named = [path for path in folder.glob("step-*") if path.name[5:].isdecimal()]
+    named = [path for path in folder.glob("step-*") if path.name[5:].isdecimal() and path.is_dir()]
     return sorted(named, key=lambda path: int(path.name[5:]))
 
 
@@ -167,14 +219,22 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def mark_best(folder: Path, step: int | None) -> None:
-    """Let `folder/best` lead to the checkpoint of `step`; where there is none (any more) it goes."""
-    link, beside = folder / "best", folder / f".best.{os.getpid()}"
-    beside.unlink(missing_ok=True)
-    if step is None or not (folder / f"step-{step:06d}").is_dir():
-        link.unlink(missing_ok=True)
-        return
-    beside.symlink_to(f"step-{step:06d}", target_is_directory=True)
-    beside.replace(link)
+    """Let `folder/best` lead to the checkpoint of `step`; where there is none (any more) it goes.
+
+    Raises CheckpointError when the folder cannot take it.
+    """
+    link, beside = folder / "best", folder / ".best.partial"
+    try:
+        beside.unlink(missing_ok=True)
+        if step is None or not (folder / f"step-{step:06d}").is_dir():
+            link.unlink(missing_ok=True)
+            return
+        beside.symlink_to(f"step-{step:06d}", target_is_directory=True)
+        beside.replace(link)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write {link} ({error.strerror}): free the disk or choose another output_dir"
+        ) from error
 
 
 def best_checkpoint(folder: Path) -> Path | None:
@@ -184,18 +244,46 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints and the best one, and what a kill left unfinished."""
+    """Remove all but the newest `keep` checkpoints and the best one, and what a kill left unfinished.
+
+    Raises CheckpointError for one that cannot be removed.
+    """
     best = best_checkpoint(folder)
-    for path in (*_steps(folder)[:-keep], *folder.glob(".step-*")):
+    for path in _steps(folder)[:-keep]:
         if best is None or path.name != best.name:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
+    for debris in folder.glob(".step-*"):
+        _clear(debris)
 
 
 def remove_later(folder: Path, step: int) -> None:
-    """Remove the checkpoints of later steps, which a run that goes on from `step` makes anew."""
-    for path in _steps(folder):
+    """Remove the checkpoints of later steps, which a run that goes on from `step` makes anew.
+
+    The newest goes first: after a kill on the way what is left is a run up to an earlier step. Raises
+    CheckpointError for one that cannot be removed.
+    """
+    for path in reversed(_steps(folder)):
         if int(path.name[5:]) > step:
-            shutil.rmtree(path)
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; a kill on the way leaves no part of it under its name."""
+    removed = path.with_name(f".{path.name}.removed")
+    try:
+        _clear(removed)
+        path.rename(removed)
+    except OSError as error:
+        raise CheckpointError(f"cannot remove {path} ({error.strerror}): mend the folder's rights") from error
+    _clear(removed)
+
+
+def _clear(path: Path) -> None:
+    """Remove what has an unfinished one's name; of files that the system still holds the next time."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _saveable(tensor: Tensor) -> Tensor:
@@ -271,24 +359,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(
-            f"{path.parent} is no checkpoint: it has no {path.name}{_others(path.parent)}"
-        ) from error
+        raise _Damaged(f"{path.parent} is no checkpoint: it has no {path.name}") from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}){_others(path.parent)}") from error
+        raise _Damaged(f"{path} cannot be read ({error})") from error
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path} is damaged: not a JSON object{_others(path.parent)}")
+        raise _Damaged(f"{path} is damaged: not a JSON object")
     return data
 
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

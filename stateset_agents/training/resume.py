@@ -24,6 +24,7 @@ from stateset_agents.training.checkpoint import (
     machine,
     mark_best,
     prune,
+    put_back,
     remove_later,
     save_checkpoint,
 )
@@ -32,7 +33,17 @@ from stateset_agents.training.early_stopping import Best
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.optimization import schedule
 
-__all__ = ["MAY_DIFFER", "Identity", "RunState", "checkpoint_at", "drop_later", "keep", "newest", "take_up"]
+__all__ = [
+    "MAY_DIFFER",
+    "Identity",
+    "RunState",
+    "checkpoint_at",
+    "drop_later",
+    "keep",
+    "mend",
+    "newest",
+    "take_up",
+]
 
 _log = get_logger(__name__)
 
@@ -52,6 +63,7 @@ MAY_DIFFER = frozenset(
         "training.eval_episodes",
         "training.early_stopping_patience",
         "training.early_stopping_threshold",
+        "training.max_failed_steps",
         "training.load_best_at_end",
         "training.log_rollouts",
         "training.turn_timeout",
@@ -86,8 +98,14 @@ class RunState:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunState:
-        """From what `asdict` gave."""
-        return cls(**{**values, "best": Best(**values.get("best", {}))})
+        """From what `asdict` gave. Raises CheckpointError for what another version of this program kept."""
+        try:
+            return cls(**{**values, "best": Best(**values.get("best", {}))})
+        except TypeError as error:
+            raise CheckpointError(
+                f"the checkpoint keeps progress that this program does not know ({error}): use the "
+                "stateset-agents that wrote it"
+            ) from error
 
     def after_step(
         self, *, episodes: int, new_policy: bool, failed: bool, repeatable: bool, temperature: float
@@ -207,6 +225,19 @@ def checkpoint_at(path: Path) -> Path:
     return path
 
 
+def mend(run: RunFolder) -> None:
+    """Finish the replacement of a checkpoint that a kill cut; for the one process that writes the run.
+
+    Raises CheckpointError when the folder cannot be written.
+    """
+    try:
+        put_back(run.checkpoints)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write in {run.checkpoints} ({error.strerror}): mend its rights"
+        ) from error
+
+
 def take_up(path: Path, learner: Learner, identity: Identity) -> RunState:
     """Put the learner where the checkpoint left it.
 
@@ -216,19 +247,24 @@ def take_up(path: Path, learner: Learner, identity: Identity) -> RunState:
     """
     checkpoint = load_checkpoint(path)
     identity.refuse_other(path, checkpoint.state["identity"])
+    state = RunState.from_json(checkpoint.state["progress"])
     learner.restore(checkpoint.weights, checkpoint.optimizer, checkpoint.critic)
     changes = _other_machine(checkpoint.state["machine"], machine(learner.policy.device))
     changes += _other_schedule(checkpoint.state["identity"]["settings"]["training"], learner)
     for change in changes:
         _log.warning(change)
-    state = RunState.from_json(checkpoint.state["progress"])
     return replace(state, repeatable=state.repeatable and not changes)
 
 
 def drop_later(run: RunFolder, state: RunState, settings: Mapping[str, Any]) -> None:
-    """Leave in the run folder what belongs to the run up to this state, and write its settings anew."""
-    run.truncate_after(state.step)
+    """Leave in the run folder what belongs to the run up to this state, and write its settings anew.
+
+    Checkpoints go before logs: after a kill on the way no checkpoint stands without its logs.
+    """
     remove_later(run.checkpoints, state.step)
+    run.truncate_after(state.step)
+    if state.evaluated_step < state.step:
+        run.drop_evaluation(state.step)
     mark_best(run.checkpoints, state.best.step)
     run.write_config(settings)
 

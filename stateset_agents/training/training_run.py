@@ -41,6 +41,7 @@ from stateset_agents.training.resume import (
     checkpoint_at,
     drop_later,
     keep,
+    mend,
     newest,
     take_up,
 )
@@ -249,6 +250,7 @@ class TrainingRun(Controlled):
             tokenizer = getattr(self.agent.backend.tokenizer, "hf", None)
             write = partial(keep, limit=self.config.save_total_limit, tokenizer=tokenizer)
             where, who = self.run.checkpoints, self._identity()
+            await self._worker.run(self.tracker.sync)
             path = await self._worker.run(write, where, self.learner, state, who)
             self._saved = state
         self.tracker.log_event("checkpoint", step=state.step, path=path.name)
@@ -273,6 +275,7 @@ class TrainingRun(Controlled):
 
     async def _go_on_from(self, path: str | Path | None) -> None:
         async with self._boundary:
+            await self._worker.run(mend, self.run)
             find = partial(newest, self.run) if path is None else partial(checkpoint_at, Path(path))
             found = await self._worker.run(find)
             if found is not None:

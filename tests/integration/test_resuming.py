@@ -11,6 +11,7 @@ import pytest
 from tiny_training import make_agent, make_trainer, same_bits, snapshot
 
 from stateset_agents.errors import CheckpointError, ConfigurationError
+from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.callbacks import Callback
 
@@ -195,3 +196,71 @@ async def test_a_long_log_is_cut_while_the_event_loop_goes_on(tmp_path):
     await ticking
     assert "tick" in order[order.index("begins") : order.index("ended")]
     await again.close()
+
+
+class SavesEachStep(Callback):
+    """A checkpoint before the evaluation of the same step."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    async def on_step_end(self, step, metrics):
+        await self.trainer.save_checkpoint()
+
+
+async def test_an_evaluation_that_a_kill_cut_off_from_its_checkpoint_is_logged_once(tmp_path):
+    settings = {"max_steps": 2, "eval_steps": 1, "eval_episodes": 2}
+    whole = make_trainer(tmp_path, **settings)
+    await whole.train()
+    await whole.close()
+    killed = make_trainer(tmp_path, **settings)
+    killed.callbacks.append(SavesEachStep(killed))
+    killed._save_last = asyncio.Event().wait  # after the evaluation it comes to no checkpoint any more
+    training = asyncio.create_task(killed.train())
+    while not any("eval/reward" in line.values for line in logged(killed)):
+        await asyncio.sleep(0.01)
+    copy = shutil.copytree(killed.run.path, tmp_path / "killed")  # as a kill leaves it
+    training.cancel()
+    killed._save_last = killed.save_checkpoint
+    await asyncio.gather(training, return_exceptions=True)
+    await killed.close()
+    again = make_trainer(tmp_path, run=RunFolder(copy), **settings)
+    await again.load_checkpoint()
+    await again.train()
+    await again.close()
+    assert [names(line) for line in logged(again)] == [names(line) for line in logged(whole)]
+    held = [[one.step for one in RunLog(run).rollouts("validation")] for run in (again.run, whole.run)]
+    assert held == [[1, 1, 2, 2]] * 2
+
+
+def logged(trainer):
+    return list(RunLog(trainer.run).metrics()) if trainer.is_ready else []
+
+
+def names(line):
+    return line.step, sorted(line.values)
+
+
+async def test_a_checkpoint_whose_replacement_was_cut_is_put_back(tmp_path):
+    run = await stopped_after(tmp_path, 2)
+    only = run.checkpoints / "step-000002"
+    only.rename(run.checkpoints / ".step-000002.replaced")
+    shutil.copytree(run.checkpoints / ".step-000002.replaced", run.checkpoints / ".step-000002.partial")
+    again = make_trainer(tmp_path, run=run)
+    await again.load_checkpoint()
+    assert again.step_number == 2
+    await again.train()
+    await again.close()
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000002", "step-000003"]
+
+
+async def test_more_failed_steps_may_be_allowed_on_resuming(tmp_path):
+    run = await stopped_after(tmp_path, 2)
+    again = make_trainer(tmp_path, run=run, max_failed_steps=9)
+    await again.load_checkpoint()
+    await again.train()
+    await again.close()
+    whole = make_trainer(tmp_path)
+    await whole.train()
+    assert same_bits(snapshot(again), snapshot(whole))
+    await whole.close()

@@ -202,10 +202,13 @@ class SavesEachStep(Callback):
     """A checkpoint before the evaluation of the same step."""
 
     def __init__(self, trainer):
-        self.trainer = trainer
+        self.trainer, self.evaluated = trainer, asyncio.Event()
 
     async def on_step_end(self, step, metrics):
         await self.trainer.save_checkpoint()
+
+    async def on_evaluate(self, step, result):
+        self.evaluated.set()
 
 
 async def test_an_evaluation_that_a_kill_cut_off_from_its_checkpoint_is_logged_once(tmp_path):
@@ -214,11 +217,11 @@ async def test_an_evaluation_that_a_kill_cut_off_from_its_checkpoint_is_logged_o
     await whole.train()
     await whole.close()
     killed = make_trainer(tmp_path, **settings)
-    killed.callbacks.append(SavesEachStep(killed))
+    saves = SavesEachStep(killed)
+    killed.callbacks.append(saves)
     killed._save_last = asyncio.Event().wait  # after the evaluation it comes to no checkpoint any more
     training = asyncio.create_task(killed.train())
-    while not any("eval/reward" in line.values for line in logged(killed)):
-        await asyncio.sleep(0.01)
+    await saves.evaluated.wait()
     copy = shutil.copytree(killed.run.path, tmp_path / "killed")  # as a kill leaves it
     training.cancel()
     killed._save_last = killed.save_checkpoint
@@ -228,17 +231,13 @@ async def test_an_evaluation_that_a_kill_cut_off_from_its_checkpoint_is_logged_o
     await again.load_checkpoint()
     await again.train()
     await again.close()
-    assert [names(line) for line in logged(again)] == [names(line) for line in logged(whole)]
+    assert logged(again) == logged(whole)
     held = [[one.step for one in RunLog(run).rollouts("validation")] for run in (again.run, whole.run)]
     assert held == [[1, 1, 2, 2]] * 2
 
 
 def logged(trainer):
-    return list(RunLog(trainer.run).metrics()) if trainer.is_ready else []
-
-
-def names(line):
-    return line.step, sorted(line.values)
+    return [(line.step, sorted(line.values)) for line in RunLog(trainer.run).metrics()]
 
 
 async def test_a_checkpoint_whose_replacement_was_cut_is_put_back(tmp_path):

@@ -45,13 +45,15 @@ class Comparison:
     same_tokens: bool = True
     """Must all sides report the same number of tokens?"""
     most_repetitions: int | None = None
-    """Of points of a figure, on which no claim stands."""
+    """Unset: as many as were asked for."""
     memory: bool = False
     """Is the peak memory measured, too, in processes of its own?"""
     base: str = "ours"
     """The side that every line's peer is divided by."""
 
 
+_FEW = 3
+"""Repetitions of rows on which no claim stands."""
 _OWN = {"generate": "hf", "plain": "hf", "floor": "floor"}
 """Peers that need no environment of their own, and their workers."""
 
@@ -103,6 +105,7 @@ def _decode() -> Iterator[Comparison]:
         Model(size="1M"),
         small,
         (Line(title="decode, 32 slots, ragged, 1M", peer="generate"),),
+        most_repetitions=_FEW,
     )
     yield _comparison(
         "decode-52M",
@@ -166,9 +169,24 @@ def _rollouts() -> Iterator[Comparison]:
             "rollout",
             Model(),
             shape,
-            Line(title=f"rollout, {turns} turns, {shape.rows} conversations", peer="generate"),
-            most_repetitions=None if (turns, scenarios) in ((4, 2), (4, 8), (6, 2)) else 3,
+            Line(title=f"rollout, {_turns(turns)}, {shape.rows} conversations", peer="generate"),
+            most_repetitions=_FEW,
         )
+    waiting = Talks(vocabulary=4096, scenarios=8, group=8, turns=4, prompt=96, reply=32, delta=32, wait=0.2)
+    title = "rollout, 4 turns, 64 conversations, 200 ms tools"
+    yield _talks(
+        "rollout-4x64-tools",
+        "rollout",
+        Model(),
+        waiting,
+        Line(title=title, peer="generate", quantity="wall"),
+        Line(title=f"{title}: CPU", peer="generate"),
+        most_repetitions=_FEW,
+    )
+
+
+def _turns(count: int) -> str:
+    return "1 turn" if count == 1 else f"{count} turns"
 
 
 def _end_to_end() -> Iterator[Comparison]:
@@ -207,26 +225,32 @@ def _updates() -> Iterator[Comparison]:
             delta=32,
         )
 
-    for label, vocabulary, group in (("4k", 4096, 8), ("32k", 32768, 8), ("152k", 151936, 2)):
-        wanted = label == "32k"
-        title = f"update, vocabulary {label}, {2 * group} conversations"
-        yield _talks(
-            f"update-{label}",
-            "update",
-            Model(vocabulary=vocabulary),
-            shape(vocabulary, 2, group),
-            Line(title=title, peer="plain", at_least=3.5 if wanted else None, aim=5 if wanted else None),
+    def both(title: str, peer: str, **wanted: float) -> tuple[Line, Line]:
+        """Its time, and the memory that it takes; `wanted` of each is `time`, `memory` and their aims."""
+        return (
+            Line(title=title, peer=peer, at_least=wanted.get("time"), aim=wanted.get("time_aim")),
             Line(
                 title=f"{title}: extra peak memory",
-                peer="plain",
+                peer=peer,
                 quantity="extra",
-                at_least=6 if wanted else None,
-                aim=10 if wanted else None,
+                at_least=wanted.get("memory"),
+                aim=wanted.get("memory_aim"),
             ),
-            Line(title=title, peer="trl"),
-            Line(title=f"{title}: extra peak memory", peer="trl", quantity="extra"),
-            memory=True,
         )
+
+    for label, vocabulary, group in (("4k", 4096, 8), ("32k", 32768, 8), ("152k", 151936, 2)):
+        model, talks = Model(vocabulary=vocabulary), shape(vocabulary, 2, group)
+        title = f"update, vocabulary {label}, {talks.rows} conversations"
+        wanted = {"time": 3.5, "time_aim": 5, "memory": 6, "memory_aim": 10} if label == "32k" else {}
+        few = None if wanted else _FEW
+        plain, trl = both(title, "plain", **wanted), both(title, "trl")
+        name = f"update-{label}"
+        yield _talks(name, "update", model, talks, *plain, memory=True, most_repetitions=few)
+        yield _talks(f"{name}-trl", "update", model, talks, *trl, memory=True, most_repetitions=2)
+        if talks.rows != 4:  # so that a figure has the same conversations at every vocabulary
+            four = shape(vocabulary, 2, 2)
+            lines = both(f"update, vocabulary {label}, 4 conversations", "plain")
+            yield _talks(f"{name}-of-4", "update", model, four, *lines, memory=True, most_repetitions=_FEW)
     for group in (2, 4, 16):
         yield _talks(
             f"update-group-{group}",
@@ -234,7 +258,7 @@ def _updates() -> Iterator[Comparison]:
             Model(),
             shape(4096, 16 // group, group),
             Line(title=f"update, 16 conversations in groups of {group}", peer="plain"),
-            most_repetitions=3,
+            most_repetitions=_FEW,
         )
 
 

@@ -56,5 +56,6 @@ def commit() -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "stateset_agents")
+    measured = ("stateset_agents", "benchmarks", "examples/demo.yaml", "constraints.txt")
+    changed = git("status", "--porcelain", "--", *measured, ":!benchmarks/results.json")
     return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")

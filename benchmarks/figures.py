@@ -1,4 +1,8 @@
-"""How cost grows, as SVG: ours and a peer over turns, conversations, group size and vocabulary."""
+"""How cost grows, as SVG: ours and a peer over turns, conversations, group size and vocabulary.
+
+Both axes begin at 0 and are linear, so that a line's shape is the growth. Cost is in units of ours at the
+first point, which makes machines comparable.
+"""
 
 from __future__ import annotations
 
@@ -7,112 +11,162 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 280, 52, 96, 34, 44
-COLOURS = ("#2563eb", "#6b7280")
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 300, 62, 110, 40, 48
+COLOURS = ("#1d4ed8", "#9a3412")
+PEERS = {
+    "ours": "ours",
+    "trl": "TRL",
+    "generate": "HF generate",
+    "plain": "plain HF",
+    "stateset": "stateset-agents 0.69",
+    "floor": "packed matmuls",
+}
+"""Sides as they are called where people read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One row of results.json, and where it stands."""
+
+    at: int
+    row: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One picture: rows of results.json by what they grow with."""
+    """One picture."""
 
     name: str
     title: str
     along: str
     peer: str
-    rows: Mapping[str, tuple[str, int]]
-    """Label on the axis -> the row, and its conversations."""
+    points: Sequence[Point]
     quantity: str = "cpu"
 
 
+_VOCABULARIES = (
+    Point(at=4096, row="update-4k-of-4"),
+    Point(at=32768, row="update-32k-of-4"),
+    Point(at=151936, row="update-152k"),
+)
 FIGURES = (
     Figure(
         name="turns",
-        title="Rollout: CPU time of a conversation by its turns",
+        title="Rollout of 16 conversations: CPU time by turns",
         along="turns",
         peer="generate",
-        rows={str(turns): (f"rollout-{turns}x16", 16) for turns in (1, 2, 4, 6)},
+        points=[Point(at=turns, row=f"rollout-{turns}x16") for turns in (1, 2, 4, 6)],
     ),
     Figure(
         name="conversations",
-        title="Rollout: CPU time of all conversations by their number",
+        title="Rollout of 4 turns: CPU time by conversations",
         along="conversations",
         peer="generate",
-        rows={str(count): (f"rollout-4x{count}", 1) for count in (8, 16, 32, 64)},
+        points=[Point(at=count, row=f"rollout-4x{count}") for count in (8, 16, 32, 64)],
     ),
     Figure(
         name="group-size",
-        title="Update: CPU time of 16 conversations by group size",
+        title="Update of 16 conversations: CPU time by group size",
         along="conversations of one group",
         peer="plain",
-        rows={
-            "2": ("update-group-2", 1),
-            "4": ("update-group-4", 1),
-            "8": ("update-4k", 1),
-            "16": ("update-group-16", 1),
-        },
+        points=[
+            Point(at=2, row="update-group-2"),
+            Point(at=4, row="update-group-4"),
+            Point(at=8, row="update-4k"),
+            Point(at=16, row="update-group-16"),
+        ],
     ),
     Figure(
         name="vocabulary",
-        title="Update: CPU time of a conversation by vocabulary",
-        along="vocabulary",
+        title="Update of 4 conversations: CPU time by vocabulary",
+        along="tokens in the vocabulary",
         peer="plain",
-        rows={"4k": ("update-4k", 16), "32k": ("update-32k", 16), "152k": ("update-152k", 4)},
+        points=_VOCABULARIES,
     ),
     Figure(
         name="vocabulary-memory",
-        title="Update: extra peak memory of a conversation by vocabulary",
-        along="vocabulary",
+        title="Update of 4 conversations: extra memory by vocabulary",
+        along="tokens in the vocabulary",
         peer="plain",
-        rows={"4k": ("update-4k", 16), "32k": ("update-32k", 16), "152k": ("update-152k", 4)},
+        points=_VOCABULARIES,
         quantity="extra",
     ),
 )
 
 
-def drawn(figure: Figure, rows: Mapping[str, Any]) -> str | None:
-    """The picture, or None while fewer than two of its rows are measured. Ours at the first point is 1."""
-    points = {label: rows[name]["sides"] for label, (name, _) in figure.rows.items() if name in rows}
-    if len(points) < 2:
+def series(figure: Figure, rows: Mapping[str, Any]) -> dict[str, list[float]] | None:
+    """The cost of each side at each point; None until all its rows are measured. Ours at the first is 1."""
+    if any(point.row not in rows for point in figure.points):
         return None
-    parts = {label: figure.rows[label][1] for label in points}
-    series = {
-        side: [points[label][side][figure.quantity] / parts[label] for label in points]
+    made = {
+        side: [rows[point.row]["sides"][side][figure.quantity] for point in figure.points]
         for side in ("ours", figure.peer)
     }
-    unit = series["ours"][0]
-    return _svg(figure, list(points), {side: [value / unit for value in own] for side, own in series.items()})
+    unit = made["ours"][0]
+    return {side: [value / unit for value in values] for side, values in made.items()}
 
 
-def _svg(figure: Figure, labels: Sequence[str], series: Mapping[str, Sequence[float]]) -> str:
-    marks = ticks(max(value for own in series.values() for value in own))
+def alternative(figure: Figure, rows: Mapping[str, Any]) -> str | None:
+    """What the picture shows, in words, for those who do not see it."""
+    drawn_series = series(figure, rows)
+    if drawn_series is None:
+        return None
+    at = ", ".join(f"{point.at:,}" for point in figure.points)
+    sides = "; ".join(
+        f"{PEERS[side]} {', '.join(f'{value:.3g}' for value in values)}"
+        for side, values in drawn_series.items()
+    )
+    return f"{figure.title}. At {at} {figure.along}: {sides}."
+
+
+def drawn(figure: Figure, rows: Mapping[str, Any]) -> str | None:
+    """The picture, or None until all its rows are measured."""
+    values, said = series(figure, rows), alternative(figure, rows)
+    if values is None or said is None:
+        return None
+    return _svg(figure, values, said)
+
+
+def _svg(figure: Figure, values: Mapping[str, Sequence[float]], words: str) -> str:
+    marks = ticks(max(value for own in values.values() for value in own))
+    last, floor = figure.points[-1].at, HEIGHT - BOTTOM
 
     def x(place: int) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * place / (len(labels) - 1), 1)
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * figure.points[place].at / last, 1)
 
     def y(value: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / marks[-1], 1)
+        return round(floor - (floor - TOP) * value / marks[-1], 1)
 
     parts = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>']
-    parts.append(f'<text x="{LEFT}" y="18" font-weight="bold">{figure.title}</text>')
+    parts.append(f'<text x="{LEFT}" y="20" font-weight="bold">{figure.title}</text>')
     for value in marks:
         parts.append(f'<path d="M{LEFT} {y(value)}H{WIDTH - RIGHT}" stroke="#e5e7eb"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4}" text-anchor="end">{value:g}</text>')
-    for place, label in enumerate(labels):
-        parts.append(f'<text x="{x(place)}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{figure.along}</text>')
-    for (side, values), colour in zip(series.items(), COLOURS, strict=True):
-        line = " ".join(f"{x(place)},{y(value)}" for place, value in enumerate(values))
+    for place, point in enumerate(figure.points):
+        parts.append(f'<path d="M{x(place)} {floor}v5" stroke="#374151"/>')
+        parts.append(f'<text x="{x(place)}" y="{floor + 18}" text-anchor="middle">{_short(point.at)}</text>')
+    middle, half = (LEFT + WIDTH - RIGHT) / 2, (TOP + floor) / 2
+    parts.append(f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{figure.along}</text>')
+    turned = f'transform="rotate(-90 16 {half})" text-anchor="middle"'
+    parts.append(f'<text x="16" y="{half}" {turned}>ours at {_short(figure.points[0].at)} is 1</text>')
+    for (side, own), colour in zip(values.items(), COLOURS, strict=True):
+        line = " ".join(f"{x(place)},{y(value)}" for place, value in enumerate(own))
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.extend(
             f'<circle cx="{x(place)}" cy="{y(value)}" r="3" fill="{colour}"/>'
-            for place, value in enumerate(values)
+            for place, value in enumerate(own)
         )
-        said = f"{side} {values[-1]:.3g}"
-        parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(values[-1]) + 4}" fill="{colour}">{said}</text>')
+        said = f"{PEERS[side]} {own[-1]:.3g}"
+        parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(own[-1]) + 4}" fill="{colour}">{said}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
     style = 'font-family="sans-serif" font-size="12" fill="#374151"'
-    return f"{head} {style}><title>{figure.title}</title>{''.join(parts)}</svg>\n"
+    named = f"<title>{figure.title}</title><desc>{words}</desc>"
+    return f"{head} {style}>{named}{''.join(parts)}</svg>\n"
+
+
+def _short(count: int) -> str:
+    """16, 32k for 32768, 152k for 151936."""
+    return str(count) if count < 1000 else f"{count / (1024 if count % 1024 == 0 else 1000):.0f}k"
 
 
 def ticks(most: float) -> list[float]:

@@ -9,18 +9,11 @@ from typing import Any
 
 from benchmarks.comparisons import comparisons
 from benchmarks.environments import ROOT
-from benchmarks.figures import FIGURES, drawn
+from benchmarks.figures import FIGURES, PEERS, alternative, drawn
 
 PAGE = ROOT / "docs" / "performance.md"
 IMAGES = ROOT / "docs" / "images"
-_PEERS = {
-    "ours": "ours",
-    "trl": "TRL",
-    "generate": "HF `generate`",
-    "plain": "plain HF",
-    "stateset": "stateset-agents 0.69",
-    "floor": "packed matmuls",
-}
+_PEERS = {**PEERS, "generate": "HF `generate`"}
 _QUANTITIES = {"cpu": "CPU time", "wall": "wall time", "peak": "peak memory", "extra": "extra memory"}
 
 
@@ -32,6 +25,12 @@ def files(rows: Mapping[str, Any], page: str) -> dict[Path, str]:
         if picture is not None:
             made[IMAGES / f"performance-{figure.name}.svg"] = picture
     return made
+
+
+def write(rows: Mapping[str, Any]) -> None:
+    """Write the page and its pictures where they belong."""
+    for path, text in files(rows, PAGE.read_text(encoding="utf-8")).items():
+        path.write_text(text, encoding="utf-8")
 
 
 def written(page: str, rows: Mapping[str, Any]) -> str:
@@ -96,11 +95,10 @@ def settings(rows: Mapping[str, Any]) -> str:
 
 
 def figures(rows: Mapping[str, Any]) -> str:
-    """The pictures whose rows are measured."""
-    return "\n".join(
-        f"![{figure.title}](images/performance-{figure.name}.svg)"
-        for figure in FIGURES
-        if drawn(figure, rows) is not None
+    """The pictures whose rows are measured, with what they show in words."""
+    made = [(figure, alternative(figure, rows)) for figure in FIGURES]
+    return "\n\n".join(
+        f"![{words}](images/performance-{figure.name}.svg)" for figure, words in made if words is not None
     )
 
 
@@ -137,7 +135,19 @@ def machine(rows: Mapping[str, Any]) -> str:
     counts = f"{min(claims)}" if len(set(claims)) == 1 else f"{min(claims)} to {max(claims)}"
     return (
         f"{'; '.join(cpus)}; one thread; {counts} repetitions of the rows with a claim; at commit "
-        f"{', '.join(f'`{one}`' for one in commits)}; {said}."
+        f"{', '.join(f'`{one}`' for one in commits)}; {said}.{_busy(rows)}"
+    )
+
+
+def _busy(rows: Mapping[str, Any]) -> str:
+    """How quiet the machine was while rows by wall time were measured."""
+    timed = [row for row in rows.values() if any(line["quantity"] == "wall" for line in row["lines"])]
+    cores = [row["others"] for row in timed if row.get("others") is not None]
+    if not cores:
+        return ""
+    return (
+        f" While the rows by wall time were measured, other processes kept {min(cores):.2f} to "
+        f"{max(cores):.2f} of its cores busy."
     )
 
 

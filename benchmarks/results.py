@@ -11,10 +11,31 @@ from typing import Any
 
 from benchmarks.comparisons import Comparison
 from benchmarks.environments import ROOT, commit
-from benchmarks.running import Measured, success
+from benchmarks.running import WARM_UPS, Measured, success
 
 RESULTS = ROOT / "benchmarks" / "results.json"
 _SCHEMA = 1
+
+
+def wanted(comparison: Comparison, repetitions: int) -> int:
+    """How often each side of a row is timed."""
+    return min(repetitions, comparison.most_repetitions or repetitions)
+
+
+def current(kept: Mapping[str, Any] | None, comparison: Comparison, repetitions: int) -> bool:
+    """Was a row measured at this very commit, on this processor, and often enough?"""
+    if kept is None or kept["repetitions"] < wanted(comparison, repetitions):
+        return False
+    here = commit()
+    return not here.endswith("+") and (kept["commit"], kept["cpu"]) == (here, _cpu())
+
+
+def expected(kept: Mapping[str, Any] | None, comparison: Comparison, repetitions: int) -> float | None:
+    """Seconds that a row will take if it goes as it went last time; None where it was never timed."""
+    if kept is None:
+        return None
+    rounds = (wanted(comparison, repetitions) + WARM_UPS) / (kept["repetitions"] + WARM_UPS)
+    return float(kept["seconds"] * rounds)
 
 
 def ratio(ours: Sequence[float], peer: Sequence[float]) -> float:

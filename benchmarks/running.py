@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any
 
 from benchmarks.comparisons import Comparison
 from benchmarks.environments import FOLDER
-from benchmarks.sides import Side, Worker
+from benchmarks.sides import Side, SideError, Worker
 from stateset_agents.algorithms.intervals import wilson
 
 WARM_UPS = 1
@@ -55,6 +58,51 @@ def measure(comparison: Comparison, *, repetitions: int) -> dict[str, Measured]:
     return measured
 
 
+def profiled(comparison: Comparison, name: str) -> dict[str, Any]:
+    """Where one side's CPU time and memory go, in a process of its own; see `benchmarks.profiling`."""
+    log = _log(comparison, f"{name}-profile")
+    with Worker(comparison.sides[name], log, keeps_memory=True) as worker:
+        worker.prepare()
+        for number in range(WARM_UPS):
+            worker.run(number)
+        times = worker.profile(WARM_UPS)
+    with Worker(comparison.sides[name], log, keeps_memory=False) as worker:
+        prepared = worker.prepare()
+        peak = max(worker.run(number)["peak"] for number in range(2))
+        return {**times, **worker.holdings(), **prepared, "peak": peak}
+
+
+class Others:
+    """How many cores other processes than ours kept busy, on average, while this was open; None: unknown."""
+
+    def __enter__(self) -> Others:
+        self.cores: float | None = None
+        self._started, self._busy, self._own = time.perf_counter(), _busy(), _own()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        busy = _busy()
+        if busy is not None and self._busy is not None:
+            took = time.perf_counter() - self._started
+            self.cores = round(max(0.0, busy - self._busy - (_own() - self._own)) / took, 2)
+
+
+def _busy() -> float | None:
+    """CPU seconds of the whole machine since it started, those taken by its host included; Linux only."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            user, nice, system, _, _, irq, softirq, stolen, *_ = map(int, file.readline().split()[1:])
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def _own() -> float:
+    """CPU seconds of this process and of its children that ended, as all workers have after `measure`."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
 def _log(comparison: Comparison, name: str) -> Path:
     return FOLDER / "logs" / f"{comparison.name}-{name}.log"
 
@@ -82,13 +130,13 @@ def _expect_equal_success(comparison: Comparison, measured: Mapping[str, Measure
     shares = {name: success(one) for name, one in measured.items() if "successes" in one.repetitions[0]}
     bands = {name: wilson(*share) for name, share in shares.items()}
     if bands and max(low for low, _ in bands.values()) > min(high for _, high in bands.values()):
-        raise RuntimeError(f"{comparison.name}: sides succeeded differently often: {shares}")
+        raise SideError(f"sides succeeded differently often: {shares}")
 
 
 def _expect_equal_work(comparison: Comparison, measured: Mapping[str, Measured]) -> None:
     threads = {name: one.prepared["threads"] for name, one in measured.items()}
     if set(threads.values()) != {1}:
-        raise RuntimeError(f"{comparison.name}: every side must compute with one thread, got {threads}")
+        raise SideError(f"every side must compute with one thread, got {threads}")
     tokens = {name: one.values("tokens") for name, one in measured.items()}
     if comparison.same_tokens and len({tuple(counts) for counts in tokens.values()}) != 1:
-        raise RuntimeError(f"{comparison.name}: sides made different numbers of tokens: {tokens}")
+        raise SideError(f"sides made different numbers of tokens: {tokens}")

@@ -32,7 +32,7 @@ other processes, which have the allocator as it is."""
 
 
 class SideError(Exception):
-    """A side could not do its work; the text is its traceback."""
+    """A side could not do its work, and the text is its traceback; or sides did different work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,14 @@ class Worker:
     def run(self, repetition: int) -> dict[str, Any]:
         """Do the work once."""
         return self._ask({"do": "run", "repetition": repetition})
+
+    def profile(self, repetition: int) -> dict[str, Any]:
+        """Do the work once under torch's profiler: CPU seconds in all and by operator."""
+        return self._ask({"do": "profile", "repetition": repetition})
+
+    def holdings(self) -> dict[str, Any]:
+        """Bytes in use now, and of which tensors."""
+        return self._ask({"do": "holdings"})
 
     def _ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
+from benchmarks import profiling
+
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "stateset-agents")
 
 
@@ -85,13 +87,19 @@ def _obey(
     order: Mapping[str, Any], task: Task | None, make: Callable[[Mapping[str, Any]], Task]
 ) -> tuple[dict[str, Any], Task]:
     if order["do"] == "prepare":
+        imported = memory("VmRSS")
         task = make(order["job"])
         gc.collect()
         forget_peak()
-        return {"versions": versions(), "threads": threads(), "resting": memory("VmRSS")}, task
+        held = {"imported": imported, "resting": memory("VmRSS")}
+        return {"versions": versions(), "threads": threads(), **held}, task
     if task is None:
         raise RuntimeError("prepare comes first")
     gc.collect()
+    if order["do"] == "profile":
+        return profiling.operators(lambda: task.run(order["repetition"])), task
+    if order["do"] == "holdings":
+        return {"in_use": memory("VmRSS"), "tensors": profiling.tensors()}, task
     clock = Clock()
     with clock:
         told = dict(task.run(order["repetition"]))

@@ -5,6 +5,7 @@ What one writes without a library: the baseline of the decode, rollout and updat
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -119,11 +120,15 @@ class Prefill:
 
 
 class Rollout:
-    """Conversations in lock-step: one padded batch per turn over the whole histories."""
+    """Conversations in lock-step: one padded batch per turn over the whole histories.
+
+    The tools of a turn wait together, so that a turn takes as long as its slowest.
+    """
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self.model = load(job["model"]).eval()
         self.talks = talks(job)
+        self.waits = [self.talks.waits(row) for row in range(self.talks.rows)]
 
     def run(self, repetition: int) -> Mapping[str, float]:
         given = self.talks.given(repetition)
@@ -136,6 +141,7 @@ class Rollout:
             for history, reply in zip(histories, generate(self.model, batch), strict=True):
                 history.extend(reply)
                 sampled += len(reply)
+            time.sleep(max(waits[turn] for waits in self.waits))
         return {"tokens": sampled}
 
     def close(self) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
-from benchmarks import models, page
+from benchmarks import models, page, profiling, results, running
+from benchmarks.__main__ import main
 from benchmarks.comparisons import Comparison, Line, comparisons
-from benchmarks.figures import ticks
-from benchmarks.results import RESULTS, keep, ratio, read, row, spread
-from benchmarks.running import Measured
+from benchmarks.figures import FIGURES, Figure, Point, alternative, drawn, ticks
+from benchmarks.results import RESULTS, current, expected, keep, ratio, read, row, spread, wanted
+from benchmarks.running import Measured, Others
 from benchmarks.sides import Side
 from benchmarks.talks import Talks
 
@@ -68,6 +72,103 @@ def test_rows_may_be_measured_one_at_a_time(tmp_path: Path) -> None:
     keep(file, {"name": "a", "ratio": 2})
     keep(file, {"name": "b", "ratio": 3})
     assert read(file) == {"a": {"name": "a", "ratio": 2}, "b": {"name": "b", "ratio": 3}}
+
+
+@pytest.fixture
+def plain() -> Comparison:
+    return Comparison(name="n", sides={}, lines=(), model=None)
+
+
+def test_a_run_that_was_interrupted_goes_on_at_the_same_commit(
+    plain: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "commit", lambda: "abc")
+    monkeypatch.setattr(results, "_cpu", lambda: "this one")
+    kept = {"commit": "abc", "cpu": "this one", "repetitions": 7}
+    assert current(kept, plain, 7)
+    assert not current(None, plain, 7)
+    assert not current({**kept, "commit": "older"}, plain, 7)
+    assert not current({**kept, "cpu": "another"}, plain, 7)
+    assert not current({**kept, "repetitions": 6}, plain, 7)
+    monkeypatch.setattr(results, "commit", lambda: "abc+")  # files differ from the commit
+    assert not current({**kept, "commit": "abc+"}, plain, 7)
+
+
+def test_rows_without_a_claim_are_timed_less_often(plain: Comparison) -> None:
+    few = replace(plain, most_repetitions=3)
+    assert [wanted(plain, 7), wanted(few, 7), wanted(few, 1)] == [7, 3, 1]
+    kept = {"seconds": 40, "repetitions": 3}  # four rounds with the warm-up
+    assert [expected(kept, few, 7), expected(kept, plain, 7), expected(None, plain, 7)] == [40, 80, None]
+    claimed = [one for one in comparisons().values() if any(line.at_least for line in one.lines)]
+    assert {one.most_repetitions for one in claimed} == {None}
+
+
+def test_tiny_rows_are_not_kept_beside_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--smoke"])
+    assert "--smoke needs --results FILE" in capsys.readouterr().err
+
+
+def test_other_work_on_the_machine_is_counted_and_ours_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_busy", iter([100.0, 106.0]).__next__)
+    monkeypatch.setattr(running, "_own", iter([1.0, 3.0]).__next__)
+    monkeypatch.setattr(running.time, "perf_counter", iter([0.0, 8.0]).__next__)
+    with Others() as others:
+        pass
+    assert others.cores == 0.5  # 6 s of the machine, 2 of them ours, in 8 s
+
+
+def test_a_profile_names_the_operators_and_what_tensors_are_for() -> None:
+    weight = torch.nn.Parameter(torch.zeros(64, 64))
+    weight.grad = torch.zeros(64, 64)
+    told = profiling.operators(lambda: torch.ones(64, 64) @ weight)
+    assert "aten::mm" in [one["name"] for one in told["operators"]]
+    held = profiling.tensors()
+    assert held["parameters"] >= 64 * 64 * 4 <= held["gradients"]
+    memory = {"imported": 1, "resting": 2, "in_use": 3 << 20, "peak": 4 << 20, "tensors": held}
+    text = profiling.table({**told, **memory})
+    assert "       4 MiB  at most" in text
+    assert "outside operators" in text
+
+
+FIGURE = Figure(
+    name="f", title="Cost", along="turns", peer="trl", points=[Point(at=1, row="a"), Point(at=4, row="b")]
+)
+ROWS = {
+    "a": {"sides": {"ours": {"cpu": 2.0}, "trl": {"cpu": 4.0}}},
+    "b": {"sides": {"ours": {"cpu": 3.0}, "trl": {"cpu": 16.0}}},
+}
+
+
+def test_a_figure_is_told_in_words_too() -> None:
+    assert alternative(FIGURE, ROWS) == "Cost. At 1, 4 turns: ours 1, 1.5; TRL 2, 8."
+
+
+def test_a_figure_is_drawn_to_scale_from_0() -> None:
+    picture = drawn(FIGURE, ROWS)
+    assert picture is not None
+    svg = ElementTree.fromstring(picture)
+    names = {"svg": "http://www.w3.org/2000/svg"}
+    ours, trl = (
+        [tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()]
+        for line in svg.findall("svg:polyline", names)
+    )
+    zero = 300 - 48  # the lower edge, of 0
+    assert (zero - trl[1][1]) / (zero - ours[0][1]) == pytest.approx(8, abs=0.05)
+    assert (ours[1][0] - 62) / (ours[0][0] - 62) == pytest.approx(4, abs=0.01)  # four turns against one
+    assert svg.findtext("svg:desc", namespaces=names) == alternative(FIGURE, ROWS)
+
+
+def test_a_figure_waits_for_all_its_rows() -> None:
+    assert drawn(FIGURE, {"a": ROWS["a"]}) is None
+    assert alternative(FIGURE, {"a": ROWS["a"]}) is None
+
+
+def test_every_figure_is_of_rows_that_have_its_peer() -> None:
+    rows = comparisons()
+    for figure in FIGURES:
+        assert all(figure.peer in rows[point.row].sides for point in figure.points), figure.name
+        assert figure.quantity == "cpu" or all(rows[point.row].memory for point in figure.points)
 
 
 def test_a_share_below_what_was_wanted_stays_in_the_table() -> None:

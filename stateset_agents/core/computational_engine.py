@@ -24,7 +24,8 @@ from stateset_agents.core.scoring import turn_rewards
 from stateset_agents.core.trajectory import Branch, Status, Trajectory, TrajectoryGroup
 from stateset_agents.core.user_code import SaidOnce
 from stateset_agents.core.waiting import all_or_cancel
-from stateset_agents.errors import ConfigurationError, RewardFailure, RewardTimeout
+from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.faults.dependencies import Dependencies, FaultPolicy
 from stateset_agents.settings import expect
 from stateset_agents.streams import derive
 
@@ -75,13 +76,14 @@ class ComputationalEngine:
         deterministic: bool = True,
         turn_timeout: float | None = 300.0,
         reward_timeout: float | None = 300.0,
+        faults: FaultPolicy | None = None,
     ) -> None:
         """`deterministic`: no decode step starts while any conversation's reply is outstanding, so the
         batches do not depend on how long anyone takes. Leave it off where users or tools are slow.
 
         `turn_timeout`: seconds the environment may take for one answer, or its conversation fails;
-        `reward_timeout`: seconds that scoring a group may take, members without a score by then stay
-        unscored. None waits for ever.
+        `reward_timeout`: seconds that a reward may take, members without a score by then stay unscored. None
+        waits for ever. `faults`: what is tried again, and when work waits for what is down.
         """
         expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
         expect_environment(environment)
@@ -109,21 +111,25 @@ class ComputationalEngine:
         self.episode_retries = episode_retries
         self.deterministic = deterministic
         self.reward_timeout = reward_timeout
-        self._in_time = InTime(environment, turn_timeout)
-        self._num_late_rewards = 0
+        self.dependencies = Dependencies(faults)
+        """Circuit breakers and counts of what was tried again, over the engine's life."""
+        self._in_time = InTime(environment, turn_timeout, self.dependencies)
         self._said = SaidOnce()
-        self.num_retries = 0
-        """Episodes played again after a failure, over the engine's life."""
+
+    @property
+    def num_retries(self) -> int:
+        """Episodes, answers and scores that were asked for again, over the engine's life."""
+        return self.dependencies.num_retries.total()
 
     @property
     def num_timeouts(self) -> int:
         """Answers and scores that came too late, over the engine's life."""
-        return self._in_time.num_timeouts + self._num_late_rewards
+        return self.dependencies.num_timeouts
 
     @property
     def repeatable(self) -> bool:
         """Has nothing happened that another run need not repeat: no retry, no time limit exceeded?"""
-        return self.num_retries == 0 and self.num_timeouts == 0
+        return self.dependencies.repeatable
 
     async def rollout(
         self, scenarios: Sequence[Scenario], *, seed: int, step: int, temperature: float | None = None
@@ -242,8 +248,9 @@ class ComputationalEngine:
                 break
             await forks.discard(job.session)
             self._warn("conversation failed", trajectory)
-            if attempt < self.episode_retries:
-                self.num_retries += 1
+            if attempt == self.episode_retries or self._in_time.is_given_up:
+                break
+            await self.dependencies.pause("episode", attempt + 1, derive(job.seeds.agent, "retry"))
         return trajectory
 
     async def _play_on(self, job: _BranchJob, forks: Forks, temperature: float | None) -> Branch:
@@ -262,7 +269,10 @@ class ComputationalEngine:
     async def _rewarded(self, trajectories: list[Trajectory]) -> list[Trajectory]:
         """The same ones; those that did not fail have been shown to the reward."""
         able = [trajectory for trajectory in trajectories if trajectory.status is not Status.FAILED]
-        results = iter(await score_trajectories(self.reward_fn, able, seconds=self.reward_timeout))
+        asked = score_trajectories(
+            self.reward_fn, able, seconds=self.reward_timeout, dependencies=self.dependencies
+        )
+        results = iter(await asked)
         return [
             trajectory if trajectory.status is Status.FAILED else self._with_score(trajectory, next(results))
             for trajectory in trajectories
@@ -279,7 +289,6 @@ class ComputationalEngine:
                 raise result
             earned = () if result.score is None else turn_rewards(result, len(trajectory.turns))
         except RewardFailure as failure:
-            self._num_late_rewards += isinstance(failure, RewardTimeout)
             self._said.warn("reward failed", str(failure), scenario=trajectory.scenario.id)
             return replace(trajectory, error=f"unscored: {failure}")
         return replace(trajectory, reward=result.score, breakdown=result.breakdown, turn_rewards=earned)

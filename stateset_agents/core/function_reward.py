@@ -76,6 +76,10 @@ class FunctionReward(RewardFunction):
         self._function = function
         self.wanted = wanted_arguments(f"reward {self.name}", function, _ARGUMENTS[scope])
 
+    @property
+    def answers_as_a_whole(self) -> bool:
+        return self.scope == "group"
+
     async def score(self, trajectory: Trajectory) -> RewardResult:
         if self.scope == "group":
             [result] = await self.score_group([trajectory])

@@ -72,6 +72,8 @@ class RewardOfRewards(RewardFunction):
     Its breakdown must hold `parts_of` every term that was asked: `observe` reads the terms' scores there.
     """
 
+    made_of_others = True
+
     def __init__(self, name: str, terms: Mapping[str, RewardFunction]) -> None:
         self.name = name
         self.terms = dict(terms)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import count
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.core.user_code import call_user_code, time_limit, told
-from stateset_agents.core.waiting import all_or_cancel
+from stateset_agents.core.user_code import call_user_code, told
+from stateset_agents.core.waiting import all_or_cancel, at_most
 from stateset_agents.errors import PROGRAMMING_ERRORS, ConfigurationError, RewardFailure, RewardTimeout
+from stateset_agents.faults.dependencies import Dependencies, FaultPolicy, wait_before
+from stateset_agents.streams import derive
 
 __all__ = [
     "RewardFunction",
@@ -29,6 +31,7 @@ __all__ = [
     "turn_rewards",
 ]
 
+T = TypeVar("T")
 Scope = Literal["turn", "trajectory", "group"]
 """What a reward looks at: each turn by itself, a conversation, or a group's conversations together."""
 
@@ -95,6 +98,8 @@ class RewardFunction(ABC):
     """True when scoring waits on nothing remote; a reward of your own counts as remote unless it says so."""
     outermost: bool = False
     """True where no other reward may be put over this one, as over potential-based shaping."""
+    made_of_others: bool = False
+    """True where it only asks other rewards: those have time limits and further tries, it needs none."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -108,6 +113,11 @@ class RewardFunction(ABC):
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
         """One result per member, in order; the failure of one leaves the others scored."""
         return await all_or_cancel(_attempt(self, trajectory) for trajectory in trajectories)
+
+    @property
+    def answers_as_a_whole(self) -> bool:
+        """Does it score a group in one go, so that it is timed and asked again as a whole?"""
+        return type(self).score_group is not RewardFunction.score_group
 
     def observe(self, results: Sequence[RewardResult]) -> None:  # noqa: B027  # most rewards keep nothing
         """Called by the trainer when a step is over, with what this reward gave each scored conversation.
@@ -126,17 +136,23 @@ class RewardFunction(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class _Deadline:
-    """When a group must have been scored."""
+class _Terms:
+    """On what terms the rewards of a group are asked, those inside a composite too."""
 
-    time: float
-    """On the event loop's clock."""
-    seconds: float
-    """How long that was to take."""
+    seconds: float | None
+    """For one attempt."""
+    dependencies: Dependencies
 
     @property
-    def seconds_left(self) -> float:
-        return self.time - asyncio.get_running_loop().time()
+    def longest(self) -> float | None:
+        """Seconds after which a group whose rewards take their own time is no longer waited for."""
+        if self.seconds is None:
+            return None
+        policy = self.dependencies.policy
+        waits = (
+            wait_before(n + 1, first=policy.retry_backoff, stream=0) for n in range(policy.reward_retries)
+        )
+        return (policy.reward_retries + 1) * self.seconds + 2 * sum(waits) + policy.outage_patience + _GRACE
 
     def missed_by(self, reward: RewardFunction) -> RewardTimeout:
         return RewardTimeout(
@@ -145,55 +161,94 @@ class _Deadline:
         )
 
 
-_deadline: ContextVar[_Deadline | None] = ContextVar("deadline", default=None)
-"""Of the group that is being scored; the rewards inside a composite have it too."""
+_terms: ContextVar[_Terms | None] = ContextVar("terms", default=None)
 _GRACE = 1.0
 """Seconds by which a whole group's limit is later than its members': those in time keep their score."""
 
 
 @contextmanager
-def _within(seconds: float | None) -> Iterator[None]:
-    """The time that scoring a group may take; None leaves it as it is."""
-    if seconds is None:
+def _on(terms: _Terms | None) -> Iterator[None]:
+    """These terms; None leaves them as they are."""
+    if terms is None:
         yield
         return
-    token = _deadline.set(_Deadline(asyncio.get_running_loop().time() + seconds, seconds))
+    token = _terms.set(terms)
     try:
         yield
     finally:
-        _deadline.reset(token)
+        _terms.reset(token)
 
 
 async def score_trajectory(reward: RewardFunction, trajectory: Trajectory) -> RewardResult:
     """Score one conversation at the boundary to user code; a `score` that is not async runs in a thread.
 
     Whatever breaks in the reward becomes a RewardFailure that names it; programming and configuration
-    errors travel. Where the engine set a time limit, a reward that exceeds it is cancelled.
+    errors travel. In an engine a reward that exceeds its time limit is cancelled, and one that broke is
+    asked again, behind its circuit breaker. A RewardFailure of its own is its last word.
     """
-    limit = _deadline.get()
+
+    async def score() -> RewardResult:
+        return as_result(await call_user_code(reward.score, trajectory))
+
+    scenario, member = trajectory.scenario.id, trajectory.member
     try:
-        if limit is None:
-            return as_result(await call_user_code(reward.score, trajectory))
-        async with time_limit(limit.seconds_left, limit.missed_by(reward)):
-            return as_result(await call_user_code(reward.score, trajectory))
+        return await _asked(reward, score, derive(trajectory.seed, "reward", reward.name, scenario, member))
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
     except Exception as error:
         raise _named(reward.name, error) from error
 
 
+async def _asked(reward: RewardFunction, call: Callable[[], Awaitable[T]], stream: int) -> T:
+    """`call()`, on the terms that hold; what the last attempt raised."""
+    terms = _terms.get()
+    if terms is None or reward.made_of_others:
+        return await call()
+    name, dependencies = f"reward {reward.name}", terms.dependencies
+    for attempt in count(1):
+        try:
+            return await dependencies.ask(
+                name,
+                lambda: at_most(terms.seconds, call(), terms.missed_by(reward)),
+                down=RewardFailure,
+                counts=_has_broken,
+            )
+        except (*PROGRAMMING_ERRORS, ConfigurationError):
+            raise
+        except Exception as error:
+            dependencies.num_timeouts += isinstance(error, RewardTimeout)
+            last = attempt > dependencies.policy.reward_retries or dependencies.is_given_up(name)
+            if last or not _has_broken(error):
+                raise
+        await dependencies.pause(name, attempt, stream)
+    raise AssertionError("counted without end")
+
+
+def _has_broken(error: Exception) -> bool:
+    """Rather than said that a conversation cannot be scored, which it would say again."""
+    return isinstance(error, RewardTimeout) or not isinstance(error, RewardFailure)
+
+
 async def score_trajectories(
-    reward: RewardFunction, trajectories: Sequence[Trajectory], *, seconds: float | None = None
+    reward: RewardFunction,
+    trajectories: Sequence[Trajectory],
+    *,
+    seconds: float | None = None,
+    dependencies: Dependencies | None = None,
 ) -> list[RewardResult | RewardFailure]:
     """Score the members of a group: one result or failure each, in order. The engine's one door.
 
     Members without a score after so many `seconds` get a RewardTimeout. A reward that breaks as a whole fails
-    every member; a result list of the wrong length is a ConfigurationError.
+    every member; a result list of the wrong length is a ConfigurationError. With `dependencies`, the
+    engine's, what broke is asked again, each time for so many seconds.
     """
     if not trajectories:
         return []
+    terms = None
+    if seconds is not None or dependencies is not None:
+        terms = _Terms(seconds, dependencies or Dependencies(_ASKED_ONCE))
     try:
-        with _within(seconds):
+        with _on(terms):
             results = await _score_group(reward, trajectories)
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
@@ -206,14 +261,22 @@ async def score_trajectories(
     return [as_member_result(reward.name, result) for result in results]
 
 
+_ASKED_ONCE = FaultPolicy(reward_retries=0, breaker_failures=0, outage_patience=0.0)
+"""Outside an engine."""
+
+
 async def _score_group(
     reward: RewardFunction, trajectories: Sequence[Trajectory]
 ) -> list[RewardResult | RewardFailure]:
-    limit = _deadline.get()
-    if limit is None:
+    """Asked as a whole where it answers so; else its members, or its parts, have limits of their own."""
+    terms = _terms.get()
+    if terms is None or reward.made_of_others:
         return await reward.score_group(trajectories)
-    async with time_limit(limit.seconds_left + _GRACE, limit.missed_by(reward)):
-        return await reward.score_group(trajectories)
+    if reward.answers_as_a_whole:
+        first = trajectories[0]
+        stream = derive(first.seed, "reward", reward.name, first.scenario.id)
+        return await _asked(reward, lambda: reward.score_group(trajectories), stream)
+    return await at_most(terms.longest, reward.score_group(trajectories), terms.missed_by(reward))
 
 
 async def _attempt(reward: RewardFunction, trajectory: Trajectory) -> RewardResult | RewardFailure:

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from stateset_agents.tracking.logging import get_logger
 
-__all__ = ["MAX_THREADS", "all_or_cancel", "in_thread"]
+__all__ = ["MAX_THREADS", "all_or_cancel", "at_most", "in_thread"]
 
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -22,6 +22,10 @@ P = ParamSpec("P")
 MAX_THREADS = 256
 """Most sync calls of user code at once; further ones wait for a free thread."""
 _IDLE_SECONDS = 5.0
+_GRACE_SECONDS = 1.0
+"""What work that was cancelled has left to clean up, before it is no longer waited for."""
+_left_alone: set[asyncio.Future[Any]] = set()
+"""Work that went on after it was cancelled."""
 
 
 async def all_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
@@ -33,6 +37,43 @@ async def all_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def at_most(seconds: float | None, work: Awaitable[T], late: Exception) -> T:
+    """What `work` gives, or `late` raised when that takes longer than so many seconds (None: no limit).
+
+    Work that is not wanted any more, by the limit or by a cancellation of the caller, is cancelled; user code
+    may swallow that, and is left to itself after a second, with a warning.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        await _end(task)
+        raise
+    if done:
+        return task.result()
+    await _end(task)
+    raise late
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.wait({task}, timeout=_GRACE_SECONDS)
+    if not task.done():
+        _left_alone.add(task)
+        _log.warning(
+            "a user's, tool's or reward's async function goes on though it was cancelled, and is left to "
+            "itself: let asyncio.CancelledError through where you catch exceptions"
+        )
+    task.add_done_callback(_forget)
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    """What it raises is nobody's any more."""
+    _left_alone.discard(task)
+    if not task.cancelled():
+        task.exception()
 
 
 async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -25,6 +25,7 @@ from stateset_agents.evaluation.measures import (
     user_misses,
     violation_rates,
 )
+from stateset_agents.faults.dependencies import FaultPolicy
 from stateset_agents.settings import expect
 
 __all__ = [
@@ -182,11 +183,12 @@ async def evaluate(
     deterministic: bool | None = None,
     turn_timeout: float | None = 300.0,
     reward_timeout: float | None = 300.0,
+    faults: FaultPolicy | None = None,
 ) -> Evaluation:
     """Play every scenario `tries` times at `temperature` (0 is greedy); the same seed meets the same users.
 
-    `deterministic` and the time limits as in the engine; `deterministic` unset, it is what the environment's
-    `local` says.
+    `deterministic`, the time limits and `faults` as in the engine; `deterministic` unset, it is what the
+    environment's `local` says.
     Success is the environment's verdict; a conversation without one counts for the reward alone.
 
     Raises ConfigurationError for an empty list and for an agent with `top_k` or `top_p` set, and
@@ -207,6 +209,7 @@ async def evaluate(
         deterministic=environment.local if deterministic is None else deterministic,
         turn_timeout=turn_timeout,
         reward_timeout=reward_timeout,
+        faults=faults,
     )
     groups = await engine.rollout(scenarios, seed=seed, step=0, temperature=temperature)
     by_scenario = tries_of(groups)

@@ -68,6 +68,13 @@ MAY_DIFFER = frozenset(
         "training.log_rollouts",
         "training.turn_timeout",
         "training.reward_timeout",
+        "training.episode_retries",
+        "training.turn_retries",
+        "training.reward_retries",
+        "training.retry_backoff",
+        "training.breaker_failures",
+        "training.breaker_pause",
+        "training.outage_patience",
     }
 )
 """How long a run is, what it writes, where it runs; the weights themselves say which model it is."""

@@ -283,6 +283,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
             "time/update": now - rolled_out,
             "time/step": now - started,
             **watch.metrics(),
+            **self.engine.dependencies.metrics(),
             "tokens/per_second": sampled / (now - started),
             "policy/version": float(self._state.version),
         }
@@ -367,6 +368,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
             deterministic=self.deterministic,
             turn_timeout=self.config.turn_timeout,
             reward_timeout=self.config.reward_timeout,
+            faults=self.config.faults,
         )
 
 

@@ -183,8 +183,13 @@ class TrainingRun(Controlled):
             deterministic=self.deterministic,
             turn_timeout=self.config.turn_timeout,
             reward_timeout=self.config.reward_timeout,
+            faults=self.config.faults,
         )
         self._run, self._tracker = await self._worker.run(self._open_run)
+        self.engine.dependencies.on_event = self._log_fault
+
+    def _log_fault(self, name: str, **fields: Any) -> None:
+        self.tracker.log_event(name, step=self.step_number, **fields)
 
     def _paths(self, backend: Any) -> dict[str, Any]:
         """By which way the model generates and the update lays out its rows, and why."""

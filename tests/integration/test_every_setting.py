@@ -21,7 +21,7 @@ from tiny_training import SCENARIOS, Watched, even_share, make_agent, make_train
 
 from stateset_agents.backends import fast_linear
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.reward import reward_function
+from stateset_agents.core.reward import RewardFunction, reward_function
 from stateset_agents.errors import StatesetError
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.checkpoint import fingerprint
@@ -42,6 +42,14 @@ class Change(NamedTuple):
 OFF_POLICY = {"num_iterations": 3, "learning_rate": 0.05, "beta": 0.0}
 CRITIC = {"advantage_estimator": "token_gae"}
 COOLING = {"temperature_schedule": "adaptive", "temperature_target": 0.0, "temperature_decay": 0.5}
+AWAY = {
+    "breaker_failures": 3,
+    "breaker_pause": 0.05,
+    "episode_retries": 1,
+    "retry_backoff": 0.01,
+    "max_concurrent": 2,
+    "max_steps": 2,
+}
 K1 = {"kl_estimator": "k1", "num_iterations": 2}
 
 TRAINING = {
@@ -95,9 +103,15 @@ TRAINING = {
     "max_concurrent": Change(2, "peak"),
     "scheduling": Change("throughput", "files"),
     "episode_retries": Change(0, "metrics", parts="one conversation fails"),
+    "turn_retries": Change(2, "metrics", {"episode_retries": 0}, "one conversation fails"),
+    "reward_retries": Change(0, "error", {"retry_backoff": 0.0}, "each reward breaks once"),
+    "retry_backoff": Change(0.6, "pauses", parts="one conversation fails"),
+    "breaker_failures": Change(3, "files", {**AWAY, "breaker_failures": 0}, "away for a while"),
+    "breaker_pause": Change(0.4, "pauses", AWAY, "away for a while"),
+    "outage_patience": Change(0.0, "metrics", AWAY, "away for a while"),
     "turn_timeout": Change(0.5, "files", parts="one conversation is slow"),
     "reward_timeout": Change(0.5, "metrics", parts="one reward is slow"),
-    "max_failed_steps": Change(1, "error", parts="all fail from step 2"),
+    "max_failed_steps": Change(1, "error", {"breaker_failures": 0}, "all fail from step 2"),
     "output_dir": Change("elsewhere", "files"),
     "run_name": Change("other", "files"),
     "save_steps": Change(1, "files"),
@@ -193,6 +207,8 @@ class Seen:
     """What the agent answers after the run."""
     running: str = ""
     """How its model is run."""
+    pauses: list[float] = field(default_factory=list)
+    """Seconds that work waited, of waits from .2 s on."""
     evaluated: Any = None
 
 
@@ -207,6 +223,22 @@ async def three_in_time(trajectory):
     return await even_share._function(trajectory)
 
 
+class BreaksOnce(RewardFunction):
+    """Each score comes at the second asking."""
+
+    name = "even_share"
+    local = True
+
+    def __init__(self) -> None:
+        self.asked: set[Any] = set()
+
+    async def score(self, trajectory):
+        if (first := tuple(trajectory.token_ids)) not in self.asked:
+            self.asked.add(first)
+            raise OSError("the judge is away")
+        return await even_share.score(trajectory)
+
+
 PARTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "dropout": {"dropout": 0.5},
@@ -215,6 +247,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "one conversation is slow": {"slow": lambda call: call == 3},
     "one reward is slow": {"reward": three_in_time},
     "one conversation fails": {"breaks": lambda call: call == 3},
+    "each reward breaks once": {"reward": BreaksOnce},
+    "away for a while": {"breaks": lambda call: 4 < call <= 8},
     "all fail from step 2": {"breaks": lambda call: call > 4},
 }
 
@@ -233,7 +267,7 @@ def contents(root: Path) -> list[Any]:
 
 
 def numbers(trainer: Any) -> list[Any]:
-    clock = ("time/", "tokens/per_second")
+    clock = ("time/", "tokens/per_second", "faults/waited")
     return [
         [(name, value) for name, value in line.values.items() if not name.startswith(clock)]
         for line in RunLog(trainer.run).metrics()
@@ -251,8 +285,13 @@ async def watch(trainer: Any, work: Any, root: Path) -> Seen:
         seen.fast_products += torch.is_grad_enabled()
         return torch.nn.functional.linear(*arguments)
 
+    async def sleep(seconds: float) -> None:
+        seen.pauses += [seconds] if seconds >= 0.2 else []
+        await asyncio.sleep(min(seconds, 0.05))
+
     try:
         await trainer.initialize()
+        trainer.engine.dependencies._sleep = sleep
         trainer.learner.policy.model.model.layers[0].mlp.register_forward_pre_hook(count)
         available = patch.object(fast_linear, "is_available", lambda: True)
         with available, patch.object(fast_linear, "linear", product):
@@ -297,7 +336,7 @@ def run_training(folder: Path) -> Any:
             environment=Watched(
                 made.get("breaks"), slow=made.get("slow"), max_turns=made.get("max_turns", 2)
             ),
-            reward=made.get("reward", even_share),
+            reward=reward() if isinstance(reward := made.get("reward", even_share), type) else reward,
             **{**base, **settings},
         )
         return asyncio.run(watch(trainer, trainer.train, root))

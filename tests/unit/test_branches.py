@@ -22,6 +22,7 @@ from stateset_agents.core.reward import EnvironmentReward, RewardFunction, rewar
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Branch, Status, Trajectory, TrajectoryGroup
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.faults.dependencies import FaultPolicy
 from stateset_agents.messages import Message
 
 
@@ -174,7 +175,8 @@ async def test_a_reward_that_fails_leaves_only_its_branch_unscored() -> None:
             raise ValueError("bad")
         return 0.5
 
-    (group,) = await rollout(engine_of(ChattyEnvironment(), judge))
+    engine = engine_of(ChattyEnvironment(), judge, faults=FaultPolicy(reward_retries=0))
+    (group,) = await rollout(engine)
     assert [b.trajectory.reward for b in group.branches] == [0.5, None, 0.5, 0.5]
     assert bare(group.branches[1].trajectory.error) == "unscored: reward judge failed: ValueError: bad"
 

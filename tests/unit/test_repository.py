@@ -20,7 +20,7 @@ LAYERS = [
     {"rewards", "environments", "evaluation"},
     {"core", "reporting"},
     {"backends", "tracking"},
-    {"algorithms", "messages", "errors", "streams", "settings"},
+    {"algorithms", "faults", "messages", "errors", "streams", "settings"},
 ]
 """From the top; a module imports from its own layer or from one below."""
 

@@ -49,8 +49,9 @@ def reference() -> str:
 
 def _table(model: type[Settings]) -> str:
     rows = ["| field | default | what it does |", "|---|---|---|"]
-    for name, field in model.model_fields.items():
-        names = [name]
+    own_first = sorted(model.model_fields, key=lambda name: name not in model.__annotations__)
+    for name in own_first:
+        field, names = model.model_fields[name], [name]
         if field.validation_alias is not None:
             choices = getattr(field.validation_alias, "choices", [])
             names += [str(choice) for choice in choices if choice != name]

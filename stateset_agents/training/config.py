@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
-from stateset_agents.faults.dependencies import FaultPolicy
-from stateset_agents.settings import Settings
 from stateset_agents.training.estimators import ESTIMATORS, estimator_defaults, foreign_setting
+from stateset_agents.training.fault_settings import FaultSettings
 from stateset_agents.training.lora import LoraSettings
 from stateset_agents.training.profiles import PROFILES, TrainingProfile, canonical, defaults
 
@@ -24,7 +22,7 @@ def _alias(*names: str) -> AliasChoices:
     return AliasChoices(*names)
 
 
-class TrainingConfig(Settings):
+class TrainingConfig(FaultSettings):
     """Settings of `MultiTurnGRPOTrainer`. Names are the field's; common aliases are accepted."""
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -248,51 +246,6 @@ class TrainingConfig(Settings):
         description="deterministic waits for every local reply before a decode step; auto is deterministic "
         "when the environment is local.",
     )
-    episode_retries: int = Field(default=1, ge=0, description="Times a failed conversation is played again.")
-    turn_retries: int = Field(
-        default=0,
-        ge=0,
-        description="Times an answer of the environment (its user, its tools) that failed is asked for "
-        "again, each time on a copy of the conversation taken before it: the environment must be able to fork.",
-    )
-    reward_retries: int = Field(
-        default=1, ge=0, description="Times a reward that broke is asked again before it is left unscored."
-    )
-    retry_backoff: float = Field(
-        default=0.5,
-        ge=0.0,
-        description="Seconds before the first such try; they double up to 30 and are drawn from the upper half.",
-    )
-    breaker_failures: int = Field(
-        default=10,
-        ge=0,
-        description="Failures in a row of the environment or of a reward after which all work waits for it, "
-        "and one probe at a time asks whether it is back. 0: never.",
-    )
-    breaker_pause: float = Field(
-        default=5.0, gt=0.0, description="Seconds until the first such probe; they double up to 60."
-    )
-    outage_patience: float = Field(
-        default=300.0,
-        ge=0.0,
-        description="Seconds that work waits for what is down; then its conversations fail at once, and "
-        "max_failed_steps ends the run. What has never worked is not waited for.",
-    )
-    turn_timeout: float | None = Field(
-        default=300.0,
-        gt=0.0,
-        description="Seconds the environment (its user, its tools) may take for one answer; a conversation "
-        "that waits longer fails. None: for ever.",
-    )
-    reward_timeout: float | None = Field(
-        default=300.0,
-        gt=0.0,
-        description="Seconds that a reward may take, each time it is asked; members without a score by then "
-        "stay unscored. None: for ever.",
-    )
-    max_failed_steps: int = Field(
-        default=3, ge=1, description="Steps in a row without a usable group that stop."
-    )
 
     # Run folder
     output_dir: str = Field(default="runs", description="Where numbered run folders go.")
@@ -406,11 +359,6 @@ class TrainingConfig(Settings):
     def branches_per_turn(self) -> int:
         """`num_branches` where the estimator has branches played, else 0."""
         return self.num_branches if ESTIMATORS[self.advantage_estimator].branches else 0
-
-    @property
-    def faults(self) -> FaultPolicy:
-        """What is tried again, and when work waits for what is down."""
-        return FaultPolicy(**{field.name: getattr(self, field.name) for field in fields(FaultPolicy)})
 
     def episodes_per_step(self) -> int:
         """Scenarios of one step."""

@@ -26,8 +26,11 @@ from torch.nn import functional as F
 __all__ = ["Head", "LossOf", "TokenScores", "chunked_loss", "chunked_scores"]
 
 _CHUNK_ELEMENTS = 2**23
-"""Of [C, V]: 32 MB in fp32. Larger chunks leave the processor's cache, much smaller ones starve it."""
+"""Of [C, V]: 32 MB in fp32. Matrix products of fewer rows take longer."""
 _CHUNK_ROWS = (128, 1024)
+_CACHED_ELEMENTS = 2**19
+"""Of [rows, V]: 2 MB in fp32. What goes through a distribution several times finds that much of it in the
+processor's cache; over whole chunks the same takes twice as long."""
 
 
 class TokenScores(NamedTuple):
@@ -119,30 +122,52 @@ class _Chunk:
     """[C] tokens and their distributions."""
 
     targets: Tensor
-    logits: Tensor
-    """[C, V] over the temperature."""
     p: Tensor
     """[C, V]"""
-    log_total: Tensor
-    """[C] log of the sum of the exponentials."""
-    logprobs: Tensor
-    """[C] of the targets."""
-    entropy: Tensor
-    """[C]"""
+    scores: TokenScores
 
     @classmethod
     def of(cls, hidden: Tensor, head: Head, targets: Tensor) -> _Chunk:
         bias = None if head.bias is None else head.bias / head.temperature
         logits = F.linear(hidden / head.temperature, head.weight, bias)
-        p = torch.softmax(logits, dim=-1)
-        log_total = logits.amax(dim=-1) - p.amax(dim=-1).log()  # the largest p is no smaller than 1 / V
-        chosen = logits.gather(1, targets[:, None]).squeeze(1)
-        entropy = log_total - (p * logits).sum(dim=-1)
-        return cls(targets, logits, p, log_total, chosen - log_total, entropy)
+        scores = [_into_distributions(logits[rows], targets[rows]) for rows in _cached_rows(logits)]
+        return cls(targets, logits, TokenScores(*(torch.cat(pieces) for pieces in zip(*scores, strict=True))))
 
-    @property
-    def scores(self) -> TokenScores:
-        return TokenScores(self.logprobs, self.entropy)
+    def residual(self, slopes: _Slopes) -> tuple[Tensor, Tensor]:
+        """[C, V] and [C, 1]: minus their product is what the logits over the temperature weigh in the loss.
+
+        d logprob / d logit_v = [v = y] - p_v, and d entropy / d logit_v = -p_v (log p_v + entropy). It takes
+        the place of `p`.
+        """
+        scale = slopes.by_logprob[:, None]
+        if slopes.by_entropy is None:
+            return self.p.scatter_add_(1, self.targets[:, None], -torch.ones_like(scale)), scale
+        for rows in _cached_rows(self.p):
+            p = self.p[rows]
+            pull = (p * self.scores.entropy[rows, None]).sub_(torch.special.entr(p))
+            p.scatter_add_(1, self.targets[rows, None], -torch.ones_like(scale[rows]))
+            p.mul_(scale[rows]).add_(pull.mul_(slopes.by_entropy[rows, None]))
+        return self.p, torch.ones_like(scale)
+
+
+def _into_distributions(logits: Tensor, targets: Tensor) -> TokenScores:
+    """Scores of [R] targets; the logits [R, V] become probabilities."""
+    p = torch.softmax(logits, dim=-1)
+    log_total = logits.amax(dim=-1) - p.amax(dim=-1).log()  # the largest p is no smaller than 1 / V
+    chosen = logits.gather(1, targets[:, None]).squeeze(1)
+    entropy = log_total - torch.linalg.vecdot(p, logits)
+    logits.copy_(p)
+    return TokenScores(chosen - log_total, entropy)
+
+
+def _cached_rows(logits: Tensor) -> Iterator[slice]:
+    """Slices of the rows of [C, V]; one, and an empty one, where there are none."""
+    rows = _CACHED_ELEMENTS // logits.shape[1] if _is_on_cpu(logits) else len(logits)
+    return _slices(len(logits), max(1, rows))
+
+
+def _is_on_cpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -162,14 +187,19 @@ class _ChunkedLoss(torch.autograd.Function):
                 total = total + own.loss
             else:
                 own = slopes[part]
-            sums.add(chunk, own, part)
+            sums.add(*chunk.residual(own), part)
+            del chunk  # or it would stand beside the next one
         ctx.save_for_backward(sums.by_hidden, sums.by_weight, sums.by_bias)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        return *(None if found is None else slope * found for found in ctx.saved_tensors), None
+        by_hidden, by_weight, by_bias = ctx.saved_tensors
+        if by_weight is not None:  # it lies as the weight does, or autograd would copy it once more
+            into = torch.empty_like(by_weight, memory_format=torch.contiguous_format)
+            by_weight = torch.mul(by_weight, slope, out=into)
+        return slope * by_hidden, by_weight, None if by_bias is None else slope * by_bias, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,42 +214,35 @@ class _Gradients:
 
     @classmethod
     def zero(cls, hidden: Tensor, head: Head, needed: Sequence[bool]) -> _Gradients:
-        return cls(
-            hidden,
-            head,
-            torch.empty_like(hidden),
-            torch.zeros_like(head.weight) if needed[1] else None,
-            torch.zeros_like(head.bias) if head.bias is not None and needed[2] else None,
-        )
+        by_weight = by_bias = None
+        if needed[1] and _is_on_cpu(head.weight):
+            by_weight = torch.zeros_like(head.weight.T, memory_format=torch.contiguous_format).T
+        elif needed[1]:
+            by_weight = torch.zeros_like(head.weight)
+        if head.bias is not None and needed[2]:
+            by_bias = torch.zeros_like(head.bias)
+        return cls(hidden, head, torch.empty_like(hidden), by_weight, by_bias)
 
-    def add(self, chunk: _Chunk, slopes: _Slopes, part: slice) -> None:
-        """d logprob / d logit_v = [v = y] - p_v, and d entropy / d logit_v = -p_v (log p_v + entropy)."""
-        scale = slopes.by_logprob[:, None]
-        pull = None
-        if slopes.by_entropy is not None:
-            log_p = chunk.logits - chunk.log_total[:, None]
-            pull = slopes.by_entropy[:, None] * chunk.p * (log_p + chunk.entropy[:, None])
-        residual = chunk.p.scatter_add_(1, chunk.targets[:, None], -torch.ones_like(scale))  # p is done with
-        if pull is not None:
-            residual, scale = residual.mul_(scale).add_(pull), torch.ones_like(scale)
+    def add(self, residual: Tensor, scale: Tensor, part: slice) -> None:
+        """A chunk's, by its `residual`."""
         scale = -scale / self.head.temperature
         self.by_hidden[part] = scale * F.linear(residual, self.head.weight.T)
-        if self.by_weight is not None:
-            self._add_by_weight(residual.T, scale * self.hidden[part])
+        states = scale * self.hidden[part]
+        if self.by_weight is not None and _is_on_cpu(residual):
+            # F.linear is what may run by oneDNN, and takes three quarters of the time with [H, V] to make.
+            self.by_weight.T.add_(F.linear(states.T, residual.T))
+        elif self.by_weight is not None:
+            self.by_weight.addmm_(residual.T, states)
         if self.by_bias is not None:
             self.by_bias.addmv_(residual.T, scale.squeeze(1))
-
-    def _add_by_weight(self, residual: Tensor, states: Tensor) -> None:
-        assert self.by_weight is not None
-        if self.by_weight.device.type == "cpu":  # F.linear is what may run by oneDNN
-            self.by_weight.add_(F.linear(residual, states.T))
-        else:
-            self.by_weight.addmm_(residual, states)
 
 
 def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
     """Slices of the N tokens; one, and an empty one, where there are none."""
     least, most = _CHUNK_ROWS
-    rows = min(most, max(least, _CHUNK_ELEMENTS // len(head.weight)))
-    for start in range(0, max(1, len(hidden)), rows):
-        yield slice(start, min(start + rows, len(hidden)))
+    return _slices(len(hidden), min(most, max(least, _CHUNK_ELEMENTS // len(head.weight))))
+
+
+def _slices(count: int, size: int) -> Iterator[slice]:
+    for start in range(0, max(1, count), size):
+        yield slice(start, min(start + size, count))

@@ -11,6 +11,7 @@ where c2 attends to P and itself and stands at the positions from |P| on, so tha
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,20 +77,30 @@ def padded_layouts(rows: Sequence[Sequence[int]], *, max_rows: int, max_tokens: 
 def packed_layouts(rows: Sequence[Sequence[int]], *, max_rows: int, max_tokens: int) -> list[Layout]:
     """Rows behind one another in the order of their tokens, what neighbours begin with standing once.
 
-    Bounds as of `padded_layouts`; what a row shares with the one before it counts once.
+    Bounds as of `padded_layouts`; what a row shares with the one before it counts once. There are as few
+    layouts as that takes, and the largest is as small as it can be then: it decides how much memory an update
+    needs.
     """
-    packs: list[list[tuple[int, int]]] = []  # (place, tokens shared with the row before) of each
-    used = 0
-    for place in sorted(range(len(rows)), key=lambda place: (tuple(rows[place]), place)):
-        shared = _in_common(rows[packs[-1][-1][0]], rows[place]) if packs else 0
-        fits = packs and len(packs[-1]) < max_rows and used + len(rows[place]) - shared <= max_tokens
-        if fits:
-            packs[-1].append((place, shared))
-            used += len(rows[place]) - shared
-        else:
-            packs.append([(place, 0)])
-            used = len(rows[place])
-    return [_behind_one_another(rows, pack) for pack in packs]
+    order = sorted(range(len(rows)), key=lambda place: (tuple(rows[place]), place))
+    shared = [0, *(_in_common(rows[one], rows[other]) for one, other in itertools.pairwise(order))]
+
+    def cut(tokens: int) -> list[list[tuple[int, int]]]:
+        """Packs of (place, tokens shared with the row before) with at most so many tokens."""
+        packs: list[list[tuple[int, int]]] = []
+        used = 0
+        for place, known in zip(order, shared, strict=False):  # no rows, no pairs
+            own = len(rows[place]) - known
+            if packs and len(packs[-1]) < max_rows and used + own <= tokens:
+                packs[-1].append((place, known))
+                used += own
+            else:
+                packs.append([(place, 0)])
+                used = len(rows[place])
+        return packs
+
+    fewest = len(cut(max_tokens))
+    enough = bisect.bisect_left(range(max_tokens), True, key=lambda tokens: len(cut(tokens)) == fewest)
+    return [_behind_one_another(rows, pack) for pack in cut(enough)]
 
 
 def _side_by_side(rows: Sequence[Sequence[int]], places: Sequence[int]) -> Layout:

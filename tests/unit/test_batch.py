@@ -97,6 +97,12 @@ def test_packs_keep_the_bounds_and_what_is_shared_counts_once():
     assert [layout.num_tokens for layout in packed_layouts(rows, max_rows=8, max_tokens=1)] == [11] * 5
 
 
+def test_packs_are_as_few_as_can_be_and_then_of_like_size():
+    rows = [[place] * 10 for place in range(8)]
+    sizes = [layout.num_tokens for layout in packed_layouts(rows, max_rows=8, max_tokens=60)]
+    assert sizes == [40, 40]  # not 60 and 20
+
+
 def test_a_sample_needs_an_advantage_for_each_agent_token():
     with pytest.raises(ValueError, match="2 agent tokens needs an advantage each, got 1"):
         Sample(trajectory=talk(([1], [2, 3])), advantages=(1.0,))

@@ -209,6 +209,7 @@ def test_the_gradient_is_that_of_plain_forwards(trained, family, row_layout, dty
 )
 def test_cuts_losses_temperature_and_recomputed_layers_change_nothing(trained, settings, monkeypatch):
     monkeypatch.setattr(chunked_head, "_CHUNK_ROWS", (4, 7))  # several chunks in a micro-batch
+    monkeypatch.setattr(chunked_head, "_CACHED_ELEMENTS", 200)  # and a few rows of a chunk at a time
     wide = settings.get("fast_linears", True)  # float64 has no fast linears
     dtype, tolerance = (torch.float64, 1e-9) if wide else (torch.float32, 1e-5)
     learner = learner_of(in_dtype(trained["qwen2-window"], dtype), **settings)

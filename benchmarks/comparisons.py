@@ -52,28 +52,59 @@ class Comparison:
     """The side that every line's peer is divided by."""
 
 
+_TRL_PIECES = {
+    "step-40": 8,
+    "step-228": 4,
+    "step-32k": 8,
+    "turns-trl": 8,
+    "update-4k-trl": 8,
+    "update-32k-trl": 8,
+    "update-152k-trl": 4,
+}
+"""Row -> accumulated pieces in which TRL is fastest; rows named settings-trl-* hold some that are slower."""
 _FEW = 3
 """Repetitions of rows on which no claim stands."""
-_OWN = {"generate": "hf", "plain": "hf", "floor": "floor"}
+_OWN = {"generate": "hf", "plain": "hf", "pieces": "hf", "floor": "floor"}
 """Peers that need no environment of their own, and their workers."""
 
 
 def _comparison(
-    name: str, task: str, model: Model, work: Mapping[str, Any], lines: tuple[Line, ...], **more: Any
+    name: str,
+    task: str,
+    model: Model,
+    work: Mapping[str, Any],
+    lines: tuple[Line, ...],
+    *,
+    best: Mapping[str, Mapping[str, Any]] | None = None,
+    **more: Any,
 ) -> Comparison:
-    """Ours and every peer that a line names, at the same work."""
+    """Ours and every peer that a line names, at the same work; `best` are the settings of peers."""
     job = {"task": task, "model": folder(**asdict(model)), **work}
     sides = {"ours": Side(module="ours", job=job)}
     for line in lines:
-        if line.peer in _OWN:
-            sides[line.peer] = Side(module=_OWN[line.peer], job=job)
-        else:
-            sides[line.peer] = Side(module=line.peer, job=job, environment=line.peer)
+        theirs = {**job, "settings": dict((best or {}).get(line.peer, {}))}
+        own = line.peer in _OWN
+        sides[line.peer] = Side(
+            module=_OWN[line.peer] if own else line.peer, job=theirs, environment="own" if own else line.peer
+        )
     return Comparison(name=name, sides=sides, lines=lines, model=model, **more)
 
 
 def _talks(name: str, task: str, model: Model, shape: Talks, *lines: Line, **more: Any) -> Comparison:
-    return _comparison(name, task, model, {"talks": asdict(shape)}, lines, **more)
+    """Of conversations; TRL cuts a step into the pieces that were fastest where it has been tried."""
+    best = {
+        "trl": trl_pieces(shape.rows, _TRL_PIECES.get(name, 1)),
+        "pieces": {"pieces": shape.rows},
+    }
+    return _comparison(name, task, model, {"talks": asdict(shape)}, lines, best=best, **more)
+
+
+def trl_pieces(conversations: int, pieces: int) -> dict[str, Any]:
+    """TRL's settings for a step whose update goes in so many equal pieces."""
+    return {
+        "per_device_train_batch_size": conversations // pieces,
+        "gradient_accumulation_steps": pieces,
+    }
 
 
 def _requests(count: int, reply: tuple[int, int]) -> dict[str, Any]:
@@ -245,12 +276,15 @@ def _updates() -> Iterator[Comparison]:
         few = None if wanted else _FEW
         plain, trl = both(title, "plain", **wanted), both(title, "trl")
         name = f"update-{label}"
-        yield _talks(name, "update", model, talks, *plain, memory=True, most_repetitions=few)
+        lines = (*plain, *both(title, "pieces"))
+        yield _talks(name, "update", model, talks, *lines, memory=True, most_repetitions=few)
         yield _talks(f"{name}-trl", "update", model, talks, *trl, memory=True, most_repetitions=2)
         if talks.rows != 4:  # so that a figure has the same conversations at every vocabulary
             four = shape(vocabulary, 2, 2)
-            lines = both(f"update, vocabulary {label}, 4 conversations", "plain")
-            yield _talks(f"{name}-of-4", "update", model, four, *lines, memory=True, most_repetitions=_FEW)
+            in_figure = both(f"update, vocabulary {label}, 4 conversations", "plain")
+            yield _talks(
+                f"{name}-of-4", "update", model, four, *in_figure, memory=True, most_repetitions=_FEW
+            )
     for group in (2, 4, 16):
         yield _talks(
             f"update-group-{group}",
@@ -263,8 +297,6 @@ def _updates() -> Iterator[Comparison]:
 
 
 _TRL_SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "two accumulated pieces": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2},
-    "four accumulated pieces": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4},
     "gradient_checkpointing, its default": {"gradient_checkpointing": True},
     "cache_implementation static": {"cache_implementation": "static"},
     "use_transformers_continuous_batching": {
@@ -276,27 +308,51 @@ _TRL_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 def _settings() -> Iterator[Comparison]:
     """The peers' own settings against those that their rows use."""
-    rows = {one.name: one for part in (_decode, _steps, _end_to_end) for one in part()}
+    rows = {one.name: one for part in (_decode, _steps, _end_to_end, _updates) for one in part()}
 
-    def tried(row: str, peer: str, what: str, variants: Mapping[str, Mapping[str, Any]]) -> Comparison:
+    def tried(
+        row: str,
+        peer: str,
+        what: str,
+        variants: Mapping[str, Mapping[str, Any]],
+        quantities: tuple[Quantity, ...] = ("cpu",),
+    ) -> Comparison:
         used = rows[row].sides[peer]
         if "talks" in used.job:  # nobody needs to wait for this
             used = replace(used, job={**used.job, "talks": {**used.job["talks"], "wait": 0.0}})
-        sides = {label: replace(used, job={**used.job, "settings": own}) for label, own in variants.items()}
+        kept = used.job["settings"]
+        sides = {
+            label: replace(used, job={**used.job, "settings": {**kept, **own}})
+            for label, own in variants.items()
+        }
         return Comparison(
             name=f"settings-{peer}-{row}",
             sides={"as used": used, **sides},
-            lines=tuple(Line(title=f"{what}, {label}", peer=label) for label in variants),
+            lines=tuple(
+                Line(title=f"{what}, {label}", peer=label, quantity=quantity)
+                for label in variants
+                for quantity in quantities
+            ),
             model=rows[row].model,
-            most_repetitions=3,
+            most_repetitions=2,
             base="as used",
+            memory="peak" in quantities,
         )
 
-    pieces = {label: own for label, own in _TRL_SETTINGS.items() if "pieces" in label}
+    def pieces(row: str, *counts: int) -> dict[str, Mapping[str, Any]]:
+        count = rows[row].sides["ours"].job["talks"]
+        conversations = count["scenarios"] * count["group"]
+        return {"in one piece" if n == 1 else f"in {n} pieces": trl_pieces(conversations, n) for n in counts}
+
     static = {"cache_implementation static": {"cache_implementation": "static"}}
     sixteen = {"generation_batch_size 16": {"generation_batch_size": 16}}
-    yield tried("step-40", "trl", "TRL's GRPO step", _TRL_SETTINGS)
-    yield tried("step-32k", "trl", "TRL's GRPO step, vocabulary 32k", pieces)
+    yield tried(
+        "step-40", "trl", "TRL's GRPO step, 5.8M, prompt 40", {**pieces("step-40", 1, 2), **_TRL_SETTINGS}
+    )
+    for row in ("step-228", "step-32k", "turns-trl"):
+        quantities: tuple[Quantity, ...] = ("cpu", "peak") if row == "step-32k" else ("cpu",)
+        yield tried(row, "trl", f"TRL's {rows[row].lines[0].title}", pieces(row, 1), quantities)
+    yield tried("step-52M", "trl", "TRL's GRPO step, 52M", pieces("step-52M", 2))
     yield tried("decode-5.8M", "generate", "HF generate", static)
     yield tried("turns-stateset", "stateset", "stateset-agents 0.69", sixteen)
 

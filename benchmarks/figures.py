@@ -18,6 +18,7 @@ PEERS = {
     "trl": "TRL",
     "generate": "HF generate",
     "plain": "plain HF",
+    "pieces": "plain HF, a row at a time",
     "stateset": "stateset-agents 0.69",
     "floor": "packed matmuls",
 }

@@ -88,9 +88,13 @@ def others(rows: Mapping[str, Any]) -> str:
 
 
 def settings(rows: Mapping[str, Any]) -> str:
-    """Peers' settings that were tried: how much longer than with those that are used."""
-    lines = ["| setting | CPU time against the one that is used (quartiles) |", "|---|---|"]
-    lines += [f"| {line['title']} | {_ratio(line)} |" for line in _lines(rows) if line["peer"] not in _PEERS]
+    """Peers' settings that were tried: how much more they take than those that are used."""
+    lines = ["| setting | by | against what is used (quartiles) |", "|---|---|---|"]
+    lines += [
+        f"| {line['title']} | {_QUANTITIES[line['quantity']]} | {_ratio(line)} |"
+        for line in _lines(rows)
+        if line["peer"] not in _PEERS
+    ]
     return "\n".join(lines)
 
 

@@ -149,26 +149,39 @@ class Rollout:
 
 
 class Update:
-    """One optimiser step: padded rows, full logits, log-softmax, a masked loss, AdamW."""
+    """One optimiser step: padded rows, full logits, log-softmax, a masked loss, AdamW.
+
+    With `pieces` in the settings the rows go in so many micro-batches, whose gradients add up.
+    """
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self.model = load(job["model"]).train()
         self.rows = talks(job).given()
+        self.pieces: int = job.get("settings", {}).get("pieces", 1)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.01)
 
+    def backward(self) -> None:
+        """Give the parameters the gradient of the mean over all rows."""
+        advantages = group_advantages(self.rows)
+        size = len(self.rows) // self.pieces
+        for start in range(0, len(self.rows), size):
+            end = start + size
+            loss = self._loss(self.rows[start:end], advantages[start:end])
+            (loss / self.pieces).backward()
+
     def run(self, repetition: int) -> Mapping[str, float]:
-        self._loss(group_advantages(self.rows)).backward()
+        self.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return {"tokens": sum(sum(row.mask) for row in self.rows)}
 
-    def _loss(self, advantages: Sequence[float]) -> Any:
-        width = max(len(row.ids) for row in self.rows)
-        ids = torch.zeros(len(self.rows), width, dtype=torch.long)
-        seen = torch.zeros(len(self.rows), width, dtype=torch.long)
-        mask = torch.zeros(len(self.rows), width)
-        for place, row in enumerate(self.rows):
+    def _loss(self, rows: Sequence[Talk], advantages: Sequence[float]) -> Any:
+        width = max(len(row.ids) for row in rows)
+        ids = torch.zeros(len(rows), width, dtype=torch.long)
+        seen = torch.zeros(len(rows), width, dtype=torch.long)
+        mask = torch.zeros(len(rows), width)
+        for place, row in enumerate(rows):
             ids[place, : len(row.ids)] = torch.tensor(row.ids)
             seen[place, : len(row.ids)] = 1
             mask[place, : len(row.ids)] = torch.tensor(row.mask, dtype=torch.float)

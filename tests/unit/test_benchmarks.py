@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,6 +19,7 @@ from benchmarks.results import RESULTS, current, expected, keep, ratio, read, ro
 from benchmarks.running import Measured, Others
 from benchmarks.sides import Side
 from benchmarks.talks import Talks
+from benchmarks.workers.hf import Update
 
 
 def test_the_page_says_what_was_measured() -> None:
@@ -219,3 +220,15 @@ def test_waits_are_lognormal_about_their_mean(shape: Talks) -> None:
     many = [seconds for number in range(4000) for seconds in shape.waits(number)]
     assert sum(many) / len(many) == pytest.approx(0.2, rel=0.05)
     assert shape.waits(3) == shape.waits(3) != shape.waits(4)
+
+
+def test_plain_hf_has_the_same_gradient_in_pieces() -> None:
+    models.ensure(size="tiny", vocabulary=64, family="llama")
+    shape = Talks(vocabulary=64, scenarios=2, group=2, turns=2, prompt=12, reply=6, shortest_reply=2, delta=8)
+    job = {"model": models.folder(size="tiny", vocabulary=64, family="llama"), "talks": asdict(shape)}
+    whole, cut = Update(job), Update({**job, "settings": {"pieces": 4}})
+    whole.backward()
+    cut.backward()
+    for one, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
+        assert one.grad.abs().max() > 0
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-7)

@@ -5,7 +5,7 @@ SEED ?= 0
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-long test-browser test-openenv bench check
+.PHONY: help setup demo test test-long test-faults test-browser test-openenv bench check
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ test: setup  ## The whole test suite
 
 test-long: setup  ## The tests that take minutes and are not in the suite, such as a thousand random agents
 	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m long $(PYTEST_ARGS)
+
+test-faults: setup  ## A training of the embedded desk in which one call in five fails, against one without faults
+	@.venv/bin/python -m pytest -n 0 -s -m faults $(PYTEST_ARGS)
 
 test-openenv: setup  ## The OpenEnv environment against the real library's server, in .venv-openenv
 	@.venv/bin/python scripts/beside.py .venv-openenv "openenv>=0.10,<0.11"

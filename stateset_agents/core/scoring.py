@@ -156,8 +156,8 @@ class _Terms:
 
     def missed_by(self, reward: RewardFunction) -> RewardTimeout:
         return RewardTimeout(
-            f"reward {reward.name} took longer than {self.seconds:g} s: mend what hangs, or raise "
-            "reward_timeout"
+            f"reward {reward.name} took longer than {self.seconds or math.inf:g} s: mend what hangs, or "
+            "raise reward_timeout"
         )
 
 

@@ -114,23 +114,54 @@ class GymnasiumText:
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Make an environment, reset it by the scenario's seed (else the group's), and say what it shows."""
         options = scenario.context.get("options")
-        own, given_up = reset_seed(scenario, seed), threading.Event()
-        opening = in_thread(_GymWorld.reset, self._name, self._make, own, options, given_up)
+        wanted = _Wanted()
+        own = reset_seed(scenario, seed)
+        opening = in_thread(_GymWorld.reset, self._name, self._make, own, options, wanted)
         try:
             world = await guarded(f"resetting {self._name}", opening)
         except asyncio.CancelledError:
-            given_up.set()
+            wanted.give_up()
             raise
         return await enter(world, self._words, scenario)
 
 
+class _Wanted:
+    """Whether anybody waits for a world that a thread is making: whoever comes second closes it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given_up = False
+        self._made: _GymWorld | None = None
+
+    def give_up(self) -> None:
+        """Nobody does any more: a time-out, say."""
+        with self._lock:
+            self._given_up = True
+            made = self._made
+        if made is not None:  # in the moment between its making and our hearing of it
+            threading.Thread(target=made.shut, daemon=True).start()
+
+    def made(self, world: _GymWorld) -> None:
+        with self._lock:
+            self._made = world
+            unwanted = self._given_up
+        if unwanted:
+            world.shut()
+
+
 class _GymWorld:
-    """Steps run in a thread; nothing else touches the environment meanwhile."""
+    """Steps run in a thread; nothing else touches the environment meanwhile.
+
+    A step that nobody waits for any more goes on, for Python cannot stop it: `close` then leaves it to that
+    step to close the environment in the end.
+    """
 
     def __init__(self, name: str, env: gymnasium.Env[Any, Any], view: View) -> None:
         self.name = name
         self.view = view
         self._env = env
+        self._lock = threading.Lock()
+        self._is_stepping = self._is_unwanted = False
 
     @classmethod
     def reset(
@@ -139,7 +170,7 @@ class _GymWorld:
         make: Callable[[], gymnasium.Env[Any, Any]],
         seed: int,
         options: Any,
-        given_up: threading.Event,
+        wanted: _Wanted,
     ) -> _GymWorld:
         """Closes the environment where nobody waits for it any more, after a time-out say."""
         env = make()
@@ -148,9 +179,9 @@ class _GymWorld:
         except BaseException:
             env.close()
             raise
-        if given_up.is_set():
-            env.close()
-        return cls(name, env, View(observation=observation, info=info))
+        world = cls(name, env, View(observation=observation, info=info))
+        wanted.made(world)
+        return world
 
     @property
     def offers(self) -> Mapping[str, Any]:
@@ -161,6 +192,18 @@ class _GymWorld:
         return self.view
 
     def _stepped(self, action: Any) -> View:
+        with self._lock:
+            self._is_stepping = True
+        try:
+            return self._step(action)
+        finally:
+            with self._lock:
+                self._is_stepping = False
+                unwanted = self._is_unwanted
+            if unwanted:
+                self._env.close()
+
+    def _step(self, action: Any) -> View:
         if not self._env.action_space.contains(action):
             raise NoAction(f"{action!r:.60} is no action: actions are {self._env.action_space}")
         observation, reward, terminated, truncated, info = self._env.step(action)
@@ -182,8 +225,16 @@ class _GymWorld:
             ) from error
         return _GymWorld(self.name, env, view)
 
+    def shut(self) -> None:
+        """Close the environment, or have the step that is under way do it."""
+        with self._lock:
+            self._is_unwanted = True
+            if self._is_stepping:
+                return
+        self._env.close()
+
     async def close(self) -> None:
-        await in_thread(self._env.close)
+        await in_thread(self.shut)
 
 
 def _maker(env: object, options: dict[str, Any]) -> tuple[Callable[[], gymnasium.Env[Any, Any]], str]:

@@ -252,6 +252,52 @@ async def test_an_environment_that_is_ready_too_late_is_closed() -> None:
     assert await asyncio.to_thread(closed.wait, 10)
 
 
+async def test_an_environment_whose_opening_is_cancelled_just_as_it_is_ready_is_closed() -> None:
+    closed, loop = threading.Event(), asyncio.get_running_loop()
+
+    class Ready(Counting):
+        def reset(self, **settings: Any) -> tuple[np.ndarray, dict[str, Any]]:
+            loop.call_soon_threadsafe(opening.cancel)
+            return super().reset(**settings)
+
+        def close(self) -> None:
+            closed.set()
+
+    opening = asyncio.create_task(begin(GymnasiumText(Ready, render=field, actions=["stay"], num_train=1)))
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert await asyncio.to_thread(closed.wait, 10)
+
+
+async def test_an_environment_is_closed_when_the_step_that_nobody_waits_for_is_through() -> None:
+    begun, goes_on, order = threading.Event(), threading.Event(), []
+
+    class Slow(Counting):
+        def step(self, action: Any) -> Any:
+            begun.set()
+            assert goes_on.wait(10)
+            order.append("stepped")
+            return super().step(action)
+
+        def close(self) -> None:
+            order.append("closed")
+
+    conversation = await begin(GymnasiumText(Slow, render=field, actions=["stay"], num_train=1))
+    step = asyncio.create_task(say(conversation, "stay"))
+    assert await asyncio.to_thread(begun.wait, 10)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    await conversation.close()
+    assert order == []
+    goes_on.set()
+    for _ in range(1000):
+        if len(order) == 2:
+            break
+        await asyncio.sleep(0.01)
+    assert order == ["stepped", "closed"]
+
+
 async def test_episodes_through_an_agent_earn_the_turns_rewards() -> None:
     agent = MultiTurnAgent(backend=ScriptedBackend(SAFE))
     await agent.initialize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from builders import trajectory
 
 from stateset_agents.core import waiting
 from stateset_agents.core.reward import reward_function, score_trajectories
-from stateset_agents.core.waiting import in_thread
+from stateset_agents.core.waiting import at_most, in_thread
+from stateset_agents.errors import RewardTimeout
 
 
 async def test_it_gives_the_result_and_raises_what_the_function_raised():
@@ -128,3 +130,43 @@ async def test_calls_that_hang_for_ever_do_not_use_the_threads_up(monkeypatch):
     assert await asyncio.wait_for(queued, 10) == 5
     assert await asyncio.wait_for(asyncio.gather(*(in_thread(int, "6") for _ in range(9))), 10) == [6] * 9
     release.set()
+
+
+# ------------------------------------------------------------------------------ what will not end
+
+
+async def test_work_that_swallows_its_cancellation_is_left_to_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "_GRACE_SECONDS", 0.05)
+    go_on = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go_on.wait()
+
+    with pytest.raises(RewardTimeout, match="too late"):
+        await asyncio.wait_for(at_most(0.05, stubborn(), RewardTimeout("too late")), 10)
+    assert "left to itself" in caplog.text
+    outer = asyncio.create_task(at_most(None, stubborn(), RewardTimeout("too late")))
+    await asyncio.sleep(0.01)
+    outer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(outer, 10)
+    assert len(waiting._left_alone) == 2
+    go_on.set()
+    await asyncio.sleep(0.01)
+    assert not waiting._left_alone
+
+
+async def test_what_is_in_time_is_given_and_what_it_raises_too() -> None:
+    async def value(error: Exception | None = None) -> int:
+        if error is not None:
+            raise error
+        return 3
+
+    late = RewardTimeout("too late")
+    assert await at_most(5.0, value(), late) == await at_most(None, value(), late) == 3
+    with pytest.raises(TimeoutError, match="its own"):
+        await at_most(5.0, value(TimeoutError("its own")), late)

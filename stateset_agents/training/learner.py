@@ -94,6 +94,21 @@ class Learner:
         """True once an update has moved weights and before it is through: no state to keep."""
         self._recompute_old = not exact_logprobs or autocast is not None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the master weights lie."""
+        return self.policy.device
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Does fp16's gradient scaler look for its scale?"""
+        return self.optimization.scaler.is_enabled()
+
+    @property
+    def num_updates(self) -> int:
+        """Optimiser steps made, over all parts of a resumed run."""
+        return self.optimization.num_updates
+
     def _make_critic(self, autocast: torch.dtype | None) -> Critic | None:
         config, per = self.config, ESTIMATORS[self.config.advantage_estimator].critic
         if per is None:

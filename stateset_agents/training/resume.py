@@ -194,7 +194,7 @@ def keep(
         state={
             "progress": asdict(state),
             "identity": _plain(asdict(identity)),
-            "machine": machine(learner.policy.device),
+            "machine": machine(learner.device),
         },
     )
     path = save_checkpoint(folder, checkpoint, write_model=write_model)
@@ -256,7 +256,7 @@ def take_up(path: Path, learner: Learner, identity: Identity) -> RunState:
     identity.refuse_other(path, checkpoint.state["identity"])
     state = RunState.from_json(checkpoint.state["progress"])
     learner.restore(checkpoint.weights, checkpoint.optimizer, checkpoint.critic)
-    changes = _other_machine(checkpoint.state["machine"], machine(learner.policy.device))
+    changes = _other_machine(checkpoint.state["machine"], machine(learner.device))
     changes += _other_schedule(checkpoint.state["identity"]["settings"]["training"], learner)
     for change in changes:
         _log.warning(change)
@@ -291,7 +291,7 @@ def _other_schedule(then: Mapping[str, Any], learner: Learner) -> list[str]:
     )
     was, is_now = TrainingConfig(**then).num_steps(), now.num_steps()
     lengths = was * now.num_iterations, is_now * now.num_iterations
-    done = range(learner.optimization.num_updates)
+    done = range(learner.num_updates)
     if all(rates(update, lengths[0]) == rates(update, lengths[1]) for update in done):
         return []
     return [

@@ -263,7 +263,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
             metrics |= {"group/dropped": float(credited.num_dropped_groups)}
             metrics["rollout/temperature"] = self.temperature
             metrics |= await self._worker.run(partial(self.learner.learn, lesson, step=number))
-            scaled = self.learner.optimization.scaler.is_enabled()
+            scaled = self.learner.scales_gradients
             cause = why_nothing_trained(groups, metrics, self.config, scaled=scaled)
             self._state = self._state.after_step(
                 episodes=len(groups),

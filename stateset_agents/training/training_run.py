@@ -150,10 +150,7 @@ class TrainingRun(Controlled):
         refuse_truncated_sampling(self.agent)
         refuse_sliding_window(self.agent.config)
         check_reward(self.reward_fn, self.config)
-        if self.config.lora is not None:
-            raise ConfigurationError(
-                "MultiTurnGRPOTrainer trains all weights: leave lora out, or use train_with_trl_grpo"
-            )
+        self._refuse_settings()
         scenarios = await in_thread(self.environment.scenarios, "train")
         self._order = ScenarioOrder(scenarios, self.config.seed)
         await self.agent.initialize()
@@ -190,6 +187,13 @@ class TrainingRun(Controlled):
 
     def _log_fault(self, name: str, **fields: Any) -> None:
         self.tracker.log_event(name, step=self.step_number, **fields)
+
+    def _refuse_settings(self) -> None:
+        """Raises ConfigurationError for what this kind of trainer cannot do."""
+        if self.config.lora is not None:
+            raise ConfigurationError(
+                "MultiTurnGRPOTrainer trains all weights: leave lora out, or use train_with_trl_grpo"
+            )
 
     def _paths(self, backend: Any) -> dict[str, Any]:
         """By which way the model generates and the update lays out its rows, and why."""

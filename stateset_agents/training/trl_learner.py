@@ -1,0 +1,263 @@
+"""TRL as the trainer's learner: samples in, better weights out, by `trl_update.ConversationTrainer`.
+
+TRL drives its own loop, so it runs in a thread of its own. Where it would generate it waits for the rows of
+our next step; after its optimiser steps on them it waits again, and the weights stand still.
+"""
+
+from __future__ import annotations
+
+import copy
+import queue
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stateset_agents.backends.quiet import quietly
+from stateset_agents.core.trajectory import TrajectoryGroup
+from stateset_agents.errors import CheckpointError, ConfigurationError
+from stateset_agents.streams import derive
+from stateset_agents.training.batch import Sample
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.credit import assign_credit, trainable
+from stateset_agents.training.learner import Lesson
+from stateset_agents.training.lora import lora_config, merged_weights
+from stateset_agents.training.trl_critic import trl_critic
+from stateset_agents.training.trl_rows import TrlRow, padding_row, trl_row
+from stateset_agents.training.trl_settings import TrlSettings, grpo_arguments
+
+__all__ = ["TrlLearner"]
+
+
+class _Over(Exception):
+    """Raised where TRL waits for rows: there will be none."""
+
+
+class TrlLearner:
+    """What `training.learner.Learner` is to the trainer, with TRL's model, loss and optimiser."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        config: TrainingConfig,
+        settings: TrlSettings,
+        *,
+        max_new_tokens: int,
+    ) -> None:
+        """Takes `model` over; with `config.lora` it stays as it is under an adapter."""
+        self.config = config
+        self._settings = settings
+        self._tokenizer = copy.deepcopy(tokenizer)  # TRL gives it a padding token
+        self._model = model
+        self._max_new_tokens = max_new_tokens
+        self._folder = tempfile.TemporaryDirectory(prefix="trl-")
+        self._rows: queue.SimpleQueue[Sequence[TrlRow] | None] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[Mapping[str, float] | BaseException] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.num_updates = 0
+        self.midway = False
+        """True once an update has moved weights and before it is through: no state to keep."""
+        self.trainer = self._make_trainer()
+        self._whole_row = _left_padding_matters(self.base)
+        self.critic = trl_critic(self.base, config)
+
+    def _make_trainer(self) -> Any:
+        from trl.trainer.grpo_config import GRPOConfig
+
+        from stateset_agents.training.trl_update import ConversationTrainer, no_dropout
+
+        config, model = self.config, self._model
+        no_dropout(model)
+        named = getattr(model.config, "_name_or_path", "")
+        arguments = grpo_arguments(
+            config,
+            self._settings,
+            device=model.device,
+            max_new_tokens=self._max_new_tokens,
+            folder=self._folder.name,
+        )
+        with quietly(), torch.random.fork_rng(), tempfile.TemporaryDirectory(prefix="start-") as folder:
+            if config.uses_reference and config.lora is None:  # TRL loads it from where the model came from
+                model.save_pretrained(folder)
+                model.config._name_or_path = folder
+            try:
+                return ConversationTrainer(
+                    model,
+                    self._tokenizer,
+                    GRPOConfig(**arguments),
+                    config,
+                    updates_done=self.num_updates,
+                    next_rows=self._next_rows,
+                    stepped=self._steps.put,
+                    peft_config=None if config.lora is None else lora_config(config.lora, model),
+                )
+            finally:
+                model.config._name_or_path = named
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        device: torch.device = self.base.device
+        return device
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Does fp16's gradient scaler look for its scale?"""
+        return bool(self.trainer.args.fp16)
+
+    @property
+    def model(self) -> nn.Module:
+        """TRL's, wrapped by peft where there is an adapter."""
+        model: nn.Module = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        return model
+
+    @property
+    def base(self) -> Any:
+        """transformers' own, the adapter's layers inside."""
+        model: Any = self.model
+        return model.get_base_model() if self.config.lora is not None else model
+
+    # ------------------------------------------------------------------------------ learning
+
+    def set_temperature(self, temperature: float) -> None:
+        """TRL's was set at the start; `refuse_unmappable` sees to it that it stands still."""
+
+    def credit(self, groups: Sequence[TrajectoryGroup]) -> Lesson:
+        """What a step's groups teach, by `advantage_estimator`; the critic says first what it expected."""
+        places = trainable(groups, self.config)
+        if self.critic is None or not places:
+            return Lesson(assign_credit(groups, self.config))
+        expected = self.critic.expect([groups[place].trajectories[member] for place, member in places])
+        values = dict(zip(places, expected.valued, strict=True))
+        return Lesson(assign_credit(groups, self.config, values), expected)
+
+    def learn(self, lesson: Lesson, *, step: int) -> dict[str, float]:
+        """Update the policy, then the critic; returns metrics."""
+        samples = lesson.credited.samples
+        if not samples:
+            return {"optimizer/skipped": 1.0}
+        metrics = {**self._update(samples), **lesson.credited.metrics}
+        if self.critic is not None and lesson.expected is not None:
+            self.midway = True
+            with torch.random.fork_rng():
+                torch.manual_seed(derive(self.config.seed, "critic", step))
+                trajectories = [sample.trajectory for sample in samples]
+                metrics |= self.critic.learn(lesson.expected, trajectories, lesson.credited.returns)
+            self.midway = False
+        return metrics
+
+    def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """`num_iterations` optimiser steps of TRL's; none where nothing could come of them (AdamW would move
+        the weights on a zero gradient)."""
+        if not (self.config.uses_reference or any(any(sample.advantages) for sample in samples)):
+            return {"optimizer/skipped": 1.0}
+        self.midway = True
+        self._start()
+        self._rows.put(self._batch(samples))
+        passes: list[Mapping[str, float]] = []
+        for _ in range(self.config.num_iterations):
+            figures = self._steps.get()
+            if isinstance(figures, BaseException):
+                raise figures
+            passes.append(figures)
+        self.num_updates += len(passes)
+        self.midway = False
+        beta = self.config.beta if self.config.uses_reference else 0.0
+        return {**passes[-1], "kl/coefficient": beta, "optimizer/skipped": 0.0}
+
+    def _batch(self, samples: Sequence[Sample]) -> list[TrlRow]:
+        size = self.config.episodes_per_step() * self.config.num_generations
+        if len(samples) > size:
+            raise ConfigurationError(
+                f"{len(samples)} conversations do not fit a step of {size}: TRL's batches are all of one size"
+            )
+        cut = 1 if self._whole_row else None
+        rows = [
+            trl_row(one.trajectory, one.advantages, weight=one.weight, prompt_tokens=cut) for one in samples
+        ]
+        padding = padding_row(self._tokenizer.pad_token_id, reward=fmean(row.reward for row in rows))
+        return [*rows, *[padding] * (size - len(rows))]
+
+    # ------------------------------------------------------------------------------ TRL's thread
+
+    def _start(self) -> None:
+        if self._thread is None:
+            threads = torch.get_num_threads()
+            self._thread = threading.Thread(target=self._train, args=(threads,), name="trl", daemon=True)
+            self._thread.start()
+
+    def _train(self, num_threads: int) -> None:
+        torch.set_num_threads(num_threads)  # torch keeps one number per thread
+        try:
+            self.trainer.train()
+        except _Over:
+            return
+        except BaseException as error:  # whoever waits for the step must hear of it, whatever it is
+            self._steps.put(error)
+
+    def _next_rows(self) -> Sequence[TrlRow]:
+        rows = self._rows.get()
+        if rows is None:
+            raise _Over
+        return rows
+
+    def close(self) -> None:
+        """End TRL's thread; the weights stay."""
+        if self._thread is not None:
+            self._rows.put(None)
+            self._thread.join()
+            self._thread = None
+        self._folder.cleanup()
+
+    # ------------------------------------------------------------------------------ weights and checkpoints
+
+    def weights(self) -> dict[str, Tensor]:
+        """A plain model's state dict, the adapter added to it where there is one."""
+        return merged_weights(self.model)
+
+    def write_model_files(self, path: Any) -> None:
+        """What plain transformers needs beside the weights, and the adapter by itself in `adapter/`."""
+        config = copy.deepcopy(self.base.config)
+        config.architectures = [type(self.base).__name__]
+        config.save_pretrained(path)
+        self.base.generation_config.save_pretrained(path)
+        if self.config.lora is not None:
+            self.model.save_pretrained(path.parent / "adapter")  # type: ignore[operator]  # peft's
+
+    def state(self) -> dict[str, Any]:
+        """Optimiser, and with an adapter what it trains: the merged weights do not give it back."""
+        optimizer = self._optimizer().state_dict()
+        return {"optimizer": optimizer, "scaler": {}, "num_updates": self.num_updates, "kl": {}}
+
+    def critic_state(self) -> dict[str, Tensor]:
+        """The critic's head and optimiser; empty without a critic."""
+        return {} if self.critic is None else self.critic.value_function.state_dict()
+
+    def _optimizer(self) -> Any:
+        if self.trainer.optimizer is None:
+            self.trainer.create_optimizer()
+        return self.trainer.optimizer
+
+    def restore(self, *_: Any) -> None:
+        raise CheckpointError(
+            "a training by TRL cannot be taken up yet: start it from the checkpoint's model/"
+        )
+
+
+@torch.no_grad()
+def _left_padding_matters(model: Any) -> bool:
+    """Does the model say something else where padding stands before a text? TRL pads prompts there.
+
+    Rotary positions are relative and do not see it; learned ones do.
+    """
+    ids = torch.arange(1, 7, device=model.device)[None]
+    padded = torch.cat([torch.zeros_like(ids), ids], dim=1)
+    seen = torch.cat([torch.zeros_like(ids), torch.ones_like(ids)], dim=1)
+    plain = model(input_ids=ids, use_cache=False).logits
+    shifted = model(input_ids=padded, attention_mask=seen, use_cache=False).logits[:, ids.shape[1] :]
+    return not torch.allclose(plain, shifted, atol=1e-2, rtol=1e-2)

@@ -1,0 +1,170 @@
+"""TRL's GRPOTrainer, fed with whole conversations and our advantages. Imports TRL: who trains by it does.
+
+Two methods are overridden that TRL keeps to itself, so its version is pinned:
+`_generate_and_score_completions`, to put one advantage on each token, and `_compute_loss`, to count
+conversations as we do. Everything else (forward, loss, reference, optimiser, distribution) is TRL's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from datasets import Dataset  # type: ignore[import-untyped]
+from torch import Tensor
+from transformers import PrinterCallback
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from stateset_agents.backends.fast_linear import fast_linears
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.optimization import schedule
+from stateset_agents.training.trl_rows import TrlRow
+
+__all__ = ["ConversationTrainer", "no_dropout"]
+
+# transformers' own doing: it warns of a name that TRL's settings still have.
+warnings.filterwarnings(
+    "ignore", message=r"`(is_)?gradient_checkpointing` is deprecated", category=FutureWarning
+)
+
+_NAMES: Mapping[str, str] = {
+    "loss": "loss/total",
+    "grad_norm": "optimizer/grad_norm",
+    "learning_rate": "optimizer/learning_rate",
+    "entropy": "policy/entropy",
+    "clip_ratio/low_mean": "policy/clip_fraction_low",
+    "clip_ratio/high_mean": "policy/clip_fraction_high",
+    "cispo_clip_ratio": "policy/clip_fraction_high",
+}
+"""TRL's figures of an optimiser step that have a name of ours."""
+
+
+class ConversationTrainer(GRPOTrainer):
+    """GRPOTrainer that asks for rows where it would generate, each with one advantage per token."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        arguments: GRPOConfig,
+        config: TrainingConfig,
+        *,
+        updates_done: int = 0,
+        next_rows: Callable[[], Sequence[TrlRow]],
+        stepped: Callable[[Mapping[str, float]], None],
+        peft_config: Any = None,
+    ) -> None:
+        """`next_rows` is asked for each batch and may wait; `stepped` hears the figures of each optimiser
+        step. `updates_done`: by the run before it was resumed, for the learning rate."""
+        self._config = config
+        self._updates_done = updates_done
+        self._next_rows = next_rows
+        self._stepped = stepped
+        self._rows: Sequence[TrlRow] = ()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*rollout_func.*experimental.*")
+            super().__init__(
+                model=model,
+                reward_funcs=[_reward],  # type: ignore[list-item]  # it has keywords of its own
+                args=arguments,
+                # What is played is chosen elsewhere: these only make TRL count as many batches as there are.
+                train_dataset=Dataset.from_dict({"prompt": ["conversation"] * _num_prompts(arguments)}),
+                processing_class=tokenizer,
+                peft_config=peft_config,
+                rollout_func=self._hand_out,
+            )
+        self.remove_callback(PrinterCallback)
+        self.max_completion_length = (
+            config.loss_length
+        )  # dr_grpo's constant; what bounds a turn is set by now
+
+    def _send_telemetry(self) -> None:
+        """Nothing is sent anywhere."""
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Our schedule of the learning rate, over all optimiser steps of the run."""
+        length = self._config.num_steps() * self._config.num_iterations
+        factor = partial(
+            schedule,
+            num_steps=length,
+            kind=self._config.lr_scheduler_type,
+            warmup_ratio=self._config.warmup_ratio,
+            min_ratio=self._config.lr_min_ratio,
+        )
+        done = self._updates_done
+        if self.lr_scheduler is None:
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                optimizer or self.optimizer,  # type: ignore[arg-type]  # TRL made it by now
+                lambda step: factor(step + done),
+            )
+        return self.lr_scheduler
+
+    def _hand_out(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+        """TRL's rollout hook: conversations that were had already."""
+        rows = self._rows = self._next_rows()
+        if len(rows) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts need a row each, got {len(rows)}")
+        return {
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "completion_ids": [row.completion_ids for row in rows],
+            "env_mask": [row.env_mask for row in rows],
+            "logprobs": [row.logprobs for row in rows] if self.use_vllm else None,
+            "conversation_reward": [row.reward for row in rows],
+        }
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's batch, its advantages [B] replaced by ours, [B, T]."""
+        with fast_linears(self._config.fast_linears):
+            batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        advantages = torch.zeros(batch["completion_ids"].shape, dtype=torch.float32)
+        for place, row in enumerate(self._rows):
+            advantages[place, : len(row.advantages)] = torch.tensor(row.advantages)
+        batch["advantages"] = advantages.to(batch["completion_ids"].device)
+        training = sum(any(row.env_mask) for row in self._rows)
+        batch["row_share"] = torch.tensor(len(self._rows) / max(1, training))
+        return batch
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """TRL's loss. Where it averages over rows, those that train nothing do not count."""
+        with fast_linears(self._config.fast_linears):
+            loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
+        return loss * inputs["row_share"].item() if self.loss_type in ("grpo", "dr_grpo") else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's log, and ours where it is of an optimiser step."""
+        super().log(logs, start_time)
+        if "grad_norm" not in logs:  # it is the last line, about the whole run
+            return
+        numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
+        figures = {ours: numbers[name] for name, ours in _NAMES.items() if name in numbers}
+        if "kl" in numbers:  # TRL's has the ratio in it, which is 1 in a first pass alone
+            figures["kl/reference" if self.num_iterations == 1 else "kl/times_ratio"] = numbers["kl"]
+        sampling = {name: value for name, value in numbers.items() if name.startswith("sampling/")}
+        self._stepped(figures | sampling)
+
+
+def _num_prompts(arguments: Any) -> int:
+    prompts: int = arguments.max_steps * arguments.generation_batch_size // arguments.num_generations
+    return prompts
+
+
+def _reward(conversation_reward: Sequence[float], **_: Any) -> list[float]:
+    """What the conversations earned, for TRL's own log."""
+    return list(conversation_reward)
+
+
+_reward.__name__ = "reward"
+
+
+def no_dropout(model: torch.nn.Module) -> None:
+    """Set every dropout rate of a model to 0, those that layers apply by their own hand, too."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)

@@ -1,0 +1,177 @@
+"""TRL's step on our conversations: which tokens it trains, and that its gradient is ours."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from peft import get_peft_model
+from tiny_models import tiny_model, tiny_tokenizer
+from tiny_training import talk
+from transformers import TrainerCallback
+
+from stateset_agents.training.batch import Sample
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.credit import Credited
+from stateset_agents.training.learner import Learner, Lesson
+from stateset_agents.training.lora import lora_config
+from stateset_agents.training.optimization import Optimization
+from stateset_agents.training.trl_learner import TrlLearner
+from stateset_agents.training.trl_settings import TrlSettings
+
+ROWS = 17
+
+
+def ragged(*, per_turn: bool = True) -> list[Sample]:
+    """Conversations of one to four turns with prompts and replies of 1 to 9 tokens; a third are bad ones."""
+    dice = random.Random(7)
+    samples = []
+    for number in range(ROWS):
+        turns = [
+            (
+                [dice.randrange(256) for _ in range(dice.randint(1, 9))],
+                [dice.randrange(258) for _ in range(dice.randint(1, 9))],
+            )
+            for _ in range(dice.randint(1, 4))
+        ]
+        sign = -1.0 if number % 3 == 0 else 1.0
+        worth = [sign * dice.uniform(0.2, 2.0) for _ in turns]
+        per_token = [value for value, (_, reply) in zip(worth, turns, strict=True) for _ in reply]
+        if not per_turn:
+            per_token = [per_token[0]] * len(per_token)
+        weight = 0.5 if number == 4 else 1.0
+        samples.append(Sample(trajectory=talk(*turns), advantages=tuple(per_token), weight=weight))
+    return samples
+
+
+def settings(**changes) -> TrainingConfig:
+    """A step of 24 rows in 3 passes, so that 7 rows are padding; gradients are not clipped by norm."""
+    base = {"max_steps": 1, "num_generations": 8, "per_device_train_batch_size": 1}
+    base |= {"gradient_accumulation_steps": 3, "num_iterations": 2, "max_grad_norm": 1e9, "clip_ratio": 0.2}
+    return TrainingConfig(**{**base, "beta": 0.3, "loss_length": 40, **changes})
+
+
+def moved(start, seed=3, size=0.02):
+    """The weights some way off, far enough for ratios to leave the clip range."""
+    dice = torch.Generator().manual_seed(seed)
+    return {name: value + size * torch.randn(value.shape, generator=dice) for name, value in start.items()}
+
+
+class Recorder(TrainerCallback):
+    """Notes the gradients of each pass, then puts the model where the next one is to find it."""
+
+    def __init__(self, model) -> None:
+        self.parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self.away = moved({name: value.detach().clone() for name, value in self.parameters.items()})
+        self.passes: list[dict[str, torch.Tensor]] = []
+
+    def on_pre_optimizer_step(self, *_, **__) -> None:
+        self.passes.append({name: value.grad.clone() for name, value in self.parameters.items()})
+        for name, value in self.parameters.items():
+            value.data.copy_(self.away[name])
+            value.grad = None  # AdamW leaves it alone
+
+
+def our_passes(model, samples, config, monkeypatch) -> tuple[list[dict[str, torch.Tensor]], dict[str, float]]:
+    learner = Learner(copy.deepcopy(model), config, num_steps=1, exact_logprobs=False)
+    recorder = Recorder(learner.policy.model)
+    step = Optimization.step
+
+    def watched(self):
+        recorder.on_pre_optimizer_step()
+        return step(self)
+
+    monkeypatch.setattr(Optimization, "step", watched)
+    metrics = learner.update(samples, step=1)
+    return recorder.passes, metrics
+
+
+def trl_learner(model, config) -> TrlLearner:
+    return TrlLearner(copy.deepcopy(model), tiny_tokenizer().hf, config, TrlSettings(), max_new_tokens=9)
+
+
+def trl_passes(learner, samples) -> tuple[list[dict[str, torch.Tensor]], dict[str, float]]:
+    recorder = Recorder(learner.model)
+    learner.trainer.add_callback(recorder)
+    try:
+        metrics = learner.learn(Lesson(Credited(samples, 0, [])), step=1)
+    finally:
+        learner.close()
+    return recorder.passes, metrics
+
+
+def assert_equal_gradients(ours, theirs) -> None:
+    """In both passes, to 1e-5 of the largest gradient of the pass."""
+    assert len(ours) == len(theirs) == 2
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.keys() == other.keys()
+        scale = max(float(gradient.abs().max()) for gradient in mine.values())
+        assert max(float((mine[name] - other[name]).abs().max()) for name in mine) <= 1e-5 * scale
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"loss_type": "grpo"}),
+        ("llama", {"loss_type": "dapo", "clip_ratio_high": 0.1}),
+        ("llama", {"loss_type": "ppo", "dual_clip": 1.3}),
+        ("llama", {"loss_type": "dr_grpo"}),
+        ("llama", {"loss_type": "cispo"}),
+        ("llama", {"loss_type": "gspo", "beta": 0.0}),
+        ("gpt2", {"loss_type": "grpo", "temperature": 0.7}),
+    ],
+)
+def test_trl_s_gradient_is_ours_while_the_clip_acts_and_the_reference_pulls(family, changes, monkeypatch):
+    model, config = tiny_model(family), settings(**changes)
+    samples = ragged(per_turn=changes["loss_type"] != "gspo")
+    ours, metrics = our_passes(model, samples, config, monkeypatch)
+    theirs, figures = trl_passes(trl_learner(model, config), samples)
+    assert_equal_gradients(ours, theirs)
+    clipped = metrics["policy/clip_fraction_low"] + metrics["policy/clip_fraction_high"]
+    assert clipped > 0.05
+    assert figures["policy/clip_fraction_high"] > 0.01
+    if config.uses_reference:
+        assert metrics["kl/reference"] > 0.01
+
+
+def test_an_adapter_s_gradient_is_ours_and_the_model_without_it_is_the_reference(monkeypatch):
+    samples, config = ragged(), settings(lora={"rank": 4})
+    learner = trl_learner(tiny_model(), config)
+    wrapped = get_peft_model(tiny_model(), lora_config(config.lora, tiny_model()))
+    wrapped.load_state_dict(learner.model.state_dict())  # A is drawn at random
+    assert learner.trainer.ref_model is None
+    theirs, figures = trl_passes(learner, samples)
+    ours, metrics = our_passes(wrapped, samples, config, monkeypatch)
+    assert_equal_gradients(ours, theirs)
+    assert all(".lora_" in name for name in theirs[0])
+    assert metrics["kl/reference"] > 0.01 < figures["kl/times_ratio"]
+
+
+def test_trained_tokens_are_the_agent_s_and_no_others():
+    model, config = tiny_model(), settings(num_iterations=1, beta=0.0)
+    samples = ragged()
+    learner = trl_learner(model, config)
+    seen: list[tuple[int, ...]] = []
+    loss = learner.trainer._compute_loss
+
+    def watched(model, inputs):
+        mask = inputs["completion_mask"] * inputs["tool_mask"]
+        assert torch.equal(mask.bool(), inputs["advantages"] != 0)
+        for row, bits in zip(inputs["completion_ids"], mask, strict=True):
+            seen.append(tuple(row[bits == 1].tolist()))
+        return loss(model, inputs)
+
+    learner.trainer._compute_loss = watched
+    try:
+        learner.learn(Lesson(Credited(samples, 0, [])), step=1)
+    finally:
+        learner.close()
+    said = [
+        tuple(token for turn in one.trajectory.turns for token in turn.completion.token_ids)
+        for one in samples
+    ]
+    assert sorted(filter(None, seen)) == sorted(said)
+    assert sum(map(len, seen)) == sum(one.trajectory.num_agent_tokens for one in samples)
+    assert len(seen) == 24

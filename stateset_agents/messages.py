@@ -25,6 +25,8 @@ class ToolCall:
     id: str = ""
     error: str | None = None
     """Why the call could not be read (broken JSON, say); the environment shows it to the agent."""
+    written: str = field(default="", compare=False)
+    """Of such a call: its text, as it was sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from stateset_agents.core.dataset_scenarios import scenarios_of_spec
 from stateset_agents.core.scenario import Scenario, expect_split, load_scenarios, read_scenarios
@@ -25,7 +25,7 @@ from stateset_agents.errors import (
     EnvironmentFailure,
     StatesetError,
 )
-from stateset_agents.messages import Message
+from stateset_agents.messages import Completion, Message
 
 __all__ = [
     "Conversation",
@@ -33,6 +33,8 @@ __all__ = [
     "Environment",
     "Observation",
     "Success",
+    "TakesCompletions",
+    "answer_to",
     "expect_environment",
 ]
 
@@ -76,6 +78,22 @@ class Conversation(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class TakesCompletions(Protocol):
+    """What a conversation may have besides `step`, where the reply's words are not all it needs."""
+
+    async def take(self, completion: Completion) -> Observation:
+        """`step`, with the reply as it was sampled: its length, and whether a limit cut it."""
+        ...
+
+
+async def answer_to(completion: Completion, conversation: Conversation) -> Observation:
+    """What a conversation answers to a turn of the agent: by `take` where it has that, else by `step`."""
+    if isinstance(conversation, TakesCompletions):
+        return await conversation.take(completion)
+    return await conversation.step(completion.message)
 
 
 class Environment(Protocol):

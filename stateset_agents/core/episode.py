@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.environment import Conversation, Environment
+from stateset_agents.core.environment import Conversation, Environment, answer_to
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Status, Trajectory, Turn
 from stateset_agents.core.user_code import told
@@ -145,7 +145,7 @@ async def _converse(
         completion = await speak(row, room)
         row.extend(completion.token_ids)
         turns.append(Turn(prompt_ids=tuple(delta), completion=completion))
-        observation = await conversation.step(completion.message)
+        observation = await answer_to(completion, conversation)
         turns[-1] = replace(turns[-1], feedback=observation.messages, reward=observation.reward)
         if observation.terminated:
             return Status.TERMINATED, {}

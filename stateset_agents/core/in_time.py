@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from stateset_agents.core.environment import Conversation, Environment, Observation
+from stateset_agents.core.environment import Conversation, Environment, Observation, answer_to
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Outcome
 from stateset_agents.core.user_code import time_limit
@@ -21,7 +21,7 @@ from stateset_agents.errors import (
     EnvironmentTimeout,
 )
 from stateset_agents.faults.dependencies import Dependencies
-from stateset_agents.messages import Message
+from stateset_agents.messages import Completion, Message
 from stateset_agents.streams import derive
 from stateset_agents.tracking.logging import get_logger
 
@@ -128,6 +128,12 @@ class _Conversation:
         self._num_turns = 0
 
     async def step(self, reply: Message) -> Observation:
+        return await self._answer(lambda inner: inner.step(reply))
+
+    async def take(self, completion: Completion) -> Observation:
+        return await self._answer(lambda inner: answer_to(completion, inner))
+
+    async def _answer(self, ask: Callable[[Conversation], Awaitable[Observation]]) -> Observation:
         self._num_turns += 1
         spare: Conversation | None = None
 
@@ -138,7 +144,7 @@ class _Conversation:
                 await self._discard(broken)
             if attempt < self._environment.retries:
                 spare = await self._copy()
-            return await self._environment.answer("answering a reply", lambda: self._inner.step(reply))
+            return await self._environment.answer("answering a reply", lambda: ask(self._inner))
 
         try:
             return await self._environment.again(take, derive(self._stream, self._num_turns))

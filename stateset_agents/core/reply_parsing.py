@@ -24,8 +24,7 @@ def parse_reply(text: str, turn: int = 0) -> Message:
     cannot be read keeps its reason in `ToolCall.error`, which the environment shows to the agent.
     """
     calls = tuple(
-        _read_call(match.group(1), bool(match.group(2)), f"call_{turn}_{number}")
-        for number, match in enumerate(_CALL.finditer(text))
+        _read_call(match, f"call_{turn}_{number}") for number, match in enumerate(_CALL.finditer(text))
     )
     return Message(role="assistant", content=_CALL.sub("", text).strip(), tool_calls=calls)
 
@@ -40,11 +39,12 @@ def certain_words(text: str) -> str:
     return words[: len(words) - kept].strip()
 
 
-def _read_call(text: str, closed: bool, call_id: str) -> ToolCall:
+def _read_call(found: re.Match[str], call_id: str) -> ToolCall:
     def broken(why: str) -> ToolCall:
-        return ToolCall(name="", id=call_id, error=why)
+        return ToolCall(name="", id=call_id, error=why, written=found.group())
 
-    if not closed:
+    text = found.group(1)
+    if not found.group(2):
         return broken("the tool call is not closed by </tool_call>")
     try:
         data = json.loads(text)

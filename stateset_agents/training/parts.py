@@ -28,6 +28,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "gymnasium": "stateset_agents.environments.gymnasium_text:GymnasiumText",
     "openenv": "stateset_agents.environments.openenv:OpenEnvText",
     "mcp": "stateset_agents.environments.mcp_tools:McpEnvironment",
+    "external_program": "stateset_agents.environments.external_program:ExternalProgram",
 }
 """Name -> "package.module:Class"."""
 

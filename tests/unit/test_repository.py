@@ -17,7 +17,7 @@ PACKAGE = ROOT / "stateset_agents"
 LAYERS = [
     {"cli"},
     {"training", "embedded"},
-    {"rewards", "environments", "evaluation"},
+    {"rewards", "environments", "evaluation", "serving"},
     {"core", "reporting"},
     {"backends", "tracking"},
     {"algorithms", "faults", "messages", "errors", "streams", "settings"},

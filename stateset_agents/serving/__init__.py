@@ -1,0 +1,1 @@
+"""Agents behind OpenAI's chat-completions interface."""

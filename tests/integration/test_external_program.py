@@ -1,0 +1,316 @@
+"""Agent programs of their own processes: what they say is the conversation, and nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from programs import program
+from tiny_training import make_trainer
+
+from stateset_agents.backends.scripted import ScriptedBackend
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.computational_engine import ComputationalEngine
+from stateset_agents.core.reward import EnvironmentReward
+from stateset_agents.core.trajectory import Status
+from stateset_agents.environments.external_program import ExternalProgram
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.messages import Message
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.training.parts import make_environment
+
+ROOT = Path(__file__).parents[2]
+TASKS = [{"id": "t", "opening": "hi", "context": {"order": "K27"}}]
+
+WITH_OPENAI = """
+import json, sys
+import openai
+
+task = json.loads(sys.stdin.readline())
+client = openai.OpenAI()
+tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": task["opening"]}]
+first = client.chat.completions.create(model="m", messages=messages, tools=tools).choices[0].message
+call = first.tool_calls[0]
+result = {"role": "tool", "tool_call_id": call.id, "content": task["context"][call.function.name]}
+messages += [first, result]
+said = ""
+for chunk in client.chat.completions.create(model="m", messages=messages, tools=tools, stream=True):
+    said += chunk.choices[0].delta.content or ""
+print("working")
+print(json.dumps({"reward": 0.5, "success": "shipped" in said, "metadata": {"said": said}}))
+"""
+
+
+async def play(environment, replies, *, seed=0, num_generations=1, agent=None, **settings):
+    """The conversations of its first training scenario."""
+    agent = agent or MultiTurnAgent(backend=ScriptedBackend(replies))
+    settings = {"episode_retries": 0, "turn_timeout": 60.0, **settings}
+    async with agent:
+        engine = ComputationalEngine(
+            agent, environment, EnvironmentReward(), num_generations=num_generations, **settings
+        )
+        scenarios = environment.scenarios("train")[:1]
+        (group,) = await engine.rollout(scenarios, seed=seed, step=0)
+    return group.trajectories
+
+
+def alive(pid: int) -> bool:
+    """Is there such a process, other than as a zombie that its parent has not noticed yet?"""
+    try:
+        return not re.search(r"^State:\s+Z", Path(f"/proc/{pid}/status").read_text(), re.M)
+    except FileNotFoundError:
+        return False
+
+
+def gone(*pids: int) -> bool:
+    """Do they end within moments?"""
+    deadline = time.monotonic() + 10
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+async def test_a_program_with_openai_s_client_is_a_conversation_with_its_sampled_tokens(tmp_path):
+    path = tmp_path / "agent.py"
+    path.write_text(WITH_OPENAI)
+    tasks = [{"id": "t", "opening": "where is it?", "context": {"look": "shipped today"}}]
+    environment = ExternalProgram([sys.executable, str(path)], tasks, verdict="stdout")
+    call = '<tool_call>{"name": "look", "arguments": {"order": "K27"}}</tool_call>'
+    agent = MultiTurnAgent(backend=ScriptedBackend([call, "It is shipped."]))
+    (one,) = await play(environment, None, agent=agent)
+    assert one.error is None
+    assert (one.status, one.success, one.reward) == (Status.TERMINATED, True, 0.5)
+    assert one.metadata == {"said": "It is shipped."}
+    assert [message.role for message in one.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert one.turns[0].feedback == (
+        Message(role="tool", content="shipped today", tool_call_id="call_0_0", name="look"),
+    )
+    tokenizer, template = agent.backend.tokenizer, agent.template
+    said = [[*tokenizer.encode(text), *tokenizer.eos_ids[:1]] for text in (call, "It is shipped.")]
+    assert [list(turn.completion.token_ids) for turn in one.turns] == said
+    first = template.prompt(
+        one.opening, [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    )
+    assert one.token_ids == [*first, *said[0], *template.delta(one.turns[0].feedback), *said[1]]
+    assert sum(one.action_mask) == len(said[0]) + len(said[1])
+
+
+async def test_members_run_side_by_side_and_share_their_seed(tmp_path):
+    command = program(
+        tmp_path, 'end(reward=1.0, metadata={"seed": task["seed"], "heard": say(task["opening"])})'
+    )
+    environment = ExternalProgram(command, TASKS, verdict="stdout")
+    members = await play(environment, lambda request: f"member {request.session.member}", num_generations=4)
+    assert [member.metadata["heard"] for member in members] == [f"member {n}" for n in range(4)]
+    assert {member.metadata["seed"] for member in members} == {members[0].seed}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "body", "reward", "success"),
+    [
+        ("stdout", "end(reward=-0.5)", -0.5, None),
+        ("stdout", "end(success=False)", None, False),
+        ({0: True, 3: False}, "end(0)", 1.0, True),
+        ({0: True, 3: False}, "end(3)", 0.0, False),
+        (None, "print('all done')", None, None),
+    ],
+)
+async def test_the_program_s_end_is_the_verdict(tmp_path, verdict, body, reward, success):
+    environment = ExternalProgram(program(tmp_path, f"say('hi')\n{body}"), TASKS, verdict=verdict)
+    (one,) = await play(environment, ["ok"])
+    assert (one.status, one.reward, one.success) == (Status.TERMINATED, reward, success)
+    if verdict is None:
+        assert one.metadata == {"stdout": "all done"}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "body", "words"),
+    [
+        (
+            "stdout",
+            "say('hi'); raise RuntimeError('no database')",
+            "exited with code 1: RuntimeError: no data",
+        ),
+        ({0: True, 3: False}, "say('hi'); sys.exit(1)", "exited with code 1: it wrote nothing to stderr"),
+        ("stdout", "say('hi'); os.kill(os.getpid(), 9)", "ended by signal 9"),
+        ("stdout", "say('hi'); print('fine')", "as its last line, got 'fine'"),
+        ("stdout", "say('hi'); end(reward='much')", "as its last line, got"),
+        ("stdout", "say('hi'); end(score=1)", "as its last line, got"),
+        ("stdout", "raise SystemExit('no task')", "code 1 before it asked anything: no task"),
+    ],
+)
+async def test_a_program_that_breaks_fails_its_conversation(tmp_path, verdict, body, words):
+    environment = ExternalProgram(program(tmp_path, body), TASKS, verdict=verdict)
+    (one,) = await play(environment, ["ok"])
+    assert one.status is Status.FAILED
+    assert one.reward is None
+    assert words in one.error
+
+
+async def test_a_program_that_breaks_is_run_again(tmp_path):
+    body = f"""
+    say("hi")
+    if not os.path.exists({str(tmp_path / "been")!r}):
+        open({str(tmp_path / "been")!r}, "w").close()
+        sys.exit(1)
+    end(reward=1.0)
+    """
+    environment = ExternalProgram(program(tmp_path, body), TASKS, verdict="stdout")
+    (one,) = await play(environment, lambda request: "ok", episode_retries=1)
+    assert (one.status, one.reward) == (Status.TERMINATED, 1.0)
+
+
+async def test_one_that_hangs_is_ended_with_all_it_started(tmp_path):
+    pids = tmp_path / "pids"
+    body = f"""
+    child = subprocess.Popen(["sleep", "1000"])
+    open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
+    say("hi")
+    time.sleep(1000)
+    """
+    environment = ExternalProgram(program(tmp_path, body), TASKS)
+    (one,) = await play(environment, ["ok"], turn_timeout=5.0)
+    assert one.status is Status.FAILED
+    assert "EnvironmentTimeout" in one.error
+    assert gone(*map(int, pids.read_text().split()))
+
+
+async def test_a_cancelled_rollout_leaves_no_process_and_no_port(tmp_path):
+    started = tmp_path / "started"
+    started.mkdir()
+    body = f"""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    open({str(started)!r} + f"/{{os.getpid()}}", "w").close()
+    say("hi")
+    """
+    environment = ExternalProgram(program(tmp_path, body), TASKS)
+    never = asyncio.Event()
+
+    async def silent(request):
+        await never.wait()
+
+    work = asyncio.create_task(play(environment, silent, num_generations=3))
+    async with asyncio.timeout(60):
+        while len(list(started.iterdir())) < 3:  # noqa: ASYNC110  # other processes tell
+            await asyncio.sleep(0.02)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert gone(*(int(path.name) for path in started.iterdir()))
+    async with asyncio.timeout(20):  # who was cancelled is waited for a second, then left to its cleaning
+        while any(server.is_listening for server in environment._servers.values()):  # noqa: ASYNC110  # as above
+            await asyncio.sleep(0.02)
+
+
+async def test_what_a_program_left_in_the_background_ends_with_it(tmp_path):
+    pid = tmp_path / "pid"
+    body = f"""
+    say("hi")
+    open({str(pid)!r}, "w").write(str(subprocess.Popen(["sleep", "1000"]).pid))
+    end(reward=1.0)
+    """
+    (one,) = await play(ExternalProgram(program(tmp_path, body), TASKS, verdict="stdout"), ["ok"])
+    assert one.reward == 1.0
+    assert gone(int(pid.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("body", "reward"),
+    [
+        ("end(reward=0.25, metadata={'told': heard[-1]})", 0.25),
+        ("raise RuntimeError(heard[-1])", 0.0),
+        ("sys.exit(0)", 0.0),
+    ],
+    ids=["gives a verdict", "breaks", "says nothing"],
+)
+async def test_a_conversation_that_is_cut_is_scored(tmp_path, body, reward):
+    command = program(tmp_path, f"heard = [say(str(n)) for n in range(3)]\n{body}")
+    environment = ExternalProgram(command, TASKS, verdict="stdout", max_turns=2)
+    (one,) = await play(environment, lambda request: "ok")
+    assert (one.status, one.reward, len(one.turns)) == (Status.TRUNCATED, reward, 2)
+    if reward:
+        assert one.metadata["told"] == "max_turns"
+
+
+async def test_a_full_context_is_told_to_the_program(tmp_path):
+    command = program(
+        tmp_path, "said = [say('x' * 40) for _ in range(4)]\nend(reward=0.0, metadata={'said': said})"
+    )
+    environment = ExternalProgram(command, TASKS, verdict="stdout")
+    agent = MultiTurnAgent(backend=ScriptedBackend(lambda request: "ok", context_length=150))
+    (one,) = await play(environment, None, agent=agent)
+    assert one.status is Status.TRUNCATED
+    assert one.metadata["context_overflow"] is True
+    assert one.metadata["said"] == ["ok", "ok", "context_length_exceeded", "context_length_exceeded"]
+
+
+async def test_one_that_goes_on_after_the_end_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("stateset_agents.environments.external_program._LAST_SECONDS", 0.3)
+    command = program(tmp_path, "say('hi'); say('more'); time.sleep(1000)")
+    (one,) = await play(ExternalProgram(command, TASKS, verdict="stdout", max_turns=1), ["ok"])
+    assert (one.status, one.success, one.reward) == (Status.TRUNCATED, False, 0.0)
+
+
+async def test_a_request_that_is_refused_says_why_in_the_failure(tmp_path):
+    path = tmp_path / "agent.py"
+    path.write_text(
+        "import openai\n"
+        'hi = [{"role": "user", "content": "hi"}]\n'
+        'openai.OpenAI().chat.completions.create(model="m", temperature=0.1, messages=hi)\n'
+    )
+    (one,) = await play(ExternalProgram([sys.executable, str(path)], TASKS), ["ok"])
+    assert one.status is Status.FAILED
+    assert "temperature is the training's to choose" in one.error
+    assert 'ExternalProgram(ignore=["temperature"])' in one.error
+
+
+async def test_branches_are_refused(tmp_path):
+    environment = ExternalProgram(program(tmp_path, "say('hi'); say('more')"), TASKS)
+    with pytest.raises(ConfigurationError, match="cannot be forked"):
+        await play(environment, lambda request: "ok", num_branches=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"command": "python agent.py"}, 'write ["python", "agent.py"]'),
+        ({"command": []}, "command must be a list"),
+        ({"command": ["no-such-program"]}, "no program that can be run"),
+        ({"max_turns": 0}, "max_turns"),
+        ({"verdict": "exit"}, "verdict must be"),
+        ({"verdict": {0: 1}}, "verdict must be"),
+        ({"ignore": "temperature"}, "write ['temperature']"),
+        ({"cwd": "nowhere"}, "cwd 'nowhere' is no folder"),
+        ({"scenarios": []}, "scenarios is empty"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(arguments, words):
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        ExternalProgram(**{"command": [sys.executable], "scenarios": TASKS, **arguments})
+
+
+async def test_a_trainer_trains_on_it_as_on_any_other_and_alike_each_time(tmp_path):
+    command = program(tmp_path, "say(task['opening']); say('go on'); end(reward=0.0)")
+    tasks = [{"id": f"t{n}", "opening": word} for n, word in enumerate(("hi", "hello"))]
+    spec = {"name": "external_program", "command": command, "scenarios": tasks, "local": True}
+
+    async def run(folder):
+        trainer = make_trainer(
+            folder, environment=make_environment(spec), max_steps=2, num_generations=2, save_steps=0
+        )
+        await trainer.train()
+        await trainer.close()
+        log = RunLog(trainer.run)
+        return trainer, [rollout.token_ids for rollout in log.rollouts()]
+
+    trainer, rows = await run(tmp_path / "one")
+    assert json.loads(trainer.run.summary.read_text())["deterministic"] is True
+    assert len(rows) == 8
+    assert all(len(row) > 20 for row in rows)
+    assert rows == (await run(tmp_path / "other"))[1]

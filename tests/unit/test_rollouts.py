@@ -1,0 +1,278 @@
+"""The endpoint of conversations in training, asked by the real openai client in the same event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import aiohttp
+import openai
+import pytest
+
+from stateset_agents.core.reply_parsing import parse_reply
+from stateset_agents.messages import Completion, Message
+from stateset_agents.serving.chat_completions import ApiError
+from stateset_agents.serving.rollouts import RolloutServer
+
+HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+def said(text, *, tokens=3, finish="stop"):
+    """A reply as a backend samples it."""
+    return Completion(
+        message=parse_reply(text),
+        prompt_ids=(1, 2, 3, 4),
+        token_ids=tuple(range(tokens)),
+        logprobs=(-1.0,) * tokens,
+        finish_reason=finish,
+    )
+
+
+class Talk:
+    """A rollout with its client: `say` asks, and answers what was asked."""
+
+    def __init__(self, rollout, client):
+        self.rollout, self.client = rollout, client
+
+    def ask(self, messages, **fields):
+        return asyncio.ensure_future(
+            self.client.chat.completions.create(model="gpt-any", messages=messages, **fields)
+        )
+
+    async def say(self, messages, reply, **fields):
+        """What the agent is asked, and what the client gets."""
+        answer = self.ask(messages, **fields)
+        async with asyncio.timeout(20):
+            asked = await self.rollout.next()
+            self.rollout.answer(reply.message, reply)
+            return asked, await answer
+
+    async def refused(self, messages, **fields):
+        async with asyncio.timeout(20):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await self.ask(messages, **fields)
+        return caught.value
+
+
+@asynccontextmanager
+async def talking(*, ignore=(), **client):
+    server = RolloutServer(ignore=ignore)
+    rollout = await server.open()
+    try:
+        async with openai.AsyncOpenAI(base_url=rollout.url, api_key="none", **client) as one:
+            yield Talk(rollout, one)
+    finally:
+        await server.close(rollout)
+        assert not server.is_listening
+
+
+async def test_requests_that_go_on_are_one_conversation():
+    async with talking() as talk:
+        asked, answer = await talk.say(HELLO, said("Hello!", tokens=5))
+        assert asked.messages == (
+            Message(role="system", content="be brief"),
+            Message(role="user", content="hi"),
+        )
+        choice = answer.choices[0]
+        assert (choice.message.content, choice.finish_reason) == ("Hello!", "stop")
+        assert (answer.model, answer.object) == ("gpt-any", "chat.completion")
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 5)
+        more = [*HELLO, choice.message, {"role": "user", "content": "and now?"}]
+        asked, answer = await talk.say(more, said("Bye", finish="length"))
+        assert asked.messages == (Message(role="user", content="and now?"),)
+        assert answer.choices[0].finish_reason == "length"
+
+
+async def test_tool_calls_go_out_and_their_results_come_back_with_the_tool_s_name():
+    async with talking() as talk:
+        call = '<tool_call>{"name": "look", "arguments": {"order": "K27", "n": 1.5}}</tool_call>'
+        asked, answer = await talk.say(HELLO, said(call), tools=[LOOK])
+        assert asked.tools == (LOOK,)
+        choice = answer.choices[0]
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        assert choice.message.tool_calls[0].function.arguments == '{"order": "K27", "n": 1.5}'
+        result = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "shipped"}
+        asked, _ = await talk.say([*HELLO, choice.message, result], said("Shipped."), tools=[LOOK])
+        assert asked.messages == (
+            Message(role="tool", content="shipped", tool_call_id="call_0_0", name="look"),
+        )
+
+
+async def test_a_call_that_cannot_be_read_is_words_as_it_was_written():
+    async with talking() as talk:
+        text = "Wait. <tool_call>{broken</tool_call>"
+        _, answer = await talk.say(HELLO, said(text), tools=[LOOK])
+        message = answer.choices[0].message
+        assert message.tool_calls is None
+        assert message.content == "Wait.\n<tool_call>{broken</tool_call>"
+        more = [*HELLO, message, {"role": "user", "content": "what?"}]
+        asked, _ = await talk.say(more, said("Sorry."), tools=[LOOK])
+        assert asked.messages == (Message(role="user", content="what?"),)
+
+
+async def test_a_streamed_answer_adds_up_to_the_same():
+    async with talking() as talk:
+        reply = said('Let me see. <tool_call>{"name": "look", "arguments": {"a": "é"}}</tool_call>', tokens=7)
+
+        async def streamed():
+            options = {"tools": [LOOK], "stream_options": {"include_usage": True}}
+            async with talk.client.chat.completions.stream(model="m", messages=HELLO, **options) as events:
+                return await events.get_final_completion()
+
+        answer = asyncio.ensure_future(streamed())
+        async with asyncio.timeout(20):
+            await talk.rollout.next()
+            talk.rollout.answer(reply.message, reply)
+            whole = await answer
+        choice = whole.choices[0]
+        assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+        assert choice.message.tool_calls[0].function.arguments == '{"a": "\\u00e9"}'
+        assert whole.usage.completion_tokens == 7
+        back = {**choice.message.to_dict(), "tool_calls": [c.to_dict() for c in choice.message.tool_calls]}
+        result = {"role": "tool", "tool_call_id": "call_0_0", "content": "x"}
+        asked, _ = await talk.say([*HELLO, back, result], said("ok"), tools=[LOOK])
+        assert asked.messages[0].content == "x"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "words"),
+    [
+        ({"temperature": 0.2}, "sampling_parameter", 'ignore=["temperature"]'),
+        ({"max_tokens": 5}, "sampling_parameter", "AgentConfig"),
+        ({"n": 2}, "invalid_request", "n can only be 1 here"),
+        ({"logprobs": True}, "invalid_request", "logprobs can only be false"),
+        ({"tool_choice": "required"}, "invalid_request", "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "invalid_request", "response_format"),
+        ({"logit_bias": {"5": 1}}, "invalid_request", "logit_bias is not served here"),
+        ({"tools": [{"name": "look"}]}, "invalid_request", "tools[0] must be"),
+        ({"messages": []}, "invalid_request", "at least one message"),
+        (
+            {"messages": [{"role": "customer", "content": "hi"}]},
+            "invalid_request",
+            "messages[0]: message role",
+        ),
+        ({"messages": [{"role": "assistant", "content": "hi"}]}, "invalid_request", "the assistant's own"),
+    ],
+)
+async def test_what_cannot_be_served_is_named_with_the_mend(fields, code, words):
+    async with talking() as talk:
+        error = await talk.refused(**{"messages": HELLO, **fields})
+        assert error.code == code
+        assert words in error.message
+        assert error.type == "invalid_request_error"
+        await talk.say(HELLO, said("the conversation is none the worse"))
+
+
+async def test_fields_that_are_to_be_ignored_are():
+    async with talking(ignore=["temperature", "max_tokens", "logit_bias"]) as talk:
+        fields = {"temperature": 0.2, "max_tokens": 5, "logit_bias": {"5": 1}}
+        _, answer = await talk.say(HELLO, said("fine"), **fields)
+        assert answer.choices[0].message.content == "fine"
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "words"),
+    [
+        ([{"role": "system", "content": "be long"}, *HELLO[1:]], "history_rewritten", "messages[0] (system)"),
+        (HELLO, "nothing_new", "append the reply"),
+        (
+            [*HELLO, {"role": "assistant", "content": "Better."}, {"role": "user", "content": "x"}],
+            "history_rewritten",
+            "messages[2] (assistant)",
+        ),
+        (
+            [
+                *HELLO,
+                {"role": "assistant", "content": "Hello!"},
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": "made up"},
+                {"role": "user", "content": "y"},
+            ],
+            "history_rewritten",
+            "did not say",
+        ),
+    ],
+    ids=["another beginning", "again", "another reply", "a reply made up"],
+)
+async def test_history_cannot_be_rewritten(messages, code, words):
+    async with talking() as talk:
+        await talk.say(HELLO, said("Hello!"))
+        error = await talk.refused(messages)
+        assert error.code == code
+        assert words in error.message
+        go_on = [*HELLO, {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "x"}]
+        asked, _ = await talk.say(go_on, said("the right ones still work"))
+        assert len(asked.messages) == 1
+
+
+async def test_other_tools_in_the_middle_are_refused():
+    async with talking() as talk:
+        _, answer = await talk.say(HELLO, said("Hello!"), tools=[LOOK])
+        more = [*HELLO, answer.choices[0].message, {"role": "user", "content": "x"}]
+        assert (await talk.refused(more)).code == "tools_changed"
+
+
+async def test_a_second_request_at_a_time_is_refused():
+    async with talking() as talk:
+        first = talk.ask(HELLO)
+        await talk.rollout.next()
+        error = await talk.refused([{"role": "user", "content": "meanwhile"}])
+        assert error.code == "parallel_requests"
+        assert "one at a time" in error.message
+        talk.rollout.answer(Message(role="assistant", content="first"))
+        assert (await first).choices[0].message.content == "first"
+
+
+async def test_a_client_that_asks_again_gets_the_one_answer():
+    async with talking(timeout=0.3, max_retries=8) as talk:
+        answer = talk.ask(HELLO)
+        await talk.rollout.next()
+        await asyncio.sleep(0.6)  # it has given up at least once
+        talk.rollout.answer(Message(role="assistant", content="the one"))
+        async with asyncio.timeout(20):
+            assert (await answer).choices[0].message.content == "the one"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(talk.rollout.next(), 0.05)
+
+
+async def test_the_end_refuses_who_waits_and_who_comes_later():
+    async with talking() as talk:
+        first = talk.ask(HELLO)
+        await talk.rollout.next()
+        talk.rollout.end(ApiError("the context is full", code="context_length_exceeded"))
+        with pytest.raises(openai.BadRequestError, match="the context is full") as caught:
+            await first
+        assert caught.value.code == "context_length_exceeded"
+        assert (await talk.refused(HELLO)).code == "context_length_exceeded"
+
+
+async def test_rollouts_are_apart_and_closed_ones_are_not_found():
+    server = RolloutServer()
+    one, other = await server.open(), await server.open()
+    async with openai.AsyncOpenAI(base_url=one.url, api_key="none") as client:
+        answer = asyncio.ensure_future(client.chat.completions.create(model="m", messages=HELLO))
+        await one.next()
+        assert not other.is_waiting
+        await server.close(one)
+        with pytest.raises(openai.NotFoundError, match="has ended"):
+            await answer
+        with pytest.raises(openai.NotFoundError, match="OPENAI_BASE_URL") as caught:
+            await client.chat.completions.create(model="m", messages=HELLO)
+        assert caught.value.code == "no_such_rollout"
+        assert server.is_listening
+        await server.close(other)
+    assert not server.is_listening
+
+
+async def test_what_is_not_served_is_said_in_openai_s_format():
+    async with talking() as talk:
+        assert [model.id async for model in talk.client.models.list()] == ["policy"]
+        with pytest.raises(openai.NotFoundError, match="served are POST /chat/completions"):
+            await talk.client.responses.create(model="m", input="hi")
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"{talk.rollout.url}/chat/completions", data=b"{") as answer:
+                assert answer.status == 400
+                assert "not JSON" in (await answer.json())["error"]["message"]
+            async with session.post(f"{talk.rollout.url}/chat/completions", json=[1]) as answer:
+                assert "must be a JSON object" in (await answer.json())["error"]["message"]

@@ -67,7 +67,16 @@ OURS = frozenset(
         *("reward_clip", "min_group_size", "gamma", "num_branches", "gae_lambda", "bootstrap_truncated"),
         *("value_learning_rate", "value_iterations", "value_clip", "value_dropout"),
         *("max_concurrent", "scheduling", "episode_retries", "turn_timeout", "reward_timeout"),
-        *("max_failed_steps", "output_dir", "run_name", "save_steps", "save_total_limit", "eval_steps"),
+        *("turn_retries", "reward_retries", "retry_backoff", "breaker_failures", "breaker_pause"),
+        *(
+            "outage_patience",
+            "max_failed_steps",
+            "output_dir",
+            "run_name",
+            "save_steps",
+            "save_total_limit",
+            "eval_steps",
+        ),
         *("eval_episodes", "metric_for_best", "early_stopping_patience", "early_stopping_threshold"),
         *("load_best_at_end", "log_rollouts"),
     }

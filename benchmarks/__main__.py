@@ -28,7 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "run that was interrupted goes on where it ended.",
     )
     parser.add_argument(
-        "--only", nargs="+", metavar="NAME", help="rows whose names begin so, measured again in any case"
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        help="these rows, or those whose names begin so; measured again in any case",
     )
     parser.add_argument(
         "--repetitions", type=int, default=7, help="of each side, after one warm-up (default: %(default)s)"
@@ -38,7 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--list", action="store_true", help="name the rows, with the time that each took, and stop"
     )
     parser.add_argument(
-        "--profile", metavar="ROW", help="where CPU time and memory of each side of a row go, and stop"
+        "--profile",
+        nargs="+",
+        metavar=("ROW", "SIDE"),
+        help="where the time and memory of a row's sides go (step-32k ours; all by default), and stop",
     )
     parser.add_argument("--smoke", action="store_true", help="tiny rows instead, which take seconds")
     parser.add_argument("--page", action="store_true", help="write docs/performance.md anew and stop")
@@ -51,10 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     rows = comparisons(smoke=chosen.smoke)
     if chosen.profile:
-        if chosen.profile not in rows:
-            parser.error(f"there is no row {chosen.profile}: there are {', '.join(rows)}")
-        return _profile(rows[chosen.profile])
-    names = [name for name in rows if not chosen.only or name.startswith(tuple(chosen.only))]
+        name, *sides = chosen.profile
+        if name not in rows:
+            parser.error(f"there is no row {name}: there are {', '.join(rows)}")
+        if unknown := set(sides) - set(rows[name].sides):
+            parser.error(f"{name} has no side {', '.join(unknown)}: it has {', '.join(rows[name].sides)}")
+        return _profile(rows[name], sides or list(rows[name].sides))
+    begins = tuple(one for one in chosen.only or () if one not in rows)
+    names = [name for name in rows if not chosen.only or name in chosen.only or name.startswith(begins)]
     if not names:
         parser.error(f"no row begins with {' or '.join(chosen.only)}: there are {', '.join(rows)}")
     kept = read(path)
@@ -118,10 +128,10 @@ def _run(comparison: Comparison, repetitions: int, path: Path) -> bool:
     return True
 
 
-def _profile(comparison: Comparison) -> int:
+def _profile(comparison: Comparison, sides: Sequence[str]) -> int:
     try:
         _ready(comparison)
-        for name in comparison.sides:
+        for name in sides:
             print(f"\n{comparison.name}, {name}\n{table(profiled(comparison, name))}", flush=True)
     except (bootstrap.SetupError, SideError) as error:
         print(f"{comparison.name}: {error}", file=sys.stderr)

@@ -276,7 +276,7 @@ def _updates() -> Iterator[Comparison]:
         few = None if wanted else _FEW
         plain, trl = both(title, "plain", **wanted), both(title, "trl")
         name = f"update-{label}"
-        lines = (*plain, *both(title, "pieces"))
+        lines = (*plain, *both(title, "pieces")) if label != "152k" else plain
         yield _talks(name, "update", model, talks, *lines, memory=True, most_repetitions=few)
         yield _talks(f"{name}-trl", "update", model, talks, *trl, memory=True, most_repetitions=2)
         if talks.rows != 4:  # so that a figure has the same conversations at every vocabulary
@@ -352,7 +352,6 @@ def _settings() -> Iterator[Comparison]:
     for row in ("step-228", "step-32k", "turns-trl"):
         quantities: tuple[Quantity, ...] = ("cpu", "peak") if row == "step-32k" else ("cpu",)
         yield tried(row, "trl", f"TRL's {rows[row].lines[0].title}", pieces(row, 1), quantities)
-    yield tried("step-52M", "trl", "TRL's GRPO step, 52M", pieces("step-52M", 2))
     yield tried("decode-5.8M", "generate", "HF generate", static)
     yield tried("turns-stateset", "stateset", "stateset-agents 0.69", sixteen)
 

@@ -110,6 +110,20 @@ def test_tiny_rows_are_not_kept_beside_the_others(capsys: pytest.CaptureFixture[
     assert "--smoke needs --results FILE" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("asked", "listed"),
+    [
+        (["update-32k"], ["update-32k"]),
+        (["update-32", "demo"], ["update-32k", "update-32k-trl", "update-32k-of-4", "demo"]),
+    ],
+)
+def test_a_row_is_asked_for_by_name_and_several_by_how_they_begin(
+    asked: list[str], listed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--list", "--results", str(tmp_path / "none.json"), "--only", *asked]) == 0
+    assert capsys.readouterr().out.split() == listed
+
+
 def test_other_work_on_the_machine_is_counted_and_ours_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_busy", iter([100.0, 106.0]).__next__)
     monkeypatch.setattr(running, "_own", iter([1.0, 3.0]).__next__)

@@ -10,23 +10,28 @@ import importlib
 import json
 import math
 import os
-import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakKeyDictionary
 
-from stateset_agents.errors import BackendError, BudgetExceeded, ConfigurationError
+from pydantic import ConfigDict, Field, model_validator
+
+from stateset_agents.errors import BackendError, BudgetExceeded
+from stateset_agents.faults.breakers import Breaker, admitted
+from stateset_agents.faults.dependencies import wait_before
 from stateset_agents.messages import Message
+from stateset_agents.settings import Settings
 from stateset_agents.streams import derive
 
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["ChatAnswer", "ChatClient"]
+__all__ = ["ChatAnswer", "ChatClient", "ChatSettings"]
 
 _TRANSIENT = frozenset({408, 409, 425, 429})
 """Besides every 5xx: statuses after which the same request may succeed."""
@@ -55,6 +60,63 @@ class _Shared:
     num_users: int = 0
 
 
+class ChatSettings(Settings):
+    """Settings of a `ChatClient`."""
+
+    model_config = ConfigDict(allow_inf_nan=False, strict=True)
+
+    url: str = Field(description="Of the API, the part before `/chat/completions`: http(s)://...")
+    model: str = Field(description="As the endpoint calls it.")
+    api_key_env: str | None = Field(
+        default="OPENAI_API_KEY",
+        description="The environment variable that holds the key; sent without one where it is not set.",
+    )
+    temperature: float | None = Field(
+        default=0.0, ge=0.0, description="0 is greedy; None leaves it out, for models that take none."
+    )
+    max_new_tokens: int = Field(default=512, ge=1, description="Most tokens of one answer.")
+    token_limit: Literal["auto", "max_tokens", "max_completion_tokens"] = Field(
+        default="auto",
+        description="Under which name max_new_tokens is sent: OpenAI's newest models refuse the old name, "
+        "many servers do not know the new one. auto sends the old one until it is refused.",
+    )
+    timeout: float = Field(default=60.0, gt=0.0, description="Seconds for one attempt.")
+    max_attempts: int = Field(default=5, ge=1, description="For one answer, the first included.")
+    backoff: float = Field(default=1.0, gt=0.0, description="Seconds of the first wait.")
+    max_wait: float = Field(
+        default=60.0,
+        gt=0.0,
+        description="Most seconds of a wait, for an endpoint that is down too; a server that asks for more "
+        "is given up.",
+    )
+    breaker_failures: int = Field(
+        default=10,
+        ge=0,
+        description="Failed attempts in a row of all calls after which they wait, and one asks whether the "
+        "endpoint is back. 0: never.",
+    )
+    breaker_pause: float = Field(default=5.0, gt=0.0, description="Seconds until it first asks.")
+    max_concurrent: int = Field(default=16, ge=1, description="Requests under way at once.")
+    max_calls: int | None = Field(
+        default=None, ge=0, description="Most requests over the client's life; None for no limit."
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=0, description="Most tokens, read and written, over the client's life."
+    )
+    seed: int = Field(default=0, description="Of the waits' randomness.")
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_be(self) -> Self:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(
+                f"the endpoint's url must start with http:// or https://, got {self.url!r:.80}: write "
+                "http://localhost:8000/v1"
+            )
+        if not self.model.strip():
+            raise ValueError(f"the endpoint's model must be named, got {self.model!r:.60}")
+        return self
+
+
 class ChatClient:
     """Asks an endpoint such as `http://localhost:8000/v1`, with retries, within a budget.
 
@@ -63,102 +125,37 @@ class ChatClient:
 
     A refused connection, a time-out, a 429, a 5xx and a torn body are tried again, `max_attempts` times in
     all, after a wait that doubles each time and is drawn at random between half and all of itself; what the
-    server asks for in `Retry-After` is honoured, by all calls of this client. What will not mend itself (401,
-    404, a certificate, an answer of another shape) is a BackendError at once.
+    server asks for in `Retry-After` is honoured, by all calls of this client. After `breaker_failures` such
+    attempts in a row all calls wait while one at a time asks whether the endpoint is back. What will not mend
+    itself (401, 404, a certificate, an answer of another shape) is a BackendError at once.
 
     `max_calls` and `max_tokens` bound what all calls together may cost, retries included; beyond them every
     call raises BudgetExceeded, and calls that are under way may go over `max_tokens` by their own.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        *,
-        api_key_env: str | None = "OPENAI_API_KEY",
-        temperature: float = 0.0,
-        max_new_tokens: int = 512,
-        timeout: float = 60.0,
-        max_attempts: int = 5,
-        backoff: float = 1.0,
-        max_wait: float = 60.0,
-        max_concurrent: int = 16,
-        max_calls: int | None = None,
-        max_tokens: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        """
-        Args:
-            url: Of the API, the part before `/chat/completions`.
-            model: As the endpoint calls it.
-            api_key_env: The environment variable that holds the key; sent without one where it is not set.
-            temperature: 0 is greedy.
-            max_new_tokens: Most tokens of one answer.
-            timeout: Seconds for one attempt.
-            max_attempts: For one answer, the first included.
-            backoff: Seconds of the first wait.
-            max_wait: Most seconds of a wait; a server that asks for more is given up.
-            max_concurrent: Requests under way at once.
-            max_calls: Most requests over the client's life.
-            max_tokens: Most tokens, read and written, over the client's life.
-            seed: Of the waits' randomness.
-        """
-        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-            raise ConfigurationError(
-                f"the endpoint's url must start with http:// or https://, got {url!r:.80}: write "
-                "http://localhost:8000/v1"
-            )
-        if not isinstance(model, str) or not model.strip():
-            raise ConfigurationError(f"the endpoint's model must be named, got {model!r:.60}")
-        for name, number, least in (
-            ("max_new_tokens", max_new_tokens, 1),
-            ("max_attempts", max_attempts, 1),
-            ("max_concurrent", max_concurrent, 1),
-            ("max_calls", max_calls, 0),
-            ("max_tokens", max_tokens, 0),
-        ):
-            if number is not None and (
-                isinstance(number, bool) or not isinstance(number, int) or number < least
-            ):
-                raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {number!r}")
-        if (
-            isinstance(temperature, bool)
-            or not isinstance(temperature, int | float)
-            or not 0 <= temperature < math.inf
-        ):
-            raise ConfigurationError(f"temperature must be at least 0 (greedy), got {temperature!r}")
-        for name, seconds in (("timeout", timeout), ("backoff", backoff), ("max_wait", max_wait)):
-            if (
-                isinstance(seconds, bool)
-                or not isinstance(seconds, int | float)
-                or not 0 < seconds < math.inf
-            ):
-                raise ConfigurationError(f"{name} must be seconds above 0, got {seconds!r}")
+    def __init__(self, url: str, model: str, **settings: Any) -> None:
+        """`settings`: the fields of `ChatSettings`."""
+        self.settings = ChatSettings(url=url, model=model, **settings)
         importlib.import_module("aiohttp")  # here, for it takes long enough to be felt in an event loop
-        self.url = url.rstrip("/")
-        self.model = model
-        self.temperature = temperature
-        self.max_new_tokens = max_new_tokens
-        self.max_calls = max_calls
-        self.max_tokens = max_tokens
+        self.url = self.settings.url.rstrip("/")
+        self.model = self.settings.model
         self.num_calls = 0
         """Requests sent so far."""
         self.num_tokens = 0
         """Tokens read and written so far."""
-        self._api_key_env = api_key_env
-        self._timeout = timeout
-        self._max_attempts = max_attempts
-        self._backoff = backoff
-        self._max_wait = max_wait
-        self._max_concurrent = max_concurrent
-        self._draw = random.Random(derive(seed, "chat client"))
+        self._waits = count()
+        self._token_limit = self.settings.token_limit
+        self._breaker = Breaker(
+            f"endpoint {model}", failures=self.settings.breaker_failures, pause=self.settings.breaker_pause
+        )
         self._not_before: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = WeakKeyDictionary()
 
     @property
     def identity(self) -> str:
         """What its answers depend on besides the prompt; caches keep answers of different ones apart."""
-        settings = {"model": self.model, "temperature": self.temperature, "tokens": self.max_new_tokens}
+        own = self.settings
+        settings = {"model": own.model, "temperature": own.temperature, "tokens": own.max_new_tokens}
         return json.dumps({"url": self.url, **settings}, sort_keys=True)
 
     async def __call__(self, prompt: str) -> str:
@@ -170,34 +167,54 @@ class ChatClient:
 
         Raises BackendError where there is none after all attempts, BudgetExceeded where no more may be asked.
         """
-        body = {
-            "model": self.model,
-            "messages": [message.to_openai() for message in messages],
-            "temperature": self.temperature,
-            "max_tokens": self.max_new_tokens,
-        }
+        own, stream = self.settings, derive(self.settings.seed, "chat client", next(self._waits))
         async with self._session() as session:
-            for attempt in range(1, self._max_attempts + 1):
+            for attempt in range(1, own.max_attempts + 1):
                 await self._pause()
-                self._spend_call()
-                result = await self._attempt(session, body)
+                result = await self._ask(session, messages)
                 if isinstance(result, ChatAnswer):
                     self.num_tokens += result.prompt_tokens + result.completion_tokens
                     return result
                 asked = result.retry_after or 0.0
-                if not result.transient or attempt == self._max_attempts or asked > self._max_wait:
+                if not result.transient or attempt == own.max_attempts or asked > own.max_wait:
                     times = f" ({attempt} attempts)" if attempt > 1 else ""
-                    longer = f"; it asks to wait {asked:g} s" if asked > self._max_wait else ""
+                    longer = f"; it asks to wait {asked:g} s" if asked > own.max_wait else ""
                     raise BackendError(f"{self.url} gave no answer{times}: {result.why}{longer}")
                 self._hold(asked)
-                longest = min(self._max_wait, self._backoff * 2 ** (attempt - 1))
-                await asyncio.sleep(longest * (0.5 + 0.5 * self._draw.random()))
+                wait = wait_before(attempt, first=own.backoff, stream=stream, most=own.max_wait)
+                await asyncio.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, messages: Sequence[Message]
+    ) -> ChatAnswer | _Failure:
+        """One attempt, when the endpoint is not known to be down; another where it wants the newer name."""
+        passing = admitted(self._breaker, patience=self.settings.max_wait, down=BackendError)
+        async with passing as call:
+            self._spend_call()
+            result = await self._attempt(session, self._body(messages))
+            if isinstance(result, _Failure) and result.wants_newer_name and self._token_limit == "auto":
+                self._token_limit = "max_completion_tokens"
+                self._spend_call()
+                result = await self._attempt(session, self._body(messages))
+            if isinstance(result, _Failure) and result.transient:
+                call.failed(result.why)
+            return result
+
+    def _body(self, messages: Sequence[Message]) -> dict[str, Any]:
+        name = "max_tokens" if self._token_limit == "auto" else self._token_limit
+        body = {
+            "model": self.model,
+            "messages": [message.to_openai() for message in messages],
+            name: self.settings.max_new_tokens,
+        }
+        temperature = self.settings.temperature
+        return body if temperature is None else {**body, "temperature": temperature}
 
     def _spend_call(self) -> None:
         for what, used, most in (
-            ("calls", self.num_calls, self.max_calls),
-            ("tokens", self.num_tokens, self.max_tokens),
+            ("calls", self.num_calls, self.settings.max_calls),
+            ("tokens", self.num_tokens, self.settings.max_tokens),
         ):
             if most is not None and used >= most:
                 raise BudgetExceeded(
@@ -221,18 +238,18 @@ class ChatClient:
     ) -> ChatAnswer | _Failure:
         import aiohttp
 
-        key = os.environ.get(self._api_key_env or "")
+        key = os.environ.get(self.settings.api_key_env or "")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             async with session.post(
                 f"{self.url}/chat/completions",
                 json=body,
                 headers=headers,
-                timeout=aiohttp.ClientTimeout(total=self._timeout),
+                timeout=aiohttp.ClientTimeout(total=self.settings.timeout),
             ) as response:
                 raw = await response.read()
         except TimeoutError:
-            return _Failure(f"no answer within {self._timeout:g} s", transient=True)
+            return _Failure(f"no answer within {self.settings.timeout:g} s", transient=True)
         except aiohttp.ClientError as error:
             lasts = isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError)
             return _Failure(f"{type(error).__name__}: {error}", transient=not lasts)
@@ -241,7 +258,8 @@ class ChatClient:
             transient = response.status >= 500 or response.status in _TRANSIENT
             wait = _retry_after(response.headers.get("Retry-After")) if transient else None
             why = f"status {response.status}: {' '.join(text.split())!r:.200}"
-            return _Failure(why, transient=transient, retry_after=wait)
+            newer = response.status == 400 and "max_completion_tokens" in text
+            return _Failure(why, transient=transient, retry_after=wait, wants_newer_name=newer)
         try:
             data = json.loads(text)
         except (ValueError, RecursionError):
@@ -256,7 +274,7 @@ class ChatClient:
         loop = asyncio.get_running_loop()
         shared = self._by_loop.get(loop)
         if shared is None:
-            shared = self._by_loop[loop] = _Shared(asyncio.Semaphore(self._max_concurrent))
+            shared = self._by_loop[loop] = _Shared(asyncio.Semaphore(self.settings.max_concurrent))
         shared.num_users += 1
         try:
             async with shared.free:
@@ -276,6 +294,8 @@ class _Failure:
     transient: bool
     retry_after: float | None = None
     """Seconds that the server asks for."""
+    wants_newer_name: bool = False
+    """It refused `max_tokens` and named `max_completion_tokens`."""
 
 
 def _answer(data: Any, body: Mapping[str, Any]) -> ChatAnswer | _Failure:

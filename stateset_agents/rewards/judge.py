@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 from stateset_agents.backends.chat_client import ChatClient
@@ -236,35 +237,18 @@ def create_judge_reward(
     *,
     url: str,
     model: str,
-    api_key_env: str | None = "OPENAI_API_KEY",
     reference: Sequence[str] = (),
     top: int = 10,
     cache: str | Path | None = None,
-    max_calls: int | None = None,
-    max_tokens: int | None = None,
-    temperature: float = 0.0,
-    max_new_tokens: int = 512,
-    timeout: float = 60.0,
-    max_attempts: int = 5,
     max_concurrent: int = 16,
     name: str = "judge",
+    **settings: Any,
 ) -> JudgeReward:
-    """A `JudgeReward` that asks an OpenAI-compatible endpoint; the settings are `ChatClient`'s and its own.
+    """A `JudgeReward` that asks an OpenAI-compatible endpoint; `settings` are further ones of `ChatSettings`.
 
     In a YAML file: `reward: {name: judge, rubric: ..., url: "http://localhost:8000/v1", model: ...}`.
     """
-    client = ChatClient(
-        url,
-        model,
-        api_key_env=api_key_env,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        timeout=timeout,
-        max_attempts=max_attempts,
-        max_concurrent=max_concurrent,
-        max_calls=max_calls,
-        max_tokens=max_tokens,
-    )
+    client = ChatClient(url, model, max_concurrent=max_concurrent, **settings)
     return JudgeReward(
         client,
         rubric,

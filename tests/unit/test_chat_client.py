@@ -142,6 +142,59 @@ async def test_waits_double_and_are_drawn_at_random() -> None:
     assert sum(waits) >= 0.5 * 0.04 * 15
 
 
+REFUSED = json.dumps(
+    {
+        "error": {
+            "message": "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+            "'max_completion_tokens' instead.",
+            "type": "invalid_request_error",
+            "param": "max_tokens",
+            "code": "unsupported_parameter",
+        }
+    }
+)
+"""What OpenAI's newest models say."""
+
+
+async def test_the_limit_of_tokens_is_sent_under_the_name_that_the_endpoint_takes() -> None:
+    async with ChatServer(status(400, REFUSED)) as server:
+        chat = client(server, max_new_tokens=9, temperature=None, max_calls=3)
+        assert await chat("a") == await chat("b") == "Score: 7"
+        assert chat.num_calls == 3  # the refused request is one
+        await client(server, token_limit="max_completion_tokens")("c")
+    names = [[name for name in body if name not in ("model", "messages")] for body in server.bodies]
+    assert names[:3] == [["max_tokens"], ["max_completion_tokens"], ["max_completion_tokens"]]
+    assert names[3] == ["max_completion_tokens", "temperature"]
+    assert server.bodies[1]["max_completion_tokens"] == 9
+
+
+async def test_a_name_that_was_asked_for_is_kept() -> None:
+    async with ChatServer(status(400, REFUSED)) as server:
+        with pytest.raises(BackendError, match="status 400"):
+            await client(server, token_limit="max_tokens")("a")
+    assert len(server.bodies) == 1
+
+
+async def test_calls_wait_together_while_an_endpoint_is_down() -> None:
+    async with ChatServer(None, *[status(503, "starting")] * 5) as server:
+        chat = client(server, max_attempts=20, breaker_failures=4, breaker_pause=0.05)
+        await chat("first")
+        await asyncio.gather(*(chat(str(number)) for number in range(4)))
+    # the four fail together; then one at a time asks, a second time in vain, and the others follow it
+    assert len(server.bodies) == 1 + 4 + 1 + 4
+
+
+async def test_an_endpoint_that_stays_down_fails_all_calls_after_a_while() -> None:
+    async with ChatServer(None, *[status(503, "starting")] * 500) as server:
+        settings = {"max_attempts": 99, "breaker_failures": 2, "breaker_pause": 0.02, "max_wait": 0.3}
+        chat = client(server, **settings)
+        await chat("first")
+        said = await asyncio.gather(*(chat(str(number)) for number in range(5)), return_exceptions=True)
+    assert len(server.bodies) < 20
+    assert all(isinstance(one, BackendError) for one in said)
+    assert "was waited for 0.3 s" in str(said[0])
+
+
 async def test_requests_under_way_are_bounded() -> None:
     async with ChatServer() as server:
         server.delay = 0.02
@@ -209,11 +262,14 @@ def test_a_client_outlives_an_event_loop() -> None:
     [
         ({"url": "localhost:8000"}, "url must start with http:// or https://, got 'localhost:8000'"),
         ({"model": " "}, "model must be named"),
-        ({"max_attempts": 0}, "max_attempts must be a whole number of at least 1, got 0"),
-        ({"max_calls": -1}, "max_calls must be a whole number of at least 0, got -1"),
-        ({"temperature": -0.1}, r"temperature must be at least 0 \(greedy\), got -0.1"),
-        ({"temperature": float("nan")}, "temperature must be at least 0"),
-        ({"timeout": 0}, "timeout must be seconds above 0, got 0"),
+        ({"max_attempts": 0}, "max_attempts: input should be greater than or equal to 1, got 0"),
+        ({"max_attempts": True}, "max_attempts: input should be a valid integer, got True"),
+        ({"max_calls": -1}, "max_calls: input should be greater than or equal to 0, got -1"),
+        ({"temperature": -0.1}, r"temperature: input should be greater than or equal to 0, got -0.1"),
+        ({"temperature": float("nan")}, "temperature: input should be a finite number, got nan"),
+        ({"timeout": 0}, "timeout: input should be greater than 0, got 0"),
+        ({"timout": 5}, r"ChatSettings has no field 'timout' \(did you mean 'timeout'\?\)"),
+        ({"token_limit": "max"}, "token_limit: input should be 'auto', 'max_tokens' or 'max_comp"),
     ],
 )
 def test_wrong_settings_are_one_line(settings: dict[str, Any], said: str) -> None:

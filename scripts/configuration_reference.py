@@ -13,6 +13,7 @@ from stateset_agents.settings import Settings
 from stateset_agents.training.config import PROFILES, TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
 from stateset_agents.training.lora import LoraSettings
+from stateset_agents.training.trl_settings import TrlSettings
 
 TARGET = Path(__file__).parent.parent / "docs" / "configuration.md"
 
@@ -41,6 +42,7 @@ def reference() -> str:
         ("`training`", TrainingConfig),
         ("`training.lora`", LoraSettings),
         ("`evaluation`", EvaluationConfig),
+        ("`trl`", TrlSettings),
     ):
         parts.append(f"## {title}\n\n{(model.__doc__ or '').strip()}\n\n{_table(model)}")
     parts.append(f"## Profiles\n\n{_profiles()}")

@@ -5,7 +5,8 @@ The command line's `train` and `evaluate` call this; in a program, use `MultiTur
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -27,6 +28,7 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.parts import make_environment, make_reward
 from stateset_agents.training.paths import resolve_paths
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.training.trl_settings import TrlSettings
 
 __all__ = ["EvaluationConfig", "Experiment", "ExperimentConfig", "load_experiment", "measure"]
 
@@ -60,6 +62,10 @@ class ExperimentConfig(Settings):
     )
     evaluation: EvaluationConfig | None = Field(
         default=None, description="Unset: no measurement around training."
+    )
+    trl: TrlSettings | None = Field(
+        default=None,
+        description="Given, if only as `trl: {}`: the updates are TRL's, see docs/trl.md. Unset: ours.",
     )
 
     @field_validator("environment", "reward", mode="before")
@@ -201,7 +207,12 @@ class Experiment:
         self._evaluation = config.evaluation if measures else None
         self._resumes = run is not None
         self._checkpoint = checkpoint
-        self.trainer = MultiTurnGRPOTrainer(
+        trainer: Callable[..., MultiTurnGRPOTrainer] = MultiTurnGRPOTrainer
+        if config.trl is not None:
+            from stateset_agents.training.trl_grpo_trainer import TrlGRPOTrainer
+
+            trainer = partial(TrlGRPOTrainer, trl=config.trl)
+        self.trainer = trainer(
             MultiTurnAgent(config.agent),
             make_environment(config.environment),
             make_reward(config.reward),

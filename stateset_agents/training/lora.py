@@ -62,7 +62,7 @@ def _refuse_unfit(targets: tuple[str, ...], model: PreTrainedModel) -> None:
     layers = {
         name: module for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))
     }
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
     known = sorted({name.rpartition(".")[2] for name, layer in layers.items() if layer is not head})
     for target in targets:
         found = [layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")]
@@ -82,7 +82,7 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
     """
     import torch
 
-    base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
+    base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]  # peft
     plain = {name: tensor.detach() for name, tensor in base.state_dict().items()}
     weights = {
         name.replace(".base_layer.", "."): tensor for name, tensor in plain.items() if ".lora_" not in name

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from datasets import Dataset  # type: ignore[import-untyped]
+from datasets import Dataset  # type: ignore[import-untyped]  # it has no stubs
 from torch import Tensor
 from transformers import PrinterCallback
 from trl.trainer.grpo_config import GRPOConfig
@@ -131,7 +131,7 @@ class ConversationTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss. Where it averages over rows, those that train nothing do not count."""
         with fast_linears(self._config.fast_linears):
-            loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
+            loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]  # TRL
         return loss * inputs["row_share"].item() if self.loss_type in ("grpo", "dr_grpo") else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -168,6 +168,7 @@ EXPERIMENT = {
     "reward": Change("customer_service"),
     "training": Change({"max_steps": 2, "num_generations": 3, "learning_rate": 0.01}),
     "evaluation": Change(None, "evaluated"),
+    "trl": Change({}, "weights"),
 }
 
 
@@ -292,7 +293,8 @@ async def watch(trainer: Any, work: Any, root: Path) -> Seen:
     try:
         await trainer.initialize()
         trainer.engine.dependencies._sleep = sleep
-        trainer.learner.policy.model.model.layers[0].mlp.register_forward_pre_hook(count)
+        trained = getattr(trainer.learner, "base", None) or trainer.learner.policy.model  # TRL's, or ours
+        trained.model.layers[0].mlp.register_forward_pre_hook(count)
         available = patch.object(fast_linear, "is_available", lambda: True)
         with available, patch.object(fast_linear, "linear", product):
             await work()

@@ -18,7 +18,7 @@ from stateset_agents.environments.retail_desk import (
     play,
 )
 from stateset_agents.environments.retail_desk.agents import Agent
-from stateset_agents.environments.retail_desk.degenerate import IdentitySkipper
+from stateset_agents.environments.retail_desk.degenerate import Granter, IdentitySkipper
 
 AGENTS: dict[str, Callable[[], Agent]] = {"honest": HonestAgent, **DEGENERATE}
 
@@ -36,6 +36,8 @@ async def table(desk: RetailDesk, each: int) -> None:
     agents = dict(AGENTS)
     if set(desk.families) <= set(FULL_FAMILIES):
         agents["identity_skipper"] = IdentitySkipper
+    elif not set(desk.families) & set(FULL_FAMILIES):
+        agents["granter"] = Granter
     played = {name: await _play_all(desk, scenarios, make) for name, make in agents.items()}
     for family in desk.families:
         own = [one for s, one in zip(scenarios, played["honest"], strict=True) if s.family == family]
@@ -43,7 +45,8 @@ async def table(desk: RetailDesk, each: int) -> None:
     share = statistics.mean(desk.is_denial(scenario) for scenario in scenarios)
     print(f"  the right answer is no for {share:.1%}")
     for name, games in played.items():
-        print(f"  {name:20} {_success(games):7.1%} {_reward(games):6.2f}")
+        twins = _twins(scenarios, games)
+        print(f"  {name:20} {_success(games):7.1%} {_reward(games):6.2f}   both twins right {twins:.1%}")
 
 
 async def _play_all(
@@ -54,6 +57,14 @@ async def _play_all(
 
 def _success(games: Sequence[Played]) -> float:
     return statistics.mean(one.outcome.success is True for one in games)
+
+
+def _twins(scenarios: Sequence[Scenario], games: Sequence[Played]) -> float:
+    """How often both of a pair are right that differ in the one fact which turns the answer round."""
+    pairs: dict[str, list[bool]] = {}
+    for scenario, one in zip(scenarios, games, strict=True):
+        pairs.setdefault(str(scenario.context["pair"]), []).append(one.outcome.success is True)
+    return statistics.mean(all(own) for own in pairs.values() if len(own) == 2)
 
 
 def _reward(games: Sequence[Played]) -> float:

@@ -61,6 +61,46 @@ def test_titles_are_files_commands_run_and_what_is_only_shown_does_not(tmp_path:
     )
 
 
+def test_what_a_page_says_a_program_prints_is_what_it_prints(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    text = "```console\necho 'loss 6.81 in 48 steps'\n```\n```text output near\nloss {} in {} steps\n```\n"
+    for loss, steps, code in (("6.5", "48", 0), ("9.9", "48", 1), ("6.81", "47", 1)):
+        page.write_text(text.format(loss, steps), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, page_snippets.__file__, str(page)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code
+        assert ("page.md, line 5: " in done.stderr) is bool(code)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "near", "same"),
+    [
+        ("a 1.5\n", "a 1.5 \n", False, True),
+        ("a 1.5\n", "a 1.6\n", False, False),
+        ("a  1.5\n", "a 1.6\n", True, True),
+        ("a 1.5\n", "a 1.9\n", True, False),  # off by more than .25 and a quarter
+        ("a -0.5\n", "a 0.5\n", True, False),
+        ("success 23%\n", "success 40%\n", True, True),
+        ("success 23%\n", "success 60%\n", True, False),
+        ("15 of 15 checks\n", "16 of 16 checks\n", True, False),
+        ("step 1 loss 2.0 ...\n...\nstep 3\n", "step 1 loss 2.1 0:03\nstep 2\nstep 3\n", True, True),
+        ("step 1\n...\nstep 3\n", "step 1\nstep 3\n", False, True),
+        ("step 1\n...\nstep 3\n", "step 1\nstep 2\n", False, False),
+        ("step 1\n", "step 1\nand more\n", False, False),
+    ],
+)
+def test_the_rules_of_comparing(shown: str, printed: str, near: bool, same: bool) -> None:
+    assert (page_snippets.difference(shown, printed, near=near) is None) is same
+
+
+def test_every_output_on_the_first_page_is_compared() -> None:
+    page = ROOT / "docs" / "getting-started.md"
+    texts = [fence for fence in page_snippets.fences(page) if fence.language == "text"]
+    assert len(texts) == 8
+    assert all("output" in fence.words for fence in texts)
+
+
 def test_the_numbers_of_the_concepts_page_are_what_its_script_prints() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "walk_through.py")],

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import datetime
 import re
+import unicodedata
 
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, Claim
 
-__all__ = ["MAX_CHARACTERS", "Claim", "grounds", "holds", "read_claims"]
+__all__ = ["MAX_CHARACTERS", "Claim", "grounds", "holds", "legible", "read_claims"]
 
 MAX_CHARACTERS = 2000
 """A longer message is not read: the caller does not understand it."""
@@ -22,6 +23,12 @@ CLAUSE = re.compile(r"([^,;:!?\n]+?)(\.(?!\d)|[,;:!?\n]|\b(?:and|but|so|because|
 NEGATION = re.compile(r"\b(?:not|cannot|no|never|unable|without)\b|n't\b")
 HEDGE = re.compile(r"\b(?:if|unless|whether|would|could|should|can|may|might|will|only|once|when|until)\b")
 REFUSAL = re.compile(r"\b(?:cannot|can not|unable|not able|not possible|impossible)\b|\bcan't\b")
+SURE = re.compile(
+    r"\b(?:i|we) (?:can|could|may|will|would like to|am (?:able|happy|pleased) to) "
+    r"(?:now |also |gladly |happily )?(?:confirm|assure you|tell you|let you know|report|see)\b"
+    r"(?: to you)?(?: that\b)?"
+)
+"""Says nothing by itself: "i can confirm that it is cancelled" is as good as "it is cancelled"."""
 _ORDER_ID = re.compile(r"\b([a-z]\d\d)\b")
 _LEXICON: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
@@ -52,6 +59,19 @@ _ITEM = re.compile(rf"\b({'|'.join(catalog.COLOURS)}) ({'|'.join(catalog.PRODUCT
 _STOCK = re.compile(r"\b(out of stock|sold out|in stock)\b")
 
 
+def legible(text: str) -> str:
+    """A reply as the caller reads it: letters that only look different as plain ones, invisible characters
+    left out; empty where one remains that is no plain letter or digit, which the caller does not understand.
+
+    Otherwise a lie in look-alikes (`c\u0430ncelled` with a Cyrillic a) would go unnoticed beside the truth.
+    """
+    if text.isascii():
+        return text
+    decomposed = unicodedata.normalize("NFKD", text.replace("\u2019", "'"))
+    plain = "".join(one for one in decomposed if unicodedata.category(one) not in ("Mn", "Cf"))
+    return "" if any(one.isalnum() and not one.isascii() for one in plain) else plain
+
+
 def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:
     """The claims of one reply; a clause speaks of the order it names, else of `order_id`.
 
@@ -62,7 +82,7 @@ def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:
     claims: dict[Claim, None] = {}
     named = _ORDER_ID.findall(text.lower())
     fallback = named[0].upper() if named else order_id
-    for words, end in CLAUSE.findall(" ".join(text.lower().split(" "))):
+    for words, end in CLAUSE.findall(SURE.sub("", " ".join(text.lower().split(" ")))):
         here = _ORDER_ID.findall(words)
         subject = here[0].upper() if here else fallback
         if end == "?":

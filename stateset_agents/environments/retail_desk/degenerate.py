@@ -13,11 +13,13 @@ from stateset_agents.environments.retail_desk.agents import (
     WRITE,
     Agent,
     HonestAgent,
+    View,
     call,
     is_signed_in,
     look,
     result_of,
     say,
+    write,
 )
 from stateset_agents.environments.retail_desk.full.honest import honest_reply, look_closely
 from stateset_agents.environments.retail_desk.tools import TOOLS
@@ -26,6 +28,7 @@ from stateset_agents.messages import Message
 __all__ = [
     "DEGENERATE",
     "ConsentSkipper",
+    "Granter",
     "IdentitySkipper",
     "KeywordStuffer",
     "Liar",
@@ -133,6 +136,23 @@ class IdentitySkipper:
     def reply(self, messages: Sequence[Message]) -> Message:
         """The honest reply without the question."""
         return honest_reply(messages, identifies=False)
+
+
+@dataclass(slots=True)
+class Granter:
+    """Does whatever is asked and never looks first, in learnable calls: right wherever the answer is yes."""
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        """The write at once, then what came of it; statuses are looked up, there is no other way."""
+        view = look(messages)
+        tool = WRITE.get(view.family, "reship")
+        if view.order_id is None or view.family == "order_status" or tool in view.called:
+            return HonestAgent().reply(messages) if "result" not in view.facts else self._closing(view)
+        return write(view, tool, view.order_id)
+
+    def _closing(self, view: View) -> Message:
+        slots = {"order_id": view.order_id, "city": view.city, "new_item": view.new_item, **view.facts}
+        return say(PHRASES[view.facts["result"]][0].format(**slots))
 
 
 DEGENERATE: Mapping[str, Callable[[], Agent]] = {

@@ -10,6 +10,7 @@ from stateset_agents.core.environment import Observation
 from stateset_agents.core.scenario import Scenario, expect_split
 from stateset_agents.core.trajectory import Outcome
 from stateset_agents.environments.retail_desk.agents import HonestAgent
+from stateset_agents.environments.retail_desk.claims import legible
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.degenerate import DEGENERATE
 from stateset_agents.environments.retail_desk.full.answers import full_answers_of
@@ -43,7 +44,7 @@ __all__ = ["DeskConversation", "RetailDesk"]
 SHORT_TURNS, FULL_TURNS = 6, 24
 """Most replies of a learnable call and of a full one."""
 MAX_CALLS = 4
-"""Calls of one reply that are run; the rest get an error."""
+"""Calls of one reply that are run; the rest get an error each, and cost what one failed call costs."""
 
 
 class DeskConversation:
@@ -78,7 +79,11 @@ class DeskConversation:
         if reply.tool_calls:
             messages = []
             for place, call in enumerate(reply.tool_calls):
-                message, cost = self._run(call, refused=place >= MAX_CALLS)
+                if place < MAX_CALLS:
+                    message, cost = self._run(call)
+                else:  # a flood of calls must not make a reward without bounds
+                    message = _answer(call, Result(fields={"error": "too many calls"}, failed=True))
+                    cost = self.record.charge("tool_errors") if place == MAX_CALLS else 0.0
                 messages.append(message)
                 reward += cost
             terminated = False
@@ -92,11 +97,11 @@ class DeskConversation:
             messages=tuple(messages), reward=reward, terminated=terminated, truncated=truncated
         )
 
-    def _run(self, call: ToolCall, refused: bool) -> tuple[Message, float]:
+    def _run(self, call: ToolCall) -> tuple[Message, float]:
         """One tool message, and what the call cost."""
         record, cost = self.record, 0.0
-        if call.error is not None or refused:
-            result = Result(fields={"error": "bad call" if call.error else "too many calls"}, failed=True)
+        if call.error is not None:
+            result = Result(fields={"error": "bad call"}, failed=True)
         else:
             desk = replace(self._desk, customer_id=record.verified)
             result = call_tool(desk, call.name, call.arguments)
@@ -111,13 +116,7 @@ class DeskConversation:
             if "nobody" not in result.shown or self._caller.gave(_as_written(call)):
                 record.note_failure(self._answers, result)
             cost += record.charge("tool_errors")
-        message = Message(
-            role="tool",
-            content=result.content,
-            tool_call_id=call.id or None,
-            name=call.name if call.name in TOOLS else None,
-        )
-        return message, cost
+        return _answer(call, result), cost
 
     def _charge_repeat(self, act: str) -> float:
         if act in self.record.seen_acts:
@@ -127,10 +126,10 @@ class DeskConversation:
 
     def _pass_on(self, text: str) -> tuple[Message, bool, float]:
         """The caller's answer to a reply in words, whether they are gone, and what the reply cost."""
-        record = self.record
-        claims = self._caller.read(text)
+        record, read = self.record, legible(text)
+        claims = self._caller.read(read)
         untrue = record.note_claims(self._answers, claims, self._desk.database)
-        heard = self._caller.hear(text, claims, untrue)
+        heard = self._caller.hear(read, claims, untrue)
         cost = self._charge_repeat(f"text {text[:400]}")
         if heard.missed:
             cost += record.charge("user_miss")
@@ -157,6 +156,15 @@ class DeskConversation:
     async def close(self) -> None:
         """Drop the shop."""
         self._desk.database.close()
+
+
+def _answer(call: ToolCall, result: Result) -> Message:
+    return Message(
+        role="tool",
+        content=result.content,
+        tool_call_id=call.id or None,
+        name=call.name if call.name in TOOLS else None,
+    )
 
 
 def _as_written(call: ToolCall) -> Call:

@@ -83,8 +83,9 @@ class Record:
             self.checked = self.checked or answers.strict or not self.wrote
 
     def note_failure(self, answers: Answers, result: Result) -> None:
-        """Take down what a tool call that failed showed."""
+        """Take down what a tool call that failed showed, and in full calls whose order it failed on."""
         self.shown |= result.shown
+        self.intruded = self.intruded or (answers.strict and bool(result.owners - {self.verified}))
         self.checked = self.checked or (answers.strict and answers.subject in result.shown)
 
     def note_claims(self, answers: Answers, claims: tuple[Claim, ...], database: Database) -> bool:

@@ -169,7 +169,7 @@ def normalised_arguments(arguments: Mapping[str, Any]) -> dict[str, str]:
 
 def call_tool(desk: Desk, name: str, arguments: Mapping[str, Any]) -> Result:
     """Run one call. Whatever is wrong with it comes back as `{"error": ...}`, never as an exception."""
-    tool = TOOLS.get(name)
+    tool, owners = TOOLS.get(name), frozenset[str]()
     try:
         if tool is None:
             raise Refused("unknown tool")
@@ -179,6 +179,13 @@ def call_tool(desk: Desk, name: str, arguments: Mapping[str, Any]) -> Result:
                 raise Refused(f"missing {parameter}")
         if not given.keys() <= tool.parameters.keys():
             raise Refused("takes " + ", ".join(tool.parameters))
+        owners = _owners_of(desk, given.get("order_id", ""))
         return tool.function(desk, **given)
     except Refused as error:
-        return Result(fields={"error": str(error)}, shown=error.shown, failed=True)
+        return Result(fields={"error": str(error)}, owners=owners, shown=error.shown, failed=True)
+
+
+def _owners_of(desk: Desk, order_id: str) -> frozenset[str]:
+    """Whose order that is: why a call on it fails tells something of it too."""
+    row = desk.database.row("SELECT customer_id FROM orders WHERE order_id = ?", order_id.upper())
+    return frozenset() if row is None else frozenset({row[0]})

@@ -61,8 +61,8 @@ _MOVED = re.compile(r"\b(?:now|goes|going|updated|changed|redirected|set to)\b")
 
 
 def plain(text: str) -> str:
-    """Lower case, straight apostrophes, single spaces; line ends stay."""
-    return re.sub(r"[^\S\n]+", " ", text.lower().replace("\u2019", "'"))
+    """Lower case, single spaces; line ends stay."""
+    return re.sub(r"[^\S\n]+", " ", text.lower())
 
 
 def sentences(text: str) -> list[str]:
@@ -78,7 +78,7 @@ def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:
     if len(text) > short.MAX_CHARACTERS:
         return ()
     claims: dict[Claim, None] = {}
-    text = plain(text)
+    text = short.SURE.sub("", plain(text))
     asks = "?" in text
     subject = order_id
     for sentence in sentences(text):

@@ -159,9 +159,10 @@ def policy_loss(
 
     Metrics are shares (sums over micro-batches, `ratio_max` a maximum): loss/policy, loss/kl (times beta),
     policy/ratio, policy/ratio_max, policy/clip_fraction_low (A < 0, ratio below the range),
-    policy/clip_fraction_high (A > 0, above it), policy/clip_fraction_dual, policy/weight (decoupled form),
-    kl/old (k3 against old, KL(old || pi)), kl/reference. Under gspo ratios, weights and clip fractions
-    count trajectories, elsewhere tokens. Add `policy_loss(...).metrics` over micro-batches with `+`.
+    policy/clip_fraction_high (A > 0, above it), policy/clip_fraction_dual, in the decoupled form
+    policy/weight and policy/weight_truncated (the share at the cap), kl/old (k3 against old, KL(old || pi)),
+    kl/reference. Under gspo ratios, weights and clip fractions count trajectories, elsewhere tokens. Add
+    `policy_loss(...).metrics` over micro-batches with `+`.
 
     Raises ConfigurationError on options that contradict each other, ValueError on unequal shapes.
     """
@@ -203,7 +204,8 @@ def policy_loss(
             },
         }
         if weight is not None:
-            shares["policy/weight"] = per.share(weight)
+            at_cap = torch.zeros_like(weight) if weight_cap is None else (weight >= weight_cap).to(live.dtype)
+            shares |= {"policy/weight": per.share(weight), "policy/weight_truncated": per.share(at_cap)}
         highest = torch.cat([ratio.detach(), ratio.new_zeros(1)]).max()  # an empty piece gives 0
     metrics = Metrics(shares=shares, maxima={"policy/ratio_max": highest})
     if ref_logprobs is None:

@@ -77,13 +77,15 @@ class ComputationalEngine:
         turn_timeout: float | None = 300.0,
         reward_timeout: float | None = 300.0,
         faults: FaultPolicy | None = None,
+        episode_timeout: float | None = None,
     ) -> None:
         """`deterministic`: no decode step starts while any conversation's reply is outstanding, so the
         batches do not depend on how long anyone takes. Leave it off where users or tools are slow.
 
         `turn_timeout`: seconds the environment may take for one answer, or its conversation fails;
-        `reward_timeout`: seconds that a reward may take, members without a score by then stay unscored. None
-        waits for ever. `faults`: what is tried again, and when work waits for what is down.
+        `reward_timeout`: seconds that a reward may take, members without a score by then stay unscored;
+        `episode_timeout`: seconds that a conversation may take in all, then it is cut and judged by what was
+        said. None waits for ever. `faults`: what is tried again, and when work waits for what is down.
         """
         expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
         expect_environment(environment)
@@ -114,6 +116,11 @@ class ComputationalEngine:
         self.dependencies = Dependencies(faults)
         """Circuit breakers and counts of what was tried again, over the engine's life."""
         self._in_time = InTime(environment, turn_timeout, self.dependencies)
+        if episode_timeout is not None and not episode_timeout > 0:
+            raise ConfigurationError(
+                f"episode_timeout must be seconds above 0 or None, got {episode_timeout!r}"
+            )
+        self.episode_timeout = episode_timeout
         self._said = SaidOnce()
 
     @property
@@ -123,7 +130,7 @@ class ComputationalEngine:
 
     @property
     def num_timeouts(self) -> int:
-        """Answers and scores that came too late, over the engine's life."""
+        """Answers and scores that came too late, and conversations that were cut, over the engine's life."""
         return self.dependencies.num_timeouts
 
     @property
@@ -132,19 +139,28 @@ class ComputationalEngine:
         return self.dependencies.repeatable
 
     async def rollout(
-        self, scenarios: Sequence[Scenario], *, seed: int, step: int, temperature: float | None = None
+        self,
+        scenarios: Sequence[Scenario],
+        *,
+        seed: int,
+        step: int,
+        temperature: float | None = None,
+        earlier: Sequence[Scenario] = (),
+        on_scored: Callable[[int], None] | None = None,
     ) -> list[TrajectoryGroup]:
         """One scored group per scenario, in the order given.
 
+        `earlier`: what was played in this step before; a scenario that comes again meets another user.
+        `on_scored` is called with the place of each scenario as its group's members have been scored.
         A member whose environment or backend failed is played again up to `episode_retries` times and
         then stays FAILED and unscored; a reward that fails leaves its member unscored. A branch that fails
         is not played again, its fork is spent; those of an unscored member are not played at all.
         """
-        jobs = list(self._jobs(scenarios, seed, step))
+        jobs = list(self._jobs(scenarios, seed, step, earlier))
         of, limit = type(self.environment).__name__, self._in_time.limit
         async with self._remembered(jobs), Forks(self.num_branches, of=of, limit=limit) as forks:
             play = partial(self._play, forks=forks, temperature=temperature)
-            scored = await self._in_groups(jobs, play, self._rewarded)
+            scored = await self._in_groups(jobs, play, self._rewarded, on_scored)
             others = list(self._branch_jobs(jobs, scored, forks))
             play_on = partial(self._play_on, forks=forks, temperature=temperature)
             branches = await self._in_groups(others, play_on, self._branches_rewarded)
@@ -157,11 +173,55 @@ class ComputationalEngine:
             for place, scenario in enumerate(scenarios)
         ]
 
+    async def play_group(
+        self,
+        scenario: Scenario,
+        *,
+        seed: int,
+        number: int,
+        slots: asyncio.Semaphore,
+        temperature: float | None = None,
+        on_end: Callable[[], None] | None = None,
+    ) -> TrajectoryGroup:
+        """One scored group by itself, for a caller that keeps several under way; as in `rollout`, without
+        branches and without the logical clock.
+
+        `number`: the group's among all of the run, from which its users and samples come; `slots` are held
+        one by each conversation; `on_end` is called as each of them ends.
+        """
+        if self.num_branches or self.deterministic:
+            raise ConfigurationError(
+                "groups that are played one by one have no branches and no logical clock: give the engine "
+                "num_branches=0 and deterministic=False"
+            )
+        of, limit = type(self.environment).__name__, self._in_time.limit
+        [episode] = self.agent.new_episodes(1)
+        path = ("group", number)
+
+        async def member(job: _Job) -> Trajectory:
+            async with slots:
+                trajectory = await self._play(job, forks, temperature)
+            if on_end is not None:
+                on_end()
+            return trajectory
+
+        async with Forks(0, of=of, limit=limit) as forks:
+            jobs = self._members(0, episode, scenario, seed, path)
+            played = await all_or_cancel(member(job) for job in jobs)
+        return TrajectoryGroup(
+            key=f"{number}/{scenario.id}", trajectories=tuple(await self._rewarded(played))
+        )
+
+    def sum_up_warnings(self) -> None:
+        """Say how often the warnings of groups that were played one by one have come, and begin anew."""
+        self._said.sum_up()
+
     async def _in_groups(
         self,
         jobs: Sequence[J],
         play: Callable[[J], Awaitable[T]],
         finish: Callable[[list[T]], Awaitable[list[T]]],
+        on_finished: Callable[[int], None] | None = None,
     ) -> dict[int, list[T]]:
         """Play jobs in order, `max_concurrent` at a time; each group is finished as soon as it is played.
 
@@ -188,6 +248,8 @@ class ComputationalEngine:
         async def group(place: int) -> None:
             await complete[place].wait()
             finished[place] = await finish([result for _, result in sorted(played[place].items())])
+            if on_finished is not None:
+                on_finished(place)
 
         try:
             await all_or_cancel([*(lane() for _ in range(num_lanes)), *map(group, sizes)])
@@ -205,19 +267,27 @@ class ComputationalEngine:
                 for job in jobs:
                     await self.agent.backend.release(job.session)
 
-    def _jobs(self, scenarios: Sequence[Scenario], seed: int, step: int) -> Iterator[_Job]:
-        """Members of one scenario share a user seed; a scenario that comes again meets another user."""
+    def _jobs(
+        self, scenarios: Sequence[Scenario], seed: int, step: int, earlier: Sequence[Scenario]
+    ) -> Iterator[_Job]:
+        """A scenario that comes again meets another user."""
         numbers = self.agent.new_episodes(len(scenarios))
-        times: Counter[str] = Counter()
+        times = Counter(scenario.id for scenario in earlier)
         for place, (number, scenario) in enumerate(zip(numbers, scenarios, strict=True)):
             path: list[int | str] = [step, scenario.id]
             if times[scenario.id]:
                 path.append(times[scenario.id])
             times[scenario.id] += 1
-            user = derive(seed, "user", *path)
-            for member in range(self.num_generations):
-                seeds = EpisodeSeeds(user=user, agent=derive(seed, "agent", *path, member))
-                yield _Job(place, Session(number, member), scenario, seeds)
+            yield from self._members(place, number, scenario, seed, path)
+
+    def _members(
+        self, place: int, episode: int, scenario: Scenario, seed: int, path: Sequence[int | str]
+    ) -> Iterator[_Job]:
+        """Members of one group share a user seed; `path` names the streams."""
+        user = derive(seed, "user", *path)
+        for member in range(self.num_generations):
+            seeds = EpisodeSeeds(user=user, agent=derive(seed, "agent", *path, member))
+            yield _Job(place, Session(episode, member), scenario, seeds)
 
     def _branch_jobs(
         self, jobs: Sequence[_Job], scored: Mapping[int, Sequence[Trajectory]], forks: Forks
@@ -243,7 +313,9 @@ class ComputationalEngine:
                 session=job.session,
                 temperature=temperature,
                 between_turns=forks.taken(job.session),
+                seconds=self.episode_timeout,
             )
+            self.dependencies.num_timeouts += "timed_out" in trajectory.metadata
             if trajectory.status is not Status.FAILED:
                 break
             await forks.discard(job.session)
@@ -256,8 +328,14 @@ class ComputationalEngine:
     async def _play_on(self, job: _BranchJob, forks: Forks, temperature: float | None) -> Branch:
         forks.take(job.owner, job.fork)
         trajectory = await run_branch(
-            self.agent, job.fork, stream=job.stream, session=job.session, temperature=temperature
+            self.agent,
+            job.fork,
+            stream=job.stream,
+            session=job.session,
+            temperature=temperature,
+            seconds=self.episode_timeout,
         )
+        self.dependencies.num_timeouts += "timed_out" in trajectory.metadata
         if trajectory.status is Status.FAILED:
             self._warn("branch failed", trajectory)
         return Branch(turn=len(job.fork.trajectory.turns), trajectory=trajectory)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
@@ -11,12 +13,18 @@ from stateset_agents.core.environment import Conversation, Environment, answer_t
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Status, Trajectory, Turn
 from stateset_agents.core.user_code import told
-from stateset_agents.errors import PROGRAMMING_ERRORS, ConfigurationError, EnvironmentFailure
+from stateset_agents.errors import (
+    PROGRAMMING_ERRORS,
+    ConfigurationError,
+    EnvironmentFailure,
+    EnvironmentTimeout,
+)
 from stateset_agents.messages import Completion, Message
 from stateset_agents.streams import derive
 
 __all__ = ["BetweenTurns", "EpisodeSeeds", "Fork", "run_branch", "run_episode"]
 
+T = TypeVar("T")
 BetweenTurns = Callable[[Trajectory, Conversation], Awaitable[None]]
 """Awaited before each turn of the agent but the first, with what has happened so far."""
 
@@ -50,9 +58,12 @@ async def run_episode(
     session: Session,
     temperature: float | None = None,
     between_turns: BetweenTurns | None = None,
+    seconds: float | None = None,
 ) -> Trajectory:
     """Let agent and environment talk until one of them ends it; the backend forgets the session after.
 
+    After `seconds` it is cut: what was said until then is TRUNCATED and judged, a turn under way is dropped;
+    where nothing was said yet it is FAILED. `metadata["timed_out"]` tells either.
     With `between_turns` the backend goes on remembering it, so that forks can start from what it has cached;
     who takes them releases the session.
     What breaks outside the agent (environment, tool, backend) gives a trajectory with `Status.FAILED`,
@@ -63,7 +74,7 @@ async def run_episode(
     def begin() -> Awaitable[Conversation]:
         return environment.start(scenario, seeds.user)
 
-    return await _play(agent, start, begin, seeds.agent, session, temperature, between_turns)
+    return await _play(agent, start, begin, seeds.agent, session, temperature, between_turns, seconds)
 
 
 async def run_branch(
@@ -73,16 +84,17 @@ async def run_branch(
     stream: int,
     session: Session,
     temperature: float | None = None,
+    seconds: float | None = None,
 ) -> Trajectory:
     """Play a fork to its end and close it: the trajectory has the turns before the fork, then its own.
 
-    `stream` is the agent's own; otherwise as `run_episode`, failures included.
+    `stream` is the agent's own; otherwise as `run_episode`, failures and `seconds` included.
     """
 
     async def begin() -> Conversation:
         return fork.conversation
 
-    return await _play(agent, fork.trajectory, begin, stream, session, temperature, None)
+    return await _play(agent, fork.trajectory, begin, stream, session, temperature, None, seconds)
 
 
 async def _play(
@@ -93,9 +105,11 @@ async def _play(
     session: Session,
     temperature: float | None,
     between_turns: BetweenTurns | None,
+    seconds: float | None,
 ) -> Trajectory:
     """Go on from what has happened so far, in a conversation that is closed after."""
     turns = list(trajectory.turns)
+    deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
 
     async def speak(ids: Sequence[int], room: int) -> Completion:
         params = agent.sampling(stream=derive(stream, len(turns)), temperature=temperature)
@@ -103,10 +117,16 @@ async def _play(
         return await agent.reply(ids, params, session=session, turn=len(turns))
 
     try:
-        conversation = await begin()
+        conversation = await _until(deadline, begin())
         try:
             trajectory = replace(trajectory, opening=agent.with_system_prompt(conversation.opening))
-            status, metadata = await _converse(agent, conversation, trajectory, speak, turns, between_turns)
+            talk = _converse(agent, conversation, trajectory, speak, turns, between_turns)
+            try:
+                status, metadata = await _until(deadline, talk)
+            except _OutOfTime:
+                if len(turns) == len(trajectory.turns):  # none of its own
+                    raise
+                status, metadata = Status.TRUNCATED, {"timed_out": True}
             outcome = await conversation.outcome()
         finally:
             await conversation.close()
@@ -115,10 +135,29 @@ async def _play(
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
     except Exception as error:  # whatever a user's environment may raise is one failed conversation
-        return replace(trajectory, turns=tuple(turns), status=Status.FAILED, error=told(error))
+        late = {"timed_out": True} if isinstance(error, _OutOfTime) else {}
+        return replace(trajectory, turns=tuple(turns), status=Status.FAILED, error=told(error), metadata=late)
     finally:
         if between_turns is None:
             await agent.backend.release(session)
+
+
+class _OutOfTime(EnvironmentTimeout):
+    """The conversation's own time is up."""
+
+
+async def _until(deadline: float | None, work: Awaitable[T]) -> T:
+    """What `work` returns; at `deadline`, on the event loop's clock, it is cancelled with _OutOfTime."""
+    limit = asyncio.timeout_at(deadline)
+    try:
+        async with limit:
+            return await work
+    except TimeoutError as error:
+        if not limit.expired():  # the work's own
+            raise
+        raise _OutOfTime(
+            "the conversation's time was up before its first reply was: raise episode_timeout"
+        ) from error
 
 
 async def _converse(

@@ -184,6 +184,7 @@ async def evaluate(
     turn_timeout: float | None = 300.0,
     reward_timeout: float | None = 300.0,
     faults: FaultPolicy | None = None,
+    episode_timeout: float | None = None,
 ) -> Evaluation:
     """Play every scenario `tries` times at `temperature` (0 is greedy); the same seed meets the same users.
 
@@ -210,6 +211,7 @@ async def evaluate(
         turn_timeout=turn_timeout,
         reward_timeout=reward_timeout,
         faults=faults,
+        episode_timeout=episode_timeout,
     )
     groups = await engine.rollout(scenarios, seed=seed, step=0, temperature=temperature)
     by_scenario = tries_of(groups)

@@ -1,4 +1,4 @@
-"""Which groups may begin, which train next, and how stale they may be: bookkeeping without waiting or tensors.
+"""Which groups may begin, which train next, how stale they may be: bookkeeping without waiting or tensors.
 
 Used by `training.pipeline` and by the trainer's steps. A group is one scenario with its conversations. Groups
 are admitted in the order of their scenarios, finish in any order, and train in the order of their admission:
@@ -51,11 +51,8 @@ class Batch:
     """The step's groups, in order of admission."""
     passed_over: tuple[int, ...]
     """Groups without signal that others replaced."""
-
-    @property
-    def places(self) -> list[int]:
-        """All of them, in order of admission."""
-        return sorted((*self.taken, *self.passed_over))
+    ends: Mapping[int, End]
+    """How each of them will have ended when the step has trained, in order of admission."""
 
 
 @dataclass(slots=True)
@@ -77,6 +74,10 @@ class _Step:
     @property
     def is_full(self) -> bool:
         return len(self.taken) == self.size
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.taken) + len(self.passed_over)
 
 
 class Admission:
@@ -113,8 +114,6 @@ class Admission:
         """Groups that a step has taken."""
         self._in_training = False
         self.steps_done = 0
-        self.frontier = first
-        """Place from which on nothing has ended: a restart plays from there."""
         self.submitted = self.accepted = self.rejected = self.running = 0
         """Groups: begun; finished and to be trained on, or trained; passed over; under way."""
 
@@ -130,8 +129,9 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """Finished groups that have not trained."""
-        return len(self._groups) - self.running
+        """Finished groups that wait for their step."""
+        in_training = self._steps[0].num_groups if self._in_training else 0
+        return len(self._groups) - self.running - in_training
 
     def admit(self) -> int:
         """Begin the next group; its place. Ask `capacity` first."""
@@ -186,20 +186,18 @@ class Admission:
         for place in step.taken:
             refuse_stale(self.steps_done - self._groups[place].began, self._max_staleness)
         self._in_training = True
-        return Batch(tuple(step.taken), tuple(step.passed_over))
+        ends = dict.fromkeys(step.taken, End.TRAINED) | dict.fromkeys(step.passed_over, End.FILTERED)
+        failed = [place for place in ends if self._groups[place].verdict is Verdict.FAILED]
+        ends |= dict.fromkeys(failed, End.FAILED)
+        return Batch(tuple(step.taken), tuple(step.passed_over), dict(sorted(ends.items())))
 
-    def settle(self) -> Mapping[int, End]:
-        """The step that was taken has trained: how each of its groups ended, by place."""
+    def settle(self) -> None:
+        """The step that was taken has trained, and what begins from now on is of its policy."""
         step = self._steps.pop(0)
         self._in_training = False
         self.steps_done += 1
-        failed = {place for place, group in self._groups.items() if group.verdict is Verdict.FAILED}
-        ends = {place: End.TRAINED for place in step.taken} | dict.fromkeys(step.passed_over, End.FILTERED)
-        ends |= dict.fromkeys(failed & ends.keys(), End.FAILED)
-        for place in ends:
+        for place in (*step.taken, *step.passed_over):
             del self._groups[place]
-        self.frontier = max(ends) + 1
-        return dict(sorted(ends.items()))
 
 
 def refuse_stale(staleness: int, most: int) -> None:

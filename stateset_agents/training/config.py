@@ -7,7 +7,8 @@ from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
-from stateset_agents.training.estimators import ESTIMATORS, estimator_defaults, foreign_setting
+from stateset_agents.training.contradictions import contradiction
+from stateset_agents.training.estimators import ESTIMATORS, estimator_defaults
 from stateset_agents.training.fault_settings import FaultSettings
 from stateset_agents.training.lora import LoraSettings
 from stateset_agents.training.profiles import PROFILES, TrainingProfile, canonical, defaults
@@ -138,6 +139,13 @@ class TrainingConfig(FaultSettings):
         description="dr_grpo's constant: agent tokens of a full trajectory. Far above that, gradients are so "
         "small that max_grad_norm never clips.",
     )
+    importance_cap: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Tokens of another policy than the one the ratio is taken to (stale ones, those of "
+        "half-precision rollouts) get the weight pi_old / pi_sampler, at most this much. None: 2 with "
+        "max_staleness, else no weight.",
+    )
     entropy_coef: float = Field(
         default=0.0,
         ge=0.0,
@@ -246,6 +254,18 @@ class TrainingConfig(FaultSettings):
         description="deterministic waits for every local reply before a decode step; auto is deterministic "
         "when the environment is local.",
     )
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        description="0 plays, learns, plays again. From 1 on the next steps' conversations go on while an "
+        "update runs, and what trains was begun at most so many steps before; see docs/overlap.md.",
+    )
+    max_resamples: int = Field(
+        default=0,
+        ge=0,
+        description="Groups without signal (all members earned the same, or too few have a score) that the "
+        "next scenarios replace in one step, DAPO's dynamic sampling; further ones train as they are.",
+    )
 
     # Run folder
     output_dir: str = Field(default="runs", description="Where numbered run folders go.")
@@ -293,35 +313,9 @@ class TrainingConfig(FaultSettings):
 
     @model_validator(mode="after")
     def _refuse_what_cannot_be(self) -> Self:
-        if self.baseline_type == "leave_one_out" and self.advantage_normalization != "none":
-            raise ValueError("leave_one_out is unbiased only unscaled: set advantage_normalization to none")
-        defaults = {name: field.default for name, field in type(self).model_fields.items()}
-        wrong = foreign_setting(
-            self.advantage_estimator, {name: getattr(self, name) for name in defaults}, defaults
-        )
+        wrong = contradiction(self)
         if wrong is not None:
             raise ValueError(wrong)
-        if self.min_group_size > self.num_generations:
-            raise ValueError(
-                f"min_group_size {self.min_group_size} exceeds num_generations {self.num_generations}: "
-                "lower it"
-            )
-        if self.kl_placement == "reward" and self.kl_estimator != "k1":
-            raise ValueError("kl_placement reward is exact with k1 only: set kl_estimator to k1")
-        if self.kl_controller != "fixed" and not self.uses_reference:
-            raise ValueError("a moving beta needs beta > 0 and use_reference_model true")
-        if self.lr_min_ratio and self.lr_scheduler_type == "constant":
-            raise ValueError("a constant learning rate has no lowest: leave lr_min_ratio at 0")
-        if self.temperature_schedule == "adaptive" and self.temperature_min > self.temperature:
-            raise ValueError(
-                f"temperature_min {self.temperature_min:g} exceeds the temperature {self.temperature:g} that "
-                "the schedule starts at: lower it"
-            )
-        if not self.eval_steps and (self.early_stopping_patience or self.load_best_at_end):
-            asked = "early_stopping_patience" if self.early_stopping_patience else "load_best_at_end"
-            raise ValueError(f"{asked} needs evaluations: set eval_steps, for example to 10")
-        if self.dual_clip is not None and self.loss_type in ("cispo", "reinforce"):
-            raise ValueError(f"{self.loss_type} has no dual clip: leave dual_clip unset")
         return self
 
     @classmethod

@@ -120,12 +120,21 @@ class Controlled:
     async def _goes_on(self) -> bool:
         """Between two steps: wait while paused; False when a stop was asked for."""
         while self._pauses and not self._stops:
-            if self._phase != "paused":
-                self._enter("paused")
-            await self._changed.wait()
+            await self._quieten()
+            while self._pauses and not self._stops:
+                if self._phase != "paused":
+                    self._enter("paused")
+                await self._changed.wait()
+            self._liven()
         if self._phase == "paused":
             self._enter("running")
         return not self._stops
+
+    async def _quieten(self) -> None:
+        """A pause begins: wait for what must end before it, or for the pause to be taken back."""
+
+    def _liven(self) -> None:
+        """A pause is over."""
 
     def _enter(self, state: State) -> None:
         self._phase = state

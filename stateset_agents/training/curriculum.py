@@ -28,7 +28,11 @@ class ScenarioOrder:
 
     def take(self, frontier: int, number: int) -> list[Scenario]:
         """The episodes `frontier` to `frontier + number` of the run."""
-        return [self._at(place) for place in range(frontier, frontier + number)]
+        return [self.at(place) for place in range(frontier, frontier + number)]
+
+    def epoch_of(self, place: int) -> int:
+        """How often all scenarios come before this episode."""
+        return place // len(self._scenarios)
 
     def fingerprint(self) -> str:
         """SHA-256 over all scenarios: a checkpoint is of these and no others."""
@@ -38,7 +42,8 @@ class ScenarioOrder:
             digest.update(line.encode() + b"\n")
         return digest.hexdigest()
 
-    def _at(self, place: int) -> Scenario:
+    def at(self, place: int) -> Scenario:
+        """The scenario of the run's episode `place`, from 0."""
         epoch, offset = divmod(place, len(self._scenarios))
         if epoch != self._epoch:
             self._epoch, self._order = epoch, list(range(len(self._scenarios)))

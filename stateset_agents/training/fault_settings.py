@@ -42,6 +42,12 @@ class FaultSettings(Settings):
         description="Seconds that a reward may take, each time it is asked; members without a score by then "
         "stay unscored. None: for ever.",
     )
+    episode_timeout: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Seconds that a conversation may take in all; then it is cut, judged and scored by what "
+        "was said. None: as long as it lasts.",
+    )
     breaker_failures: int = Field(
         default=10,
         ge=0,

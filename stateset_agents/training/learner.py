@@ -35,6 +35,9 @@ __all__ = ["Learner", "Lesson"]
 
 _log = get_logger(__name__)
 
+_IMPORTANCE_CAP = 2.0
+"""Of stale tokens' weights, where the settings name none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
@@ -52,6 +55,8 @@ class _Prepared:
     batch: MicroBatch
     reference: Tensor | None
     """[N] the reference's log-probs."""
+    behaviour: Tensor | None
+    """[N] of the policy that sampled, where `batch.old_logprobs` are another's and a weight corrects it."""
 
 
 class Learner:
@@ -92,7 +97,16 @@ class Learner:
         self.critic = self._make_critic(autocast)
         self.midway = False
         """True once an update has moved weights and before it is through: no state to keep."""
-        self._recompute_old = not exact_logprobs or autocast is not None
+        self._recompute_old = not exact_logprobs or autocast is not None or config.max_staleness > 0
+        self._importance_cap = config.importance_cap
+        if config.max_staleness and config.importance_cap is None:
+            self._importance_cap = _IMPORTANCE_CAP
+        if self._importance_cap is not None and not self._recompute_old:
+            raise ConfigurationError(
+                f"importance_cap {self._importance_cap:g} would correct twice for who sampled: without "
+                "staleness and with fp32 rollouts the clipped ratio is to that policy already; leave "
+                "importance_cap out"
+            )
 
     @property
     def device(self) -> torch.device:
@@ -298,11 +312,18 @@ class Learner:
     def _prepare(
         self, batches: Sequence[MicroBatch], beta: float
     ) -> tuple[list[_Prepared], dict[str, float]]:
-        """pi_old and the reference of each micro-batch, a KL in the reward; how far pi_old was off."""
+        """pi_old and the reference of each micro-batch, a KL in the reward; how far pi_old was off.
+
+        Where tokens may be of earlier policies, pi_old is the policy as it stands now, the proximal one of
+        the decoupled objective (https://arxiv.org/abs/2505.24298, equation 5): the clip keeps near it, and
+        the weight of each token, pi_old over the policy that sampled it, is truncated at `importance_cap`
+        (https://fengyao.notion.site/off-policy-rl).
+        """
         self.policy.model.eval()
         prepared = []
         worst = 0.0
         for batch in batches:
+            behaviour = batch.old_logprobs if self._importance_cap is not None else None
             if self._recompute_old:
                 old = self.policy.score(batch).logprobs
                 worst = max(worst, float((old - batch.old_logprobs).abs().max()))
@@ -314,8 +335,9 @@ class Learner:
                     cost = kl_rewards(batch.old_logprobs, reference, beta)
                     to_go = token_returns_to_go(cost, batch.trajectory_ids)
                     batch = replace(batch, advantages=batch.advantages + to_go)
-            prepared.append(_Prepared(batch, reference))
-        return prepared, {"policy/rollout_mismatch": worst} if self._recompute_old else {}
+            prepared.append(_Prepared(batch, reference, behaviour))
+        numerical = self._recompute_old and not self.config.max_staleness  # else the policies differ, too
+        return prepared, {"policy/rollout_mismatch": worst} if numerical else {}
 
     def _loss(self, one: _Prepared, denominators: Denominators, beta: float) -> LossOutput:
         config, batch, loss = self.config, one.batch, LOSSES[self.config.loss_type]
@@ -333,6 +355,8 @@ class Learner:
                 clip_ratio=config.clip_ratio,
                 clip_ratio_high=config.clip_ratio_high,
                 dual_clip=config.dual_clip,
+                behaviour_logprobs=None if one.behaviour is None else one.behaviour[part],
+                weight_cap=self._importance_cap,
                 ref_logprobs=None if one.reference is None else one.reference[part],
                 beta=beta if config.kl_placement == "loss" else 0.0,
                 kl_estimator=config.kl_estimator,

@@ -75,6 +75,7 @@ MAY_DIFFER = frozenset(
         "training.breaker_failures",
         "training.breaker_pause",
         "training.outage_patience",
+        "training.episode_timeout",
     }
 )
 """How long a run is, what it writes, where it runs; the weights themselves say which model it is."""
@@ -90,6 +91,8 @@ class RunState:
     """Of the policy that the backend samples from."""
     frontier: int = 0
     """Episodes played: the place in the scenario order."""
+    replaced: int = 0
+    """Of these, groups without signal that others replaced."""
     failed_steps: int = 0
     """Steps in a row, the last one included, that could not train."""
     train_seconds: float = 0.0
@@ -114,15 +117,28 @@ class RunState:
                 "stateset-agents that wrote it"
             ) from error
 
+    @property
+    def num_trained(self) -> int:
+        """Episodes that steps were made of."""
+        return self.frontier - self.replaced
+
     def after_step(
-        self, *, episodes: int, new_policy: bool, failed: bool, repeatable: bool, temperature: float
+        self,
+        *,
+        episodes: int,
+        replaced: int = 0,
+        new_policy: bool,
+        failed: bool,
+        repeatable: bool,
+        temperature: float,
     ) -> RunState:
-        """One step further; its seconds are not added."""
+        """One step further; its seconds are not added. `replaced` of its `episodes` had no signal."""
         return replace(
             self,
             step=self.step + 1,
             version=self.step + 1 if new_policy else self.version,
             frontier=self.frontier + episodes,
+            replaced=self.replaced + replaced,
             failed_steps=self.failed_steps + 1 if failed else 0,
             repeatable=self.repeatable and repeatable,
             temperature=temperature,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
@@ -11,7 +13,7 @@ from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
 from stateset_agents.evaluation.evaluator import Evaluation
 from stateset_agents.training.config import TrainingConfig
 
-__all__ = ["evaluation_metrics", "rollout_metrics", "why_nothing_trained"]
+__all__ = ["evaluation_metrics", "rollout_metrics", "staleness_metrics", "why_nothing_trained"]
 
 
 def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
@@ -64,6 +66,23 @@ def _shape(played: Sequence[Trajectory]) -> dict[str, float]:
         "tokens/environment": float(whole - agent),
         "tokens/per_turn": agent / max(1, sum(len(t.turns) for t in played)),
     }
+
+
+def staleness_metrics(groups: Sequence[TrajectoryGroup], versions: Sequence[int]) -> dict[str, float]:
+    """How many policies lie between each sampled token and the one that is to be updated: mean and worst.
+
+    `versions`: of the policies so far, ascending, the one to be updated last. Nothing without a token.
+    """
+    tokens: Counter[int] = Counter()
+    for group in groups:
+        for trajectory in group.trajectories:
+            for turn in trajectory.turns:
+                for span in turn.completion.version_spans:
+                    tokens[len(versions) - bisect_right(versions, span.version)] += span.end - span.start
+    if not tokens:
+        return {}
+    mean = sum(staleness * count for staleness, count in tokens.items()) / tokens.total()
+    return {"staleness/mean": mean, "staleness/max": float(max(tokens))}
 
 
 def evaluation_metrics(result: Evaluation) -> dict[str, float]:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
-from stateset_agents.core.scenario import Scenario, expect_scenarios
-from stateset_agents.core.scoring import result_of
-from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, by_scenario
-from stateset_agents.core.user_code import told
 from stateset_agents.core.waiting import in_thread
-from stateset_agents.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError, TrainingStopped
+from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.evaluator import (
     Evaluation,
     evaluate,
@@ -37,11 +29,9 @@ from stateset_agents.training.config import TrainingConfig, TrainingProfile
 from stateset_agents.training.control import State
 from stateset_agents.training.early_stopping import crossed
 from stateset_agents.training.ending import leave
-from stateset_agents.training.step_metrics import evaluation_metrics, rollout_metrics, why_nothing_trained
-from stateset_agents.training.step_watch import StepWatch, watch_step
-from stateset_agents.training.temperature import next_temperature
+from stateset_agents.training.step_metrics import evaluation_metrics
+from stateset_agents.training.steps import TrainSteps
 from stateset_agents.training.tenure import at_work, new_edition
-from stateset_agents.training.training_run import TrainingRun
 from stateset_agents.training.uninterrupted import uninterrupted
 
 __all__ = ["MultiTurnGRPOTrainer", "train"]
@@ -49,7 +39,7 @@ __all__ = ["MultiTurnGRPOTrainer", "train"]
 _log = get_logger(__name__)
 
 
-class MultiTurnGRPOTrainer(TrainingRun):
+class MultiTurnGRPOTrainer(TrainSteps):
     """Trains an agent by group-relative policy optimisation, inside the caller's event loop.
 
     Generation runs in the backend's worker thread and the update in the trainer's own, so the loop goes
@@ -105,23 +95,17 @@ class MultiTurnGRPOTrainer(TrainingRun):
         self.tracker.log_event("paths", step=self.step_number, **self._paths(self.agent.backend))
         await self._notify("on_train_begin", self)
         await self._between_steps()  # what a stop in their middle left undone
-        while not (done := self._done()):
-            if not await self._goes_on():
-                return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
-            await self.step()
-            await self._between_steps()
+        try:
+            while not (done := self._done()):
+                if not await self._goes_on():
+                    return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
+                await (self._overlapping_step() if self.config.max_staleness else self.step())
+                await self._between_steps()
+        finally:
+            await self._stop_flow()
         if self.config.load_best_at_end:
             await uninterrupted(self._speak_as_best())
         return "finished", done[0]
-
-    def _done(self) -> tuple[str, str] | None:
-        """Why no step is left, and what to do about it; None while there is one."""
-        if self.step_number >= self.num_steps:
-            steps = f"all {self.num_steps} steps are" if self.num_steps > 1 else "the one step is"
-            return f"{steps} done", "raise max_steps or num_episodes to go on"
-        if self._state.best.exhausts(self.config.early_stopping_patience):
-            return self._state.best.why_stopped(), "raise early_stopping_patience to go on"
-        return None
 
     async def _end(self, state: State, why: str) -> None:
         """Keep what there is, write it down and tell everyone; each is done whatever becomes of the others.
@@ -172,158 +156,6 @@ class MultiTurnGRPOTrainer(TrainingRun):
             await self.agent.backend.update_weights(checkpoint.weights, checkpoint.step)
             new_edition(self.agent.backend)
 
-    async def step(self) -> dict[str, float]:
-        """One step: roll out, credit, update, hand the new weights to the agent; returns its metrics.
-
-        Cancelled during the rollout it leaves nothing behind; from the update on it finishes first.
-        """
-        with self._stepping():
-            started = time.perf_counter()
-            scenarios = self._order.take(self._state.frontier, self._step_episodes())
-            async with watch_step(self.agent.backend) as watch:
-                groups = await self.generate_trajectories(scenarios)
-                metrics = await uninterrupted(self._learn_from(groups, started, watch))
-            return await self._step_end(metrics)
-
-    async def generate_trajectories(self, scenarios: Sequence[Scenario]) -> list[TrajectoryGroup]:
-        """One scored group per scenario, sampled from the current policy."""
-        expect_scenarios(scenarios)
-        with at_work(self.agent.backend, self):
-            await self._speak_as_itself()
-            return await self.engine.rollout(
-                scenarios, seed=self.config.seed, step=self.step_number, temperature=self.temperature
-            )
-
-    async def training_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-        """A step on groups that are there already, as `generate_trajectories` gives them."""
-        with self._stepping():
-            async with watch_step(self.agent.backend) as watch:
-                metrics = await uninterrupted(self._learn_from(groups, time.perf_counter(), watch))
-            return await self._step_end(metrics)
-
-    async def compute_grpo_loss(self, groups: Sequence[TrajectoryGroup]) -> dict[str, Tensor]:
-        """The policy's loss on these groups under the weights as they are, without a KL term; nothing steps.
-
-        Scalars: total_loss carries the gradient; policy_loss, kl_penalty (0 here), entropy, approx_kl (to
-        the policy that sampled) and clip_fraction do not. `training_step` makes the same loss, with `beta`
-        times the KL to the reference, and steps on it.
-
-        Raises ConfigurationError where no group has `min_group_size` scored members.
-        """
-        return await self._loss(groups, 0.0)
-
-    async def compute_enhanced_grpo_loss(
-        self, trajectories: Sequence[Trajectory], beta: float = 0.1
-    ) -> dict[str, Tensor]:
-        """`compute_grpo_loss` plus `beta` times the KL to the reference, kl_penalty.
-
-        Trajectories of one scenario are a group. Raises ConfigurationError, too, for a `beta` without a
-        reference model.
-        """
-        return await self._loss(by_scenario(trajectories), beta)
-
-    async def _loss(self, groups: Sequence[TrajectoryGroup], beta: float) -> dict[str, Tensor]:
-        def loss() -> dict[str, Tensor]:
-            self.learner.set_temperature(self.temperature)
-            return self.learner.losses(self.learner.credit(groups).credited.samples, beta=beta)
-
-        async with self._boundary:
-            return await self._worker.run(loss)
-
-    @contextlib.contextmanager
-    def _stepping(self) -> Iterator[None]:
-        """One step at a time, and none after the last."""
-        self._worker.refuse_stopped()
-        if done := self._done():
-            raise ConfigurationError(": ".join(done))
-        if self._is_stepping:
-            raise ConfigurationError("a step of this trainer is under way: await it before the next")
-        with at_work(self.agent.backend, self):
-            self._is_stepping = True
-            try:
-                yield
-            finally:
-                self._is_stepping = False
-
-    async def _step_end(self, metrics: dict[str, float]) -> dict[str, float]:
-        await self._notify("on_step_end", self.step_number, metrics)
-        if self._trouble is not None:
-            raise TrainingStopped(self._trouble)
-        return metrics
-
-    async def _learn_from(
-        self, groups: Sequence[TrajectoryGroup], started: float, watch: StepWatch
-    ) -> dict[str, float]:
-        number, rolled_out = self.step_number + 1, time.perf_counter()
-        async with self._boundary:
-            self.learner.set_temperature(self.temperature)
-            lesson = await self._worker.run(partial(self.learner.credit, groups))
-            credited = lesson.credited
-            metrics = await self._worker.run(rollout_metrics, groups)  # thousands of turns: not in the loop
-            metrics |= {"group/dropped": float(credited.num_dropped_groups)}
-            metrics["rollout/temperature"] = self.temperature
-            metrics |= await self._worker.run(partial(self.learner.learn, lesson, step=number))
-            scaled = self.learner.scales_gradients
-            cause = why_nothing_trained(groups, metrics, self.config, scaled=scaled)
-            self._state = self._state.after_step(
-                episodes=len(groups),
-                new_policy=bool(credited.samples),
-                failed=cause is not None,
-                repeatable=self.engine.repeatable,
-                temperature=next_temperature(self.config, self.temperature, metrics.get("reward/mean")),
-            )
-            if credited.samples:
-                await self._hand_over()
-            mistake = await self._observe(groups)
-            sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)
-            now = time.perf_counter()
-            self._state = replace(self._state, train_seconds=self._state.train_seconds + now - started)
-        metrics |= {
-            "time/rollout": rolled_out - started,
-            "time/update": now - rolled_out,
-            "time/step": now - started,
-            **watch.metrics(),
-            **self.engine.dependencies.metrics(),
-            "tokens/per_second": sampled / (now - started),
-            "policy/version": float(self._state.version),
-        }
-        self._metrics |= metrics
-        self._warnings.look(metrics)
-        self.tracker.log_metrics(number, metrics)
-        if self.config.log_rollouts:
-            write = partial(self.tracker.log_rollouts, number, groups, credited.advantages, stage="train")
-            await self._worker.run(write)
-        fatal = number == 1 or self._state.failed_steps >= self.config.max_failed_steps
-        self._trouble = f"step {number} {cause}" if cause and fatal else None
-        if mistake is not None:
-            raise mistake
-        return metrics
-
-    async def _observe(self, groups: Sequence[TrajectoryGroup]) -> Exception | None:
-        """Show the reward its scores. It is user code: what it raises is one line, and the step goes on; an
-        error that must travel is returned, for the step to be whole first."""
-
-        def observe() -> dict[str, Any]:
-            self.reward_fn.observe([result_of(one) for group in groups for one in group.scored])
-            return self.reward_fn.state()
-
-        try:
-            self._state = replace(self._state, reward=await in_thread(observe))
-        except (*PROGRAMMING_ERRORS, StatesetError) as error:
-            return error
-        except Exception as error:  # the boundary to user code
-            said = f"{self.reward_fn.name}.observe failed: {told(error)}"
-            _log.error(f"reward {said}; training goes on")
-            self.tracker.log_event("reward failed", step=self.step_number, error=said)
-            self._state = replace(self._state, repeatable=False)
-        return None
-
-    def _step_episodes(self) -> int:
-        full = self.config.episodes_per_step()
-        if self.config.max_steps is not None:
-            return full
-        return min(full, self.config.num_episodes - self._state.frontier)
-
     async def _between_steps(self) -> None:
         """Evaluate and save where it is due."""
         step, is_best = self.step_number, False
@@ -369,6 +201,7 @@ class MultiTurnGRPOTrainer(TrainingRun):
             turn_timeout=self.config.turn_timeout,
             reward_timeout=self.config.reward_timeout,
             faults=self.config.faults,
+            episode_timeout=self.config.episode_timeout,
         )
 
 

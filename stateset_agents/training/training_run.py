@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from stateset_agents.training.control import Controlled, Progress
 from stateset_agents.training.curriculum import ScenarioOrder
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.parts import check_reward
+from stateset_agents.training.pipeline import Pipeline
 from stateset_agents.training.resume import (
     Identity,
     RunState,
@@ -102,6 +104,11 @@ class TrainingRun(Controlled):
         self._tracker: JsonlTracker | None = None
         self._learner: Learner | None = None
         self._edition: object = None
+        self._versions = [0]
+        """Of the policies so far, ascending."""
+        self._pipeline: Pipeline | None = None
+        self._flows_from: object = None
+        """The edition that the pipeline goes on from."""
         self._boundary = asyncio.Lock()
         self._patience = Patience()
         self._worker = Worker()
@@ -181,6 +188,7 @@ class TrainingRun(Controlled):
             turn_timeout=self.config.turn_timeout,
             reward_timeout=self.config.reward_timeout,
             faults=self.config.faults,
+            episode_timeout=self.config.episode_timeout,
         )
         self._run, self._tracker = await self._worker.run(self._open_run)
         self.engine.dependencies.on_event = self._log_fault
@@ -219,7 +227,9 @@ class TrainingRun(Controlled):
 
     async def _hand_over(self) -> None:
         """Let the agent speak with this trainer's weights."""
-        await self.agent.backend.update_weights(self.learner.weights(), self._state.version)
+        version = self._state.version
+        await self.agent.backend.update_weights(self.learner.weights(), version)
+        self._versions = [*(earlier for earlier in self._versions if earlier < version), version]
         self._edition = new_edition(self.agent.backend)
 
     async def _speak_as_itself(self) -> None:
@@ -242,7 +252,7 @@ class TrainingRun(Controlled):
     def deterministic(self) -> bool:
         """Does the run wait for every local reply, so that it can be repeated bit by bit?"""
         if self.config.scheduling == "auto":
-            return self.environment.local
+            return self.environment.local and not self.config.max_staleness
         return self.config.scheduling == "deterministic"
 
     # ------------------------------------------------------------------------------ checkpoints
@@ -331,6 +341,16 @@ class TrainingRun(Controlled):
             best_step=self._state.best.step,
             best_value=self._state.best.value,
             why=self._why,
+        )
+
+    def _tell(self, event: str, *, step: int | None = None, **fields: Any) -> None:
+        """Write an event of the step under way, or of the one named, for a timeline of the run."""
+        self.tracker.log_event(
+            event,
+            step=self.step_number + 1 if step is None else step,
+            run=self.run.path.name,
+            monotonic=round(time.monotonic(), 6),
+            **fields,
         )
 
     async def _notify(self, moment: str, *arguments: Any) -> None:

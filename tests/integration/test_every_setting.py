@@ -77,6 +77,7 @@ TRAINING = {
     "clip_ratio": Change(0.01, given=OFF_POLICY),
     "clip_ratio_high": Change(0.01, given=OFF_POLICY),
     "dual_clip": Change(1.01, given=OFF_POLICY),
+    "importance_cap": Change(0.01, given={"precision": "bf16", "importance_cap": 1.0}),
     "loss_length": Change(3, "metrics", {"loss_type": "dr_grpo"}),
     "entropy_coef": Change(0.1),
     "advantage_estimator": Change("turn_group"),
@@ -111,6 +112,9 @@ TRAINING = {
     "outage_patience": Change(0.0, "metrics", AWAY, "away for a while"),
     "turn_timeout": Change(0.5, "files", parts="one conversation is slow"),
     "reward_timeout": Change(0.5, "metrics", parts="one reward is slow"),
+    "episode_timeout": Change(0.5, "files", parts="one conversation is slow"),
+    "max_staleness": Change(1, "metrics"),
+    "max_resamples": Change(2, "metrics", parts="all alike"),
     "max_failed_steps": Change(1, "error", {"breaker_failures": 0}, "all fail from step 2"),
     "output_dir": Change("elsewhere", "files"),
     "run_name": Change("other", "files"),
@@ -240,10 +244,16 @@ class BreaksOnce(RewardFunction):
         return await even_share.score(trajectory)
 
 
+@reward_function(name="even_share", local=True)
+async def all_alike(trajectory):
+    return 1.0
+
+
 PARTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "dropout": {"dropout": 0.5},
     "cut after a turn": {"max_turns": 1},
+    "all alike": {"reward": all_alike},
     "three of four scored": {"reward": three_of_four},
     "one conversation is slow": {"slow": lambda call: call == 3},
     "one reward is slow": {"reward": three_in_time},

@@ -28,15 +28,19 @@ def test_on_policy_exactly_one_step_is_admitted_at_a_time() -> None:
     for place in (12, 10, 11):
         assert not admission.is_ready
         admission.finish(place, SIGNAL)
-    assert admission.take().taken == (10, 11, 12)
+    batch = admission.take()
+    assert batch.taken == (10, 11, 12)
+    assert batch.ends == {10: End.TRAINED, 11: End.TRAINED, 12: End.TRAINED}
     assert admission.capacity == 0  # until the step has trained
-    assert admission.settle() == {10: End.TRAINED, 11: End.TRAINED, 12: End.TRAINED}
+    admission.settle()
     assert admit_all(admission) == [13, 14]  # the last step is short
     admission.finish(13, SIGNAL)
     admission.finish(14, FAILED)
-    assert admission.take().taken == (13, 14)
-    assert admission.settle() == {13: End.TRAINED, 14: End.FAILED}
-    assert (admission.capacity, admission.frontier) == (0, 15)
+    batch = admission.take()
+    assert batch.taken == (13, 14)
+    assert batch.ends == {13: End.TRAINED, 14: End.FAILED}
+    admission.settle()
+    assert admission.capacity == 0
 
 
 def test_with_staleness_one_the_next_step_s_groups_begin_before_this_step_trains() -> None:
@@ -47,7 +51,7 @@ def test_with_staleness_one_the_next_step_s_groups_begin_before_this_step_trains
     assert (admission.num_waiting, admission.is_ready) == (3, False)  # the head is still under way
     admission.finish(0, SIGNAL)
     assert admission.take().taken == (0, 1)
-    assert admission.capacity == 0
+    assert (admission.num_waiting, admission.capacity) == (2, 0)
     admission.settle()
     assert admission.capacity == 2
 
@@ -72,9 +76,9 @@ def test_groups_without_signal_are_replaced_by_the_next_up_to_the_limit() -> Non
     admission.finish(2, ALIKE)  # the third without signal: now it is taken
     admission.finish(3, SIGNAL)
     batch = admission.take()
-    assert (batch.taken, batch.passed_over, batch.places) == ((2, 3), (0, 1), [0, 1, 2, 3])
-    ends = admission.settle()
-    assert ends == {0: End.FAILED, 1: End.FILTERED, 2: End.TRAINED, 3: End.TRAINED}
+    assert (batch.taken, batch.passed_over) == ((2, 3), (0, 1))
+    assert batch.ends == {0: End.FAILED, 1: End.FILTERED, 2: End.TRAINED, 3: End.TRAINED}
+    admission.settle()
     assert admit_all(admission) == [4, 5]
 
 
@@ -86,7 +90,7 @@ def test_a_group_that_is_too_old_is_refused_at_training_time() -> None:
         admission.finish(place, SIGNAL)
     admission.take()
     admission.settle()
-    with pytest.raises(TrainingStopped, match="staleness 1 .* max_staleness is 0"):
+    with pytest.raises(TrainingStopped, match=r"staleness 1 .* max_staleness is 0"):
         admission.take()
 
 
@@ -172,14 +176,14 @@ def test_whatever_happens_every_group_ends_once_in_time_and_in_order(
                 expected = min(groups_per_step, total - trained)
                 assert len(in_training.taken) == expected
                 assert len(in_training.passed_over) <= max_resamples
-                assert in_training.places == list(range(frontier, frontier + len(in_training.places)))
+                assert list(in_training.ends) == list(range(frontier, frontier + len(in_training.ends)))
             case "settle":
                 assert in_training is not None
-                settled = admission.settle()
-                assert not settled.keys() & ends.keys()
-                ends |= settled
+                admission.settle()
+                assert not in_training.ends.keys() & ends.keys()
+                ends |= in_training.ends
                 trained += len(in_training.taken)
-                frontier, in_training = admission.frontier, None
+                frontier, in_training = frontier + len(in_training.ends), None
                 done_before += 1
     assert trained == total
     assert sorted(ends) == list(range(frontier))  # one record of each, none left out

@@ -37,12 +37,19 @@ class Backend(ScriptedBackend):
 
 
 async def play(
-    environment: ChattyEnvironment, script: Script = ("a", "b", "c"), **config: Any
+    environment: ChattyEnvironment,
+    script: Script = ("a", "b", "c"),
+    *,
+    seconds: float | None = None,
+    delay: Any = 0.0,
+    **config: Any,
 ) -> tuple[Trajectory, Backend]:
-    backend = Backend(script, context_length=config.pop("context_length", 1000))
+    backend = Backend(script, context_length=config.pop("context_length", 1000), delay=delay)
     async with MultiTurnAgent(AgentConfig(**config), backend=backend) as agent:
         session = Session(3, 1)
-        trajectory = await run_episode(agent, environment, SCENARIO, seeds=SEEDS, session=session)
+        trajectory = await run_episode(
+            agent, environment, SCENARIO, seeds=SEEDS, session=session, seconds=seconds
+        )
     assert backend.released == [session]
     assert environment.num_open == 0
     return trajectory, backend
@@ -210,6 +217,32 @@ async def test_a_cancelled_conversation_is_closed_and_released() -> None:
             await task
     assert environment.num_open == 0
     assert backend.released == [Session(0, 0)]
+
+
+@pytest.mark.parametrize("hangs", ["the user", "the agent"])
+async def test_a_conversation_whose_time_is_up_is_cut_and_judged_by_what_was_said(hangs: str) -> None:
+    async def silent_at_last(conversation: ChattyConversation, reply: Message) -> None:
+        if conversation.turn == 2 and hangs == "the user":
+            await asyncio.sleep(100)
+
+    trajectory, _ = await play(
+        ChattyEnvironment(turns=9, answer=silent_at_last),
+        ["a", "b", "c"],
+        seconds=0.2,
+        delay=lambda request: 100.0 if request.turn == 2 else 0.0,
+    )
+    assert (trajectory.status, trajectory.success) == (Status.TRUNCATED, True)
+    assert [message.content for message in trajectory.replies] == ["a", "b"]
+    assert trajectory.metadata == {"timed_out": True}
+    assert trajectory.error is None
+
+
+async def test_a_conversation_whose_time_is_up_before_anything_was_said_has_failed() -> None:
+    trajectory, _ = await play(ChattyEnvironment(), ["a"], seconds=0.05, delay=100.0)
+    assert trajectory.status is Status.FAILED
+    assert trajectory.error is not None
+    assert "raise episode_timeout" in trajectory.error
+    assert trajectory.metadata == {"timed_out": True}
 
 
 async def test_the_verdict_is_the_environment_s() -> None:

@@ -1,0 +1,138 @@
+"""Updates on what an earlier policy sampled: the clip keeps near the newest one, a weight does the rest."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from test_learner import ADVANTAGES, averaged, derivative, distance, gradient, learner_of, moved, samples_for
+from tiny_models import tiny_model
+from tiny_training import plain_logprobs
+
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.learner import Learner
+
+CAP = 1.25
+
+
+def stale():
+    """A model, and samples whose stored log-probs are an earlier policy's (the model's own plus noise)."""
+    model = tiny_model().double()
+    return model, samples_for(model, drift=0.4)
+
+
+def expected_loss(model, samples, *, weigh):
+    """Of one pass, by hand: `weigh` makes a token's weight of its (log-prob now, stored log-prob)."""
+    terms = []
+    for sample, advantage in zip(samples, ADVANTAGES, strict=True):
+        now = plain_logprobs(model, sample.trajectory)
+        acted = [bit == 1 for bit in sample.trajectory.action_mask]
+        stored = torch.tensor(sample.trajectory.logprobs, dtype=torch.float64)[torch.tensor(acted)]
+        terms.append(-weigh(now.detach(), stored) * advantage * now)
+    return averaged("trajectory", terms, 1)
+
+
+def test_the_first_pass_weighs_each_token_by_pi_old_over_the_sampler_truncated():
+    model, samples = stale()
+    learner = learner_of(copy.deepcopy(model), max_staleness=1, importance_cap=CAP)
+    found, metrics = gradient(learner, samples)
+    right = expected_loss(model, samples, weigh=lambda now, mu: (now - mu).exp().clamp(max=CAP))
+    assert distance(found, derivative(model, right)) < 1e-6
+    assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["policy/clip_fraction_low"] == metrics["policy/clip_fraction_high"] == 0.0
+    tokens = sum(sample.trajectory.num_agent_tokens for sample in samples)
+    with torch.no_grad():
+        weights = [(now - mu).exp() for now, mu in stored_and_now(model, samples)]
+    at_cap = sum(int((weight >= CAP).sum()) for weight in weights)
+    assert at_cap > 0
+    assert metrics["policy/weight_truncated"] == pytest.approx(at_cap / tokens, abs=1e-6)
+    mean = sum(float(weight.clamp(max=CAP).sum()) for weight in weights) / tokens
+    assert metrics["policy/weight"] == pytest.approx(mean, rel=1e-5)
+
+
+def stored_and_now(model, samples):
+    for sample in samples:
+        mask = torch.tensor(sample.trajectory.action_mask) == 1
+        stored = torch.tensor(sample.trajectory.logprobs, dtype=torch.float64)[mask]
+        yield plain_logprobs(model, sample.trajectory), stored
+
+
+def test_the_sampler_taken_for_pi_old_would_clip_what_the_step_has_not_moved():
+    """The naive update: it clips against the stale policy, so tokens lose their gradient for their age."""
+    model, samples = stale()
+    naive, metrics = gradient(
+        learner_of(copy.deepcopy(model)), samples
+    )  # max_staleness 0: old is the sampler
+    loss = expected_loss(model, samples, weigh=lambda now, mu: (now - mu).exp().clamp(max=2.0))
+    right = derivative(model, loss)
+    assert metrics["policy/first_ratio_max"] > 1.5
+    assert metrics["policy/clip_fraction_low"] + metrics["policy/clip_fraction_high"] > 0.05
+    assert distance(naive, right) > 0.05
+    found, _ = gradient(learner_of(copy.deepcopy(model), max_staleness=1), samples)  # the cap is 2
+    assert distance(found, right) < 1e-6
+
+
+def test_the_weight_is_applied_once():
+    """The naive update multiplies a ratio to the sampler, which is the weight already, by the weight."""
+    model, samples = stale()
+    found, _ = gradient(learner_of(copy.deepcopy(model), max_staleness=1, importance_cap=9.0), samples)
+    once = expected_loss(model, samples, weigh=lambda now, mu: (now - mu).exp().clamp(max=9.0))
+    twice = expected_loss(model, samples, weigh=lambda now, mu: (2 * (now - mu)).exp().clamp(max=9.0))
+    assert distance(found, derivative(model, once)) < 1e-6
+    assert distance(found, derivative(model, twice)) > 0.05
+
+
+def test_a_weight_where_the_ratio_is_the_correction_already_is_refused():
+    with pytest.raises(
+        ConfigurationError, match=r"importance_cap 2 would correct twice .* leave importance_cap out"
+    ):
+        learner_of(tiny_model(), importance_cap=2.0)
+
+
+def test_rollouts_in_half_precision_may_be_weighed_without_staleness():
+    model, samples = stale()
+    config = TrainingConfig(beta=0.0, max_grad_norm=1e9, importance_cap=CAP)
+    learner = Learner(copy.deepcopy(model), config, num_steps=10, exact_logprobs=False)
+    found, metrics = gradient(learner, samples)
+    right = expected_loss(model, samples, weigh=lambda now, mu: (now - mu).exp().clamp(max=CAP))
+    assert distance(found, derivative(model, right)) < 1e-6
+    assert metrics["policy/rollout_mismatch"] > 0.1
+
+
+def test_pi_old_stays_where_it_was_while_the_passes_move_the_policy():
+    model, samples = stale()
+    learner = learner_of(copy.deepcopy(model), max_staleness=1, num_iterations=2, learning_rate=0.01)
+    _, metrics = gradient(learner, samples)
+    assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["policy/ratio_max"] > 1.01
+
+
+def test_fresh_samples_have_weight_one():
+    model = tiny_model().double()
+    samples = samples_for(model)
+    found, metrics = gradient(learner_of(copy.deepcopy(model), max_staleness=3), samples)
+    plain, _ = gradient(learner_of(copy.deepcopy(model)), samples)
+    assert distance(found, plain) < 1e-5
+    assert metrics["policy/weight"] == pytest.approx(1.0, abs=1e-5)
+    assert "policy/rollout_mismatch" not in metrics
+
+
+def test_a_kl_in_the_reward_is_that_of_pi_old():
+    start = tiny_model().double()
+    learner = learner_of(
+        copy.deepcopy(start), beta=0.5, kl_placement="reward", kl_estimator="k1", max_staleness=1
+    )
+    moved(learner.policy.model)
+    model = copy.deepcopy(learner.policy.model)
+    samples = samples_for(model, drift=0.3, advantages=[0.0] * 5)
+    found, _ = gradient(learner, samples)
+    terms = []
+    for (now, stored), sample in zip(stored_and_now(model, samples), samples, strict=True):
+        with torch.no_grad():
+            cost = -0.5 * (now - plain_logprobs(start, sample.trajectory))
+            weight = (now - stored).exp().clamp(max=2.0)
+        to_go = torch.stack([cost[t:].sum() for t in range(len(cost))])
+        terms.append(-weight * to_go * now)
+    assert distance(found, derivative(model, averaged("trajectory", terms, 1))) < 1e-5

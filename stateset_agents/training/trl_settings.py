@@ -78,7 +78,7 @@ OURS = frozenset(
             "eval_steps",
         ),
         *("eval_episodes", "metric_for_best", "early_stopping_patience", "early_stopping_threshold"),
-        *("load_best_at_end", "log_rollouts"),
+        *("load_best_at_end", "log_rollouts", "episode_timeout", "max_resamples"),
     }
 )
 """Fields that this package's own code reads in a training by TRL, too: rollouts, credit, critic, the
@@ -107,6 +107,12 @@ REFUSED: Mapping[str, _Only] = {
     ),
     "dropout": _unless_moved(
         "dropout", f"rollouts have none, and TRL's ratio would see it: leave it out, {_BY_US}"
+    ),
+    "max_staleness": _unless_moved(
+        "max_staleness", f"TRL's update and rollouts take turns: leave it at 0, {_BY_US}"
+    ),
+    "importance_cap": _unless_moved(
+        "importance_cap", f"TRL's weights have another form: leave it out, {_BY_US}"
     ),
     "entropy_coef": _unless_moved(
         "entropy_coef", f"TRL averages its bonus in another way than its loss: leave it at 0, {_BY_US}"

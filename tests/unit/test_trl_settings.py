@@ -44,6 +44,8 @@ CHANGED = {
 UNFIT = {
     "micro_batch_tokens": 4096,
     "dropout": True,
+    "max_staleness": 1,
+    "importance_cap": 2.0,
     "entropy_coef": 0.1,
     "kl_estimator": "k2",
     "kl_placement": "reward",

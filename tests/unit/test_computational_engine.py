@@ -240,7 +240,10 @@ async def test_a_cancelled_rollout_leaves_nothing_behind() -> None:
     engine = engine_of(environment)
     await engine.agent.initialize()
     task = asyncio.create_task(engine.rollout(scenarios(3), seed=0, step=0))
-    await asyncio.sleep(0.02)
+    for _ in range(1000):
+        await asyncio.sleep(0.005)
+        if environment.num_open == 6:
+            break
     assert environment.num_open == 6
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

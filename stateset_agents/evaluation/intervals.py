@@ -8,7 +8,14 @@ from math import comb
 from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.streams import derive
 
-__all__ = ["mean_interval", "pass_at_k", "pass_hat_k", "share_interval", "wilson"]
+__all__ = [
+    "crossed_interval",
+    "mean_interval",
+    "pass_at_k",
+    "pass_hat_k",
+    "share_interval",
+    "wilson",
+]
 
 
 def pass_at_k(successes: int, n: int, k: int) -> float:
@@ -57,6 +64,30 @@ def mean_interval(values: Sequence[float], *, resamples: int = 4000) -> tuple[fl
         for start in range(0, resamples, rows)
     ]
     low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def crossed_interval(rows: Sequence[Sequence[float]], *, resamples: int = 4000) -> tuple[float, float]:
+    """95 % of the mean of a table, by a bootstrap that draws its rows and its columns, each with replacement.
+
+    For training runs of several seeds (rows) measured on the same scenarios (columns): another seed and
+    another scenario would both have given other values, so both are drawn (the two-factor bootstrap of Owen,
+    https://arxiv.org/abs/0712.1111, which errs on the wide side). A single row tells nothing of seeds: then
+    only columns are drawn. Always the same for the same values. Raises ValueError for an empty or ragged
+    table.
+    """
+    import numpy as np
+
+    if not rows or not rows[0] or len({len(row) for row in rows}) > 1:
+        raise ValueError("a table needs rows of one length with at least one value each")
+    given = np.asarray(rows, dtype=float)
+    draw = np.random.default_rng(derive(0, "crossed bootstrap", *given.shape))
+    means = []
+    for _ in range(resamples):
+        columns = draw.integers(given.shape[1], size=given.shape[1])
+        of_row = given[:, columns].mean(axis=1)
+        means.append(of_row[draw.integers(len(rows), size=len(rows))].mean())
+    low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
 

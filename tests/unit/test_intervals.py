@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateset_agents.algorithms.intervals import wilson
+from stateset_agents.evaluation.intervals import crossed_interval, mean_interval
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,17 @@ def test_the_share_lies_inside_and_the_mirror_image_is_the_mirror_interval(count
 def test_impossible_counts_are_refused(successes: int, n: int) -> None:
     with pytest.raises(ValueError, match="between 0 and n"):
         wilson(successes, n)
+
+
+def test_an_interval_over_seeds_and_scenarios_knows_both_kinds_of_chance() -> None:
+    same = [[1.0, 0.0, 0.0, 1.0] * 10] * 5  # seeds agree: what is left is chance of scenarios
+    low, high = crossed_interval(same)
+    expected = mean_interval(same[0])
+    assert (low, high) == (pytest.approx(expected[0], abs=0.05), pytest.approx(expected[1], abs=0.05))
+    apart = [[0.0] * 40, [1.0] * 40, [0.0] * 40, [1.0] * 40]  # scenarios agree: chance of seeds
+    assert crossed_interval(apart) == (0.0, 1.0)
+    assert crossed_interval([[0.5] * 3] * 2) == (0.5, 0.5)
+    assert crossed_interval(same) == (low, high)
+    for wrong in ([], [[]], [[1.0], [1.0, 2.0]]):
+        with pytest.raises(ValueError, match="rows of one length"):
+            crossed_interval(wrong)

@@ -152,3 +152,10 @@ def test_openings_leave_the_order_id_out_about_a_third_of_the_time():
         assert bool(ORDER_ID.search(scenario.opening)) == scenario.context["tells_order_id"]
     unnamed = sum(not s.context["tells_order_id"] for s in DESK.scenarios("train"))
     assert 0.3 < unnamed / len(DESK.scenarios("train")) < 0.4
+
+
+def test_no_caller_begins_with_the_order_id():
+    """There it would be other tokens than in a tool call, and the small model could not copy it."""
+    answers = [one for split in ANSWERS.values() for one in split]
+    assert len(answers) == 6
+    assert all(" {order_id}" in one for one in answers)

@@ -91,7 +91,8 @@ OPENINGS: Mapping[str, Mapping[Split, tuple[str, ...]]] = {
 
 ANSWERS: Mapping[Split, tuple[str, ...]] = {
     "train": ("it is {order_id}.", "order {order_id}.", "it is order {order_id}."),
-    "validation": ("{order_id} please.",),
+    "validation": ("i mean {order_id}.",),
     "test": ("the order is {order_id}.", "sorry, it is {order_id}."),
 }
-"""What the caller answers to "which order is it?"."""
+"""What the caller answers to "which order is it?". The id never comes first: without a blank before it, it
+would be other tokens than in a tool call, and no model that learnt to copy it there could."""

@@ -1,0 +1,312 @@
+"""How fast does each advantage estimator learn the retail desk, by steps, by sampled tokens, by CPU time?
+
+The runs are those of examples/demo.yaml with nothing changed but the estimator and the seed, one torch
+thread each, stopped after 60 of the 110 steps. Every ten steps the validation scenarios are played, at the
+end those of the test; what became of each scenario is kept, so that two estimators are compared scenario by
+scenario and seed by seed.
+
+    python scripts/desk_curves.py          # half a minute a run (branch: one); again: only what is missing
+    python scripts/desk_curves.py --write  # the table of docs/results.md and docs/images/desk-curves.svg too
+
+Runs that are there already (runs/desk-curves/ESTIMATOR-SEED.json) are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from stateset_agents.evaluation.intervals import crossed_interval
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, PICTURE = ROOT / "docs" / "results.md", ROOT / "docs" / "images" / "desk-curves.svg"
+
+ESTIMATORS = ("group", "turn_group", "branch", "turn_gae")
+EVERY = 10
+"""Steps between two plays of the validation scenarios."""
+
+
+class Watch:
+    """Keeps what a run shows, step by step."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.success: list[float] = []
+        self.tokens: list[float] = []
+        self.cpu: list[float] = []
+        self.validation: dict[int, str] = {}
+        self._mark = 0.0
+
+    def on_train_begin(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._mark = time.process_time()
+
+    def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.success.append(metrics["success/rate"])
+        self.tokens.append(metrics["tokens/agent"] + metrics.get("tokens/branches", 0.0))
+        self.cpu.append(time.process_time() - self._mark)
+        self._mark = time.process_time()
+        if step == self.steps:
+            self._trainer.request_stop()
+
+    def on_evaluate(self, step: int, evaluation: Any) -> None:
+        self.validation[step] = verdicts(evaluation)
+        self._mark = time.process_time()
+
+
+def verdicts(evaluation: Any) -> str:
+    """A 1 for each scenario that succeeded, else a 0, in the order of the split."""
+    return "".join(str(int(bool(group.trajectories[0].success))) for group in evaluation.groups)
+
+
+async def run(estimator: str, seed: int, steps: int) -> dict[str, Any]:
+    """Train once; what is given back is JSON."""
+    from stateset_agents.training.experiment import Experiment, load_experiment
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "advantage_estimator": estimator,
+            "seed": seed,
+            "eval_steps": EVERY,
+            "eval_episodes": 120,  # all
+            "save_steps": 0,
+            "log_rollouts": False,
+            "output_dir": folder,
+        }
+        changes = {f"training.{name}": value for name, value in settings.items()}
+        watch = Watch(steps)
+        config = load_experiment("examples/demo.yaml", changes)
+        async with Experiment(config, callbacks=[watch], measures=False) as experiment:
+            trainer = experiment.trainer
+            families = [one.family for one in trainer.environment.scenarios("validation")]
+            before = verdicts(await trainer.evaluate())
+            await experiment.train()
+            number = len(trainer.environment.scenarios("test"))
+            sampled = await trainer.evaluate("test", episodes=number)
+    return {
+        "estimator": estimator,
+        "seed": seed,
+        "success": watch.success,
+        "tokens": watch.tokens,
+        "cpu": [round(seconds, 3) for seconds in watch.cpu],
+        "families": families,
+        "validation": {0: before, **watch.validation},
+        "test": verdicts(sampled),
+    }
+
+
+def play(estimator: str, seed: int, steps: int, file: Path) -> None:
+    """One run in a process of its own."""
+    import torch
+
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    made = asyncio.run(run(estimator, seed, steps))
+    beside = file.with_suffix(".part")
+    beside.write_text(json.dumps(made))
+    beside.replace(file)
+
+
+Runs = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Estimator -> its runs, one for each seed, in the same order."""
+Unit = Literal["steps", "tokens", "cpu"]
+
+
+def spent(one: Mapping[str, Any], unit: Unit) -> list[float]:
+    """What a run has spent when each step ends, and 0 before the first."""
+    each = [1.0] * len(one["success"]) if unit == "steps" else one[unit]
+    return [0.0, *accumulate(each)]
+
+
+def points(one: Mapping[str, Any], unit: Unit) -> list[tuple[float, str]]:
+    """What was spent at each play of the validation scenarios, and their verdicts."""
+    so_far = spent(one, unit)
+    return [(so_far[int(step)], marks) for step, marks in one["validation"].items()]
+
+
+def solved(one: Mapping[str, Any], unit: Unit, budget: float) -> list[float]:
+    """Each validation scenario's success when that much is spent, between two plays in proportion."""
+    plays = points(one, unit)
+    for (left, before), (right, after) in pairwise(plays):
+        if left <= budget <= right:
+            share = (budget - left) / (right - left)
+            return [(1 - share) * int(old) + share * int(new) for old, new in zip(before, after, strict=True)]
+    raise ValueError(f"the run spent {plays[-1][0]:,.0f} and not {budget:,.0f}")
+
+
+def against(runs: Runs, name: str, other: str, unit: Unit, budget: float) -> str:
+    """The difference of two estimators in points with its interval, and what that says."""
+    rows = [
+        [b - a for a, b in zip(solved(one, unit, budget), solved(two, unit, budget), strict=True)]
+        for one, two in zip(runs[other], runs[name], strict=True)
+    ]
+    return told(rows)
+
+
+def told(rows: Sequence[Sequence[float]]) -> str:
+    """ "+3.2 [+0.5, +6.0] better": the mean of a table of differences, in points."""
+    low, high = crossed_interval(rows)
+    verdict = "better" if low > 0 else "worse" if high < 0 else "unclear"
+    mean = fmean(fmean(row) for row in rows)
+    return f"{100 * mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] {verdict}"
+
+
+def table(runs: Runs) -> str:
+    """Markdown: success by steps, by tokens and by CPU time, and the same against the first estimator."""
+    first, *_ = runs
+    steps = len(runs[first][0]["success"])
+    budgets = {unit: min(spent(one, unit)[-1] for own in runs.values() for one in own) for unit in UNITS}
+    heads = [f"after {step} steps" for step in (20, 40, steps)]
+    lines = [
+        f"| success | {' | '.join(heads)} | after {budgets['tokens'] / 1000:,.0f} thousand tokens "
+        f"| after {budgets['cpu']:.0f} CPU s | test, after {steps} steps |",
+        "|---" * (len(heads) + 4) + "|",
+    ]
+    for name, own in runs.items():
+        shares = [fmean(fmean(solved(one, "steps", step)) for one in own) for step in (20, 40, steps)]
+        shares += [fmean(fmean(solved(one, unit, budgets[unit])) for one in own) for unit in UNITS]
+        shares.append(fmean(fmean(map(int, one["test"])) for one in own))
+        lines.append(f"| `{name}` | {' | '.join(f'{share:.1%}' for share in shares)} |")
+    lines += ["", f"| points, against `{first}` | after 20 steps | after {steps} steps | at equal tokens |"]
+    lines[-1] += " at equal CPU time | test |"
+    lines.append("|---" * 6 + "|")
+    for name in [name for name in runs if name != first]:
+        tests = [
+            [int(b) - int(a) for a, b in zip(one["test"], two["test"], strict=True)]
+            for one, two in zip(runs[first], runs[name], strict=True)
+        ]
+        cells = [against(runs, name, first, "steps", step) for step in (20, steps)]
+        cells += [against(runs, name, first, unit, budgets[unit]) for unit in UNITS]
+        lines.append(f"| `{name}` | {' | '.join([*cells, told(tests)])} |")
+    return "\n".join(lines)
+
+
+TITLE, BEFORE = "## How fast each estimator learns the desk", "## The untrained model"
+"""The section of the page, and the one that it stands before."""
+INTRODUCTION = """\
+`.venv/bin/python scripts/desk_curves.py --write` makes this section: runs as above, stopped after 60 steps,
+with the 120 validation scenarios every ten steps and the 600 of the test at the end. Tokens are all that was
+sampled, branches included; equal is what the run that spent least has spent. Differences are in points, with
+95 % intervals of a bootstrap that draws seeds and scenarios, paired; better and worse are said where the
+interval leaves 0 out.
+
+![Success on the validation scenarios by steps and by sampled tokens](images/desk-curves.svg)
+"""
+UNITS: tuple[Unit, Unit] = ("tokens", "cpu")
+COLOURS = {"group": "#4b5563", "turn_group": "#1d4ed8", "branch": "#6d28d9", "turn_gae": "#b91c1c"}
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 380, 320, 52, 16, 44, 48
+
+
+def picture(runs: Runs) -> str:
+    """An SVG of two panels: mean success on the validation scenarios by steps, and by sampled tokens."""
+    axes: tuple[tuple[Unit, str], ...] = (("steps", "steps"), ("tokens", "thousand tokens sampled"))
+    panels = []
+    for place, (unit, along) in enumerate(axes):
+        panels.append(f'<g transform="translate({place * WIDTH} 0)">{_panel(runs, unit, along)}</g>')
+    keys = "".join(
+        f'<text x="{LEFT + 110 * place}" y="20" fill="{COLOURS.get(name, "#111827")}">\u2014 {name}</text>'
+        for place, name in enumerate(runs)
+    )
+    ends = ", ".join(
+        f"{name} {fmean(fmean(map(int, points(one, 'steps')[-1][1])) for one in own):.0%}"
+        for name, own in runs.items()
+    )
+    steps = len(next(iter(runs.values()))[0]["success"])
+    seeds = len(next(iter(runs.values())))
+    words = (
+        f"Success on the desk's validation scenarios, mean of {seeds} seeds, by steps and by sampled tokens. "
+        f"After {steps} steps: {ends}."
+    )
+    box = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {HEIGHT}" role="img"'
+    style = 'font-family="sans-serif" font-size="13" fill="#374151"'
+    back = f'<rect width="{2 * WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
+    return f"{box} {style}><title>{words}</title>{back}{keys}{''.join(panels)}</svg>\n"
+
+
+def _panel(runs: Runs, unit: Unit, along: str) -> str:
+    most = max(points(one, unit)[-1][0] for own in runs.values() for one in own)
+
+    def x(value: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * value / most, 1)
+
+    def y(share: float) -> float:
+        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share, 1)
+
+    parts = []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        parts.append(f'<path d="M{LEFT} {y(share)}H{WIDTH - RIGHT}" stroke="#e5e7eb"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(share) + 4}" text-anchor="end">{share:.0%}</text>')
+    for part in range(5):
+        value = most * part / 4
+        said = f"{value:.0f}" if unit == "steps" else f"{value / 1000:.0f}"
+        parts.append(f'<text x="{x(value)}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{said}</text>')
+    parts.append(
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{along}</text>'
+    )
+    for name, own in runs.items():
+        plays = [points(one, unit) for one in own]
+        line = " ".join(
+            f"{x(fmean(one[k][0] for one in plays))},{y(fmean(fmean(map(int, one[k][1])) for one in plays))}"
+            for k in range(len(plays[0]))
+        )
+        colour = COLOURS.get(name, "#111827")
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+    return "".join(parts)
+
+
+def kept(folder: Path, names: Sequence[str]) -> tuple[Runs, list[int]]:
+    """The runs of those seeds that every estimator has, and the seeds."""
+    found = {name: {int(p.stem.split("-")[1]): p for p in folder.glob(f"{name}-*.json")} for name in names}
+    seeds = sorted(set.intersection(*(set(own) for own in found.values())))
+    return {name: [json.loads(own[seed].read_text()) for seed in seeds] for name, own in found.items()}, seeds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60, help="after which each run stops")
+    parser.add_argument("--folder", type=Path, default=Path("runs/desk-curves"), help="where runs are kept")
+    parser.add_argument("--write", action="store_true", help="write table and picture into docs/")
+    chosen = parser.parse_args()
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    apart = multiprocessing.get_context("spawn")
+    for seed in range(chosen.seeds):
+        for estimator in chosen.estimators:
+            file = chosen.folder / f"{estimator}-{seed}.json"
+            if file.exists():
+                continue
+            started = time.monotonic()
+            child = apart.Process(target=play, args=(estimator, seed, chosen.steps, file))
+            child.start()
+            child.join()
+            if child.exitcode:
+                raise SystemExit(f"{file.stem} failed")
+            print(f"{file.stem}: {time.monotonic() - started:.0f} s", flush=True)
+    runs, seeds = kept(chosen.folder, chosen.estimators)
+    if not seeds:
+        raise SystemExit("no seed has been played by every estimator yet")
+    made = f"Seeds {', '.join(map(str, seeds))}.\n\n{table(runs)}"
+    print(made)
+    if chosen.write:
+        PICTURE.write_text(picture(runs), encoding="utf-8")
+        page = PAGE.read_text(encoding="utf-8")
+        rest = page[page.index(f"\n{BEFORE}") :]
+        head = page[: -len(rest)].split(f"\n{TITLE}")[0]
+        PAGE.write_text(f"{head}\n{TITLE}\n\n{INTRODUCTION}\n{made}\n{rest}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

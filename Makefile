@@ -5,7 +5,7 @@ SEED ?= 0
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-long test-faults test-browser test-openenv bench check
+.PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv bench check
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,12 @@ test-long: setup  ## The tests that take minutes and are not in the suite, such 
 
 test-faults: setup  ## A training of the embedded desk in which one call in five fails, against one without faults
 	@.venv/bin/python -m pytest -n 0 -s -m faults $(PYTEST_ARGS)
+
+test-crash: setup  ## A hundred kill -9 of the embedded model's training, twenty of them inside a checkpoint's write
+	@.venv/bin/python -m pytest -n 2 -m long -rP tests/integration/test_crash.py $(PYTEST_ARGS)
+
+test-soak: setup  ## 3,000 steps of scripted replies and 200 of the embedded model, watched for leaks
+	@.venv/bin/python -m pytest -n 2 -m long -rP tests/integration/test_soak.py $(PYTEST_ARGS)
 
 test-openenv: setup  ## The OpenEnv environment against the real library's server, in .venv-openenv
 	@.venv/bin/python scripts/beside.py .venv-openenv "openenv>=0.10,<0.11"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -65,8 +66,8 @@ class ScriptedBackend:
         self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         self.context_length = context_length
         self.version = 0
-        self.requests: list[ScriptedRequest] = []
-        """Every request so far, in the order they came."""
+        self.requests: deque[ScriptedRequest] = deque(maxlen=1000)
+        """The last thousand requests, in the order they came."""
         self._script = script
         self._delay = delay
         self._turns: dict[Session | None, int] = {}

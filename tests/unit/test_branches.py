@@ -101,7 +101,7 @@ async def test_every_branch_has_a_session_and_a_stream_of_its_own() -> None:
     await rollout(engine, number=2)
     await rollout(engine, number=2)
     assert len({request.session for request in backend.requests}) == 2 * (4 + 16)
-    streams = [request.params.stream for request in backend.requests[: len(backend.requests) // 2]]
+    streams = [request.params.stream for request in list(backend.requests)[: len(backend.requests) // 2]]
     assert len(set(streams)) == len(streams)
 
 

@@ -86,9 +86,9 @@ def _run_all(
         return 0
     times = {one.name: expected(kept.get(one.name), one, repetitions) for one in todo}
     total = sum(seconds for seconds in times.values() if seconds) / 60
-    unknown = [name for name, seconds in times.items() if seconds is None]
-    more = f" and {len(unknown)} that were never timed" if unknown else ""
-    print(f"{len(todo)} rows, about {total:.0f} minutes by their last time{more}", flush=True)
+    unknown = sum(seconds is None for seconds in times.values())
+    more = f", without {unknown} that were never timed" if unknown else ""
+    print(f"{len(todo)} rows, by their last time about {total:.1f} minutes{more}", flush=True)
     failed = []
     for number, one in enumerate(todo, start=1):
         seconds = times[one.name]

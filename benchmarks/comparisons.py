@@ -62,6 +62,8 @@ _TRL_PIECES = {
     "update-152k-trl": 4,
 }
 """Row -> accumulated pieces in which TRL is fastest; rows named settings-trl-* hold some that are slower."""
+_STATIC = {"cache_implementation": "static"}
+"""Of `generate`, where it is faster: in decode of ragged requests, and in TRL's shortest step."""
 _FEW = 3
 """Repetitions of rows on which no claim stands."""
 _OWN = {"generate": "hf", "plain": "hf", "pieces": "hf", "floor": "floor"}
@@ -75,14 +77,14 @@ def _comparison(
     work: Mapping[str, Any],
     lines: tuple[Line, ...],
     *,
-    best: Mapping[str, Mapping[str, Any]] | None = None,
+    best: Mapping[str, Mapping[str, Any]],
     **more: Any,
 ) -> Comparison:
     """Ours and every peer that a line names, at the same work; `best` are the settings of peers."""
     job = {"task": task, "model": folder(**asdict(model)), **work}
     sides = {"ours": Side(module="ours", job=job)}
     for line in lines:
-        theirs = {**job, "settings": dict((best or {}).get(line.peer, {}))}
+        theirs = {**job, "settings": dict(best.get(line.peer, {}))}
         own = line.peer in _OWN
         sides[line.peer] = Side(
             module=_OWN[line.peer] if own else line.peer, job=theirs, environment="own" if own else line.peer
@@ -92,8 +94,9 @@ def _comparison(
 
 def _talks(name: str, task: str, model: Model, shape: Talks, *lines: Line, **more: Any) -> Comparison:
     """Of conversations; TRL cuts a step into the pieces that were fastest where it has been tried."""
+    cache = _STATIC if name == "step-40" else {}
     best = {
-        "trl": trl_pieces(shape.rows, _TRL_PIECES.get(name, 1)),
+        "trl": {**trl_pieces(shape.rows, _TRL_PIECES.get(name, 1)), **cache},
         "pieces": {"pieces": shape.rows},
     }
     return _comparison(name, task, model, {"talks": asdict(shape)}, lines, best=best, **more)
@@ -114,6 +117,7 @@ def _requests(count: int, reply: tuple[int, int]) -> dict[str, Any]:
 
 
 def _decode() -> Iterator[Comparison]:
+    best = {"generate": _STATIC}
     small = _requests(64, (16, 128)) | {"runs": "lean"}
     yield _comparison(
         "decode-5.8M",
@@ -129,6 +133,7 @@ def _decode() -> Iterator[Comparison]:
                 aim=0.5,
             ),
         ),
+        best=best,
     )
     yield _comparison(
         "decode-1M",
@@ -136,6 +141,7 @@ def _decode() -> Iterator[Comparison]:
         Model(size="1M"),
         small,
         (Line(title="decode, 32 slots, ragged, 1M", peer="generate"),),
+        best=best,
         most_repetitions=_FEW,
     )
     yield _comparison(
@@ -144,6 +150,7 @@ def _decode() -> Iterator[Comparison]:
         Model(size="52M"),
         _requests(48, (8, 64)) | {"runs": "lean"},
         (Line(title="decode, 32 slots, ragged, 52M", peer="generate", at_least=2.5, aim=4),),
+        best=best,
     )
     yield _comparison(
         "decode-general",
@@ -151,6 +158,7 @@ def _decode() -> Iterator[Comparison]:
         Model(family="phi3"),
         small | {"runs": "general"},
         (Line(title="decode on the general path (Phi-3), 5.8M", peer="generate", at_least=1.7, aim=2.2),),
+        best=best,
     )
 
 
@@ -298,9 +306,10 @@ def _updates() -> Iterator[Comparison]:
 
 _TRL_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "gradient_checkpointing, its default": {"gradient_checkpointing": True},
-    "cache_implementation static": {"cache_implementation": "static"},
+    "cache_implementation dynamic, its default": {"cache_implementation": None},
     "use_transformers_continuous_batching": {
         "use_transformers_continuous_batching": True,
+        "cache_implementation": None,
         "transformers_continuous_batching_config": {"num_blocks": 512, "max_batch_tokens": 1024},
     },
 }
@@ -344,7 +353,7 @@ def _settings() -> Iterator[Comparison]:
         conversations = count["scenarios"] * count["group"]
         return {"in one piece" if n == 1 else f"in {n} pieces": trl_pieces(conversations, n) for n in counts}
 
-    static = {"cache_implementation static": {"cache_implementation": "static"}}
+    dynamic = {"cache_implementation dynamic, its default": {"cache_implementation": None}}
     sixteen = {"generation_batch_size 16": {"generation_batch_size": 16}}
     yield tried(
         "step-40", "trl", "TRL's GRPO step, 5.8M, prompt 40", {**pieces("step-40", 1, 2), **_TRL_SETTINGS}
@@ -352,7 +361,7 @@ def _settings() -> Iterator[Comparison]:
     for row in ("step-228", "step-32k", "turns-trl"):
         quantities: tuple[Quantity, ...] = ("cpu", "peak") if row == "step-32k" else ("cpu",)
         yield tried(row, "trl", f"TRL's {rows[row].lines[0].title}", pieces(row, 1), quantities)
-    yield tried("decode-5.8M", "generate", "HF generate", static)
+    yield tried("decode-5.8M", "generate", "HF generate", dynamic)
     yield tried("turns-stateset", "stateset", "stateset-agents 0.69", sixteen)
 
 
@@ -371,9 +380,8 @@ def _smoke() -> Iterator[Comparison]:
     tiny = Model(size="tiny", vocabulary=64)
     requests = {"seed": 1, "count": 4, "vocabulary": 64, "prompt": (4, 9), "reply": (2, 6)}
     decode = Line(title="decode, tiny", peer="generate")
-    yield _comparison(
-        "smoke-decode", "decode", tiny, {"slots": 2, "requests": requests}, (decode,), most_repetitions=1
-    )
+    work = {"slots": 2, "requests": requests}
+    yield _comparison("smoke-decode", "decode", tiny, work, (decode,), best={}, most_repetitions=1)
     shape = Talks(vocabulary=64, scenarios=2, group=2, turns=2, prompt=12, reply=6, delta=8)
     for task, peer in (("rollout", "generate"), ("update", "plain")):
         line = Line(title=f"{task}, tiny", peer=peer)

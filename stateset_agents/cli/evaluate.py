@@ -87,6 +87,7 @@ async def play(config: ExperimentConfig, temperature: float) -> Evaluation:
             max_concurrent=settings.max_concurrent,
             turn_timeout=config.training.turn_timeout,
             reward_timeout=config.training.reward_timeout,
+            episode_timeout=config.training.episode_timeout,
         )
 
 

@@ -160,7 +160,7 @@ async def measure(
 ) -> tuple[dict[str, Any], Evaluation]:
     """Success sampled at temperature 1 (with interval and families) and greedy, as `summary.json` has it.
 
-    Of `limits` the time limits are taken, `turn_timeout` and `reward_timeout`, and how faults are met.
+    Of `limits` the time limits are taken and how faults are met.
     """
     scenarios = held_out(environment, config.split, config.episodes)
     sampled, greedy = [
@@ -175,6 +175,7 @@ async def measure(
             max_concurrent=config.max_concurrent,
             turn_timeout=limits.turn_timeout,
             reward_timeout=limits.reward_timeout,
+            episode_timeout=limits.episode_timeout,
             faults=limits.faults,
         )
         for temperature in (1.0, 0.0)

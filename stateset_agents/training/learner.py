@@ -56,7 +56,9 @@ class _Prepared:
     reference: Tensor | None
     """[N] the reference's log-probs."""
     behaviour: Tensor | None
-    """[N] of the policy that sampled, where `batch.old_logprobs` are another's and a weight corrects it."""
+    """[N] of the policy that sampled, where pi_old is another and a weight corrects for it."""
+    old_is_live: bool = False
+    """pi_old is the policy as the only pass finds it: what that computes, without gradient, is pi_old's."""
 
 
 class Learner:
@@ -122,6 +124,13 @@ class Learner:
     def num_updates(self) -> int:
         """Optimiser steps made, over all parts of a resumed run."""
         return self.optimization.num_updates
+
+    @property
+    def _old_is_live(self) -> bool:
+        """Is there one pass only, which may compute pi_old along with the policy? It saves a forward."""
+        config = self.config
+        alone = config.num_iterations == 1 and not config.dropout and config.kl_placement == "loss"
+        return config.max_staleness > 0 and alone
 
     def _make_critic(self, autocast: torch.dtype | None) -> Critic | None:
         config, per = self.config, ESTIMATORS[self.config.advantage_estimator].critic
@@ -324,7 +333,8 @@ class Learner:
         worst = 0.0
         for batch in batches:
             behaviour = batch.old_logprobs if self._importance_cap is not None else None
-            if self._recompute_old:
+            live = self._old_is_live
+            if self._recompute_old and not live:
                 old = self.policy.score(batch).logprobs
                 worst = max(worst, float((old - batch.old_logprobs).abs().max()))
                 batch = replace(batch, old_logprobs=old)
@@ -335,7 +345,7 @@ class Learner:
                     cost = kl_rewards(batch.old_logprobs, reference, beta)
                     to_go = token_returns_to_go(cost, batch.trajectory_ids)
                     batch = replace(batch, advantages=batch.advantages + to_go)
-            prepared.append(_Prepared(batch, reference, behaviour))
+            prepared.append(_Prepared(batch, reference, behaviour, live))
         numerical = self._recompute_old and not self.config.max_staleness  # else the policies differ, too
         return prepared, {"policy/rollout_mismatch": worst} if numerical else {}
 
@@ -348,7 +358,7 @@ class Learner:
             output = policy_loss(
                 config.loss_type,
                 scores.logprobs,
-                batch.old_logprobs[part],
+                scores.logprobs.detach() if one.old_is_live else batch.old_logprobs[part],
                 batch.advantages[part],
                 ids,
                 denominators,

@@ -38,11 +38,12 @@ class Played:
     batch: Batch
 
     @classmethod
-    def by_hand(cls, groups: Sequence[TrajectoryGroup], first: int) -> Played:
-        """Groups that somebody else had played."""
-        places = tuple(range(first, first + len(groups)))
-        ends = dict.fromkeys(places, End.TRAINED)
-        return cls(dict(zip(places, groups, strict=True)), Batch(places, (), ends))
+    def by_hand(cls, groups: Sequence[TrajectoryGroup], first: int, config: TrainingConfig) -> Played:
+        """Groups that somebody else had played: all of them train."""
+        known = dict(enumerate(groups, start=first))
+        failed = {place for place, group in known.items() if verdict_of(group, config) is Verdict.FAILED}
+        ends = {place: End.FAILED if place in failed else End.TRAINED for place in known}
+        return cls(known, Batch(tuple(known), (), ends))
 
     @property
     def everyone(self) -> list[TrajectoryGroup]:

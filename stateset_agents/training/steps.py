@@ -57,7 +57,7 @@ class TrainSteps(TrainingRun):
     async def training_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         """A step on groups that are there already, as `generate_trajectories` gives them."""
         with self._stepping():
-            played = Played.by_hand(groups, self._state.frontier)
+            played = Played.by_hand(groups, self._state.frontier, self.config)
             async with watch_step(self.agent.backend) as watch:
                 metrics = await uninterrupted(self._learn_from(played, time.perf_counter(), watch))
             return await self._step_end(metrics)

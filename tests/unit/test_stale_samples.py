@@ -34,9 +34,12 @@ def expected_loss(model, samples, *, weigh):
     return averaged("trajectory", terms, 1)
 
 
-def test_the_first_pass_weighs_each_token_by_pi_old_over_the_sampler_truncated():
+@pytest.mark.parametrize(
+    "dropout", [False, True]
+)  # the model has none; with it pi_old has a forward of its own
+def test_the_first_pass_weighs_each_token_by_pi_old_over_the_sampler_truncated(dropout):
     model, samples = stale()
-    learner = learner_of(copy.deepcopy(model), max_staleness=1, importance_cap=CAP)
+    learner = learner_of(copy.deepcopy(model), max_staleness=1, importance_cap=CAP, dropout=dropout)
     found, metrics = gradient(learner, samples)
     right = expected_loss(model, samples, weigh=lambda now, mu: (now - mu).exp().clamp(max=CAP))
     assert distance(found, derivative(model, right)) < 1e-6

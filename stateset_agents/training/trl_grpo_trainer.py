@@ -20,6 +20,7 @@ from stateset_agents.settings import expect
 from stateset_agents.training.checkpoint import fingerprint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.training.trl_backend import TrlBackend
 from stateset_agents.training.trl_learner import TrlLearner
 from stateset_agents.training.trl_settings import TrlSettings, refuse_unmappable, require_trl
 
@@ -44,6 +45,25 @@ class TrlGRPOTrainer(MultiTurnGRPOTrainer):
     def _refuse_settings(self) -> None:
         refuse_unmappable(self.config, self.trl)
 
+    async def initialize(self) -> None:
+        """As of `MultiTurnGRPOTrainer`; where TRL samples, rollouts are by its generation."""
+        was_ready = self.is_ready
+        if self.trl.generates and self.agent.config.stop:
+            raise ConfigurationError(
+                "TRL's generation has no stop strings: leave AgentConfig.stop out, or use generation own"
+            )
+        await super().initialize()
+        if self.trl.generates and not was_ready:
+            learner: Any = self.learner
+            speaker: Any = TrlBackend(
+                self.agent.backend,
+                learner.sample,
+                temperature=self.config.temperature,
+                max_new_tokens=self.agent.config.max_new_tokens,
+            )
+            self.engine.agent = MultiTurnAgent(self.agent.config, backend=speaker)
+            await self.engine.agent.initialize()
+
     def _make_learner(self, backend: Any) -> tuple[Any, str]:
         refuse_unmappable(self.config, self.trl)  # the model's card may have set some
         model = backend.master_model() if self.config.lora is None else copy.deepcopy(backend.model)
@@ -53,10 +73,14 @@ class TrlGRPOTrainer(MultiTurnGRPOTrainer):
             self.config,
             self.trl,
             max_new_tokens=self.agent.config.max_new_tokens,
+            stop_ids=sorted({*self.agent.template.stop_ids, *backend.tokenizer.eos_ids}),
         )
         return learner, fingerprint(learner.weights())
 
     def _paths(self, backend: Any) -> dict[str, Any]:
+        if self.trl.generates:
+            by = "vLLM" if self.trl.options.get("use_vllm") else "transformers"
+            return {"engine": f"TRL, {by}", "why": "asked for", "rows": "padded", "why_rows": "TRL pads"}
         running = backend.running
         engine = {"engine": running.name, "why": running.why, "linears": running.linears}
         return {**engine, "rows": "padded", "why_rows": "TRL pads"}

@@ -6,11 +6,14 @@ our next step; after its optimiser steps on them it waits again, and the weights
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import queue
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -26,6 +29,7 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.credit import assign_credit, trainable
 from stateset_agents.training.learner import Lesson
 from stateset_agents.training.lora import lora_config, merged_weights
+from stateset_agents.training.trl_backend import Sampled
 from stateset_agents.training.trl_critic import trl_critic
 from stateset_agents.training.trl_rows import TrlRow, padding_row, trl_row
 from stateset_agents.training.trl_settings import TrlSettings, grpo_arguments
@@ -35,6 +39,14 @@ __all__ = ["TrlLearner"]
 
 class _Over(Exception):
     """Raised where TRL waits for rows: there will be none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """For TRL to sample before it is given rows."""
+
+    prompts: list[list[int]]
+    replies: Future[list[Sampled]] = field(default_factory=Future)
 
 
 class TrlLearner:
@@ -48,15 +60,18 @@ class TrlLearner:
         settings: TrlSettings,
         *,
         max_new_tokens: int,
+        stop_ids: Sequence[int] = (),
     ) -> None:
-        """Takes `model` over; with `config.lora` it stays as it is under an adapter."""
+        """Takes `model` over; with `config.lora` it stays as it is under an adapter. `max_new_tokens` and
+        `stop_ids` bound a turn where TRL samples."""
         self.config = config
         self._settings = settings
         self._tokenizer = copy.deepcopy(tokenizer)  # TRL gives it a padding token
         self._model = model
         self._max_new_tokens = max_new_tokens
         self._folder = tempfile.TemporaryDirectory(prefix="trl-")
-        self._rows: queue.SimpleQueue[Sequence[TrlRow] | None] = queue.SimpleQueue()
+        self._stop_ids = tuple(stop_ids)
+        self._rows: queue.SimpleQueue[Sequence[TrlRow] | _Wish | None] = queue.SimpleQueue()
         self._steps: queue.SimpleQueue[Mapping[str, float] | BaseException] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.num_updates = 0
@@ -94,6 +109,7 @@ class TrlLearner:
                     updates_done=self.num_updates,
                     next_rows=self._next_rows,
                     stepped=self._steps.put,
+                    stop_ids=self._stop_ids,
                     peft_config=None if config.lora is None else lora_config(config.lora, model),
                 )
             finally:
@@ -183,6 +199,13 @@ class TrlLearner:
         padding = padding_row(self._tokenizer.pad_token_id, reward=fmean(row.reward for row in rows))
         return [*rows, *[padding] * (size - len(rows))]
 
+    async def sample(self, prompts: list[list[int]]) -> list[Sampled]:
+        """Replies by TRL's own generation, which runs in TRL's thread, between two steps."""
+        self._start()
+        wish = _Wish(prompts)
+        self._rows.put(wish)
+        return await asyncio.wrap_future(wish.replies)
+
     # ------------------------------------------------------------------------------ TRL's thread
 
     def _start(self) -> None:
@@ -201,10 +224,14 @@ class TrlLearner:
             self._steps.put(error)
 
     def _next_rows(self) -> Sequence[TrlRow]:
-        rows = self._rows.get()
-        if rows is None:
+        while isinstance(asked := self._rows.get(), _Wish):
+            try:
+                asked.replies.set_result(self.trainer.sample(asked.prompts))
+            except Exception as error:  # belongs to whoever asked
+                asked.replies.set_exception(error)
+        if asked is None:
             raise _Over
-        return rows
+        return asked
 
     def close(self) -> None:
         """End TRL's thread; the weights stay."""

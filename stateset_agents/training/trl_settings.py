@@ -16,7 +16,6 @@ from stateset_agents.algorithms.losses import LOSSES
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import Settings
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators import ESTIMATORS
 
 if TYPE_CHECKING:
     import torch
@@ -172,11 +171,6 @@ def refuse_unmappable(config: TrainingConfig, settings: TrlSettings) -> None:
         raise ConfigurationError(
             f"trl.options: {hub[0]} needs a folder of TRL's own, and a run has ours: its checkpoints/*/model "
             "is as the hub has models, its rollouts.jsonl has every conversation"
-        )
-    if settings.generates and ESTIMATORS[config.advantage_estimator].critic is not None:
-        raise ConfigurationError(
-            f"advantage_estimator {config.advantage_estimator} reads its values from this package's copy of "
-            "the model, which TRL's generation does without: use generation own, or group or turn_group"
         )
     if settings.generation == "own" and settings.options.get("use_vllm"):
         raise ConfigurationError("generation 'own' and use_vllm contradict each other: leave one out")

@@ -57,9 +57,11 @@ class ConversationTrainer(GRPOTrainer):
         next_rows: Callable[[], Sequence[TrlRow]],
         stepped: Callable[[Mapping[str, float]], None],
         peft_config: Any = None,
+        stop_ids: Sequence[int] = (),
     ) -> None:
         """`next_rows` is asked for each batch and may wait; `stepped` hears the figures of each optimiser
-        step. `updates_done`: by the run before it was resumed, for the learning rate."""
+        step. `updates_done`: by the run before it was resumed, for the learning rate. `stop_ids` end a turn
+        where TRL samples."""
         self._config = config
         self._updates_done = updates_done
         self._next_rows = next_rows
@@ -78,9 +80,12 @@ class ConversationTrainer(GRPOTrainer):
                 rollout_func=self._hand_out,
             )
         self.remove_callback(PrinterCallback)
-        self.max_completion_length = (
-            config.loss_length
-        )  # dr_grpo's constant; what bounds a turn is set by now
+        if stop_ids and not self.use_vllm:
+            self.generation_config.eos_token_id = list(stop_ids)
+            self.generation_kwargs["eos_token_id"] = list(stop_ids)
+        self.eos_token_ids = [*stop_ids] or self.eos_token_ids
+        # dr_grpo's constant; what bounds a turn was read when the trainer was made
+        self.max_completion_length = config.loss_length
 
     def _send_telemetry(self) -> None:
         """Nothing is sent anywhere."""
@@ -115,6 +120,29 @@ class ConversationTrainer(GRPOTrainer):
             "logprobs": [row.logprobs for row in rows] if self.use_vllm else None,
             "conversation_reward": [row.reward for row in rows],
         }
+
+    def sample(self, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
+        """One reply to each prompt by TRL's own generation, with log-probs of the policy as it is."""
+        with fast_linears(self._config.fast_linears):
+            made: Any = self._generate_single_turn(prompts, None, {}, 1)  # type: ignore[no-untyped-call]  # TRL
+            replies, logprobs = made
+            if logprobs is None:  # vLLM alone tells them
+                logprobs = self._scored(prompts, replies)
+        return list(zip(replies, logprobs, strict=True))
+
+    @torch.no_grad()
+    def _scored(self, prompts: list[list[int]], replies: list[list[int]]) -> list[list[float]]:
+        rows = [[*prompt, *reply] for prompt, reply in zip(prompts, replies, strict=True)]
+        width = max(map(len, rows))
+        ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self.accelerator.device)
+        seen = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=ids.device)
+        kept = width - min(map(len, prompts))
+        scores, _, _ = self._get_per_token_logps_and_entropies(self.model, ids, seen, kept)
+        starts = [len(prompt) - (width - kept) for prompt in prompts]
+        return [
+            own[start : start + len(reply)].tolist()
+            for own, start, reply in zip(scores, starts, replies, strict=True)
+        ]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch, its advantages [B] replaced by ours, [B, T]."""

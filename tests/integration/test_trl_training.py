@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_training import even_share, make_agent, make_environment
+from tiny_training import even_share, make_agent, make_environment, plain_logprobs
 
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.trl_grpo_trainer import TrlGRPOTrainer, train_with_trl_grpo
+from stateset_agents.training.trl_grpo_trainer import TrlGRPOTrainer, TrlSettings, train_with_trl_grpo
 
 
 def config(folder: Path, **settings) -> TrainingConfig:
@@ -147,3 +148,48 @@ async def test_where_all_are_equally_good_the_weights_stand_still(tmp_path):
     after = agent.backend.model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     await agent.close()
+
+
+async def test_trl_s_own_generation_plays_the_same_kind_of_conversations(tmp_path):
+    agent = make_agent()
+    trainer = TrlGRPOTrainer(
+        agent,
+        make_environment(),
+        even_share,
+        config(tmp_path, lora={"rank": 2}, max_steps=2, temperature=0.8, advantage_estimator="turn_group"),
+        trl=TrlSettings(generation="trl"),
+    )
+    sizes = []
+    async with trainer:
+        generate = trainer.learner.trainer._generate_single_turn
+
+        def watched(prompts, *others):
+            sizes.append(len(prompts))
+            return generate(prompts, *others)
+
+        trainer.learner.trainer._generate_single_turn = watched
+        for _ in range(2):
+            weights = trainer.learner.weights()
+            model = copy.deepcopy(agent.backend.model)
+            model.load_state_dict(weights)
+            groups = await trainer.generate_trajectories(trainer.environment.scenarios("train")[:2])
+            for one in (trajectory for group in groups for trajectory in group.trajectories):
+                assert one.status.value != "failed", one.error
+                told = torch.tensor([value for turn in one.turns for value in turn.completion.logprobs])
+                torch.testing.assert_close(told, plain_logprobs(model, one, 0.8), atol=1e-4, rtol=1e-4)
+            assert len({tuple(t.token_ids) for group in groups for t in group.trajectories}) > 4
+            await trainer.training_step(groups)
+        assert sizes == [8, 8] * 2  # two turns of eight conversations, each turn in one call
+
+
+async def test_trl_s_generation_refuses_what_it_has_not(tmp_path):
+    trainer = TrlGRPOTrainer(
+        make_agent(stop=("x",)),
+        make_environment(),
+        even_share,
+        config(tmp_path),
+        trl=TrlSettings(generation="trl"),
+    )
+    with pytest.raises(ConfigurationError, match="TRL's generation has no stop strings"):
+        await trainer.initialize()
+    await trainer.close()

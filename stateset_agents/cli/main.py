@@ -16,6 +16,7 @@ from stateset_agents.cli import (
     compare,
     diagnose,
     doctor,
+    engine,
     evaluate,
     report,
     rescore,
@@ -67,7 +68,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="stateset-agents", description="Train multi-turn conversational agents by GRPO, on this machine."
     )
     subparsers = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb in (train, evaluate, compare, audit, rescore, chat, report, diagnose, doctor, build_embedded):
+    for verb in (
+        train,
+        evaluate,
+        compare,
+        audit,
+        rescore,
+        chat,
+        report,
+        diagnose,
+        doctor,
+        engine,
+        build_embedded,
+    ):
         verb.add_parser(subparsers)
     args = parser.parse_args(argv)
     for stream in (sys.stdout, sys.stderr):

@@ -165,6 +165,11 @@ class TrainingRun(Controlled):
             raise ConfigurationError(
                 f"a {type(self.agent.backend).__name__} has no weights to train: use an in-process model"
             )
+        if self.config.scheduling == "deterministic" and not self.deterministic:
+            raise ConfigurationError(
+                "scheduling deterministic needs a model in this process: a server's batches are its own; "
+                "leave it at auto"
+            )
         card = getattr(self.agent.backend, "recommended", {})
         self.config, self.recommended = self.config.with_recommended(card)
         if self.recommended:
@@ -221,8 +226,12 @@ class TrainingRun(Controlled):
         return run, JsonlTracker(run, self.agent.backend.tokenizer.piece)
 
     def _make_learner(self, backend: Any) -> tuple[Learner, str]:
-        exact = backend.model.dtype is torch.float32
-        learner = Learner(backend.master_model(), self.config, num_steps=self.num_steps, exact_logprobs=exact)
+        learner = Learner(
+            backend.master_model(),
+            self.config,
+            num_steps=self.num_steps,
+            exact_logprobs=backend.is_exact,
+        )
         return learner, fingerprint(learner.weights())
 
     async def _hand_over(self) -> None:
@@ -251,6 +260,8 @@ class TrainingRun(Controlled):
     @property
     def deterministic(self) -> bool:
         """Does the run wait for every local reply, so that it can be repeated bit by bit?"""
+        if not getattr(self.agent.backend, "is_repeatable", True):
+            return False
         if self.config.scheduling == "auto":
             return self.environment.local and not self.config.max_staleness
         return self.config.scheduling == "deterministic"

@@ -67,7 +67,6 @@ async def test_what_is_saved_loads_in_plain_transformers(folder: Path, tmp_path:
         ("no-such-model-anywhere", "cannot load a model from 'no-such-model-anywhere'"),
         ("embedded:nothing", "no embedded model 'embedded:nothing'; shipped:"),
         ("", "model folder '' does not exist"),
-        ("vllm:Qwen/Qwen3-0.6B", "the vllm backend that 'vllm:Qwen/Qwen3-0.6B' asks for is not part of this"),
     ],
 )
 async def test_a_model_that_is_not_there_is_named_in_one_line(name: str, message: str) -> None:

@@ -1,0 +1,302 @@
+"""The vLLM backend against a server on loopback that speaks its language, well or badly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+from contextlib import asynccontextmanager
+
+import pytest
+import torch
+from aiohttp import web
+from chat_server import cut, status
+from tiny_models import tiny_model, tiny_tokenizer
+from tiny_training import even_share, make_environment, make_trainer, snapshot
+from vllm_server import VLLMServer
+
+from stateset_agents.backends.huggingface import HuggingFaceBackend
+from stateset_agents.backends.loading import load_backend
+from stateset_agents.cli.main import main
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.errors import BackendError, ConfigurationError
+from stateset_agents.messages import SamplingParams
+from stateset_agents.tracking.run_log import RunLog
+
+PROMPT = (72, 105, 33)
+PARAMS = SamplingParams(max_new_tokens=6, stop_token_ids=(257,), stream=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    tiny_model().save_pretrained(path)
+    tiny_tokenizer().hf.save_pretrained(path)
+    return path
+
+
+@asynccontextmanager
+async def speaking(folder, *faults, **options):
+    """A server and a started backend."""
+    async with VLLMServer(folder, *faults, **options) as server:
+        backend = await load_backend(server.name)
+        backend._client._backoff = 0.01
+        await backend.start()
+        try:
+            yield server, backend
+        finally:
+            await backend.close()
+
+
+def other_weights():
+    return tiny_model(seed=1).state_dict()
+
+
+async def test_a_turn_is_what_the_same_model_samples_in_this_process(folder):
+    async with speaking(folder) as (_, backend):
+        assert backend.context_length == 256
+        said = await backend.generate(PROMPT, PARAMS)
+        scored = await backend.score([*PROMPT, *said.token_ids])
+    own = HuggingFaceBackend(tiny_model(), tiny_tokenizer(), copy_model=False)
+    await own.start()
+    expected = await own.generate(PROMPT, PARAMS)
+    await own.close()
+    assert said.token_ids == expected.token_ids
+    assert said.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    assert scored[2:] == pytest.approx(said.logprobs, abs=1e-4)
+    assert (said.message, said.finish_reason) == (expected.message, expected.finish_reason)
+    assert said.prompt_ids == PROMPT
+
+
+async def test_requests_say_all_that_a_model_s_own_defaults_would_change(folder):
+    async with speaking(folder) as (server, backend):
+        await backend.generate(PROMPT, PARAMS)
+        body = server.bodies[0]
+    assert body["prompt"] == list(PROMPT)
+    assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (1.0, 1.0, 0, 0.0)
+    assert (body["repetition_penalty"], body["presence_penalty"], body["seed"]) == (1.0, 0.0, 5)
+    assert (body["logprobs"], body["return_token_ids"], body["stop_token_ids"]) == (0, True, [257])
+
+
+def changed(**fields):
+    """A fault that answers with other fields in its choice."""
+
+    def fault(request, answer):
+        choice = {**answer["choices"][0], **fields}
+        return web.json_response({**answer, "choices": [choice]})
+
+    return fault
+
+
+def faulty(fault):
+    return lambda request, answer: fault(request)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faulty(status(500, "boom")),
+        faulty(status(503)),
+        faulty(status(429)),
+        faulty(cut),
+        lambda request, answer: web.Response(text=json.dumps(answer)[:-40]),
+    ],
+    ids=["500", "503", "429", "dropped connection", "truncated JSON"],
+)
+async def test_what_may_mend_itself_is_asked_again(folder, fault):
+    async with speaking(folder, fault, fault) as (server, backend):
+        said = await backend.generate(PROMPT, PARAMS)
+        assert len(said.token_ids) > 0
+        assert len(server.bodies) == 3
+        assert backend.counts()["retries"] == 2
+
+
+async def test_a_slow_answer_is_asked_again_and_at_last_given_up(folder):
+    async with speaking(folder) as (server, backend):
+        server.delay = 30.0
+        backend._client._attempts = 2
+        await backend._client.close()
+        backend._client._timeout = 0.2
+        await backend._client.open()
+        with pytest.raises(BackendError, match=r"gave no answer within 0\.2 s"):
+            await backend.generate(PROMPT, PARAMS)
+        assert len(server.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (changed(token_ids=[1, 2]), "2 tokens and"),
+        (changed(token_ids=[1] * 7, logprobs={"token_logprobs": [-1.0] * 7}), "at most 6"),
+        (changed(token_ids=[], logprobs={"token_logprobs": []}), "0 tokens"),
+        (changed(token_ids=None), "without token ids"),
+        (changed(token_ids=[1], logprobs={"token_logprobs": [None]}), "without token ids"),
+        (changed(token_ids=[1], logprobs={"token_logprobs": [0.5]}), "above 0"),
+        (changed(prompt_token_ids=[1, *PROMPT]), "read other tokens than it was given"),
+        (changed(prompt_token_ids=None), "return_token_ids"),
+        (changed(finish_reason="abort"), "ended a turn by 'abort'"),
+        (lambda request, answer: web.json_response({"choices": []}), "no completion"),
+        (
+            lambda request, answer: web.json_response({"error": {"message": "too long"}}, status=400),
+            "status 400: too long",
+        ),
+    ],
+)
+async def test_a_wrong_answer_is_an_error_at_once(folder, fault, words):
+    async with speaking(folder, fault) as (server, backend):
+        with pytest.raises(BackendError, match=re.escape(words)):
+            await backend.generate(PROMPT, PARAMS)
+        assert len(server.bodies) == 1
+        await backend.generate(PROMPT, PARAMS)
+
+
+async def test_new_weights_change_the_answers_their_version_and_the_cache_s_salt(folder, tmp_path):
+    async with speaking(folder) as (server, backend):
+        before = await backend.generate(PROMPT, PARAMS)
+        await backend.update_weights(other_weights(), 3)
+        after = await backend.generate(PROMPT, PARAMS)
+        salts = [body["cache_salt"] for body in server.bodies]
+        steps = ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
+        assert server.calls[-5:] == steps
+        assert (before.versions[0], after.versions[0], backend.version) == (0, 3, 3)
+        assert before.token_ids != after.token_ids
+        assert salts[0] != salts[1]
+        assert server.weight_version == salts[1]
+        folder_of_3 = backend._current
+        await backend.update_weights(tiny_model().state_dict(), 4)
+        again = await backend.generate(PROMPT, PARAMS)
+        assert again.token_ids == before.token_ids
+        assert not folder_of_3.exists()
+    assert not backend._current.exists()
+
+
+async def test_a_shared_folder_is_used_where_one_is_given(folder, tmp_path):
+    async with VLLMServer(folder) as server:
+        backend = await load_backend(f"{server.name}?weights={tmp_path}")
+        await backend.start()
+        await backend.update_weights(other_weights(), 1)
+        assert [path.name for path in tmp_path.iterdir()] == [server.weight_version]
+        await backend.close()
+
+
+async def test_an_update_waits_for_turns_and_turns_for_an_update(folder):
+    async with speaking(folder) as (server, backend):
+        server.delay = 0.2
+        turns = [asyncio.create_task(backend.generate(PROMPT, PARAMS)) for _ in range(3)]
+        while server.live < 3:  # noqa: ASYNC110  # the server tells
+            await asyncio.sleep(0.01)
+        update = asyncio.create_task(backend.update_weights(other_weights(), 1))
+        await asyncio.sleep(0.01)
+        later = asyncio.create_task(backend.generate(PROMPT, PARAMS))
+        said = await asyncio.gather(*turns)
+        await update
+        assert server.live_at_reload == [0]
+        assert [turn.versions[0] for turn in said] == [0, 0, 0]
+        assert (await later).versions[0] == 1
+
+
+async def test_a_server_that_lost_the_weights_gets_them_again(folder, monkeypatch):
+    async with speaking(folder) as (server, backend):
+        await backend.update_weights(other_weights(), 1)
+        trained = await backend.generate(PROMPT, PARAMS)
+        await server.restart()
+        monkeypatch.setattr("stateset_agents.backends.vllm._CHECK_SECONDS", 0.0)
+        assert (await backend.generate(PROMPT, PARAMS)).token_ids == trained.token_ids
+        assert backend.counts()["refreshes"] == 2
+
+
+async def test_what_a_restarted_server_says_in_the_middle_of_a_turn_is_thrown_away(folder):
+    async def restarts(request, answer):
+        await server.restart()
+        return web.Response(status=502)
+
+    async with speaking(folder) as (server, backend):
+        await backend.update_weights(other_weights(), 1)
+        server.faults = [restarts]
+        with pytest.raises(BackendError, match="came back with other weights"):
+            await backend.generate(PROMPT, PARAMS)
+        await backend.generate(PROMPT, PARAMS)
+        assert server.weight_version == server.bodies[-1]["cache_salt"]
+        own = HuggingFaceBackend(tiny_model(seed=1), tiny_tokenizer(), copy_model=False)
+        await own.start()
+        assert (await backend.generate(PROMPT, PARAMS)).token_ids == (
+            await own.generate(PROMPT, PARAMS)
+        ).token_ids
+        await own.close()
+
+
+async def test_a_server_that_takes_no_weights_says_so_and_answers_all_the_same(folder):
+    async with speaking(folder, dev_mode=False) as (_, backend):
+        await backend.generate(PROMPT, PARAMS)
+        with pytest.raises(ConfigurationError, match="VLLM_SERVER_DEV_MODE=1"):
+            await backend.update_weights(other_weights(), 1)
+
+
+async def test_weights_that_are_refused_are_an_error_and_generation_goes_on(folder):
+    async with speaking(folder) as (server, backend):
+        server.refuses_weights = True
+        with pytest.raises(BackendError, match="status 400: no memory"):
+            await backend.update_weights(other_weights(), 1)
+        assert server.calls[-1] == "/resume"
+
+
+async def test_a_prompt_without_room_is_refused_here(folder):
+    async with speaking(folder) as (server, backend):
+        with pytest.raises(BackendError, match="256 tokens and the server's context holds 256"):
+            await backend.generate([1] * 256, PARAMS)
+        with pytest.raises(BackendError, match="temperature 1 only"):
+            await backend.score([1, 2], temperature=0.5)
+        assert server.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("vllm:", ConfigurationError, "write vllm:http://127.0.0.1:8000"),
+        ("vllm:Qwen/Qwen3-0.6B", ConfigurationError, "write vllm:http://127.0.0.1:8000"),
+        ("vllm:http://127.0.0.1:8000?wieghts=/x", ConfigurationError, "write vllm:http://127.0.0.1:8000"),
+        ("vllm:http://127.0.0.1:8000?weights=/no/such", ConfigurationError, "does not exist"),
+        ("vllm:http://127.0.0.1:9", BackendError, "stateset-agents engine"),
+    ],
+)
+async def test_an_address_that_leads_nowhere_is_told(name, kind, words):
+    with pytest.raises(kind, match=re.escape(words)):
+        await load_backend(name)
+
+
+async def test_training_samples_from_the_server_with_the_weights_it_trains(folder, tmp_path):
+    async with VLLMServer(folder) as server:
+        agent = MultiTurnAgent(AgentConfig(model_name=server.name, chat_template="plain", max_new_tokens=3))
+        trainer = make_trainer(tmp_path, agent=agent, environment=make_environment(), reward=even_share)
+        await trainer.train()
+        weights = {name: value for name, value in snapshot(trainer).items() if " " not in name}
+        on_server = server.backend.model.state_dict()
+        assert all(torch.equal(on_server[name], value) for name, value in weights.items())
+        versions = [set(rollout.versions) - {-1} for rollout in RunLog(trainer.run).rollouts("train")]
+        await trainer.close()
+        await agent.close()
+    assert sorted(map(tuple, versions)) == [(0,)] * 8 + [(1,)] * 8 + [(2,)] * 8
+    summary = json.loads(trainer.run.summary.read_text())
+    assert summary["deterministic"] is False
+
+
+async def test_deterministic_scheduling_is_refused(folder, tmp_path):
+    async with VLLMServer(folder) as server:
+        agent = MultiTurnAgent(AgentConfig(model_name=server.name, chat_template="plain"))
+        trainer = make_trainer(tmp_path, agent=agent, scheduling="deterministic")
+        with pytest.raises(ConfigurationError, match="needs a model in this process"):
+            await trainer.initialize()
+        await agent.close()
+
+
+def test_the_engine_verb_prints_a_command_that_serves_the_model(folder, capsys):
+    assert main(["engine", str(folder), "--port", "8123"]) == 0
+    command, then = capsys.readouterr().out.splitlines()
+    words = shlex.split(command)
+    assert words[:4] == ["VLLM_SERVER_DEV_MODE=1", "vllm", "serve", str(folder)]
+    assert words[4:8] == ["--host", "127.0.0.1", "--port", "8123"]
+    assert "processed_logprobs" in words
+    assert then == "# then: model_name: vllm:http://127.0.0.1:8123"
+    assert main(["engine", "vllm:http://127.0.0.1:8000"]) == 1
+    assert "is a server" in capsys.readouterr().err

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from stateset_agents.algorithms.intervals import wilson
-from stateset_agents.reporting.curves import learning_curves, other_curves, reward_terms
+from stateset_agents.reporting.curves import learning_curves, other_curves, reward_terms, who_waits
+from stateset_agents.reporting.waits import waits
 from stateset_agents.tracking.diagnostics import diagnose
 from stateset_agents.tracking.run_log import RunLog
 
@@ -25,7 +26,7 @@ def content(log: RunLog) -> dict[str, Any]:
         "facts": _facts(summary, config, steps=max((line.step for line in lines), default=0)),
         "greedy": {"before": before.get("greedy"), "after": after.get("greedy")},
         "measured": list(_measured(before, after)) if before or after else [],
-        "curves": [asdict(chart) for chart in learning_curves(lines)],
+        "curves": [asdict(chart) for chart in (*learning_curves(lines), *who_waits(waits(log.events())))],
         "terms": [asdict(chart) for chart in reward_terms(lines)],
         "others": [
             {"stage": stage, "charts": [asdict(chart) for chart in charts]}

@@ -13,9 +13,10 @@ from statistics import quantiles
 from typing import Any
 
 from stateset_agents.algorithms.intervals import wilson
+from stateset_agents.reporting.waits import BOTH, NEITHER, TALKING, UPDATING
 from stateset_agents.tracking.run_log import MetricLine
 
-__all__ = ["Chart", "Series", "axis", "learning_curves", "other_curves", "reward_terms"]
+__all__ = ["Chart", "Series", "axis", "learning_curves", "other_curves", "reward_terms", "who_waits"]
 
 _MOST_POINTS = 2000
 """Of a curve; a longer one is averaged in bins."""
@@ -125,6 +126,23 @@ _FAMILIES, _STALENESS = "success/", "staleness/"
 def learning_curves(lines: Sequence[MetricLine]) -> list[Chart]:
     """The charts everyone looks at first; those whose metrics were logged."""
     return [chart for kind in _learning(lines) if (chart := _chart(kind, lines))]
+
+
+def who_waits(lines: Sequence[MetricLine]) -> list[Chart]:
+    """The chart of what `waits.waits` found; none where it found nothing."""
+    kind = _Kind(
+        title="Who waits for whom",
+        metrics={
+            TALKING: "conversations; the update waits",
+            BOTH: "conversations and update",
+            UPDATING: "update; conversations wait",
+            NEITHER: "neither: evaluation, checkpoint",
+        },
+        note="seconds of each step, of conversations and updates under way",
+        stacked=True,
+    )
+    chart = _chart(kind, lines)
+    return [chart] if chart else []
 
 
 def reward_terms(lines: Sequence[MetricLine]) -> list[Chart]:

@@ -113,6 +113,29 @@ async def test_curves_have_the_values_of_metrics_jsonl(tab: Tab, run: RunFolder)
         assert lines == [[list(range(1, 25)), pytest.approx(logged, rel=1e-6)]]
 
 
+async def test_who_waited_for_whom_is_drawn_from_events_jsonl(tab: Tab, tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=3)
+    tracker = JsonlTracker(folder)
+    for step, clock in ((1, 100.0), (2, 110.0), (3, 120.0)):
+        for what, after, group in (("group admitted", 0.0, step), ("group finished", 4.0, step)):
+            tracker.log_event(what, step=step, monotonic=clock + after, group=group)
+        tracker.log_event("update begun", step=step, monotonic=clock + 5)
+        tracker.log_event("update ended", step=step, monotonic=clock + 7)
+    tracker.close()
+    write_report(folder.path)
+    await opened(tab, folder)
+    await scroll_through(tab)
+    lines = await tab.run(f"{plot('Who waits for whom')}.data.map((line) => [line.name, line.y])")
+    assert [name.partition(";")[0].partition(":")[0] for name, _ in lines] == [
+        "conversations",
+        "conversations and update",
+        "update",
+        "neither",
+    ]
+    assert [values for _, values in lines] == [[4, 4, 4], [0, 0, 0], [2, 2, 2], [1, 4, 4]]
+    assert tab.complaints == []
+
+
 async def test_a_step_beyond_the_axis_is_marked_and_said(tab: Tab, run: RunFolder) -> None:
     await opened(tab, run)
     await scroll_through(tab)

@@ -22,9 +22,10 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.training.trl_backend import TrlBackend
 from stateset_agents.training.trl_learner import TrlLearner
+from stateset_agents.training.trl_rollout import TrlRollout, make_trl_rollout
 from stateset_agents.training.trl_settings import TrlSettings, refuse_unmappable, require_trl
 
-__all__ = ["TrlGRPOTrainer", "TrlSettings", "train_with_trl_grpo"]
+__all__ = ["TrlGRPOTrainer", "TrlRollout", "TrlSettings", "make_trl_rollout", "train_with_trl_grpo"]
 
 
 class TrlGRPOTrainer(MultiTurnGRPOTrainer):

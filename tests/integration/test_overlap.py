@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections import Counter
 from pathlib import Path
@@ -25,6 +26,7 @@ from stateset_agents.core.reward import reward_function
 from stateset_agents.core.trajectory import TrajectoryGroup
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import SamplingParams
+from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
@@ -367,6 +369,36 @@ async def test_a_stop_cancels_what_is_under_way_and_a_resume_plays_it_again(tmp_
     assert [place for place, *_ in records] == list(range(14))
     assert max(Counter((epoch, scenario) for _, epoch, scenario, _ in records).values()) == 1
     assert max(line["staleness/max"] for line in metrics(again)) <= 1
+    await again.close()
+
+
+async def test_after_a_crash_every_scenario_has_trained_once(tmp_path: Path) -> None:
+    """What a kill leaves on disk, taken as a copy in mid-step, with a checkpoint two steps back."""
+    trainer = make_trainer(
+        tmp_path, environment=Slow(seconds=0.02), max_steps=6, **OVERLAP | {"save_steps": 2}
+    )
+    crashed = tmp_path / "crashed"
+
+    class Crash(Callback):
+        async def on_step_end(self, step: int, metrics: Any) -> None:
+            if step == 3:
+                await asyncio.sleep(0.03)  # groups of steps 4 and 5 are under way
+                shutil.copytree(trainer.run.path, crashed, symlinks=True)
+
+    trainer.callbacks.append(Crash())
+    await trainer.train()
+    await trainer.close()
+
+    again = make_trainer(
+        tmp_path, environment=Slow(), max_steps=6, run=RunFolder(crashed), **OVERLAP | {"save_steps": 2}
+    )
+    assert [place for place, *_ in ends(again)] == list(range(6))
+    await again.load_checkpoint()
+    assert again.step_number == 2
+    await again.train()
+    order = [again._order.at(place).id for place in range(12)]
+    assert ends(again) == [(place, place // 4, order[place], "trained") for place in range(12)]
+    assert [line["policy/version"] for line in metrics(again)] == [1, 2, 3, 4, 5, 6]
     await again.close()
 
 

@@ -55,8 +55,10 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"kl_controller": "adaptive", "temperature_schedule": "adaptive", "num_iterations": 2},
     "critic": {"advantage_estimator": "token_gae", "value_dropout": 0.1, "precision": "bf16"},
     "branches": {"advantage_estimator": "branch", "num_branches": 1, "lr_scheduler_type": "cosine"},
+    "overlap": {"max_staleness": 1},
 }
-"""What a checkpoint has to keep differs: a moving coefficient and temperature, a critic, nothing more."""
+"""What a checkpoint has to keep differs: a moving coefficient and temperature, a critic, nothing more. The
+last is not repeatable bit by bit, but trains each scenario once."""
 
 
 def write_runs(folder: Path) -> None:
@@ -237,6 +239,12 @@ def assert_each_scenario_is_trained_once(run: Path) -> None:
     assert all([record[2] for record in group] == list(range(_MEMBERS)) for group in groups)
     assert all(len({record[:2] for record in group}) == 1 for group in groups)
     played = [group[0][:2] for group in groups]
+    ends = [
+        (line["epoch"], line["scenario"])
+        for line in lines(run / "events.jsonl")
+        if line["event"] == "group consumed"
+    ]
+    assert ends == [(place // _SCENARIOS, scenario) for place, (_, scenario) in enumerate(played)]
     assert [step for step, _ in played] == [1 + place // _PER_STEP for place in range(STEPS * _PER_STEP)]
     everyone = {scenario.id for scenario in RetailDesk(num_train=_SCENARIOS).scenarios("train")}
     for first in range(0, len(played), _SCENARIOS):
@@ -317,7 +325,8 @@ def kill_often(folder: Path, whole: Whole, *, kills: int, in_a_write: int, dice:
         _kill_one(folder, root, whole, left[:_MOST_KILLS], dice, done)
         path = the_run(root)
         assert path is not None
-        assert_same(left_by(path), whole.left)
+        if whole.left["deterministic"]:
+            assert_same(left_by(path), whole.left)
         assert_each_scenario_is_trained_once(path)
         debris = [entry.name for entry in (path / "checkpoints").iterdir() if entry.name.startswith(".")]
         assert not debris, debris
@@ -344,7 +353,8 @@ def _kill_one(
         done.in_a_write += writing
         done.while_beginning += killer.struck_while_beginning
         for step, checkpoint in standing(path).items():
-            assert_equal_checkpoints(checkpoint, whole.checkpoints[step])
+            if whole.left["deterministic"]:
+                assert_equal_checkpoints(checkpoint, whole.checkpoints[step])
     with started(folder, root, whole.name) as run:
         done.starts += 1
         assert run.ends() == 0, run.said

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,12 +29,25 @@ __all__ = ["PackedLinear", "fast_linears", "is_available", "linear"]
 @functools.cache
 def is_available() -> bool:
     """Does this machine run fp32 linears by oneDNN? Found once, by rule and by comparing a few products."""
-    return (
+    able = (
         _vendor() == "AuthenticAMD"
         and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  # torch's own
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's own
-        and _agrees()
     )
+    if able:
+        _remember_few_shapes()
+    return able and _agrees()
+
+
+def _remember_few_shapes() -> None:
+    """Bound the code that oneDNN makes and keeps for each shape of product.
+
+    Each new number of rows brings half a megabyte, kept for the last 1,024 shapes by oneDNN and again by
+    every thread: a training would come to hold several hundred MB. All shapes of one step are within 128.
+    Both caches read their environment as they are first used, the second one in each thread.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "128")
 
 
 def _vendor() -> str:

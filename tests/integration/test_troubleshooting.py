@@ -246,6 +246,9 @@ CASES: dict[str, Case] = {
     "damaged": lambda folder: resume(
         folder, lambda checkpoint: (checkpoint / "optimizer.safetensors").write_bytes(b"torn")
     ),
+    "newer": lambda folder: resume(
+        folder, lambda checkpoint: (checkpoint / "manifest.json").write_text('{"schema_version": 2}')
+    ),
 }
 
 

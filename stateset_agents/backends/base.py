@@ -91,6 +91,13 @@ class Backend(Protocol):
         """Forget a conversation; unknown sessions are ignored."""
         ...
 
+    async def rest(self) -> None:
+        """No turn is asked for until an update is through: free what only generation needs.
+
+        Nothing of a conversation that was not released is lost, and a turn that comes all the same is served.
+        """
+        ...
+
     async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
         """Take new weights: a state dict, or a folder written by `save_pretrained`.
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stateset_agents.backends.memory import hand_back
 from stateset_agents.backends.prefixes import LEAST, Share, common_prefix, shared_prefixes
 from stateset_agents.backends.sampling import Knobs, sample
 from stateset_agents.backends.slot_table import SlotTable
@@ -123,6 +124,13 @@ class Batcher:
                 table.release(key)
             else:
                 turn.versions.append((version, int(table.length[slot] - table.prompt[slot])))
+
+    def rest(self) -> None:
+        """Free what only generation needs, the cache and packed weights, unless a conversation is cached."""
+        if not self._table.slot_of:
+            self._table.put_away()
+            self.model.refresh()
+        hand_back()
 
     def _make_room(self, key: Key, columns: int, spare: Key | None = None) -> bool:
         made = self._table.make_room(key, columns, spare)

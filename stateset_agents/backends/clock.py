@@ -147,8 +147,8 @@ class Clock:
             self._notify(at_once=True)
         return await future
 
-    def change(self, kind: Literal["fork", "release"], key: Key, run: Callable[[], None]) -> None:
-        """Change the cache before the next step; forks come before releases, each in key order."""
+    def change(self, kind: Literal["fork", "release", "rest"], key: Key, run: Callable[[], None]) -> None:
+        """Change the cache before the next step: forks, then releases, each in key order, then a rest."""
         with self._changed:
             self._changes.append((kind, key, run))
             self._notify()

@@ -177,8 +177,8 @@ def fast_linears(enabled: bool = True) -> Iterator[None]:
 class PackedLinear:
     """One linear map for inference, out of several that read the same input: their outputs side by side.
 
-    Where oneDNN is taken it holds a packed copy of the weights (`copied_bytes`), which `refresh` renews after
-    they changed. Elsewhere nothing is held twice: the weights given become views of one tensor.
+    Where oneDNN is taken it holds a packed copy of the weights (`copied_bytes`) from its first use on, until
+    `refresh`. Elsewhere nothing is held twice: the weights given become views of one tensor.
     """
 
     def __init__(self, weights: list[Tensor], biases: list[Tensor | None], *, packed: bool) -> None:
@@ -186,28 +186,28 @@ class PackedLinear:
         self._weights, self._biases = weights, biases
         self._packed = packed and is_available() and weights[0].dtype == torch.float32
         self._packed = self._packed and weights[0].device.type == "cpu"
-        if not self._packed:
-            self._weight = _joined(weights)
+        self._weight = None if self._packed else _joined(weights)
         given = [bias for bias in biases if bias is not None]
         self._bias = _joined(given) if given else None
-        self.refresh()
 
     @property
     def copied_bytes(self) -> int:
-        """Memory that the packed copy takes."""
+        """Memory that the packed copy takes while there is one."""
         return sum(weight.nbytes for weight in self._weights) if self._packed else 0
 
     def refresh(self) -> None:
-        """Pack the weights as they are now."""
+        """Forget the packed copy: the weights changed, or nobody needs it for a while."""
         if self._packed:
-            stacked = self._weights[0] if len(self._weights) == 1 else torch.cat(self._weights)
-            self._weight = _pack(stacked)
+            self._weight = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[M, K] to [M, sum of N_i]."""
-        if self._packed:
-            return _product(x, self._weight, self._bias)
-        return F.linear(x, self._weight, self._bias)
+        if not self._packed:
+            assert self._weight is not None
+            return F.linear(x, self._weight, self._bias)
+        if self._weight is None:
+            self._weight = _pack(self._weights[0] if len(self._weights) == 1 else torch.cat(self._weights))
+        return _product(x, self._weight, self._bias)
 
 
 @torch.inference_mode(False)  # or the model's parameters could never be trained or changed again

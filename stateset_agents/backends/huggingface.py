@@ -229,6 +229,10 @@ class HuggingFaceBackend:
         key = (0, *session)
         self._clock.change("release", key, lambda: self._batcher.release(key))
 
+    async def rest(self) -> None:
+        """Free what only generation needs until the next turn, once all conversations are released."""
+        self._clock.change("rest", (0, 0, 0), lambda: self._batcher.rest())
+
     async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
         """Take new weights between two steps: a state dict, or a folder written by `save_pretrained`.
 

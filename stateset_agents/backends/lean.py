@@ -55,7 +55,7 @@ class LeanModel(StoreModel):
     """Llama, Mistral, Qwen2, Qwen3 and GPT-2 over slots; a `CachedModel`.
 
     The weights are the transformers model's own. Where linears are packed (fast_linear.py) it holds a second
-    copy of theirs, of `copied_bytes`, which `refresh` renews.
+    copy of theirs, of `copied_bytes`, from the first forward after a `refresh` on.
     """
 
     def __init__(self, model: PreTrainedModel, *, fast_linears: bool = True) -> None:
@@ -154,7 +154,7 @@ class LeanModel(StoreModel):
         self._angles = self._make_angles()
 
     def refresh(self) -> None:
-        """Pack the weights again after they changed."""
+        """Forget the packed weights; the next forward packs them as they are then."""
         for linear in self._linears():
             linear.refresh()
 

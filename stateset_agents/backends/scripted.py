@@ -160,6 +160,9 @@ class ScriptedBackend:
         """Forget a conversation; unknown sessions are ignored."""
         self._turns.pop(session, None)
 
+    async def rest(self) -> None:
+        """Nothing is held."""
+
     async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
         """Note the version; a script has no weights."""
         self.version = version

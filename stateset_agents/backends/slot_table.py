@@ -27,6 +27,8 @@ class SlotTable:
         self.turns: list[Turn | None] = []
         """The live turn of each slot."""
         self.num_evictions = 0
+        self._put_away: tuple[int, int] | None = None
+        """Slots and columns of the store, while the model has none."""
         tokens, slots = np.zeros((0, 0), np.int64), np.zeros(0, np.int64)
         self.ids: Ints = tokens
         """[slots, columns]"""
@@ -122,6 +124,9 @@ class SlotTable:
         False while live conversations leave no room, or `spare` does, which is not evicted. Raises
         BackendError where the conversation can never fit.
         """
+        if self._put_away is not None:
+            self._model.resize(*self._put_away, [])
+            self._put_away = None
         while True:
             others = {other: slot for other, slot in self.slot_of.items() if other != key}
             needed = self.end[list(others.values())].max(initial=columns)
@@ -143,6 +148,12 @@ class SlotTable:
                 return False
             self.release(min(idle, key=lambda other: (self.last_used[others[other]], other)))
             self.num_evictions += 1
+
+    def put_away(self) -> None:
+        """Free the store until the next conversation; there must be none now."""
+        if self._put_away is None:
+            self._put_away = (self._model.num_slots, self._model.num_columns)
+            self._model.resize(0, 0, [])
 
     def _in_bytes(self, tokens: int) -> str:
         size = tokens * self._model.token_bytes

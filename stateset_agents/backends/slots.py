@@ -123,7 +123,7 @@ class CachedModel(Protocol):
         ...
 
     def refresh(self) -> None:
-        """The model's weights were changed in place: renew whatever was derived from them."""
+        """Forget what was derived from the weights: they changed in place, or nobody needs it for a while."""
         ...
 
 

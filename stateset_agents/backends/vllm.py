@@ -184,6 +184,9 @@ class VLLMBackend:
     async def release(self, session: Session) -> None:
         """Nothing to do: the server forgets what has not been used for longest."""
 
+    async def rest(self) -> None:
+        """The server keeps its own memory."""
+
     async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
         """Write the weights where the server reads them, and have it load them.
 

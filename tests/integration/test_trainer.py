@@ -67,6 +67,18 @@ async def test_a_run_leaves_metrics_rollouts_checkpoint_and_summary(tmp_path):
     assert AutoTokenizer.from_pretrained(trainer.run.checkpoints / "step-000003" / "model")("hi").input_ids
 
 
+async def test_the_cache_of_the_rollouts_is_freed_for_the_update(tmp_path):
+    trainer = make_trainer(tmp_path)
+    await trainer.initialize()
+    backend = trainer.agent.backend
+    await trainer.generate_trajectories(trainer.environment.scenarios("train")[:1])
+    assert backend.running.path.num_slots > 0
+    await trainer.step()
+    await backend.score([1, 2])  # whatever was asked of the worker before has been done by now
+    assert backend.running.path.num_slots == 0
+    await trainer.close()
+
+
 async def test_the_agent_speaks_with_the_trained_weights(tmp_path):
     agent = make_agent()
     before = {name: tensor.clone() for name, tensor in agent.backend.model.state_dict().items()}

@@ -9,6 +9,8 @@ import torch
 from tiny_models import VOCAB, tiny_model
 
 from stateset_agents.backends.batching import Batcher, Turn, new_turn
+from stateset_agents.backends.lean import LeanModel
+from stateset_agents.backends.plain import PlainModel
 from stateset_agents.backends.prefixes import LEAST
 from stateset_agents.backends.slots import SlotModel
 from stateset_agents.errors import BackendError
@@ -375,3 +377,25 @@ def test_any_mix_of_turns_forks_releases_and_cancelled_turns_stays_exact(seed: i
                 history[each.key[2]] = each.ids
                 assert_exact(work, each)
     assert work.stats.sampled_tokens > 100
+
+
+@pytest.mark.parametrize("way", [SlotModel, LeanModel, PlainModel])
+def test_a_rest_frees_the_cache_once_nobody_holds_any_of_it_and_the_next_turn_says_the_same(
+    way: type,
+) -> None:
+    work = Batcher(way(tiny_model("llama").eval()), max_cached_tokens=100_000)
+    run(work, *(turn(member, prompt(member)) for member in range(3)))
+    work.release((0, 0, 0))
+    work.rest()  # two conversations are idle: theirs stays
+    assert work.model.num_slots > 0
+    work.release((0, 0, 1))
+    work.release((0, 0, 2))
+    work.rest()
+    work.rest()
+    assert work.model.num_slots == work.model.num_columns == 0
+    again = turn(1, prompt(1))
+    run(work, again, turn(9, prompt(9, 70)))  # longer than any before
+    fresh = Batcher(way(tiny_model("llama").eval()), max_cached_tokens=100_000)
+    alone = turn(1, prompt(1))
+    run(fresh, alone)
+    assert again.sampled == alone.sampled

@@ -146,6 +146,7 @@ def test_stacked_weights_are_one_product_that_follows_their_changes(
     stacked = PackedLinear([p.weight for p in parts], [p.bias for p in parts], packed=packed)
     x = torch.randn(5, 16)
     with torch.no_grad():
+        stacked(x)
         for part in parts:
             part.weight.mul_(2)
             part.bias.add_(1)

@@ -1,4 +1,4 @@
-"""What an application hears of its training: five moments, each a method to override.
+"""What an application hears of its training: six moments, each a method to override.
 
 The trainer awaits each call before it goes on, so callbacks see the moments in order. An `async` method
 runs in the event loop; a plain one in a thread of its own, so it may block.
@@ -21,6 +21,7 @@ from stateset_agents.tracking.logging import get_logger
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.evaluator import Evaluation
+    from stateset_agents.tracking.monitors import Finding
     from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 
 __all__ = ["LAST_WORD", "Callback", "Patience", "expect_callback", "notify"]
@@ -51,6 +52,10 @@ class Callback:
 
     def on_step_end(self, step: int, metrics: Mapping[str, float]) -> Any:
         """A step (from 1) is finished and in the logs."""
+
+    def on_warning(self, step: int, finding: Finding) -> Any:
+        """A step showed a trouble for the first time: which check, what was seen, and what to do. It is logged
+        as well, and called before that step's `on_step_end`."""
 
     def on_evaluate(self, step: int, evaluation: Evaluation) -> Any:
         """The validation split was played after this step."""

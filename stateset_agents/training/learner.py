@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -290,11 +291,11 @@ class Learner:
         for _ in range(self.config.num_iterations):
             numbers = self._gradient(prepared, denominators, share).to_dict()
             numbers["loss/policy"] *= share
-            kl = self.kl
-            if self.reference is not None:  # before the step: it refuses a KL that is not finite
+            kl, usable = self.kl, _are_finite(numbers)
+            if self.reference is not None and usable:  # before the step: it may raise
                 kl = kl.updated(numbers["kl/reference"], num_episodes=conversations)
             self.midway = True
-            results.append(self.optimization.step())
+            results.append(self.optimization.step(usable=usable))
             ratios.append(numbers["policy/ratio_max"])
         self.kl = kl
         self.midway = False
@@ -414,6 +415,11 @@ class Learner:
         self.policy.model.load_state_dict(dict(weights), strict=False)
         self.optimization.load(dict(state))
         self.kl = self.kl.restored(state["kl"])
+
+
+def _are_finite(numbers: Mapping[str, float]) -> bool:
+    """Is every part of the loss a number? Its gradient may be one even where it is not."""
+    return all(math.isfinite(value) for name, value in numbers.items() if name.startswith(("loss/", "kl/")))
 
 
 def _micro_batch_tokens(device: torch.device) -> int:

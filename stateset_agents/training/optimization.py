@@ -64,7 +64,7 @@ class StepResult:
     grad_norm: float
     """Before clipping."""
     stepped: bool
-    """False when the gradient was not finite: weights and schedule stayed."""
+    """False when the gradient or the loss was not finite: weights and schedule stayed."""
     learning_rate: float
 
 
@@ -95,8 +95,8 @@ class Optimization:
         """Add this loss's gradient."""
         torch.autograd.backward(self.scaler.scale(loss))
 
-    def step(self) -> StepResult:
-        """Unscale, clip, step, advance the schedule, clear the gradients."""
+    def step(self, *, usable: bool = True) -> StepResult:
+        """Unscale, clip, step, advance the schedule, clear the gradients; not `usable`: no weight moves."""
         factor = schedule(
             self.num_updates,
             self._length,
@@ -109,13 +109,13 @@ class Optimization:
             group["lr"] = learning_rate
         self.scaler.unscale_(self.optimizer)
         norm = float(nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
-        finite = math.isfinite(norm)
-        if finite:
+        stepped = usable and math.isfinite(norm)
+        if stepped:
             self.scaler.step(self.optimizer)
             self.num_updates += 1
         self.scaler.update()
         self.discard()
-        return StepResult(grad_norm=norm, stepped=finite, learning_rate=learning_rate)
+        return StepResult(grad_norm=norm, stepped=stepped, learning_rate=learning_rate)
 
     def discard(self) -> None:
         """Forget the gradients added so far."""

@@ -94,6 +94,10 @@ def evaluation_metrics(result: Evaluation) -> dict[str, float]:
     return metrics if result.mean_reward is None else {**metrics, "eval/reward": result.mean_reward}
 
 
+def _is_broken(number: float | None) -> bool:
+    return number is not None and not math.isfinite(number)
+
+
 def why_nothing_trained(
     groups: Sequence[TrajectoryGroup], metrics: Mapping[str, float], config: TrainingConfig, *, scaled: bool
 ) -> str | None:
@@ -101,6 +105,10 @@ def why_nothing_trained(
 
     `scaled`: under fp16's gradient scaler an infinite gradient is no mishap, it finds the scale.
     """
+    broken = [name for name in ("loss/policy", "loss/kl", "kl/reference") if _is_broken(metrics.get(name))]
+    if broken:
+        advice = "lower learning_rate, use precision fp32 or bf16, or look at the rewards"
+        return f"has {broken[0]} {metrics[broken[0]]}: {advice}"
     norm = metrics.get("optimizer/grad_norm", 0.0)
     if not (math.isfinite(norm) or scaled):
         return f"has a gradient of norm {norm}: lower learning_rate, or look at the rewards"

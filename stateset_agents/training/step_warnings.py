@@ -1,44 +1,77 @@
-"""What a run should not have to end to tell: a reward that never differs, an event loop that stands still.
+"""What a run should not have to end to tell: a reward that never differs, gradients that explode, a collapse.
 
 The trainer hands each step's metrics to a `StepWarnings`; every warning comes once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
+from stateset_agents.tracking.diagnostics import History, live_findings
 from stateset_agents.tracking.logging import get_logger
+from stateset_agents.tracking.monitors import LONG_LAG, SAME_STEPS, Finding
+from stateset_agents.tracking.run_log import MetricLine
 
 __all__ = ["StepWarnings"]
 
 _log = get_logger(__name__)
 
-SAME_STEPS = 3
-"""Steps in a row without two different rewards in any group, after which it is said."""
-LONG_LAG = 1.0
-"""Seconds without the event loop, from which on it is said."""
+_FIRST, _LAST = 5, 20
+"""Steps that are remembered: how the run began, and how it stands."""
 
 
 class StepWarnings:
     """Looks at the metrics of one step after another."""
 
     def __init__(self) -> None:
+        self._first: list[MetricLine] = []
+        self._last: deque[MetricLine] = deque(maxlen=_LAST)
         self._same = 0
-        self._lagged = False
+        self._told: set[tuple[str, str]] = set()
 
-    def look(self, metrics: Mapping[str, float]) -> None:
-        """Warn of what is new in this step."""
+    def look(self, step: int, metrics: Mapping[str, float], training: Mapping[str, Any]) -> list[Finding]:
+        """Log what is new in this step, and give it; `training` are the settings."""
+        line = MetricLine(step, 0.0, dict(metrics))
+        if len(self._first) < _FIRST:
+            self._first.append(line)
+        else:
+            self._last.append(line)
+        at_once = self._at_once(metrics)
+        found = [*at_once, *self._by_the_checks(training)]
+        new = [one for one in found if (one.check, one.verdict) not in self._told]
+        self._told |= {(one.check, one.verdict) for one in new}
+        for one in new:
+            name = "" if one in at_once else f"{one.check}: "
+            _log.warning(f"{name}{one.seen}: {one.cure}")
+        return new
+
+    def _by_the_checks(self, training: Mapping[str, Any]) -> list[Finding]:
+        """One step says little of anything but numbers that are none."""
+        lines = [*self._first, *self._last]
+        found = live_findings(History(lines, training, {}))
+        return found if len(lines) >= _FIRST else [one for one in found if one.check == "numbers"]
+
+    def _at_once(self, metrics: Mapping[str, float]) -> list[Finding]:
+        found = []
         scored = "reward/mean" in metrics
         self._same = self._same + 1 if scored and metrics.get("group/zero_variance") == 1.0 else 0
         if self._same == SAME_STEPS:
-            _log.warning(
+            seen = (
                 f"no group had two different rewards in {SAME_STEPS} steps (mean "
-                f"{metrics['reward/mean']:.3g}), so nothing is learned: is the reward the same whatever the "
-                "agent says, are all scenarios too easy or too hard, or the replies all alike (temperature)?"
+                f"{metrics['reward/mean']:.3g}), so nothing is learned"
             )
-        if metrics.get("time/loop_lag", 0.0) >= LONG_LAG and not self._lagged:
-            self._lagged = True
-            _log.warning(
-                f"the event loop stood still for {metrics['time/loop_lag']:.1f} s: in an async user, tool, "
-                "reward or callback something blocks; make that function a plain def, which runs in a thread"
+            cure = (
+                "is the reward the same whatever the agent says, are all scenarios too easy or too hard, or "
+                "the replies all alike (temperature)?"
             )
+            found.append(Finding("tied groups", "fail", seen, cure))
+        if metrics.get("time/loop_lag", 0.0) >= LONG_LAG:
+            seen = f"the event loop stood still for {metrics['time/loop_lag']:.1f} s"
+            cure = (
+                "in an async user, tool, reward or callback something blocks; make that function a plain "
+                "def, which runs in a thread"
+            )
+            found.append(Finding("event loop", "warn", seen, cure))
+        return found

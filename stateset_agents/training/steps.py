@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -227,6 +227,8 @@ class TrainSteps(TrainingRun):
                 self._is_stepping = False
 
     async def _step_end(self, metrics: dict[str, float]) -> dict[str, float]:
+        for finding in self._fresh:
+            await self._notify("on_warning", self.step_number, finding)
         await self._notify("on_step_end", self.step_number, metrics)
         if self._trouble is not None:
             raise TrainingStopped(self._trouble)
@@ -258,7 +260,9 @@ class TrainSteps(TrainingRun):
             "policy/version": float(self._state.version),
         }
         self._metrics |= metrics
-        self._warnings.look(metrics)
+        self._fresh = self._warnings.look(number, metrics, self.config.model_dump())
+        for finding in self._fresh:
+            self.tracker.log_event("warning", step=number, **asdict(finding))
         self.tracker.log_metrics(number, metrics)
         if self.config.log_rollouts:
             own = dict(zip(played.batch.taken, credited.advantages, strict=True))

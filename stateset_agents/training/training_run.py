@@ -25,6 +25,7 @@ from stateset_agents.evaluation.evaluator import (
 )
 from stateset_agents.settings import expect
 from stateset_agents.tracking.logging import get_logger
+from stateset_agents.tracking.monitors import Finding
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.training.callbacks import Patience, expect_callback, notify
@@ -93,6 +94,8 @@ class TrainingRun(Controlled):
         self._saved: RunState | None = None
         self._metrics: dict[str, float] = {}
         self._warnings = StepWarnings()
+        self._fresh: list[Finding] = []
+        """What it warned of in the last step."""
         self._why: str | None = None
         self._trouble: str | None = None
         self._is_stepping = False

@@ -15,6 +15,7 @@ from stateset_agents.core.reward import RewardFunction, reward_function
 from stateset_agents.core.scoring import RewardResult
 from stateset_agents.errors import CheckpointError, TrainingStopped
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.checkpoint import latest_checkpoint, load_checkpoint
 
 
@@ -143,15 +144,56 @@ async def test_a_resumed_run_remembers_how_many_steps_failed(tmp_path):
     assert (await stopped(again)).startswith("step 4 has no group")
 
 
+class Hears(Callback):
+    def __init__(self):
+        self.heard = []
+
+    def on_warning(self, step, finding):
+        self.heard.append((step, finding))
+
+
+async def test_an_outage_that_does_not_end_is_waited_for_once_and_stops_with_its_cause(tmp_path):
+    environment = Watched(lambda call: call > 16)
+    patient = {"breaker_failures": 3, "breaker_pause": 0.05, "outage_patience": 0.3, "episode_retries": 0}
+    trainer = make_trainer(tmp_path, environment=environment, max_steps=20, **patient)
+    line = await stopped(trainer)
+    assert re.fullmatch(
+        r"step 5 has no group with 2 scored members \(8 of 8 conversations failed\); first cause: "
+        r"EnvironmentFailure: environment failed \d+ times in a row \(last: OSError: the database is away\), "
+        r"and was waited for 0.3 s",
+        line,
+    )
+    assert environment.calls < 16 + 20  # the others did not ask
+    assert load_checkpoint(latest_checkpoint(trainer.run.checkpoints)).step == 5
+    assert metric(trainer, "breaker/environment")[:2] == [0.0, 0.0]
+    assert metric(trainer, "breaker/environment")[-1] > 0
+    told = [event["state"] for event in RunLog(trainer.run).events() if event["event"] == "breaker"]
+    assert told[:3] == ["open", "half-open", "open"]
+    again = make_trainer(tmp_path, run=trainer.run, environment=Watched(), max_steps=20, **patient)
+    await again.load_checkpoint()
+    await again.step()
+    assert again.step_number == 6
+    await again.close()
+
+
 async def test_gradients_that_are_not_finite_stop_the_run_with_the_weights_as_they_were(tmp_path):
+    hears = Hears()
     trainer = make_trainer(tmp_path, max_steps=9, max_failed_steps=2)
+    trainer.callbacks.append(hears)
     await trainer.initialize()
     await trainer.step()
     before = snapshot(trainer)
     trainer.learner.reference.model.lm_head.weight.data.fill_(math.nan)
     line = await stopped(trainer)
-    assert line.startswith("step 3 has a gradient of norm nan: lower learning_rate")
+    assert line.startswith("step 3 has loss/kl nan: lower learning_rate")
     assert same_bits(snapshot(trainer), before)
+    assert metric(trainer, "optimizer/skipped") == [0, 1, 1]
+    assert [(step, finding.check, finding.verdict) for step, finding in hears.heard] == [
+        (2, "numbers", "fail")
+    ]
+    told = [event for event in RunLog(trainer.run).events() if event["event"] == "warning"]
+    assert [(event["step"], event["check"]) for event in told] == [(2, "numbers")]
+    assert told[0]["cure"].startswith("lower learning_rate")
 
 
 async def test_a_mistake_in_user_code_travels_and_the_finished_steps_are_kept(tmp_path):

@@ -18,7 +18,9 @@ from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.cli.main import main
 from stateset_agents.core.trajectory import Status, TrajectoryGroup
 from stateset_agents.errors import ConfigurationError
-from stateset_agents.tracking.diagnostics import CHECKS, Finding, History, _loop_lag, all_passed, diagnose
+from stateset_agents.tracking.checks import CHECKS, _loop_lag
+from stateset_agents.tracking.diagnostics import Finding, History, all_passed, diagnose
+from stateset_agents.tracking.monitors import MONITORS
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import MetricLine, RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -48,6 +50,14 @@ HEALTHY: Mapping[str, Series] = {
     "kl/old": 0.01,
     "value/explained_variance": 0.6,
     "tokens/per_turn": 10.0,
+    "tokens/agent": 400.0,
+    "tokens/environment": 1000.0,
+    "tokens/forwarded": 1400.0,
+    "tokens/padding": 100.0,
+    "faults/retries": 0.0,
+    "faults/timeouts": 0.0,
+    "faults/outages": 0.0,
+    "breaker/environment": 0.0,
     "time/loop_lag": 0.01,
 }
 TRAINING = {"max_grad_norm": 1.0, "num_iterations": 2, "kl_controller": "fixed", "kl_target": 0.01}
@@ -86,6 +96,11 @@ SICK: list[tuple[str, str, Mapping[str, Series], Mapping[str, Any]]] = [
     ("reward", "warn", {"reward/mean": [0.1, 0.2] * 15}, {}),
     ("failures", "warn", {"rollout/failed": 0.5}, {}),  # 15 of 480
     ("failures", "fail", {"rollout/unscored": 2.0}, {}),  # 60 of 480
+    ("dependencies", "warn", {"faults/retries": 3.0}, {}),  # 90 in 480 conversations
+    ("dependencies", "fail", {"faults/timeouts": 17.0}, {}),
+    ("dependencies", "fail", {"breaker/environment": [0.0] * 29 + [1.0]}, {}),
+    ("tokens", "warn", {"tokens/environment": 30_000.0}, {}),
+    ("tokens", "warn", {"tokens/padding": 2000.0}, {}),
     ("truncation", "warn", {"rollout/truncated": 0.2}, {}),
     ("truncation", "fail", {"rollout/truncated": 0.7}, {}),
     ("tool calls", "warn", {"rollout/malformed": 0.1}, {}),
@@ -228,6 +243,21 @@ def test_the_command_says_each_finding_and_fails_on_a_failure(
     told = json.loads(capsys.readouterr().out)
     assert told["all_passed"] is False
     assert told["findings"][0]["verdict"] == "fail"
+
+
+def test_a_strict_gate_fails_on_warnings_too(tmp_path: Path) -> None:
+    warned = str(record(tmp_path, {**HEALTHY, "advantage/std": 3.5}).folder.path)
+    assert main(["diagnose", warned]) == 0
+    assert main(["diagnose", warned, "--strict"]) == 1
+
+
+def test_the_table_has_every_check_and_each_its_thresholds_advice_and_source(tmp_path: Path) -> None:
+    findings = diagnose(record(tmp_path, HEALTHY))
+    assert {finding.check for finding in findings} | {"held-out", "KL to its target"} == set(MONITORS)
+    for monitor in MONITORS.values():
+        assert monitor.warn <= monitor.fail
+        assert monitor.advice
+        assert monitor.why
 
 
 def test_a_run_that_has_just_begun_and_a_folder_that_is_none(

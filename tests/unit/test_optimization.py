@@ -81,6 +81,16 @@ def test_a_gradient_that_is_not_finite_moves_neither_weights_nor_schedule(bad):
     assert optimization.step().grad_norm == pytest.approx(2.0)
 
 
+def test_a_loss_that_is_not_finite_moves_nothing_though_its_gradient_is():
+    model, optimization = make(learning_rate=0.1)
+    before = values(model)
+    optimization.backward(model[0].weight.sum() + math.inf)
+    result = optimization.step(usable=False)
+    assert (result.stepped, optimization.num_updates) == (False, 0)
+    assert math.isfinite(result.grad_norm)
+    assert all(torch.equal(now, then) for now, then in zip(values(model), before, strict=True))
+
+
 def test_gradients_are_unscaled_before_they_are_clipped():
     plain, one = make(nn.Linear(1, 1, bias=False), learning_rate=0.1, max_grad_norm=0.5, **CONSTANT)
     scaled, other = make(

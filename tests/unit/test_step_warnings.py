@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
+from test_diagnostics import HEALTHY, TRAINING, Series
 
 from stateset_agents.training.step_warnings import StepWarnings
 
 SAME = {"group/zero_variance": 1.0, "reward/mean": 0.5}
 
 
+def look(warnings: StepWarnings, *steps: Mapping[str, float]) -> list[str]:
+    """The checks that warned, in order."""
+    told = []
+    for number, metrics in enumerate(steps, 1):
+        told += [finding.check for finding in warnings.look(number, metrics, TRAINING)]
+    return told
+
+
 def test_a_reward_that_never_differs_is_said_once_after_three_steps(caplog: pytest.LogCaptureFixture) -> None:
     warnings = StepWarnings()
     for number in range(1, 9):
-        warnings.look(SAME)
+        look(warnings, SAME)
         assert len(caplog.records) == (number >= 3)
     assert (
         caplog.records[0]
@@ -26,14 +39,50 @@ def test_a_reward_that_never_differs_is_said_once_after_three_steps(caplog: pyte
 def test_one_group_that_differs_begins_the_count_anew(caplog: pytest.LogCaptureFixture) -> None:
     warnings = StepWarnings()
     for share in (1.0, 1.0, 0.75, 1.0, 1.0):
-        warnings.look({**SAME, "group/zero_variance": share})
-    warnings.look({"group/zero_variance": 1.0})  # nothing was scored: another trouble, told elsewhere
+        look(warnings, {**SAME, "group/zero_variance": share})
+    look(warnings, {"group/zero_variance": 1.0})  # nothing was scored: another trouble, told elsewhere
     assert not caplog.records
 
 
 def test_an_event_loop_that_stood_still_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    warnings = StepWarnings()
-    for lag in (0.2, 2.5, 3.0):
-        warnings.look({"time/loop_lag": lag})
+    look(StepWarnings(), *({"time/loop_lag": lag} for lag in (0.2, 2.5, 3.0)))
     [record] = caplog.records
     assert "the event loop stood still for 2.5 s" in record.getMessage()
+
+
+STEPS = 30
+
+
+def steps_of(changed: Mapping[str, Series]) -> list[Mapping[str, float]]:
+    series: dict[str, Any] = {**HEALTHY, **changed}
+    return [
+        {name: one[step] if isinstance(one, Sequence) else one for name, one in series.items()}
+        for step in range(STEPS)
+    ]
+
+
+def test_a_healthy_run_hears_nothing() -> None:
+    assert look(StepWarnings(), *steps_of({})) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "changed", "at"),
+    [
+        ("numbers", {"loss/policy": [0.1, math.nan] * 15}, 2),
+        ("gradients", {"optimizer/grad_norm": 6.0}, 5),
+        ("entropy", {"policy/entropy": [0.5] * 10 + [0.01] * 20}, 15),
+        ("KL to the reference", {"kl/reference": 2.5}, 5),
+        ("inner passes", {"policy/clip_fraction_low": 0.95}, 5),
+        ("advantages", {"advantage/std": 3.5}, 5),
+        ("failures", {"rollout/failed": 4.0}, 5),
+        ("skipped steps", {"optimizer/skipped": 1.0}, 5),
+        ("dependencies", {"breaker/environment": [0.0] * 9 + [1.0] * 21}, 10),
+    ],
+)
+def test_a_trouble_is_said_once_as_soon_as_it_shows(
+    check: str, changed: Mapping[str, Series], at: int
+) -> None:
+    warnings, steps = StepWarnings(), steps_of(changed)
+    assert look(warnings, *steps[: at - 1]) == []
+    assert look(warnings, steps[at - 1]) == [check]
+    assert look(warnings, *steps[at:]) == []

@@ -1,0 +1,213 @@
+"""What is watched in a run, and from where on it is a trouble: the one table of thresholds and advice.
+
+The checks of `diagnostics` grade a run by it, the trainer's live warnings (`training.step_warnings`) speak by
+it, and the report and `stateset-agents diagnose` show what they found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["LONG_LAG", "MONITORS", "SAME_STEPS", "Finding", "Monitor", "Verdict", "graded"]
+
+Verdict = Literal["ok", "warn", "fail"]
+
+_SIGNS: Mapping[Verdict, str] = {"ok": "✓", "warn": "!", "fail": "✗"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    check: str
+    verdict: Verdict
+    seen: str
+    """The numbers."""
+    cure: str = ""
+    """What to do about it; empty where all is well."""
+
+    @property
+    def sign(self) -> str:
+        return _SIGNS[self.verdict]
+
+    def __str__(self) -> str:
+        line = f"{self.sign} {self.check}: {self.seen}"
+        return f"{line} -> {self.cure}" if self.cure else line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Monitor:
+    """One quantity that is watched."""
+
+    warn: float
+    """Above it the check warns."""
+    fail: float = math.inf
+    """Above it the check fails."""
+    advice: str
+    """What to do about it, in plain words."""
+    live: Verdict | None = None
+    """From which verdict on it is said while the run goes on; None: at its end only, for it may well pass."""
+    why: str
+    """What is measured, and where the thresholds come from."""
+
+
+def graded(check: str, value: float, seen: str, advice: str | None = None) -> Finding:
+    """Ok up to `warn`, a warning up to `fail`; `advice` where a case asks for other than the table's."""
+    monitor = MONITORS[check]
+    verdict: Verdict = "fail" if value > monitor.fail else "warn" if value > monitor.warn else "ok"
+    return Finding(check, verdict, seen, "" if verdict == "ok" else advice or monitor.advice)
+
+
+MONITORS: Mapping[str, Monitor] = {
+    "failures": Monitor(
+        warn=0.01,
+        fail=0.1,
+        live="fail",
+        why="share of conversations that broke off or that no reward could be given (our choice)",
+        advice="read `error` of those conversations in rollouts.jsonl: the environment, a tool or the reward",
+    ),
+    "dependencies": Monitor(
+        warn=0.1,
+        fail=1.0,
+        live="fail",
+        why="tries again and answers that came too late, for each conversation (our choice)",
+        advice="mend what is slow or flaky: tries again cost time, and make the run not repeatable",
+    ),
+    "truncation": Monitor(
+        warn=0.1,
+        fail=0.5,
+        why="share of the last conversations that a limit cut (our choice)",
+        advice="raise max_turns, agent.max_new_tokens or max_context_tokens, or let the reward ask for "
+        "brevity",
+    ),
+    "tool calls": Monitor(
+        warn=0.05,
+        fail=0.2,
+        why="share of turns with an unreadable call: over 95 % well-formed is the usual bar for a format, "
+        "below 80 % little else is learned",
+        advice="warm the model up on well-formed calls, or let the reward pay for form first",
+    ),
+    "tokens": Monitor(
+        warn=1.0,
+        why="environment tokens for each of the agent's over 50, or padding over half of what is forwarded "
+        "(our choice): most of the computing then teaches nothing",
+        advice="shorten the system prompt and tool results, or set row_layout to packed",
+    ),
+    "event loop": Monitor(
+        warn=0.05,
+        why="seconds of the median step's longest wait: 50 ms is felt by a server's callers",
+        advice="make sync code in async tools, rewards and environments plain `def`, or give the machine "
+        "less to do",
+    ),
+    "advantages": Monitor(
+        warn=3.0,
+        live="warn",
+        why="their deviation before scaling, after which it is 1 by construction: over 3 is noise for "
+        "a learner",
+        advice="scale the reward to about one, take larger groups (num_generations), vary the scenarios",
+    ),
+    "value bias": Monitor(
+        warn=0.1,
+        why="a critic's mean advantage over their deviation, where it is more than two standard errors",
+        advice="it expects too much or too little: raise value_learning_rate",
+    ),
+    "tied groups": Monitor(
+        warn=0.5,
+        fail=0.9,
+        why="share of groups whose members all have the same reward (our choice)",
+        advice="the reward cannot tell the members apart: easier or more varied scenarios, partial credit, a "
+        "larger num_generations",
+    ),
+    "skipped steps": Monitor(
+        warn=0.2,
+        fail=0.5,
+        live="fail",
+        why="share of steps that changed no weight (our choice)",
+        advice="read events.jsonl and the reward: no group had members that differ, or gradients were not "
+        "finite",
+    ),
+    "reward": Monitor(
+        warn=-2.0,
+        fail=2.0,
+        why="standard errors by which the last third of the steps lies below the first (Welch)",
+        advice="lower learning_rate, raise beta",
+    ),
+    "held-out": Monitor(
+        warn=0.0,
+        why="success before and after on the same scenarios, by their 95 % intervals",
+        advice="lower learning_rate, raise beta; read what the conversations of the highest reward do",
+    ),
+    "reply length": Monitor(
+        warn=2.0,
+        why="tokens of a turn at the end over those at the start, or the other way round",
+        advice="read some conversations of the report: does the reward pay for length, or for saying "
+        "nothing?",
+    ),
+    "numbers": Monitor(
+        warn=0.0,
+        fail=0.0,
+        live="fail",
+        why="losses, gradients and KL that are not finite; only fp16's scaler may skip infinite gradients",
+        advice="lower learning_rate, use precision fp32 or bf16, look at the rewards",
+    ),
+    "gradients": Monitor(
+        warn=2.0,
+        fail=5.0,
+        live="fail",
+        why="median norm before clipping over max_grad_norm: 2 and 5 are for the usual max_grad_norm of 1",
+        advice="check the scale of the rewards, take larger batches, lower learning_rate",
+    ),
+    "entropy": Monitor(
+        warn=2.0,
+        fail=10.0,
+        live="fail",
+        why="of the policy, over its own start, as its scale is the vocabulary's and the model's: above "
+        "`warn` times it the policy drifts into noise, below a `fail`-th of it it has collapsed",
+        advice="lower learning_rate, raise entropy_coef or beta: nothing new is tried any more",
+    ),
+    "KL to the reference": Monitor(
+        warn=0.5,
+        fail=2.0,
+        live="fail",
+        why="nats a token: at half of one, a reply of 20 tokens is e^10 times likelier than before (our "
+        "choice)",
+        advice="raise beta or lower learning_rate",
+    ),
+    "KL to its target": Monitor(
+        warn=1.5,
+        fail=10.0,
+        live="fail",
+        why="over kl_target where beta moves: the controllers' own band is half of it",
+        advice="let beta start higher, or lower learning_rate",
+    ),
+    "inner passes": Monitor(
+        warn=1.0,
+        fail=3.0,
+        live="fail",
+        why="share of tokens clipped over .3, or approximate KL to the policy that sampled over .1, where "
+        "there is more than one pass; with one both are 0",
+        advice="lower num_iterations or learning_rate",
+    ),
+    "on-policy": Monitor(
+        warn=0.05,
+        fail=0.5,
+        live="fail",
+        why="highest ratio of the first pass less 1: no weight has moved, so sampler and learner disagree; "
+        "one token may be off by a few per cent in bf16",
+        advice="the stored log-probs are not the policy's: report this, with the model's name and versions",
+    ),
+    "value function": Monitor(
+        warn=-0.1,
+        fail=0.0,
+        why="explained variance of the returns, times -1: 1 is perfect, 0 no better than a constant",
+        advice="raise value_learning_rate or value_iterations; until it predicts, prefer a group estimator",
+    ),
+}
+
+SAME_STEPS = 3
+"""Steps in a row without two different rewards in any group, after which it is said at once."""
+LONG_LAG = 1.0
+"""Seconds without the event loop, from which on it is said at once."""

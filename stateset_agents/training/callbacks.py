@@ -54,8 +54,10 @@ class Callback:
         """A step (from 1) is finished and in the logs."""
 
     def on_warning(self, step: int, finding: Finding) -> Any:
-        """A step showed a trouble for the first time: which check, what was seen, and what to do. It is logged
-        as well, and called before that step's `on_step_end`."""
+        """A step showed a trouble for the first time: which check, what was seen, and what to do.
+
+        It stands in the logs as well. Called before that step's `on_step_end`.
+        """
 
     def on_evaluate(self, step: int, evaluation: Evaluation) -> Any:
         """The validation split was played after this step."""

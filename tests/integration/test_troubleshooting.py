@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ from stateset_agents.core.reward import reward_function
 from stateset_agents.core.scenario import Scenario, read_scenarios
 from stateset_agents.core.simulated_user import ScriptedUser
 from stateset_agents.core.tools import Toolbox, tool
+from stateset_agents.errors import EnvironmentFailure
+from stateset_agents.faults.dependencies import Dependencies, FaultPolicy
 from stateset_agents.messages import Message, ToolCall
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -198,8 +203,25 @@ def two_trackers(folder: Path) -> None:
 
 def same_rewards(folder: Path) -> None:
     warnings = StepWarnings()
-    for _ in range(3):
-        warnings.look({"group/zero_variance": 1.0, "reward/mean": 0.5})
+    for step in range(1, 4):
+        warnings.look(step, {"group/zero_variance": 1.0, "reward/mean": 0.5}, {})
+
+
+def down(folder: Path) -> None:
+    """An environment that worked once."""
+
+    async def run() -> None:
+        asked = Dependencies(FaultPolicy(breaker_failures=2, outage_patience=0.0))
+        for error in (None, OSError("away"), OSError("away"), None):
+            with contextlib.suppress(OSError):
+                await asked.ask("environment", partial(raising, error), down=EnvironmentFailure)
+
+    asyncio.run(run())
+
+
+async def raising(error: Exception | None) -> None:
+    if error is not None:
+        raise error
 
 
 TURNS = "{% for m in messages %}{{ m.role + m.content + '<|end|>' }}{% endfor %}"
@@ -238,7 +260,9 @@ CASES: dict[str, Case] = {
         ConversationEnvironment([{"opening": "hi"}], success=lambda *_: "maybe")  # type: ignore[arg-type, return-value]  # the mistake
     ),
     "constant reward": same_rewards,
-    "event loop": lambda folder: StepWarnings().look({"time/loop_lag": 2.0}),
+    "event loop": lambda folder: StepWarnings().look(1, {"time/loop_lag": 2.0}, {}),
+    "loss that is none": lambda folder: StepWarnings().look(1, {"loss/policy": math.nan}, {}),
+    "environment down": down,
     "checkpoint on a full disk": checkpoint_on_a_full_disk,
     "log on a full disk": log_on_a_full_disk,
     "no folder": lambda folder: RunFolder.create(written(folder / "file", "") / "runs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -73,7 +74,8 @@ def server(tmp_path_factory):
                 time.sleep(1)
             yield f"vllm:http://127.0.0.1:{port}"
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
             process.wait(60)
 
 

@@ -209,6 +209,10 @@ class TrlLearner:
     # ------------------------------------------------------------------------------ TRL's thread
 
     def _start(self) -> None:
+        if self._thread is not None and not self._thread.is_alive():
+            raise ConfigurationError(
+                "TRL's last update broke off: make a new trainer, of the checkpoint's model/"
+            )
         if self._thread is None:
             threads = torch.get_num_threads()
             self._thread = threading.Thread(target=self._train, args=(threads,), name="trl", daemon=True)

@@ -6,6 +6,7 @@ Notation: G is `num_generations`. TRL counts rows (conversations) and optimiser 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,7 +37,7 @@ class TrlSettings(Settings):
     options: Mapping[str, Any] = Field(
         default={},
         description="GRPOConfig's arguments that no setting of `training` stands for, such as use_vllm, "
-        "vllm_mode, deepspeed, fsdp or report_to.",
+        "vllm_mode or report_to.",
     )
 
     @property
@@ -171,6 +172,13 @@ def refuse_unmappable(config: TrainingConfig, settings: TrlSettings) -> None:
         raise ConfigurationError(
             f"trl.options: {hub[0]} needs a folder of TRL's own, and a run has ours: its checkpoints/*/model "
             "is as the hub has models, its rollouts.jsonl has every conversation"
+        )
+    sharded = sorted({"deepspeed", "fsdp", "parallelism_config"} & settings.options.keys())
+    if sharded or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        what = f"trl.options: {sharded[0]}" if sharded else f"WORLD_SIZE {os.environ['WORLD_SIZE']}"
+        raise ConfigurationError(
+            f"{what} is for several processes, and this training runs in one that holds the whole model: "
+            "leave it out and start without a launcher"
         )
     if settings.generation == "own" and settings.options.get("use_vllm"):
         raise ConfigurationError("generation 'own' and use_vllm contradict each other: leave one out")

@@ -14,6 +14,7 @@ from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.experiment import Experiment, load_experiment
 from stateset_agents.training.trl_grpo_trainer import TrlGRPOTrainer, TrlSettings, train_with_trl_grpo
 
 
@@ -134,8 +135,12 @@ async def test_an_error_inside_trl_ends_the_training_and_is_told(tmp_path):
     trainer.learner.trainer.compute_loss = broken
     with pytest.raises(RuntimeError, match="out of memory on the device"):
         await trainer.train()
+    with pytest.raises(ConfigurationError, match="TRL's last update broke off: make a new trainer"):
+        await trainer.train()
     await trainer.close()
-    assert RunLog(trainer.run).summary()["why"] == "out of memory on the device"
+    events = [event["event"] for event in RunLog(trainer.run).events()]
+    assert "checkpoint" not in events  # half a step is not kept
+    assert RunLog(trainer.run).summary()["ended"] == "failed"
 
 
 async def test_where_all_are_equally_good_the_weights_stand_still(tmp_path):
@@ -193,3 +198,20 @@ async def test_trl_s_generation_refuses_what_it_has_not(tmp_path):
     with pytest.raises(ConfigurationError, match="TRL's generation has no stop strings"):
         await trainer.initialize()
     await trainer.close()
+
+
+async def test_the_desk_s_file_trains_an_adapter_and_its_checkpoint_is_a_model(tmp_path):
+    overrides = {
+        "training.output_dir": str(tmp_path),
+        "training.max_steps": 1,
+        "training.num_generations": 2,
+        "training.per_device_train_batch_size": 2,
+    }
+    file = Path(__file__).parents[2] / "examples" / "desk_with_trl.yaml"
+    async with Experiment(load_experiment(file, overrides), measures=False) as experiment:
+        await experiment.train()
+        await experiment.after()
+    run = RunFolder.open(tmp_path / "latest")
+    assert load_experiment(run.path).trl == TrlSettings()
+    assert (run.checkpoints / "step-000001" / "adapter" / "adapter_config.json").is_file()
+    assert run.report.is_file()

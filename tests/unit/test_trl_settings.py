@@ -134,6 +134,15 @@ def test_what_needs_a_folder_of_trl_s_own_is_refused():
             refuse_unmappable(TrainingConfig(), TrlSettings(options={name: True}))
 
 
+def test_several_processes_are_refused(monkeypatch):
+    for name in ("deepspeed", "fsdp"):
+        with pytest.raises(ConfigurationError, match=rf"trl\.options: {name} is for several processes"):
+            refuse_unmappable(TrainingConfig(), TrlSettings(options={name: "on"}))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigurationError, match="WORLD_SIZE 2 is for several processes"):
+        refuse_unmappable(TrainingConfig(), TrlSettings())
+
+
 def test_a_missing_or_another_trl_gives_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(

@@ -5,6 +5,7 @@ The engine plays its episodes in one.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -171,10 +172,12 @@ class _Conversation:
         await self._environment.bounded("closing a conversation", self._inner.close)
 
     async def _copy(self) -> Conversation:
+        making = asyncio.ensure_future(in_thread(self._inner.fork))
         try:
-            return await self._environment.bounded(
-                "copying a conversation", lambda: in_thread(self._inner.fork)
-            )
+            return await self._environment.bounded("copying a conversation", lambda: asyncio.shield(making))
+        except (asyncio.CancelledError, EnvironmentTimeout):
+            making.add_done_callback(_close_unwanted)
+            raise
         except NotImplementedError as error:
             raise ConfigurationError(
                 f"a conversation of {self._environment.name} cannot be forked, and turn_retries needs it: "
@@ -186,3 +189,15 @@ class _Conversation:
             await self._environment.bounded("closing a conversation", conversation.close)
         except Exception as error:  # nobody needs it any more
             _log.warning("a conversation could not be closed", error=f"{type(error).__name__}: {error}")
+
+
+_closing: set[asyncio.Future[None]] = set()
+"""Copies that came when nobody waited for them any more."""
+
+
+def _close_unwanted(making: asyncio.Future[Conversation]) -> None:
+    if making.cancelled() or making.exception() is not None:
+        return
+    closing = asyncio.ensure_future(making.result().close())
+    _closing.add(closing)
+    closing.add_done_callback(_closing.discard)

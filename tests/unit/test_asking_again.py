@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Observation
+from stateset_agents.core.in_time import InTime
 from stateset_agents.core.reward import (
     CompositeReward,
     EnvironmentReward,
@@ -109,6 +111,37 @@ async def test_a_conversation_that_cannot_be_copied_is_told_with_the_cure() -> N
         ConfigurationError, match="cannot be forked, and turn_retries needs it: write its fork"
     ):
         await played(patient(Flaky(forks=False)))
+
+
+async def test_a_copy_that_comes_when_nobody_waits_for_it_is_closed() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Slow(FlakyConversation):
+        def fork(self) -> FlakyConversation:
+            begun.set()
+            assert goes_on.wait(10)
+            return super().fork()
+
+    desk = Flaky()
+    desk.lost.add(("start", "s0"))
+
+    async def start(scenario: Scenario, seed: int) -> Any:
+        return Slow(desk, scenario.id, 0)
+
+    desk.start = start  # type: ignore[method-assign]  # only this desk's
+    steady = InTime(desk, 5.0, Dependencies(FaultPolicy(turn_retries=1)))
+    conversation = await steady.start(scenarios(1)[0], 0)
+    step = asyncio.create_task(conversation.step(Message(role="assistant", content="hello")))
+    assert await asyncio.to_thread(begun.wait, 10)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    goes_on.set()
+    for _ in range(1000):
+        if desk.open == 1 and asyncio.all_tasks() == {asyncio.current_task()}:
+            break
+        await asyncio.sleep(0.01)
+    assert desk.open == 1  # the conversation itself, not its copy
 
 
 # ------------------------------------------------------------------------------ rewards

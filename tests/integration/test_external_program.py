@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -314,3 +316,20 @@ async def test_a_trainer_trains_on_it_as_on_any_other_and_alike_each_time(tmp_pa
     assert len(rows) == 8
     assert all(len(row) > 20 for row in rows)
     assert rows == (await run(tmp_path / "other"))[1]
+
+
+@pytest.mark.long
+def test_a_program_gets_better_by_training(tmp_path):
+    """examples/external_agent, as docs/external-agents.md tells it."""
+    folder = ROOT / "examples" / "external_agent"
+    for name in ("agent.py", "make_tasks.py", "train.yaml"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    beside = str(Path(sys.executable).parent)
+    subprocess.run(
+        ["bash", "-euc", "python make_tasks.py && stateset-agents train train.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    summary = json.loads((tmp_path / "runs" / "latest" / "summary.json").read_text())
+    assert summary["after"]["success"] > summary["before"]["success"] + 0.2

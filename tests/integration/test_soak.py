@@ -60,6 +60,7 @@ async def test_three_thousand_steps_of_the_scripted_backend_grow_by_less_than_5_
 
 @pytest.mark.long
 async def test_two_hundred_steps_of_the_embedded_model_do_the_same(tmp_path: Path) -> None:
+    """With small bounds on the two caches that fill for longer than that: of keys and values, and of oneDNN."""
     config = TrainingConfig(
         max_steps=200,
         num_generations=8,
@@ -68,8 +69,11 @@ async def test_two_hundred_steps_of_the_embedded_model_do_the_same(tmp_path: Pat
         eval_episodes=8,
         save_steps=20,
         output_dir=str(tmp_path),
+        fast_linears=False,
     )
-    agent = MultiTurnAgent(AgentConfig(model_name="embedded:desk", max_new_tokens=48))
+    agent = MultiTurnAgent(
+        AgentConfig(model_name="embedded:desk", max_new_tokens=48, max_cached_tokens=16_384)
+    )
     held = await soak(MultiTurnGRPOTrainer(agent, RetailDesk(), EnvironmentReward(), config), every=20)
     show(held)
     grown = held[200].bytes_since(held[100]), held[200].resident - held[100].resident

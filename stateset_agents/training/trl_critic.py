@@ -44,7 +44,10 @@ def trl_critic(model: Any, config: TrainingConfig) -> Critic | None:
         return padded_layouts(rows, max_rows=len(rows), max_tokens=_MOST_TOKENS)
 
     def hidden(layout: Layout) -> Tensor:
+        training = model.training
+        model.eval()  # its forward is another in training, by some bits
         output = trunk_of(model)(**layout.forward_arguments(model.device)).last_hidden_state
+        model.train(training)
         states: Tensor = output.flatten(0, 1).float()
         return states
 

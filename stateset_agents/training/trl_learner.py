@@ -106,7 +106,6 @@ class TrlLearner:
                     self._tokenizer,
                     GRPOConfig(**arguments),
                     config,
-                    updates_done=self.num_updates,
                     next_rows=self._next_rows,
                     stepped=self._steps.put,
                     stop_ids=self._stop_ids,
@@ -261,9 +260,14 @@ class TrlLearner:
             self.model.save_pretrained(path.parent / "adapter")  # type: ignore[operator]  # peft's
 
     def state(self) -> dict[str, Any]:
-        """Optimiser, and with an adapter what it trains: the merged weights do not give it back."""
-        optimizer = self._optimizer().state_dict()
-        return {"optimizer": optimizer, "scaler": {}, "num_updates": self.num_updates, "kl": {}}
+        """The optimiser; with an adapter also what it trains, which merged weights do not give back."""
+        found = self._optimizer().state_dict()
+        if self.config.lora is not None:
+            states = {index: dict(entry) for index, entry in found["state"].items()}
+            for index, parameter in enumerate(self._trained()):
+                states.setdefault(index, {})["weight"] = parameter.detach()
+            found = {**found, "state": states}
+        return {"optimizer": found, "num_updates": self.num_updates}
 
     def critic_state(self) -> dict[str, Tensor]:
         """The critic's head and optimiser; empty without a critic."""
@@ -274,10 +278,43 @@ class TrlLearner:
             self.trainer.create_optimizer()
         return self.trainer.optimizer
 
-    def restore(self, *_: Any) -> None:
-        raise CheckpointError(
-            "a training by TRL cannot be taken up yet: start it from the checkpoint's model/"
-        )
+    def _trained(self) -> list[Tensor]:
+        """In the optimiser's order."""
+        return [parameter for group in self._optimizer().param_groups for parameter in group["params"]]
+
+    def restore(
+        self,
+        weights: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        critic: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Go on from a checkpoint, before the first step; a tied tensor stands there under one name only.
+
+        Raises CheckpointError, before anything changes, when the weights are of another model or TRL has
+        begun.
+        """
+        if self._thread is not None:
+            raise CheckpointError(
+                "TRL has begun to train: load the checkpoint in a new trainer, before its steps"
+            )
+        own = self.weights()
+        foreign = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
+        if foreign:
+            raise CheckpointError(f"the checkpoint's weights are of another model: {foreign[0]} differs")
+        states = {index: dict(entry) for index, entry in state["optimizer"]["state"].items()}
+        if self.config.lora is None:
+            self.base.load_state_dict(dict(weights), strict=False)
+        else:
+            for index, parameter in enumerate(self._trained()):
+                parameter.data.copy_(states[index].pop("weight"))
+        optimizer = self._optimizer()
+        optimizer.load_state_dict({"state": states, "param_groups": state["optimizer"]["param_groups"]})
+        for group in optimizer.param_groups:  # the schedule begins with them
+            group["lr"] = self.config.learning_rate
+            group.pop("initial_lr", None)
+        if self.critic is not None:
+            self.critic.value_function.load_state_dict(critic or {})
+        self.num_updates = self.trainer.updates_done = int(state["num_updates"])
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from stateset_agents.backends.fast_linear import fast_linears
+from stateset_agents.streams import derive
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.optimization import schedule
 from stateset_agents.training.trl_rows import TrlRow
@@ -53,20 +54,21 @@ class ConversationTrainer(GRPOTrainer):
         arguments: GRPOConfig,
         config: TrainingConfig,
         *,
-        updates_done: int = 0,
         next_rows: Callable[[], Sequence[TrlRow]],
         stepped: Callable[[Mapping[str, float]], None],
         peft_config: Any = None,
         stop_ids: Sequence[int] = (),
     ) -> None:
         """`next_rows` is asked for each batch and may wait; `stepped` hears the figures of each optimiser
-        step. `updates_done`: by the run before it was resumed, for the learning rate. `stop_ids` end a turn
+        step. `stop_ids` end a turn
         where TRL samples."""
         self._config = config
-        self._updates_done = updates_done
+        self.updates_done = 0
+        """By the run before it was resumed: where the learning rate's schedule goes on."""
         self._next_rows = next_rows
         self._stepped = stepped
         self._rows: Sequence[TrlRow] = ()
+        self._dice: Tensor | None = None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental.*")
             super().__init__(
@@ -100,7 +102,7 @@ class ConversationTrainer(GRPOTrainer):
             warmup_ratio=self._config.warmup_ratio,
             min_ratio=self._config.lr_min_ratio,
         )
-        done = self._updates_done
+        done = self.updates_done
         if self.lr_scheduler is None:
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
                 optimizer or self.optimizer,  # type: ignore[arg-type]  # TRL made it by now
@@ -144,6 +146,14 @@ class ConversationTrainer(GRPOTrainer):
             for own, start, reply in zip(scores, starts, replies, strict=True)
         ]
 
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """TRL's; afterwards the process's generator stands where it stood."""
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._dice is not None:
+            torch.set_rng_state(self._dice)
+            self._dice = None
+        return inputs
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch, its advantages [B] replaced by ours, [B, T]."""
         with fast_linears(self._config.fast_linears):
@@ -153,6 +163,10 @@ class ConversationTrainer(GRPOTrainer):
             advantages[place, : len(row.advantages)] = torch.tensor(row.advantages)
         batch["advantages"] = advantages.to(batch["completion_ids"].device)
         training = sum(any(row.env_mask) for row in self._rows)
+        # TRL shuffles the rows next, in an order of the run's seed and the update's number. It is not set
+        # sooner: until the rows are there other threads draw, too.
+        self._dice = torch.get_rng_state()
+        torch.manual_seed(derive(self._config.seed, "trl", self.updates_done + self.state.global_step))
         batch["row_share"] = torch.tensor(len(self._rows) / max(1, training))
         return batch
 

@@ -102,16 +102,28 @@ async def test_a_run_by_trl_leaves_what_ours_leaves(tmp_path):
     assert RunLog(run).summary()["ended"] == "finished"
 
 
-async def test_two_runs_are_alike_in_every_bit(tmp_path):
+@pytest.mark.parametrize("changes", [{"lora": {"rank": 2}, "advantage_estimator": "turn_gae"}, {}], ids=str)
+async def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path, changes):
     found = []
-    for name in ("one", "other"):
-        agent = make_agent()
-        await train_with_trl_grpo(
-            config(tmp_path / name, max_steps=2, lora={"rank": 2}), agent, make_environment(), even_share
-        )
-        found.append(agent.backend.model.state_dict())
-        await agent.close()
-    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    for name, steps in (("whole", [3]), ("parts", [2, 3])):
+        run = None
+        for last in steps:
+            agent = make_agent()
+            settings = config(tmp_path / name, max_steps=3, save_steps=2, num_iterations=2, **changes)
+            trainer = TrlGRPOTrainer(agent, make_environment(), even_share, settings, run=run)
+            await trainer.initialize()
+            if run is not None:
+                await trainer.load_checkpoint()
+                assert trainer.step_number == 2
+            while trainer.step_number < last:
+                await trainer.step()
+            await trainer.save_checkpoint()
+            run = trainer.run
+            await trainer.stop()
+            found.append(agent.backend.model.state_dict())
+            await agent.close()
+    assert all(torch.equal(value, found[2][name]) for name, value in found[0].items())
+    assert not all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 
 
 async def test_what_trl_cannot_follow_is_said_before_anything_is_loaded(tmp_path):

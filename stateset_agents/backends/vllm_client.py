@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.errors import BackendError
+from stateset_agents.faults.breakers import Breaker, admitted
+from stateset_agents.faults.dependencies import wait_before
 from stateset_agents.tracking.logging import get_logger
 
 if TYPE_CHECKING:
@@ -19,19 +21,22 @@ __all__ = ["VLLMClient"]
 _log = get_logger(__name__)
 _TRANSIENT = frozenset({408, 425, 429})
 """Besides every 5xx."""
+_PATIENCE = 300.0
+"""Seconds that requests wait for a server that is down."""
 
 
 class VLLMClient:
     """Requests to one server. The key, where it wants one, is the variable VLLM_API_KEY."""
 
     def __init__(self, url: str, *, timeout: float = 600.0, attempts: int = 5, backoff: float = 0.5) -> None:
-        """`timeout`: seconds of one attempt; `backoff`: of the first wait, each later one doubles."""
+        """`timeout`: seconds of one attempt; `backoff`: of the first wait, later ones double, half at random."""
         self.url = url
         self.num_retries = 0
         self._timeout = timeout
         self._attempts = attempts
         self._backoff = backoff
         self._session: aiohttp.ClientSession | None = None
+        self._breaker = Breaker("vllm", failures=10, pause=5.0)
 
     async def open(self) -> None:
         """Ready for requests; twice does nothing."""
@@ -55,19 +60,31 @@ class VLLMClient:
     ) -> Any:
         """The JSON that it answers, None for an empty answer; `once` tries no more than that.
 
+        After ten attempts in a row that failed, all requests wait while one at a time asks whether it is up.
+
         Raises `Unreachable` where it did not answer as a server does that is well, BackendError where it
         refused.
         """
         for attempt in range(1, self._attempts + 1):
             try:
-                return await self._attempt(method, path, body)
+                return await self._when_up(method, path, body, waits=not once)
             except Unreachable as error:
-                if once or attempt == self._attempts:
+                if once or self._breaker.seconds_down > _PATIENCE or attempt == self._attempts:
                     raise
                 self.num_retries += 1
                 _log.warning("asking the vLLM server again", error=str(error), attempt=attempt)
-            await asyncio.sleep(self._backoff * 2 ** (attempt - 1))
+            await asyncio.sleep(wait_before(attempt, first=self._backoff, stream=self.num_retries))
         raise AssertionError("the last attempt returns or raises")
+
+    async def _when_up(self, method: str, path: str, body: Mapping[str, Any] | None, *, waits: bool) -> Any:
+        if not waits:
+            return await self._attempt(method, path, body)
+        async with admitted(self._breaker, patience=_PATIENCE, down=Unreachable) as call:
+            try:
+                return await self._attempt(method, path, body)
+            except Unreachable as error:
+                call.failed(str(error))
+                raise
 
     async def _attempt(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         import aiohttp

@@ -7,20 +7,23 @@ import json
 import re
 import shlex
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import torch
 from aiohttp import web
-from chat_server import cut, status
+from chat_server import ChatServer, cut, status
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_environment, make_trainer, snapshot
 from vllm_server import VLLMServer
 
 from stateset_agents.backends.huggingface import HuggingFaceBackend
 from stateset_agents.backends.loading import load_backend
+from stateset_agents.backends.vllm_client import VLLMClient
 from stateset_agents.cli.main import main
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.errors import BackendError, ConfigurationError
+from stateset_agents.faults.breakers import Breaker
 from stateset_agents.messages import SamplingParams
 from stateset_agents.tracking.run_log import RunLog
 
@@ -110,6 +113,20 @@ async def test_what_may_mend_itself_is_asked_again(folder, fault):
         assert len(said.token_ids) > 0
         assert len(server.bodies) == 3
         assert backend.counts()["retries"] == 2
+
+
+async def test_requests_wait_together_while_the_server_is_down():
+    async with ChatServer(None, *[status(503)] * 6) as server:
+        client = VLLMClient(server.url, attempts=9, backoff=0.001)
+        client._breaker = Breaker("vllm", failures=4, pause=0.05)
+        await client.open()
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        ask = partial(client.ask, "POST", "/chat/completions", body)
+        await ask()
+        await asyncio.gather(*(ask() for _ in range(4)))
+        await client.close()
+    # the four fail together; then two ask one at a time in vain, and the third try is answered, and all are
+    assert len(server.bodies) == 1 + 4 + 2 + 4
 
 
 async def test_a_slow_answer_is_asked_again_and_at_last_given_up(folder):

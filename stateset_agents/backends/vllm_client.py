@@ -29,7 +29,7 @@ class VLLMClient:
     """Requests to one server. The key, where it wants one, is the variable VLLM_API_KEY."""
 
     def __init__(self, url: str, *, timeout: float = 600.0, attempts: int = 5, backoff: float = 0.5) -> None:
-        """`timeout`: seconds of one attempt; `backoff`: of the first wait, later ones double, half at random."""
+        """`timeout`: seconds of one attempt; `backoff`: of the first wait, which doubles, half at random."""
         self.url = url
         self.num_retries = 0
         self._timeout = timeout

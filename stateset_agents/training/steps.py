@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -109,15 +109,20 @@ class TrainSteps(TrainingRun):
             for place, scenario in zip(places, scenarios, strict=True):
                 self._tell("group admitted", group=place, scenario=scenario.id)
             earlier = [group.trajectories[0].scenario for group in groups.values()]
-            finished = [partial(self._tell, "group finished", group=place) for place in places]
-            played = await self._roll_out(scenarios, earlier, lambda at, told=finished: told[at]())
+            played = await self._roll_out(scenarios, earlier, partial(self._tell_finished, places))
             for place, group in zip(places, played, strict=True):
                 groups[place] = group
                 admission.finish(place, verdict_of(group, self.config))
         return Played(groups, admission.take())
 
+    def _tell_finished(self, places: Sequence[int], number: int) -> None:
+        self._tell("group finished", group=places[number])
+
     async def _roll_out(
-        self, scenarios: Sequence[Scenario], earlier: Sequence[Scenario] = (), on_scored: Any = None
+        self,
+        scenarios: Sequence[Scenario],
+        earlier: Sequence[Scenario] = (),
+        on_scored: Callable[[int], None] | None = None,
     ) -> list[TrajectoryGroup]:
         with at_work(self.agent.backend, self):
             await self._speak_as_itself()
@@ -134,7 +139,16 @@ class TrainSteps(TrainingRun):
         full = self.config.episodes_per_step()
         if self.config.max_steps is not None:
             return full
-        return min(full, self.config.num_episodes - self._state.num_trained)
+        # At least one, though steps by hand may have used up more than their share.
+        return max(1, min(full, self.config.num_episodes - self._state.num_trained))
+
+    def _episodes_left(self) -> int:
+        """Of all steps that are left; the last one alone may be short."""
+        full, steps = self.config.episodes_per_step(), self.num_steps - self.step_number
+        if self.config.max_steps is not None:
+            return steps * full
+        left = self.config.num_episodes - self._state.num_trained
+        return left if (steps - 1) * full < left < steps * full else steps * full
 
     # ------------------------------------------------------------------------------ overlapping steps
 
@@ -155,18 +169,15 @@ class TrainSteps(TrainingRun):
             return self._pipeline
         await self._stop_flow()
         await self._speak_as_itself()
-        config, state = self.config, self._state
-        left = (self.num_steps - state.step) * config.episodes_per_step()
-        if config.max_steps is None:
-            left = min(left, config.num_episodes - state.num_trained)
+        config = self.config
         admission = Admission(
             groups_per_step=config.episodes_per_step(),
-            remaining=left,
+            remaining=self._episodes_left(),
             max_staleness=config.max_staleness,
             max_concurrent=config.max_concurrent,
             group_size=config.num_generations,
             max_resamples=config.max_resamples,
-            first=state.frontier,
+            first=self._state.frontier,
         )
         self._pipeline = Pipeline(
             self.engine,

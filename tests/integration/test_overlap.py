@@ -552,10 +552,10 @@ async def test_dynamic_sampling_without_staleness_gives_the_same_bits_and_is_res
         await trainer.close()
 
 
-async def test_num_episodes_counts_what_trained(tmp_path: Path) -> None:
-    trainer = make_trainer(
-        tmp_path, reward=same_for_most, max_steps=None, num_episodes=3, max_resamples=9, save_steps=0
-    )
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_num_episodes_counts_what_trained(tmp_path: Path, staleness: int) -> None:
+    settings = {"reward": same_for_most, "max_steps": None, "num_episodes": 3, "max_resamples": 9}
+    trainer = make_trainer(tmp_path, **settings, **OVERLAP | {"max_staleness": staleness})
     await trainer.train()
     assert [end for *_, end in ends(trainer)].count("trained") == 3
     assert trainer.step_number == 2

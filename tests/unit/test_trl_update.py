@@ -79,9 +79,9 @@ def our_passes(model, samples, config, monkeypatch) -> tuple[list[dict[str, torc
     recorder = Recorder(learner.policy.model)
     step = Optimization.step
 
-    def watched(self):
+    def watched(self, **how):
         recorder.on_pre_optimizer_step()
-        return step(self)
+        return step(self, **how)
 
     monkeypatch.setattr(Optimization, "step", watched)
     metrics = learner.update(samples, step=1)

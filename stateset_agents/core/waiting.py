@@ -43,7 +43,8 @@ async def at_most(seconds: float | None, work: Awaitable[T], late: Exception) ->
     """What `work` gives, or `late` raised when that takes longer than so many seconds (None: no limit).
 
     Work that is not wanted any more, by the limit or by a cancellation of the caller, is cancelled; user code
-    may swallow that, and is left to itself after a second, with a warning.
+    may swallow that, and is left to itself after a second, with a warning. Work that ends as cancelled though
+    nobody cancelled it has failed, RuntimeError: as a cancellation it would end the whole training.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -51,6 +52,11 @@ async def at_most(seconds: float | None, work: Awaitable[T], late: Exception) ->
     except asyncio.CancelledError:
         await _end(task)
         raise
+    if task.cancelled():
+        raise RuntimeError(
+            "it let a CancelledError out though nobody had cancelled it: catch that where you await a task "
+            "that you cancelled yourself"
+        )
     if done:
         return task.result()
     await _end(task)

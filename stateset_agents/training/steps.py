@@ -160,12 +160,14 @@ class TrainSteps(TrainingRun):
             async with watch_step(self.agent.backend) as watch:
                 played = await pipeline.next()
                 metrics = await uninterrupted(self._learn_from(played, started, watch, pipeline))
-            self._flows_from = self._edition
+            self._flows_from = self._here()
             return await self._step_end(metrics)
 
     async def _flowing(self) -> Pipeline:
-        """The pipeline; a new one where there is none, or where a checkpoint was loaded."""
-        if self._pipeline is not None and self._flows_from is edition(self.agent.backend) is self._edition:
+        """The pipeline; a new one where there is none, or where something else came between: a checkpoint
+        that was loaded, a step by hand."""
+        own = edition(self.agent.backend) is self._edition
+        if self._pipeline is not None and own and self._flows_from == self._here():
             return self._pipeline
         await self._stop_flow()
         await self._speak_as_itself()
@@ -187,9 +189,13 @@ class TrainSteps(TrainingRun):
             tell=self._tell,
             on_change=self._look_again,
         )
-        self._flows_from = self._edition
+        self._flows_from = self._here()
         self._pipeline.admit()
         return self._pipeline
+
+    def _here(self) -> tuple[object, int]:
+        """Whose weights the agent should speak with, and what is to be played next."""
+        return self._edition, self._state.frontier
 
     async def _stop_flow(self) -> None:
         """Cancel the groups under way; they are played again from the frontier on."""

@@ -111,7 +111,7 @@ class TrainingRun(Controlled):
         """Of the policies so far, ascending."""
         self._pipeline: Pipeline | None = None
         self._flows_from: object = None
-        """The edition that the pipeline goes on from."""
+        """The edition and the frontier that the pipeline goes on from."""
         self._boundary = asyncio.Lock()
         self._patience = Patience()
         self._worker = Worker()
@@ -240,6 +240,7 @@ class TrainingRun(Controlled):
     async def _hand_over(self) -> None:
         """Let the agent speak with this trainer's weights."""
         version = self._state.version
+        self._edition = object()  # where it fails nobody knows whose weights these are: hand over again
         await self.agent.backend.update_weights(self.learner.weights(), version)
         self._versions = [*(earlier for earlier in self._versions if earlier < version), version]
         self._edition = new_edition(self.agent.backend)

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from stateset_agents.backends.batching import Batcher
 from stateset_agents.backends.huggingface import HuggingFaceBackend
 from stateset_agents.core.reward import reward_function
 from stateset_agents.core.trajectory import TrajectoryGroup
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.messages import SamplingParams
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
@@ -455,6 +456,59 @@ async def test_a_checkpoint_that_is_loaded_in_between_begins_the_pipeline_anew(t
     await trainer.train()
     assert back == [4]
     assert [place for place, *_ in ends(trainer)] == list(range(8))  # what came after the checkpoint was cut
+    await trainer.close()
+
+
+async def test_a_step_by_hand_in_between_begins_the_pipeline_anew(tmp_path: Path) -> None:
+    """One that changes no weights, too: its groups would train twice."""
+    trainer = make_trainer(
+        tmp_path, environment=Slow(), max_steps=5, eval_steps=2, eval_episodes=2, **OVERLAP
+    )
+
+    class ByHand(Callback):
+        async def on_evaluate(self, step: int, evaluation: Any) -> None:
+            if step == 2:
+                groups = await trainer.generate_trajectories(trainer._order.take(4, 2))
+                unscored = [
+                    replace(
+                        group, trajectories=tuple(replace(one, reward=None) for one in group.trajectories)
+                    )
+                    for group in groups
+                ]
+                await trainer.training_step(unscored)
+
+    trainer.callbacks.append(ByHand())
+    await trainer.train()
+    assert trainer.step_number == 5
+    assert [place for place, *_ in ends(trainer)] == list(range(10))
+    await trainer.close()
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_weights_that_could_not_be_handed_over_are_before_the_next_rollout(
+    tmp_path: Path, staleness: int
+) -> None:
+    trainer = make_trainer(tmp_path, max_steps=3, **OVERLAP | {"max_staleness": staleness})
+    await trainer.initialize()
+    backend = trainer.agent.backend
+    take = backend.update_weights
+    broken: list[int] = []
+
+    async def taking(source: Any, version: int) -> None:
+        if version == 1 and not broken:
+            broken.append(version)
+            raise BackendError("the server is away")
+        await take(source, version)
+
+    backend.update_weights = taking  # type: ignore[method-assign]  # of this one agent
+    with pytest.raises(BackendError, match="the server is away"):
+        await trainer.train()
+    seen = Seen()
+    seen.watch(trainer)
+    await trainer.train()
+    assert [place for place, *_ in ends(trainer)] == list(range(6))
+    first = [one for group in seen.groups[:2] for one in group.trajectories]
+    assert {version for one in first for version in one.versions if version >= 0} == {1}
     await trainer.close()
 
 

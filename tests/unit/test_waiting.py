@@ -170,3 +170,18 @@ async def test_what_is_in_time_is_given_and_what_it_raises_too() -> None:
     assert await at_most(5.0, value(), late) == await at_most(None, value(), late) == 3
     with pytest.raises(TimeoutError, match="its own"):
         await at_most(5.0, value(TimeoutError("its own")), late)
+
+
+async def cancels_a_part_of_itself():
+    part = asyncio.create_task(asyncio.sleep(9))
+    part.cancel()
+    await part
+
+
+async def test_work_that_cancels_itself_has_failed_and_nobody_else_is_cancelled():
+    with pytest.raises(RuntimeError, match="though nobody had cancelled it"):
+        await at_most(None, cancels_a_part_of_itself(), TimeoutError())
+    [result] = await score_trajectories(
+        reward_function(lambda trajectory: cancels_a_part_of_itself(), name="mine"), [trajectory()], seconds=5
+    )
+    assert "reward mine failed: RuntimeError: it let a CancelledError out" in str(result)

@@ -17,6 +17,7 @@ A new loss is one function beside its siblings and one line in `LOSSES`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -155,7 +156,8 @@ def policy_loss(
       ratio already is the importance correction, and a cap is refused.
     - keep: [N] bool; False rejects a token. Denominators do not change.
     - ref_logprobs, beta, kl_estimator, kl_weighting: the KL term, see `kl.kl_loss`; rho is taken to the
-      policy that sampled. With a reference and beta 0 the KL is reported only.
+      policy that sampled, pi_old's part of it truncated at weight_cap. With a reference and beta 0 the KL is
+      reported only.
 
     Metrics are shares (sums over micro-batches, `ratio_max` a maximum): loss/policy, loss/kl (times beta),
     policy/ratio, policy/ratio_max, policy/clip_fraction_low (A < 0, ratio below the range),
@@ -211,9 +213,12 @@ def policy_loss(
     if ref_logprobs is None:
         return LossOutput(loss=total, metrics=metrics)
 
+    sampler = old_logprobs if behaviour_logprobs is None else behaviour_logprobs
+    if weight_cap is not None:  # the KL's weight is truncated as the other one
+        sampler = torch.maximum(sampler, old_logprobs.detach() - math.log(weight_cap))
     kl = kl_loss(
         logprobs,
-        old_logprobs if behaviour_logprobs is None else behaviour_logprobs,
+        sampler,
         ref_logprobs,
         trajectory_ids,
         denominators,

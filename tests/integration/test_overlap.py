@@ -25,7 +25,7 @@ from stateset_agents.backends.batching import Batcher
 from stateset_agents.backends.huggingface import HuggingFaceBackend
 from stateset_agents.core.reward import reward_function
 from stateset_agents.core.trajectory import TrajectoryGroup
-from stateset_agents.errors import BackendError, ConfigurationError
+from stateset_agents.errors import BackendError, ConfigurationError, TrainingStopped
 from stateset_agents.messages import SamplingParams
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
@@ -140,6 +140,7 @@ async def test_rollouts_go_on_during_updates_and_every_scenario_trains_once_in_o
     order = [trainer._order.at(place).id for place in range(16)]
     assert ends(trainer) == [(place, place // 4, order[place], "trained") for place in range(16)]
     assert seen.worst_error() < 1e-4  # each token was sampled by the weights that its version names
+    assert len({group.trajectories[0].seed for group in seen.groups}) == 16  # another user each time
     assert trainer.summary()["deterministic"] is False
     assert (environment.live, environment.calls) == (0, 64)
     assert trainer.agent.backend.num_conversations == 0
@@ -188,6 +189,32 @@ async def test_no_more_conversations_are_open_than_max_concurrent(tmp_path: Path
     await trainer.close()
 
 
+async def test_places_that_a_group_s_conversations_leave_are_the_next_group_s_at_once(tmp_path: Path) -> None:
+    class OneWaits(Watched):
+        """The first conversation's user is silent until a conversation of the second group has begun."""
+
+        async def start(self, scenario: Any, seed: int) -> Any:
+            is_first = self.calls == 0
+            conversation = await super().start(scenario, seed)
+            if self.calls > 4:
+                others.set()
+            step = conversation.step
+
+            async def stepping(reply: Any) -> Any:
+                if is_first:
+                    await others.wait()
+                return await step(reply)
+
+            conversation.step = stepping
+            return conversation
+
+    others = asyncio.Event()
+    trainer = make_trainer(tmp_path, environment=OneWaits(), max_steps=1, max_concurrent=4, **OVERLAP)
+    await asyncio.wait_for(trainer.train(), 60)
+    assert len(ends(trainer)) == 2
+    await trainer.close()
+
+
 async def test_an_overlapping_training_learns(tmp_path: Path) -> None:
     trainer = make_trainer(
         tmp_path, max_steps=25, **OVERLAP | {"learning_rate": 0.02}, lr_scheduler_type="constant", seed=3
@@ -195,6 +222,24 @@ async def test_an_overlapping_training_learns(tmp_path: Path) -> None:
     await trainer.train()
     rewards = [line["reward/mean"] for line in metrics(trainer)]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
+    await trainer.close()
+
+
+async def test_a_token_of_too_old_a_policy_ends_the_training_whatever_admission_counted(
+    tmp_path: Path,
+) -> None:
+    trainer = make_trainer(tmp_path, environment=Slow(), max_steps=4, **OVERLAP)
+    hand_over = trainer._hand_over
+
+    async def twice() -> None:
+        """As if a policy in between had been handed over, too."""
+        await hand_over()
+        trainer._versions.insert(-1, trainer._versions[-1] - 0.5)
+
+    trainer._hand_over = twice
+    with pytest.raises(TrainingStopped, match=r"staleness 2 .* max_staleness is 1"):
+        await trainer.train()
+    assert trainer.step_number == 1
     await trainer.close()
 
 

@@ -127,6 +127,16 @@ def test_the_decoupled_weight_can_be_truncated():
     assert output.loss.item() == pytest.approx((-3 * 1.2 + 0.5 * 2) / 2)
 
 
+def test_the_kl_term_is_truncated_with_the_weight():
+    """Its rho is 8 and 1: pi/pi_old of 2 times weights of 4, truncated to 3, and 1/2."""
+    reference = {"ref_logprobs": DECOUPLED["logprobs"] - 0.5, "beta": 0.1}
+    k3 = math.exp(-0.5) - 1 + 0.5
+    free = policy_loss("dapo", **DECOUPLED, **reference).metrics.to_dict()
+    assert free["loss/kl"] == pytest.approx(0.1 * (8 + 1) / 2 * k3)
+    held = policy_loss("dapo", **DECOUPLED, **reference, weight_cap=3.0).metrics.to_dict()
+    assert held["loss/kl"] == pytest.approx(0.1 * (2 * 3 + 1) / 2 * k3)
+
+
 def test_the_decoupled_weight_has_no_gradient():
     behaviour = DECOUPLED["behaviour_logprobs"].clone().requires_grad_()
     proximal = DECOUPLED["old_logprobs"].clone().requires_grad_()

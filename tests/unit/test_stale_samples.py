@@ -87,6 +87,26 @@ def test_the_weight_is_applied_once():
     assert distance(found, derivative(model, twice)) > 0.05
 
 
+def test_the_weight_is_truncated_at_two_unless_set():
+    model = tiny_model().double()
+    samples = samples_for(model, drift=1.0)
+    found, metrics = gradient(learner_of(copy.deepcopy(model), max_staleness=1), samples)
+    right = expected_loss(model, samples, weigh=lambda now, mu: (now - mu).exp().clamp(max=2.0))
+    assert metrics["policy/weight_truncated"] > 0.1
+    assert distance(found, derivative(model, right)) < 1e-6
+
+
+def test_pi_old_is_of_the_policy_without_dropout():
+    """With it, what the pass computes is not pi_old: fresh samples would get weights other than 1."""
+    model = tiny_model().double()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    samples = samples_for(model.eval())
+    _, metrics = gradient(learner_of(copy.deepcopy(model), max_staleness=1, dropout=True), samples)
+    assert metrics["policy/weight"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["policy/first_ratio_max"] > 1.001
+
+
 def test_a_weight_where_the_ratio_is_the_correction_already_is_refused():
     with pytest.raises(
         ConfigurationError, match=r"importance_cap 2 would correct twice .* leave importance_cap out"

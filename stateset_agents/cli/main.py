@@ -20,6 +20,7 @@ from stateset_agents.cli import (
     evaluate,
     report,
     rescore,
+    serve,
     train,
 )
 from stateset_agents.errors import StatesetError
@@ -75,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         audit,
         rescore,
         chat,
+        serve,
         report,
         diagnose,
         doctor,

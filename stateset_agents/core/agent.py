@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
@@ -200,8 +200,11 @@ class MultiTurnAgent:
         *,
         session: Session | None = None,
         on_text: Callable[[str], None] | None = None,
+        sampling: Mapping[str, Any] | None = None,
     ) -> Completion:
         """One turn, with the settings for people, after messages that are shown as they stand.
+
+        `sampling`: fields of `SamplingParams` that take the place of those settings.
 
         With `context_window: sliding` the oldest exchanges may be left out. The completion's text is raw:
         tool calls stand in it as they were written.
@@ -220,7 +223,7 @@ class MultiTurnAgent:
                 f"{cure}"
             )
         params = SamplingParams(
-            max_new_tokens=min(self.config.max_new_tokens, self.context_length - len(ids)),
+            max_new_tokens=self.config.max_new_tokens,
             temperature=self.config.temperature,
             top_k=self.config.top_k,
             top_p=self.config.top_p,
@@ -228,6 +231,9 @@ class MultiTurnAgent:
             stop=self.config.stop,
             stream=derive(self.config.seed, "response", number),
         )
+        params = replace(params, **(sampling or {}))
+        room = self.context_length - len(ids)
+        params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
         return await self.backend.generate(ids, params, session=session, on_text=on_text)
 
     def _talk(self, messages: Talk, context: Context) -> tuple[Message, ...]:

@@ -1,20 +1,34 @@
 """OpenAI's chat-completions interface as values: requests read and checked, answers, chunks and errors made.
 
-Nothing here knows of HTTP or of agents; the servers beside it do.
+Nothing here knows of agents; the servers beside it do.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stateset_agents.errors import ConfigurationError, StatesetError
 from stateset_agents.messages import FinishReason, Message
 
-__all__ = ["Answer", "ApiError", "ChatRequest", "as_sent", "chunks", "read_request", "whole"]
+if TYPE_CHECKING:
+    from aiohttp import web
+
+__all__ = [
+    "Answer",
+    "ApiError",
+    "ChatRequest",
+    "as_sent",
+    "chunk",
+    "chunks",
+    "in_openai_s_format",
+    "read_json",
+    "read_request",
+    "whole",
+]
 
 SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed"})
 """How an answer is drawn: a server takes them from the request, or refuses them."""
@@ -186,19 +200,26 @@ def whole(answer: Answer) -> dict[str, Any]:
     return {**_head(answer, "chat.completion"), "choices": [choice], "usage": answer.usage}
 
 
-def chunks(answer: Answer, *, include_usage: bool) -> Iterator[dict[str, Any]]:
-    """The same answer as the chunks of a stream; the server adds `[DONE]`."""
-    said = _spoken(answer.message)
-    calls = [{"index": place, **call} for place, call in enumerate(said.pop("tool_calls", ()))]
-    yield _chunk(answer, {"role": "assistant", "content": said["content"]})
+def chunks(answer: Answer, *, include_usage: bool, said: str | None = None) -> Iterator[dict[str, Any]]:
+    """The same answer as the chunks of a stream; the server adds `[DONE]`.
+
+    `said`: the words that were sent already, after the role; None where nothing was.
+    """
+    spoken = _spoken(answer.message)
+    calls = [{"index": place, **call} for place, call in enumerate(spoken.pop("tool_calls", ()))]
+    if said is None:
+        yield chunk(answer, {"role": "assistant", "content": spoken["content"]})
+    elif len(answer.message.content) > len(said):
+        yield chunk(answer, {"content": answer.message.content[len(said) :]})
     if calls:
-        yield _chunk(answer, {"tool_calls": calls})
-    yield _chunk(answer, {}, answer.finish_reason)
+        yield chunk(answer, {"tool_calls": calls})
+    yield chunk(answer, {}, answer.finish_reason)
     if include_usage:
         yield {**_head(answer, "chat.completion.chunk"), "choices": [], "usage": answer.usage}
 
 
-def _chunk(answer: Answer, delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+def chunk(answer: Answer, delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    """One chunk of a stream."""
     choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
     return {**_head(answer, "chat.completion.chunk"), "choices": [choice]}
 
@@ -213,3 +234,34 @@ def _spoken(message: Message) -> dict[str, Any]:
     if message.tool_calls and not message.content:
         data["content"] = None
     return data
+
+
+async def read_json(http: web.Request) -> Any:
+    """The body of a request; raises ApiError where it is no JSON."""
+    try:
+        return json.loads(await http.read())
+    except (ValueError, RecursionError) as error:
+        raise ApiError(f"the body is not JSON ({error})", code="invalid_request") from error
+
+
+async def in_openai_s_format(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """A middleware: what cannot be answered is told as OpenAI's clients expect it.
+
+    They try some statuses again by themselves; nothing here gets better by that.
+    """
+    from aiohttp import web
+
+    try:
+        return await handler(request)
+    except ApiError as error:
+        told = error
+    except web.HTTPException as error:
+        what = f"{request.method} {request.path.rpartition('/v1')[2] or request.path}"
+        told = ApiError(
+            f"{what}: {error.reason}; served are POST /chat/completions and GET /models",
+            code="not_served",
+            status=error.status,
+        )
+    return web.json_response(told.body, status=told.status, headers={"x-should-retry": "false"})

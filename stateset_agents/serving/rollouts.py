@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from stateset_agents.serving.chat_completions import (
     ChatRequest,
     as_sent,
     chunks,
+    in_openai_s_format,
+    read_json,
     read_request,
     whole,
 )
@@ -213,9 +215,7 @@ class RolloutServer:
     async def _start(self) -> web.AppRunner:
         from aiohttp import web
 
-        app = web.Application(
-            client_max_size=_LARGEST_BODY, middlewares=[web.middleware(_in_openai_s_format)]
-        )
+        app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[web.middleware(in_openai_s_format)])
         app.router.add_post("/rollouts/{id}/v1/chat/completions", self._complete)
         app.router.add_get("/rollouts/{id}/v1/models", self._models)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -242,11 +242,7 @@ class RolloutServer:
         from aiohttp import web
 
         rollout = self._rollout(http)
-        try:
-            data = json.loads(await http.read())
-        except (ValueError, RecursionError) as error:
-            raise ApiError(f"the body is not JSON ({error})", code="invalid_request") from error
-        request = read_request(data, ignore=self._ignore)
+        request = read_request(await read_json(http), ignore=self._ignore)
         again = http.headers.get("x-stainless-retry-count", "0") != "0"
         answer = await rollout.ask(request, again=again)
         if not request.stream:
@@ -264,26 +260,3 @@ class RolloutServer:
         self._rollout(http)
         model = {"id": _MODEL, "object": "model", "created": 0, "owned_by": "stateset-agents"}
         return web.json_response({"object": "list", "data": [model]})
-
-
-async def _in_openai_s_format(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """A middleware: what cannot be answered is told as OpenAI's clients expect it.
-
-    They try some statuses again by themselves; nothing here gets better by that.
-    """
-    from aiohttp import web
-
-    try:
-        return await handler(request)
-    except ApiError as error:
-        told = error
-    except web.HTTPException as error:
-        what = f"{request.method} {request.path.rpartition('/v1')[2] or request.path}"
-        told = ApiError(
-            f"{what}: {error.reason}; served are POST /chat/completions and GET /models",
-            code="not_served",
-            status=error.status,
-        )
-    return web.json_response(told.body, status=told.status, headers={"x-should-retry": "false"})

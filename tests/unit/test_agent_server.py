@@ -1,0 +1,115 @@
+"""An agent behind OpenAI's interface, asked by the real openai client."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import openai
+import pytest
+
+from stateset_agents.backends.scripted import ScriptedBackend
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.errors import BackendError, ConfigurationError
+from stateset_agents.serving.agents import AgentServer
+
+HI = [{"role": "user", "content": "hi"}]
+CALL = 'Let me look. <tool_call>{"name": "look", "arguments": {"order": "K27"}}</tool_call>'
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+@asynccontextmanager
+async def served(script, **settings):
+    backend = ScriptedBackend(script, context_length=500)
+    config = AgentConfig(model_name="mine", **settings)
+    async with (
+        MultiTurnAgent(config, backend=backend) as agent,
+        AgentServer(agent) as server,
+        openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client,
+    ):
+        yield client.chat.completions, backend, server
+
+
+async def test_a_client_asks_an_agent():
+    async with served(["Hello!"], system_prompt="Be brief.") as (chat, backend, _):
+        answer = await chat.create(model="mine", messages=HI)
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Hello!", "stop")
+        assert answer.usage.completion_tokens == 7
+        assert answer.usage.prompt_tokens == len(backend.requests[0].prompt_ids)
+        assert backend.requests[0].text.startswith("system: Be brief.\nuser: hi")
+
+
+async def test_a_stream_gives_words_as_they_come_and_calls_at_the_end():
+    async with served([CALL]) as (chat, _, _):
+        options = {"stream_options": {"include_usage": True}, "tools": [LOOK]}
+        async with chat.stream(model="mine", messages=HI, **options) as events:
+            pieces = [event.delta async for event in events if event.type == "content.delta"]
+            whole = await events.get_final_completion()
+        choice = whole.choices[0]
+        assert len(pieces) > 5
+        assert "".join(pieces) == choice.message.content == "Let me look."
+        assert choice.message.tool_calls[0].function.arguments == '{"order": "K27"}'
+        assert choice.finish_reason == "tool_calls"
+        assert whole.usage.completion_tokens == len(CALL) + 1
+
+
+async def test_a_request_s_sampling_takes_the_place_of_the_agent_s():
+    async with served(lambda request: "Hello you", temperature=0.5, seed=3) as (chat, backend, _):
+        await chat.create(model="mine", messages=HI)
+        fields = {"temperature": 0.2, "top_p": 0.9, "seed": 7}
+        answer = await chat.create(model="mine", messages=HI, max_tokens=3, **fields)
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Hel", "length")
+        answer = await chat.create(model="mine", messages=HI, stop=" you", **fields)
+        assert answer.choices[0].message.content == "Hello"
+        own, given, again = (request.params for request in backend.requests)
+        assert (own.temperature, given.temperature, given.top_p) == (0.5, 0.2, 0.9)
+        assert given.stream == again.stream != own.stream
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"temperature": -1}, "temperature cannot be -1"),
+        ({"max_tokens": 0}, "max_tokens cannot be 0"),
+        ({"stop": ""}, "stop cannot be"),
+        ({"n": 2}, "n can only be 1"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, "the model's context 500"),
+    ],
+)
+async def test_what_cannot_be_is_told(fields, words):
+    async with served(["no"]) as (chat, _, _):
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await chat.create(**{"model": "mine", "messages": HI, "stream": stream, **fields})
+            assert words in caught.value.message
+
+
+async def test_a_backend_that_breaks_is_a_server_error():
+    async with served([BackendError("no memory left")]) as (chat, _, _):
+        with pytest.raises(openai.InternalServerError, match="no memory left"):
+            await chat.create(model="mine", messages=HI)
+
+
+async def test_a_port_that_is_taken_is_told():
+    async with served(["x"]) as (_, _, server):
+        port = int(server.url.split(":")[2].split("/")[0])
+        with pytest.raises(ConfigurationError, match="choose another port"):
+            async with AgentServer(server.agent, port=port):
+                pass
+
+
+def test_the_serve_verb_answers_until_it_is_told_to_stop():
+    words = [sys.executable, "-m", "stateset_agents.cli.main", "serve", "embedded:desk", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            assert line.startswith("embedded:desk answers at http://127.0.0.1:")
+            with openai.OpenAI(base_url=line.split()[-1], api_key="none", max_retries=0) as client:
+                answer = client.chat.completions.create(model="m", messages=HI, max_tokens=8)
+            assert answer.usage.completion_tokens > 0
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

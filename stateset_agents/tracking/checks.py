@@ -61,7 +61,7 @@ def _dependencies(history: History) -> Finding | None:
     again, late = sum(retries), sum(history.finite("faults/timeouts"))
     outages = sum(history.finite("faults/outages"))
     seen = f"{again:.0f} tries again, {late:.0f} answers too late, {outages:.0f} outages"
-    last = history.lines[-1].values
+    last = next(line.values for line in reversed(history.lines) if "faults/retries" in line.values)
     down = [name.removeprefix("breaker/") for name in last if name.startswith("breaker/") and last[name]]
     if down:
         cure = (
@@ -281,9 +281,10 @@ def _inner_passes(history: History) -> Finding | None:
 
 
 def _on_policy(history: History) -> Finding | None:
-    """On the first pass the ratio is 1; dropout moves it on purpose, and nothing is said then."""
-    ratios = history.finite("policy/first_ratio_max")
-    if not ratios or history.training.get("dropout"):
+    """On the first pass the ratio is 1. Nothing is said where dropout moves it on purpose, nor under
+    max_staleness, where it is to the policy itself and 1 whatever sampled."""
+    ratios, training = history.finite("policy/first_ratio_max"), history.training
+    if not ratios or training.get("dropout") or training.get("max_staleness"):
         return None
     worst = max(ratios)
     seen = f"highest ratio {worst:.4g} on the first pass"

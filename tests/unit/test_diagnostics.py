@@ -194,6 +194,20 @@ def test_dropout_moves_the_first_ratio_on_purpose(tmp_path: Path) -> None:
     assert "on-policy" not in {finding.check for finding in diagnose(log)}
 
 
+def test_under_staleness_the_first_ratio_is_one_whatever_sampled_and_is_no_proof(tmp_path: Path) -> None:
+    log = record(tmp_path, HEALTHY, {**TRAINING, "max_staleness": 1})
+    assert "on-policy" not in {finding.check for finding in diagnose(log)}
+
+
+def test_a_breaker_that_is_open_at_the_end_is_seen_behind_an_evaluation(tmp_path: Path) -> None:
+    log = record(tmp_path, {**HEALTHY, "breaker/environment": [0.0] * 29 + [1.0]})
+    with JsonlTracker(log.folder) as tracker:
+        tracker.log_metrics(STEPS, {"eval/reward": 0.5})
+    [own] = [finding for finding in diagnose(log) if finding.check == "dependencies"]
+    assert own.verdict == "fail"
+    assert "down: environment" in own.seen
+
+
 def measured(successes: int) -> Mapping[str, Any]:
     """Of 600 scenarios."""
     return {"success": successes / 600, "interval": list(wilson(successes, 600)), "n": 600}

@@ -178,7 +178,8 @@ class ComputationalEngine:
         scenario: Scenario,
         *,
         seed: int,
-        number: int,
+        step: int,
+        times: int = 0,
         slots: asyncio.Semaphore,
         temperature: float | None = None,
         on_end: Callable[[], None] | None = None,
@@ -186,8 +187,8 @@ class ComputationalEngine:
         """One scored group by itself, for a caller that keeps several under way; as in `rollout`, without
         branches and without the logical clock.
 
-        `number`: the group's among all of the run, from which its users and samples come; `slots` are held
-        one by each conversation; `on_end` is called as each of them ends.
+        `step` and `times`: how often the scenario comes before in that step; users and samples are those of a
+        `rollout` of it. `slots` are held one by each conversation; `on_end` is called as each of them ends.
         """
         if self.num_branches or self.deterministic:
             raise ConfigurationError(
@@ -196,7 +197,7 @@ class ComputationalEngine:
             )
         of, limit = type(self.environment).__name__, self._in_time.limit
         [episode] = self.agent.new_episodes(1)
-        path = ("group", number)
+        path = _path(step, scenario, times)
 
         async def member(job: _Job) -> Trajectory:
             async with slots:
@@ -208,9 +209,7 @@ class ComputationalEngine:
         async with Forks(0, of=of, limit=limit) as forks:
             jobs = self._members(0, episode, scenario, seed, path)
             played = await all_or_cancel(member(job) for job in jobs)
-        return TrajectoryGroup(
-            key=f"{number}/{scenario.id}", trajectories=tuple(await self._rewarded(played))
-        )
+        return TrajectoryGroup(key=f"{step}/{scenario.id}", trajectories=tuple(await self._rewarded(played)))
 
     def sum_up_warnings(self) -> None:
         """Say how often the warnings of groups that were played one by one have come, and begin anew."""
@@ -274,9 +273,7 @@ class ComputationalEngine:
         numbers = self.agent.new_episodes(len(scenarios))
         times = Counter(scenario.id for scenario in earlier)
         for place, (number, scenario) in enumerate(zip(numbers, scenarios, strict=True)):
-            path: list[int | str] = [step, scenario.id]
-            if times[scenario.id]:
-                path.append(times[scenario.id])
+            path = _path(step, scenario, times[scenario.id])
             times[scenario.id] += 1
             yield from self._members(place, number, scenario, seed, path)
 
@@ -370,6 +367,11 @@ class ComputationalEngine:
             self._said.warn("reward failed", str(failure), scenario=trajectory.scenario.id)
             return replace(trajectory, error=f"unscored: {failure}")
         return replace(trajectory, reward=result.score, breakdown=result.breakdown, turn_rewards=earned)
+
+
+def _path(step: int, scenario: Scenario, times: int) -> list[int | str]:
+    """Names the random streams of a group; `times`: how often its scenario came before in the step."""
+    return [step, scenario.id, *([times] if times else [])]
 
 
 def create_computational_engine(

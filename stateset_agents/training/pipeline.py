@@ -115,11 +115,14 @@ class Pipeline:
             self.admission.conversation_ended(place)
             self.admit()
 
+        step, scenario = place // self._config.episodes_per_step(), self._scenario_at(place)
+        before = range(step * self._config.episodes_per_step(), place)
         try:
             group = await self._engine.play_group(
-                self._scenario_at(place),
+                scenario,
                 seed=self._config.seed,
-                number=place,
+                step=step,  # in which it would train were none replaced: so it meets the users it would then
+                times=sum(self._scenario_at(other).id == scenario.id for other in before),
                 slots=self._slots,
                 temperature=self._config.temperature,
                 on_end=conversation_ended,

@@ -186,7 +186,7 @@ class TrainSteps(TrainingRun):
             self._order.at,
             admission,
             config,
-            tell=self._tell,
+            tell=self._tell_of_group,
             on_change=self._look_again,
         )
         self._flows_from = self._here()
@@ -196,6 +196,11 @@ class TrainSteps(TrainingRun):
     def _here(self) -> tuple[object, int]:
         """Whose weights the agent should speak with, and what is to be played next."""
         return self._edition, self._state.frontier
+
+    def _tell_of_group(self, event: str, **fields: Any) -> None:
+        """With the last finished step: it may come before that step's checkpoint, which a resume goes on
+        from, and what is of later steps is cut off then with all that follows."""
+        self._tell(event, step=self.step_number, **fields)
 
     async def _stop_flow(self) -> None:
         """Cancel the groups under way; they are played again from the frontier on."""

@@ -228,6 +228,14 @@ async def test_places_that_a_group_s_conversations_leave_are_the_next_group_s_at
     await trainer.close()
 
 
+async def test_fresh_conversations_have_weight_one_at_the_training_s_temperature(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, max_steps=1, temperature=0.5, **OVERLAP)
+    await trainer.train()
+    [line] = metrics(trainer)
+    assert line["policy/weight"] == pytest.approx(1.0, abs=1e-4)
+    await trainer.close()
+
+
 async def test_an_overlapping_training_learns(tmp_path: Path) -> None:
     trainer = make_trainer(
         tmp_path, max_steps=25, **OVERLAP | {"learning_rate": 0.02}, lr_scheduler_type="constant", seed=3
@@ -458,6 +466,26 @@ async def test_after_a_crash_every_scenario_has_trained_once(tmp_path: Path) -> 
     order = [again._order.at(place).id for place in range(12)]
     assert ends(again) == [(place, place // 4, order[place], "trained") for place in range(12)]
     assert [line["policy/version"] for line in metrics(again)] == [1, 2, 3, 4, 5, 6]
+    await again.close()
+
+
+async def test_a_resume_keeps_what_its_checkpoint_s_step_left_in_the_log(tmp_path: Path) -> None:
+    """Conversations of the next steps end while a step's evaluation and checkpoint are under way."""
+    settings = {**OVERLAP, "save_steps": 1, "eval_steps": 1, "eval_episodes": 2}
+    trainer = make_trainer(tmp_path, environment=Slow(), max_steps=4, **settings)
+
+    class Stop(Callback):
+        async def on_checkpoint(self, step: int, path: Path) -> None:
+            if step == 2:
+                trainer.request_stop()
+
+    trainer.callbacks.append(Stop())
+    await trainer.train()
+    await trainer.close()
+    again = make_trainer(tmp_path, environment=Slow(), max_steps=4, run=trainer.run, **settings)
+    await again.load_checkpoint()
+    for name in ("weights handed over", "checkpoint"):
+        assert [event["step"] for event in events(again, name)] == [1, 2]
     await again.close()
 
 

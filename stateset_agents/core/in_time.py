@@ -69,11 +69,35 @@ class InTime:
         stream = derive(seed, "environment", scenario.id)
 
         async def begin(_: int) -> Conversation:
-            return await self.answer(
-                "opening a conversation", lambda: self._environment.start(scenario, seed)
-            )
+            opening: asyncio.Future[Conversation] | None = None
+
+            def start() -> asyncio.Future[Conversation]:
+                nonlocal opening
+                opening = asyncio.ensure_future(self._environment.start(scenario, seed))
+                return opening
+
+            try:
+                return await self.answer("opening a conversation", start)
+            except (asyncio.CancelledError, EnvironmentTimeout):  # it may have been there already
+                if opening is not None:
+                    await self._put_away(opening)
+                raise
 
         return _Conversation(self, await self.again(begin, stream), stream)
+
+    async def _put_away(self, opening: asyncio.Future[Conversation]) -> None:
+        """Close what nobody waits for any more, now or when it comes."""
+        if not opening.done():
+            opening.add_done_callback(_close_unwanted)
+        elif not opening.cancelled() and opening.exception() is None:
+            await self.discard(opening.result())
+
+    async def discard(self, conversation: Conversation) -> None:
+        """Close a conversation that nobody needs; one that cannot be closed is only worth a warning."""
+        try:
+            await self.bounded("closing a conversation", conversation.close)
+        except Exception as error:
+            _log.warning("a conversation could not be closed", error=f"{type(error).__name__}: {error}")
 
     async def answer(self, doing: str, call: Callable[[], Awaitable[T]]) -> T:
         """One try, in time and behind the breaker; `doing` says what failed or took too long."""
@@ -142,7 +166,7 @@ class _Conversation:
             nonlocal spare
             if attempt and spare is not None:
                 broken, self._inner, spare = self._inner, spare, None
-                await self._discard(broken)
+                await self._environment.discard(broken)
             if attempt < self._environment.retries:
                 spare = await self._copy()
             return await self._environment.answer("answering a reply", lambda: ask(self._inner))
@@ -151,7 +175,7 @@ class _Conversation:
             return await self._environment.again(take, derive(self._stream, self._num_turns))
         finally:
             if spare is not None:
-                await self._discard(spare)
+                await self._environment.discard(spare)
 
     async def outcome(self) -> Outcome:
         async def judge(_: int) -> Outcome:
@@ -184,15 +208,9 @@ class _Conversation:
                 "write its fork(), or leave turn_retries at 0 and set episode_retries"
             ) from error
 
-    async def _discard(self, conversation: Conversation) -> None:
-        try:
-            await self._environment.bounded("closing a conversation", conversation.close)
-        except Exception as error:  # nobody needs it any more
-            _log.warning("a conversation could not be closed", error=f"{type(error).__name__}: {error}")
-
 
 _closing: set[asyncio.Future[None]] = set()
-"""Copies that came when nobody waited for them any more."""
+"""Conversations and copies that came when nobody waited for them any more."""
 
 
 def _close_unwanted(making: asyncio.Future[Conversation]) -> None:

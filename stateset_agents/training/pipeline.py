@@ -115,9 +115,9 @@ class Pipeline:
             self.admission.conversation_ended(place)
             self.admit()
 
-        step, scenario = place // self._config.episodes_per_step(), self._scenario_at(place)
-        before = range(step * self._config.episodes_per_step(), place)
         try:
+            step, scenario = place // self._config.episodes_per_step(), self._scenario_at(place)
+            before = range(step * self._config.episodes_per_step(), place)
             group = await self._engine.play_group(
                 scenario,
                 seed=self._config.seed,

@@ -248,3 +248,14 @@ async def test_the_engine_counts_and_tells_what_it_did() -> None:
         "breaker/environment": 0.0,
         "breaker/reward_environment": 0.0,
     }
+
+
+async def test_a_conversation_that_began_as_its_caller_was_cancelled_is_closed():
+    environment = ChattyEnvironment()
+    task = asyncio.create_task(InTime(environment, 5.0).start(scenarios(1)[0], 0))
+    while not environment.num_open:  # noqa: ASYNC110  # the very moment counts
+        await asyncio.sleep(0)
+    task.cancel()  # it is there, and nobody has taken it yet
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert environment.num_open == 0

@@ -102,6 +102,7 @@ async def play_run(seed: int, *, staleness: int, resamples: int, per_step: int, 
         for _ in range(chance.randint(1, 4)):
             played = await asyncio.wait_for(pipeline.next(), 20)  # progress never stops
             assert admission.submitted == admission.accepted + admission.rejected + admission.running
+            assert environment.num_open <= 5
             assert not played.batch.ends.keys() & ends.keys()
             ends |= played.batch.ends
             assert len(played.taken) == per_step
@@ -112,6 +113,7 @@ async def play_run(seed: int, *, staleness: int, resamples: int, per_step: int, 
             if done == steps:
                 break
         dropped = await pipeline.close()
+        assert environment.num_open == 0
         began = {place for event, place in events if event == "group admitted"}
         finished = {place for event, place in events if event == "group finished"}
         assert began - finished == set(dropped)

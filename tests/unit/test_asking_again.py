@@ -24,7 +24,7 @@ from stateset_agents.core.reward import (
     score_trajectories,
 )
 from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Outcome, Trajectory, TrajectoryGroup
+from stateset_agents.core.trajectory import Outcome, Status, Trajectory, TrajectoryGroup
 from stateset_agents.errors import ConfigurationError, RewardFailure, RewardTimeout
 from stateset_agents.faults.dependencies import Dependencies, FaultPolicy
 from stateset_agents.messages import Message
@@ -259,3 +259,19 @@ async def test_a_conversation_that_began_as_its_caller_was_cancelled_is_closed()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert environment.num_open == 0
+
+
+async def test_a_conversation_is_not_played_again_with_what_is_not_waited_for_any_more():
+    def never(scenario: Scenario, seed: int) -> Any:
+        raise ConnectionError("no route")
+
+    environment = ChattyEnvironment()
+    environment.start = never
+    agent = MultiTurnAgent(AgentConfig(), backend=ScriptedBackend(["yes"]))
+    faults = FaultPolicy(breaker_failures=1, retry_backoff=0.0)
+    engine = ComputationalEngine(
+        agent, environment, EnvironmentReward(), num_generations=1, episode_retries=5, faults=faults
+    )
+    groups = await played(engine)
+    assert [one.status for group in groups for one in group.trajectories] == [Status.FAILED] * 2
+    assert engine.num_retries == 0

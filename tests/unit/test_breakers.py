@@ -75,14 +75,22 @@ def test_a_probe_that_fails_doubles_the_pause_up_to_a_minute() -> None:
 
 
 def test_calls_that_began_before_it_opened_change_nothing() -> None:
-    breaker = Breaker("shop", failures=1, pause=5.0, clock=Clock())
-    early, other = breaker.admit(), breaker.admit()
-    assert early is not None
-    assert other is not None
+    clock = Clock()
+    breaker = Breaker("shop", failures=1, pause=5.0, clock=clock)
+    early = [ticket for ticket in (breaker.admit() for _ in range(4)) if ticket is not None]
     fail(breaker)
-    breaker.succeeded(early)
-    breaker.failed(other, "away")
-    assert (breaker.state, breaker.seconds_to_wait) == ("open", 5.0)
+    clock.now = 4.0
+    breaker.succeeded(early[0])
+    breaker.failed(early[1], "late")
+    assert (breaker.state, breaker.seconds_to_wait, breaker.seconds_down) == ("open", 1.0, 4.0)
+    clock.now = 5.0
+    probe = breaker.admit()
+    breaker.succeeded(early[2])
+    breaker.failed(early[3], "late")
+    assert (breaker.state, breaker.cause, breaker.admit()) == ("half-open", "away", None)
+    assert probe is not None
+    breaker.succeeded(probe)
+    assert breaker.state == "closed"
 
 
 def test_after_an_abandoned_probe_the_next_call_is_one() -> None:

@@ -149,6 +149,7 @@ class Pass:
     def __init__(self) -> None:
         self.cause: str | None = None
         self.is_abandoned = False
+        self.has_answered = False
 
     def failed(self, cause: str) -> None:
         self.cause = cause
@@ -156,6 +157,10 @@ class Pass:
     def says_nothing(self) -> None:
         """The call tells neither that it works nor that it does not."""
         self.is_abandoned = True
+
+    def answered(self) -> None:
+        """It works, though what it says is raised."""
+        self.has_answered = True
 
 
 @asynccontextmanager
@@ -169,7 +174,8 @@ async def admitted(
     """Wait until a call may be made, and tell the breaker what came of the body.
 
     Raises what `down` makes of one line where the outage has lasted longer than `patience` seconds, and at
-    once where no call has ever succeeded. What the body raises counts as nothing: say `Pass.failed` first.
+    once where no call has ever succeeded. What the body raises counts as nothing: say `Pass.failed` or
+    `Pass.answered` first.
     """
     watch = watching.get()
     if watch is not None:
@@ -187,7 +193,7 @@ async def admitted(
     try:
         yield call
     except BaseException:
-        if call.cause is None:
+        if call.cause is None and not call.has_answered:
             call.is_abandoned = True
         raise
     finally:

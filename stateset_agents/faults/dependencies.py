@@ -136,8 +136,8 @@ class Dependencies:
     ) -> T:
         """One call behind the breaker of `name`.
 
-        Programming and configuration errors, and what `counts` says no to, are no failures of its. Raises
-        `down` where it is not waited for any more.
+        Programming and configuration errors say nothing of it; what `counts` says no to is an answer, after
+        which it works. Raises `down` where it is not waited for any more.
         """
         patience = self.policy.outage_patience
         with self.watched():
@@ -150,6 +150,8 @@ class Dependencies:
                 except Exception as error:
                     if counts(error):
                         one.failed(_told(error))
+                    else:
+                        one.answered()
                     raise
 
     def metrics(self) -> dict[str, float]:

@@ -235,6 +235,15 @@ async def test_a_reward_behind_an_open_breaker_is_waited_for() -> None:
     assert asked.metrics()["breaker/reward_judge"] == 0.0
 
 
+async def test_a_reward_that_answers_that_it_cannot_score_is_up() -> None:
+    asked = policy(breaker_failures=1, breaker_pause=0.001, reward_retries=0)
+    asked.breaker("reward judge").has_worked = True
+    assert (await score_trajectories(Judge(9), TALKS[:1], dependencies=asked))[0]
+    assert asked.breaker("reward judge").state == "open"
+    assert await scores(Judge(9, RewardFailure("no verdict in it")), asked) == [RewardFailure] * 3
+    assert asked.breaker("reward judge").state == "closed"
+
+
 async def test_the_engine_counts_and_tells_what_it_did() -> None:
     engine = patient(ChattyEnvironment())
     await played(engine)

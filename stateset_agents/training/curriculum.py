@@ -23,8 +23,8 @@ class ScenarioOrder:
             raise ConfigurationError("the environment has no train scenario: give some split='train'")
         self._scenarios = scenarios
         self._seed = seed
-        self._epoch = -1
-        self._order: list[int] = []
+        self._orders: dict[int, list[int]] = {}
+        """Of the last two epochs that were asked for: a step may lie in both."""
 
     def take(self, frontier: int, number: int) -> list[Scenario]:
         """The episodes `frontier` to `frontier + number` of the run."""
@@ -45,7 +45,10 @@ class ScenarioOrder:
     def at(self, place: int) -> Scenario:
         """The scenario of the run's episode `place`, from 0."""
         epoch, offset = divmod(place, len(self._scenarios))
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, list(range(len(self._scenarios)))
-            random.Random(derive(self._seed, "epoch", epoch)).shuffle(self._order)
-        return self._scenarios[self._order[offset]]
+        if epoch not in self._orders:
+            if len(self._orders) == 2:
+                del self._orders[next(iter(self._orders))]
+            order = list(range(len(self._scenarios)))
+            random.Random(derive(self._seed, "epoch", epoch)).shuffle(order)
+            self._orders[epoch] = order
+        return self._scenarios[self._orders[epoch][offset]]

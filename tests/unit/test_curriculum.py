@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from stateset_agents.core.scenario import Scenario
@@ -32,6 +34,22 @@ def test_a_resumed_run_plays_what_is_left():
     resumed = ScenarioOrder(SCENARIOS, seed=3)
     assert ids(resumed.take(12, 8)) == ids(whole[12:])
     assert ids(resumed.take(2, 5)) == ids(whole[2:7])  # and back again
+
+
+def test_each_epoch_is_shuffled_once_though_steps_look_back_over_its_edge(monkeypatch):
+    shuffled = []
+
+    class Counting(random.Random):
+        def shuffle(self, x):
+            shuffled.append(len(x))
+            super().shuffle(x)
+
+    monkeypatch.setattr(random, "Random", Counting)
+    order = ScenarioOrder(SCENARIOS, seed=0)
+    for place in range(28):  # four epochs
+        for earlier in range(max(0, place - 5), place + 1):
+            order.at(earlier)
+    assert len(shuffled) == 4
 
 
 def test_the_fingerprint_is_of_the_scenarios_content():

@@ -64,15 +64,15 @@ async def at_most(seconds: float | None, work: Awaitable[T], late: Exception) ->
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
+    _left_alone.add(task)  # first: another cancellation may end the wait
+    task.add_done_callback(_forget)
     task.cancel()
     await asyncio.wait({task}, timeout=_GRACE_SECONDS)
     if not task.done():
-        _left_alone.add(task)
         _log.warning(
             "a user's, tool's or reward's async function goes on though it was cancelled, and is left to "
             "itself: let asyncio.CancelledError through where you catch exceptions"
         )
-    task.add_done_callback(_forget)
 
 
 def _forget(task: asyncio.Future[Any]) -> None:

@@ -160,6 +160,26 @@ async def test_work_that_swallows_its_cancellation_is_left_to_itself(
     assert not waiting._left_alone
 
 
+async def test_a_second_cancellation_leaves_nothing_unnoted() -> None:
+    go_on = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go_on.wait()
+
+    outer = asyncio.create_task(at_most(None, stubborn(), RewardTimeout("too late")))
+    for _ in range(2):
+        await asyncio.sleep(0.01)
+        outer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(outer, 10)
+    assert len(waiting._left_alone) == 1
+    go_on.set()
+    await asyncio.sleep(0.01)
+    assert not waiting._left_alone
+
+
 async def test_what_is_in_time_is_given_and_what_it_raises_too() -> None:
     async def value(error: Exception | None = None) -> int:
         if error is not None:

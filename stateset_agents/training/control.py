@@ -125,7 +125,8 @@ class Controlled:
                 if self._phase != "paused":
                     self._enter("paused")
                 await self._changed.wait()
-            self._liven()
+            if not self._stops:  # else what it begins would be dropped at once
+                self._liven()
         if self._phase == "paused":
             self._enter("running")
         return not self._stops

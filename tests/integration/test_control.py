@@ -26,6 +26,7 @@ from stateset_agents.training import callbacks
 from stateset_agents.training.callbacks import Callback, expect_callback
 from stateset_agents.training.checkpoint import latest_checkpoint, load_checkpoint
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.control import Controlled
 from stateset_agents.training.trainer import train
 
 
@@ -202,6 +203,24 @@ async def test_asked_to_stop_it_ends_the_step_keeps_it_and_goes_on_when_called_a
     assert json.loads(trainer.run.summary.read_text())["ended"] == "finished"
     await whole.close()
     await trainer.close()
+
+
+@pytest.mark.parametrize("ends", ["resume", "request_stop"])
+async def test_only_a_pause_that_goes_on_begins_work_again(ends):
+    class Training(Controlled):
+        num_livened = 0
+
+        def _liven(self):
+            self.num_livened += 1
+
+    training = Training()
+    training._begin()
+    training.pause()
+    going_on = asyncio.create_task(training._goes_on())
+    await training.wait_for("paused")
+    getattr(training, ends)()
+    assert await asyncio.wait_for(going_on, 10) == (ends == "resume")
+    assert training.num_livened == (ends == "resume")
 
 
 async def test_a_stop_ends_a_pause(tmp_path):

@@ -564,7 +564,7 @@ async def test_a_step_by_hand_in_between_begins_the_pipeline_anew(tmp_path: Path
                 await trainer.training_step(unscored)
 
     trainer.callbacks.append(ByHand())
-    await trainer.train()
+    await asyncio.wait_for(trainer.train(), 90)  # one that waits for the step's groups for ever
     assert trainer.step_number == 5
     assert [place for place, *_ in ends(trainer)] == list(range(10))
     await trainer.close()

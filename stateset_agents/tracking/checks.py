@@ -276,7 +276,7 @@ def _inner_passes(history: History) -> Finding | None:
     moved = history.end("kl/old")
     if passes == 1 or low is None or high is None or moved is None:
         return None
-    seen = f"{low + high:.1%} of the tokens clipped, KL {moved:.3g} to the policy that sampled"
+    seen = f"{low + high:.1%} of the tokens clipped, KL {moved:.3g} to the policy before them"
     return graded("inner passes", max((low + high) / 0.3, moved / 0.1), seen)
 
 
@@ -289,6 +289,16 @@ def _on_policy(history: History) -> Finding | None:
     worst = max(ratios)
     seen = f"highest ratio {worst:.4g} on the first pass"
     return graded("on-policy", worst - 1, seen)
+
+
+def _off_policy(history: History) -> Finding | None:
+    """Whether the weights of the tokens, where they have any, are 1 in the mean; by the median step's."""
+    weights = history.finite("policy/weight")
+    if not weights:
+        return None
+    typical = median(weights[-window(weights) :])
+    seen = f"mean importance weight {typical:.3g} in the median of the last steps, 1 is none needed"
+    return graded("off-policy", abs(typical - 1), seen)
 
 
 def _critic(history: History) -> Finding | None:
@@ -321,6 +331,7 @@ CHECKS: Sequence[Check] = (
     _reference,
     _inner_passes,
     _on_policy,
+    _off_policy,
     _critic,
     _bias,
     _reply_length,

@@ -187,8 +187,8 @@ MONITORS: Mapping[str, Monitor] = {
         warn=1.0,
         fail=3.0,
         live="fail",
-        why="share of tokens clipped over .3, or approximate KL to the policy that sampled over .1, where "
-        "there is more than one pass; with one both are 0",
+        why="share of tokens clipped over .3, or approximate KL to the policy before the passes over .1, "
+        "where there is more than one pass; with one both are 0",
         advice="lower num_iterations or learning_rate",
     ),
     "on-policy": Monitor(
@@ -198,6 +198,16 @@ MONITORS: Mapping[str, Monitor] = {
         why="highest ratio of the first pass less 1: no weight has moved, so sampler and learner disagree; "
         "one token may be off by a few per cent in bf16",
         advice="the stored log-probs are not the policy's: report this, with the model's name and versions",
+    ),
+    "off-policy": Monitor(
+        warn=0.1,
+        fail=0.5,
+        live="fail",
+        why="how far the mean of policy/weight is from 1: the ratio of two policies is 1 in the mean over "
+        "what the lower one samples, if its log-probs are stored right and the cap cuts little (.1 is our "
+        "choice); at half, the mean is as far off as single tokens are usually let be, .5 to 2",
+        advice="sampler and learner drift apart: lower max_staleness or learning_rate; where rollouts are in "
+        "half precision or a server's, set agent.dtype to fp32 to see whether rounding does it",
     ),
     "value function": Monitor(
         warn=-0.1,

@@ -243,7 +243,7 @@ class Learner:
 
         `beta` stands in for the coefficient of the KL to the reference. total_loss carries the gradient;
         beside it, without: policy_loss, kl_penalty (beta times the KL, 0 without a reference), entropy,
-        approx_kl (to the policy that sampled, k3) and clip_fraction. Dropout is off.
+        approx_kl (k3, to pi_old: the policy as the update began) and clip_fraction. Dropout is off.
 
         Raises ConfigurationError where there is no sample, or a `beta` and no reference.
         """

@@ -73,6 +73,7 @@ def test_a_healthy_run_hears_nothing() -> None:
         ("entropy", {"policy/entropy": [0.5] * 10 + [0.01] * 20}, 15),
         ("KL to the reference", {"kl/reference": 2.5}, 5),
         ("inner passes", {"policy/clip_fraction_low": 0.95}, 5),
+        ("off-policy", {"policy/weight": 0.4}, 5),
         ("advantages", {"advantage/std": 3.5}, 5),
         ("failures", {"rollout/failed": 4.0}, 5),
         ("skipped steps", {"optimizer/skipped": 1.0}, 5),

@@ -87,7 +87,7 @@ class VLLMBackend:
         self._checked = -math.inf
         """When it last had the right ones, on the event loop's clock."""
         self._gate = asyncio.Lock()
-        self._num_live = 0
+        self._live: set[asyncio.Timeout] = set()  # of the turns under way; no limit until one hangs
         self._drained = asyncio.Event()
         self._drained.set()
         self._counts = {"requests": 0, "prompt_tokens": 0, "sampled_tokens": 0, "refreshes": 0}
@@ -193,7 +193,7 @@ class VLLMBackend:
         Raises BackendError where it cannot, ConfigurationError where it does not offer that.
         """
         async with self._gate:
-            await self._drained.wait()
+            await self._drain()
             before = self._current
             if isinstance(source, Path):
                 self._current = await asyncio.to_thread(source.absolute)
@@ -241,14 +241,29 @@ class VLLMBackend:
         """Counted, so that an update can wait for it; none begins while weights change."""
         async with self._gate:
             await self._check_weights()
-            self._num_live += 1
+            limit = asyncio.timeout(None)
+            self._live.add(limit)
             self._drained.clear()
         try:
-            yield
+            async with limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise BackendError("the vLLM server's new weights waited too long for a turn's end") from error
         finally:
-            self._num_live -= 1
-            if not self._num_live:
+            self._live.discard(limit)
+            if not self._live:
                 self._drained.set()
+
+    async def _drain(self) -> None:
+        """Wait for the turns under way; one that takes longer than a single request may has failed."""
+        try:
+            await asyncio.wait_for(self._drained.wait(), self._client.timeout)
+        except TimeoutError:
+            for limit in [one for one in self._live if not one.expired()]:
+                limit.reschedule(0.0)  # long past: now
+            await self._drained.wait()
 
     async def _complete(self, body: Mapping[str, Any], prompt_ids: Sequence[int]) -> dict[str, Any]:
         """The answer's one choice. After a failure the server may be another: its weights are looked at."""
@@ -292,7 +307,7 @@ class VLLMBackend:
                 has=name,
                 expected=self._tag,
             )
-            await self._drained.wait()
+            await self._drain()
             await self._refresh()
         self._checked = now
 

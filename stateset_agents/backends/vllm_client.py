@@ -32,7 +32,8 @@ class VLLMClient:
         """`timeout`: seconds of one attempt; `backoff`: of the first wait, which doubles, half at random."""
         self.url = url
         self.num_retries = 0
-        self._timeout = timeout
+        self.timeout = timeout
+        """Seconds of one attempt."""
         self._attempts = attempts
         self._backoff = backoff
         self._session: aiohttp.ClientSession | None = None
@@ -46,7 +47,7 @@ class VLLMClient:
             key = os.environ.get("VLLM_API_KEY")
             self._session = aiohttp.ClientSession(
                 headers={"Authorization": f"Bearer {key}"} if key else {},
-                timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=10.0),
+                timeout=aiohttp.ClientTimeout(total=self.timeout, sock_connect=10.0),
                 connector=aiohttp.TCPConnector(limit=0),
             )
 
@@ -95,7 +96,7 @@ class VLLMClient:
             async with self._session.request(method, self.url + path, json=body) as response:
                 text = await response.text()
         except TimeoutError as error:
-            raise Unreachable(f"{self._at(path)} gave no answer within {self._timeout:g} s") from error
+            raise Unreachable(f"{self._at(path)} gave no answer within {self.timeout:g} s") from error
         except (aiohttp.ClientError, UnicodeDecodeError) as error:
             raise Unreachable(f"{self._at(path)}: {type(error).__name__}: {error}") from error
         if response.status != 200:

@@ -134,7 +134,7 @@ async def test_a_slow_answer_is_asked_again_and_at_last_given_up(folder):
         server.delay = 30.0
         backend._client._attempts = 2
         await backend._client.close()
-        backend._client._timeout = 0.2
+        backend._client.timeout = 0.2
         await backend._client.open()
         with pytest.raises(BackendError, match=r"gave no answer within 0\.2 s"):
             await backend.generate(PROMPT, PARAMS)
@@ -211,6 +211,23 @@ async def test_an_update_waits_for_turns_and_turns_for_an_update(folder):
         assert server.live_at_reload == [0]
         assert [turn.versions[0] for turn in said] == [0, 0, 0]
         assert (await later).versions[0] == 1
+
+
+async def test_a_turn_that_hangs_fails_and_holds_up_neither_an_update_nor_other_turns(folder):
+    async with speaking(folder) as (server, backend):
+        server.delay = 30.0
+        hanging = asyncio.create_task(backend.generate(PROMPT, PARAMS))
+        while not server.bodies:  # noqa: ASYNC110  # the server tells
+            await asyncio.sleep(0.01)
+        server.delay = 0.0
+        backend._client.timeout = 0.1  # the session was opened with another
+        update = asyncio.create_task(backend.update_weights(other_weights(), 1))
+        await asyncio.sleep(0)
+        later = asyncio.create_task(backend.generate(PROMPT, PARAMS))
+        with pytest.raises(BackendError, match="waited too long for a turn's end"):
+            await asyncio.wait_for(hanging, 20)
+        await asyncio.wait_for(update, 20)
+        assert (await asyncio.wait_for(later, 20)).versions[0] == 1
 
 
 async def test_a_server_that_lost_the_weights_gets_them_again(folder, monkeypatch):

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from stateset_agents.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError
 from stateset_agents.faults.breakers import Breaker, State, admitted, watching
@@ -85,7 +86,9 @@ class Dependencies:
         self._sleep = sleep
         self._clock = clock
         self._breakers: dict[str, Breaker] = {}
-        """The engine's own, and those of clients that were asked on its behalf."""
+        """The engine's own."""
+        self._seen: WeakSet[Breaker] = WeakSet()
+        """Those too of clients that were asked on its behalf, as long as these live; some have one name."""
         self._num_opened = 0
         self._waited = 0.0
         self._told: dict[str, float] = {}
@@ -155,7 +158,10 @@ class Dependencies:
                     raise
 
     def metrics(self) -> dict[str, float]:
-        """What happened since the last call, and how the breakers stand: 0 closed, .5 half-open, 1 open."""
+        """What happened since the last call, and how the breakers stand: 0 closed, .5 half-open, 1 open.
+
+        Of several of one name (clients of one model at two addresses) the worst.
+        """
         now = {
             "faults/retries": float(self.num_retries.total()),
             "faults/timeouts": float(self.num_timeouts),
@@ -164,13 +170,16 @@ class Dependencies:
         }
         since = {name: value - self._told.get(name, 0.0) for name, value in now.items()}
         self._told = now
-        levels = {name: _LEVELS[breaker.state] for name, breaker in self._breakers.items()}
-        return since | {f"breaker/{name.replace(' ', '_')}": level for name, level in levels.items()}
+        levels: dict[str, float] = {}
+        for breaker in [*self._breakers.values(), *self._seen]:
+            name = f"breaker/{breaker.name.replace(' ', '_')}"
+            levels[name] = max(levels.get(name, 0.0), _LEVELS[breaker.state])
+        return since | dict(sorted(levels.items()))
 
     # ------------------------------------------------------------------------------ as a breaker's Watch
 
     def saw(self, breaker: Breaker) -> None:
-        self._breakers.setdefault(breaker.name, breaker)
+        self._seen.add(breaker)
 
     def changed(self, breaker: Breaker, was: State) -> None:
         self._num_opened += was == "closed"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateset_agents.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.faults.breakers import Breaker
+from stateset_agents.faults.breakers import Breaker, admitted
 from stateset_agents.faults.dependencies import Dependencies, FaultPolicy, wait_before
 
 
@@ -220,6 +220,17 @@ async def test_an_outage_that_lasts_is_waited_for_once_and_then_fails_everybody_
     assert await ask(asked, lambda: False) in ("away", line.format(3 + said.count("away")))
     assert clock.now == before
     assert asked.is_given_up("shop")
+
+
+async def test_of_two_clients_of_one_name_the_worse_is_told() -> None:
+    asked = dependencies(Clock())
+    clients = [worked(Breaker("endpoint judge", failures=1, pause=5.0)) for _ in range(2)]
+    with asked.watched():
+        for breaker in clients:
+            async with admitted(breaker, patience=1.0, down=EnvironmentFailure):
+                pass
+        fail(clients[1])
+    assert asked.metrics()["breaker/endpoint_judge"] == 1.0
 
 
 async def test_what_has_never_worked_is_not_waited_for() -> None:

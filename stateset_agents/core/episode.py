@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -19,6 +20,7 @@ from stateset_agents.errors import (
     EnvironmentFailure,
     EnvironmentTimeout,
 )
+from stateset_agents.faults.breakers import when_waiting
 from stateset_agents.messages import Completion, Message
 from stateset_agents.streams import derive
 
@@ -63,7 +65,8 @@ async def run_episode(
     """Let agent and environment talk until one of them ends it; the backend forgets the session after.
 
     After `seconds` it is cut: what was said until then is TRUNCATED and judged, a turn under way is dropped;
-    where nothing was said yet it is FAILED. `metadata["timed_out"]` tells either.
+    where nothing was said yet it is FAILED. `metadata["timed_out"]` tells either. Time in which it waits for
+    a breaker does not count.
     With `between_turns` the backend goes on remembering it, so that forks can start from what it has cached;
     who takes them releases the session.
     What breaks outside the agent (environment, tool, backend) gives a trajectory with `Status.FAILED`,
@@ -109,7 +112,7 @@ async def _play(
 ) -> Trajectory:
     """Go on from what has happened so far, in a conversation that is closed after."""
     turns = list(trajectory.turns)
-    deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+    time_left = _TimeLeft(seconds)
 
     async def speak(ids: Sequence[int], room: int) -> Completion:
         params = agent.sampling(stream=derive(stream, len(turns)), temperature=temperature)
@@ -117,12 +120,12 @@ async def _play(
         return await agent.reply(ids, params, session=session, turn=len(turns))
 
     try:
-        conversation = await _until(deadline, begin())
+        conversation = await time_left.bounds(begin())
         try:
             trajectory = replace(trajectory, opening=agent.with_system_prompt(conversation.opening))
             talk = _converse(agent, conversation, trajectory, speak, turns, between_turns)
             try:
-                status, metadata = await _until(deadline, talk)
+                status, metadata = await time_left.bounds(talk)
             except _OutOfTime:
                 if len(turns) == len(trajectory.turns):  # none of its own
                     raise
@@ -146,18 +149,40 @@ class _OutOfTime(EnvironmentTimeout):
     """The conversation's own time is up."""
 
 
-async def _until(deadline: float | None, work: Awaitable[T]) -> T:
-    """What `work` returns; at `deadline`, on the event loop's clock, it is cancelled with _OutOfTime."""
-    limit = asyncio.timeout_at(deadline)
-    try:
-        async with limit:
-            return await work
-    except TimeoutError as error:
-        if not limit.expired():  # the work's own
-            raise
-        raise _OutOfTime(
-            "the conversation's time was up before its first reply was: raise episode_timeout"
-        ) from error
+class _TimeLeft:
+    """Of one conversation; it stands still while the conversation waits for an outage to pass."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._deadline = None if seconds is None else self._clock() + seconds
+        self._stands_until = -math.inf
+
+    async def bounds(self, work: Awaitable[T]) -> T:
+        """What `work` returns; when the time is up it is cancelled with _OutOfTime."""
+        limit, is_over = asyncio.timeout_at(self._deadline), False
+
+        def stand_still(seconds: float) -> None:
+            if is_over or limit.expired():  # work that swallowed its cancellation waits on
+                return
+            now = self._clock()
+            begin, end = max(now, self._stands_until), now + seconds  # calls at once may wait together
+            if self._deadline is not None and end > begin:
+                self._deadline, self._stands_until = self._deadline + end - begin, end
+                limit.reschedule(self._deadline)
+
+        token = when_waiting.set(stand_still)
+        try:
+            async with limit:
+                return await work
+        except TimeoutError as error:
+            if not limit.expired():  # the work's own
+                raise
+            raise _OutOfTime(
+                "the conversation's time was up before its first reply was: raise episode_timeout"
+            ) from error
+        finally:
+            is_over = True
+            when_waiting.reset(token)
 
 
 async def _converse(

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Literal, Protocol
 
-__all__ = ["Breaker", "Pass", "State", "Watch", "admitted", "watching"]
+__all__ = ["Breaker", "Pass", "State", "Watch", "admitted", "watching", "when_waiting"]
 
 State = Literal["closed", "half-open", "open"]
 
@@ -141,6 +141,8 @@ class Watch(Protocol):
 
 watching: ContextVar[Watch | None] = ContextVar("watching", default=None)
 """Of the work that goes on now: breakers of clients deep inside an environment or a reward tell it too."""
+when_waiting: ContextVar[Callable[[float], None] | None] = ContextVar("when_waiting", default=None)
+"""Called with the seconds that the work that goes on now is about to wait: its own time need not run on."""
 
 
 class Pass:
@@ -188,6 +190,8 @@ async def admitted(
         seconds = min(left, max(0.001, breaker.seconds_to_wait))
         if watch is not None:
             watch.waited(breaker, seconds)
+        if (told := when_waiting.get()) is not None:
+            told(seconds)
         await sleep(seconds)
     call = Pass()
     try:

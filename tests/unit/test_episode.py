@@ -15,7 +15,8 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import Observation
 from stateset_agents.core.episode import EpisodeSeeds, run_episode
 from stateset_agents.core.trajectory import Outcome, Status, Trajectory
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.errors import ConfigurationError, EnvironmentFailure
+from stateset_agents.faults.breakers import Breaker, admitted
 from stateset_agents.messages import Message
 from stateset_agents.streams import derive
 
@@ -250,3 +251,22 @@ async def test_the_verdict_is_the_environment_s() -> None:
     trajectory, _ = await play(ChattyEnvironment(verdict=verdict))
     assert trajectory.outcome == verdict
     assert trajectory.success is None
+
+
+async def test_a_conversation_s_time_stands_still_while_it_waits_for_an_outage_to_pass() -> None:
+    breaker = Breaker("shop", failures=1, pause=1.8)
+    breaker.has_worked = True
+
+    async def asks_the_shop(conversation: ChattyConversation, reply: Message) -> None:
+        if conversation.turn == 1:
+            breaker.failed(breaker.admit() or 0, "away")
+
+        async def ask() -> None:
+            async with admitted(breaker, patience=30.0, down=EnvironmentFailure):
+                pass
+
+        await asyncio.gather(ask(), ask())
+
+    trajectory, _ = await play(ChattyEnvironment(turns=3, answer=asks_the_shop), seconds=1.5)
+    assert (trajectory.status, trajectory.error) == (Status.TERMINATED, None)
+    assert "timed_out" not in trajectory.metadata

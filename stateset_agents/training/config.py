@@ -71,8 +71,8 @@ class TrainingConfig(FaultSettings):
 
     lora: LoraSettings | None = Field(
         default=None,
-        description="Train an adapter of these settings and leave the model's own weights alone, so far by "
-        "`train_with_trl_grpo` only. Unset: all weights.",
+        description="Train an adapter of these settings and leave the model's own weights alone, see "
+        "docs/lora.md. Unset: all weights.",
     )
 
     # Optimiser

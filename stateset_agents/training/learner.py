@@ -28,6 +28,7 @@ from stateset_agents.training.credit import Credited, assign_credit, trainable
 from stateset_agents.training.critic import Critic, Expected
 from stateset_agents.training.estimators import ESTIMATORS
 from stateset_agents.training.layout import Layout
+from stateset_agents.training.lora import adapted, keep_trained, merged_weights, put_trained, save_adapter
 from stateset_agents.training.optimization import Optimization, StepResult, autocast_dtype
 from stateset_agents.training.packed_attention import recomputing
 from stateset_agents.training.policy import Policy
@@ -63,7 +64,10 @@ class _Prepared:
 
 
 class Learner:
-    """Owns the policy's master weights, the frozen reference, the optimiser and the KL coefficient."""
+    """Owns the policy's master weights, the frozen reference, the optimiser and the KL coefficient.
+
+    With `config.lora` an adapter is trained on them; they themselves, without it, are the reference.
+    """
 
     def __init__(
         self, model: nn.Module, config: TrainingConfig, *, num_steps: int, exact_logprobs: bool
@@ -74,7 +78,12 @@ class Learner:
         recomputed, and the difference reported as policy/rollout_mismatch.
         """
         self.config = config
+        self.base: Any = model
+        """The model without an adapter's wrapping."""
         device = next(model.parameters()).device
+        if config.lora is not None:
+            with _own_randomness(derive(config.seed, "adapter"), device):
+                model = adapted(self.base, config.lora)
         autocast = autocast_dtype(config.precision, device)
         self.policy = Policy(
             model,
@@ -87,7 +96,7 @@ class Learner:
         say("rows of the update", layout="packed" if self.policy.packs else "padded", why=self.policy.why)
         if config.gradient_checkpointing:
             _enable_gradient_checkpointing(self.policy)
-        self.reference = self.policy.reference() if config.uses_reference else None
+        self.reference = self._make_reference()
         self.kl = create_kl_controller(
             config.kl_controller,
             beta=config.beta if config.uses_reference else 0.0,
@@ -110,6 +119,11 @@ class Learner:
                 "staleness and with fp32 rollouts the clipped ratio is to that policy already; leave "
                 "importance_cap out"
             )
+
+    def _make_reference(self) -> Policy | None:
+        if not self.config.uses_reference:
+            return None
+        return self.policy.reference() if self.config.lora is None else self.policy.without_adapter()
 
     @property
     def device(self) -> torch.device:
@@ -174,17 +188,21 @@ class Learner:
             self.reference.temperature = temperature
 
     def weights(self) -> dict[str, Tensor]:
-        """The master weights by name: the live tensors, which the next update changes."""
-        return {name: tensor.detach() for name, tensor in self.policy.model.state_dict().items()}
+        """The master weights by name, an adapter added to them; the live tensors, which the next update
+        changes, but where an adapter is added."""
+        return merged_weights(self.policy.model)
 
     def write_model_files(self, path: Path) -> None:
-        """What plain transformers needs beside the weights: config and generation config."""
-        model = self.policy.model
+        """What plain transformers needs beside the weights: config and generation config; an adapter goes to
+        `adapter/` beside `path`."""
+        model = self.base
         config = copy.deepcopy(model.config)
         config.dtype = self.policy.dtype
         config.architectures = [type(model).__name__]
         config.save_pretrained(path)
         model.generation_config.save_pretrained(path)
+        if self.config.lora is not None:
+            save_adapter(self.policy.model, path.parent / "adapter")
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> Lesson:
         """What a step's groups teach, by `advantage_estimator`; the critic says first what it expected."""
@@ -385,8 +403,11 @@ class Learner:
         return LossOutput(loss=total, metrics=sum(metrics, Metrics()))
 
     def state(self) -> dict[str, Any]:
-        """Optimiser and KL coefficient, for a checkpoint; tensors are the live ones."""
-        return {**self.optimization.state(), "kl": self.kl.state_dict()}
+        """Optimiser, with an adapter also that, and KL coefficient; tensors are the live ones."""
+        state = {**self.optimization.state(), "kl": self.kl.state_dict()}
+        if self.config.lora is not None:
+            state["optimizer"] = keep_trained(state["optimizer"], self.optimization.trained)
+        return state
 
     def critic_state(self) -> dict[str, Tensor]:
         """The critic's head and optimiser, the live tensors; empty without a critic."""
@@ -402,7 +423,7 @@ class Learner:
 
         Raises CheckpointError, before anything changes, when the weights are of another model.
         """
-        own = self.policy.model.state_dict()
+        own = self.weights()
         tied = {own[name].data_ptr() for name in weights if name in own}
         missing = [name for name in own if name not in weights and own[name].data_ptr() not in tied]
         foreign = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
@@ -412,8 +433,13 @@ class Learner:
             )
         if self.critic is not None:
             self.critic.value_function.load_state_dict(critic or {})
-        self.policy.model.load_state_dict(dict(weights), strict=False)
-        self.optimization.load(dict(state))
+        optimization = dict(state)
+        if self.config.lora is None:
+            self.policy.model.load_state_dict(dict(weights), strict=False)
+        else:  # the model's own weights never changed
+            kept = put_trained(optimization["optimizer"], self.optimization.trained)
+            optimization["optimizer"] = kept
+        self.optimization.load(optimization)
         self.kl = self.kl.restored(state["kl"])
 
 

@@ -1,4 +1,5 @@
-"""LoRA (https://arxiv.org/abs/2106.09685): which layers get an adapter, and what model plus adapter weigh.
+"""LoRA (https://arxiv.org/abs/2106.09685): which layers get an adapter, what model plus adapter weigh, and
+what a checkpoint keeps of it.
 
 Both trainers read it: the frozen model W gets W + alpha / rank * B A in the layers chosen, and only A and B
 are trained. The policy without its adapter is the reference, so none is loaded.
@@ -6,11 +7,13 @@ are trained. The policy without its adapter is the reference, so none is loaded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,7 +21,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
-__all__ = ["LoraSettings", "lora_config", "merged_weights"]
+__all__ = [
+    "LoraSettings",
+    "adapted",
+    "keep_trained",
+    "lora_config",
+    "merged_weights",
+    "put_trained",
+    "save_adapter",
+]
 
 
 class LoraSettings(Settings):
@@ -31,6 +42,14 @@ class LoraSettings(Settings):
         description="Names of the layers that get one, such as q_proj; all-linear is every linear layer but "
         "the output head.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_few_bits(cls, given: Any) -> Any:
+        for name in ("load_in_4bit", "load_in_8bit", "quantization_config"):
+            if isinstance(given, Mapping) and name in given:
+                raise ValueError(f"models in 4 or 8 bits (QLoRA) are not trained here: leave {name} out")
+        return given
 
 
 def lora_config(settings: LoraSettings, model: PreTrainedModel) -> LoraConfig:
@@ -53,6 +72,49 @@ def lora_config(settings: LoraSettings, model: PreTrainedModel) -> LoraConfig:
         fan_in_fan_out=model.config.model_type == "gpt2",  # its layers are Conv1D
         task_type="CAUSAL_LM",
     )
+
+
+def adapted(model: Any, settings: LoraSettings) -> Any:
+    """`model` under a new adapter, as a `peft.PeftModel`: its own weights are frozen and shared, and it says
+    what it said, for B begins at 0. A is drawn from torch's generator.
+
+    Raises ConfigurationError as `lora_config` does.
+    """
+    config = lora_config(settings, model)
+    from peft import get_peft_model
+
+    return get_peft_model(model, config)
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write a wrapped model's adapter in peft's own layout, as `PeftModel.from_pretrained` reads it."""
+    model.save_pretrained(folder, save_embedding_layers=False)  # "auto" may ask the hub
+
+
+def keep_trained(state: Mapping[str, Any], trained: Sequence[Tensor]) -> dict[str, Any]:
+    """An optimiser's state dict with what it trains, in its order, as `weight` beside the moments.
+
+    Merged weights do not give an adapter back, so a checkpoint needs it. Tensors are the live ones.
+    """
+    states = {index: dict(entry) for index, entry in state["state"].items()}
+    for index, parameter in enumerate(trained):
+        states.setdefault(index, {})["weight"] = parameter.detach()
+    return {**state, "state": states}
+
+
+def put_trained(state: Mapping[str, Any], trained: Sequence[Tensor]) -> dict[str, Any]:
+    """Put what `keep_trained` kept into these tensors; returns the optimiser's state dict without it.
+
+    Raises CheckpointError, before anything changes, where it is of other tensors.
+    """
+    states = {index: dict(entry) for index, entry in state["state"].items()}
+    kept = [states.get(index, {}).pop("weight", None) for index in range(len(trained))]
+    for one, parameter in zip(kept, trained, strict=True):
+        if one is None or one.shape != parameter.shape:
+            raise CheckpointError("the checkpoint's adapter is of another model: resume with the one it had")
+    for one, parameter in zip(kept, trained, strict=True):
+        parameter.data.copy_(one)
+    return {**state, "state": {index: entry for index, entry in states.items() if entry}}
 
 
 def _refuse_unfit(targets: tuple[str, ...], model: PreTrainedModel) -> None:

@@ -91,6 +91,11 @@ class Optimization:
         self.num_updates = 0
         """Steps made, the skipped ones not counted: where the schedule stands."""
 
+    @property
+    def trained(self) -> list[Tensor]:
+        """What it moves, in the order of its state."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
     def backward(self, loss: Tensor) -> None:
         """Add this loss's gradient."""
         torch.autograd.backward(self.scaler.scale(loss))

@@ -56,6 +56,8 @@ class Policy:
         self.temperature = temperature
         self.autocast = autocast
         self.fast = fast
+        self._is_bare = False
+        """Does it speak without its adapter?"""
         self.trunk = _trunk(self.model)
         self.selects = self.trunk is not None and self._head_is_linear()
         """Is the head applied to selected hidden states, or has the model logits of its own making?"""
@@ -80,6 +82,12 @@ class Policy:
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model).eval().requires_grad_(False)
         other.trunk = _trunk(other.model)
+        return other
+
+    def without_adapter(self) -> Policy:
+        """The same model, of peft's, with its adapter switched off whenever this one scores."""
+        other = copy.copy(self)
+        other._is_bare = True
         return other
 
     def layouts(self, rows: Sequence[Sequence[int]], *, max_rows: int, max_tokens: int) -> list[Layout]:
@@ -136,7 +144,8 @@ class Policy:
     def _forwarding(self, layout: Layout) -> Iterator[None]:
         packed = attending(self.trunk) if layout.packing is not None else contextlib.nullcontext()
         half = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
-        with packed, half, fast_linears(self.fast):
+        bare = self.model.disable_adapter() if self._is_bare else contextlib.nullcontext()
+        with bare, packed, half, fast_linears(self.fast):
             yield
 
     def _head(self) -> Head:

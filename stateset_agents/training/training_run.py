@@ -205,11 +205,7 @@ class TrainingRun(Controlled):
         self.tracker.log_event(name, step=self.step_number, **fields)
 
     def _refuse_settings(self) -> None:
-        """Raises ConfigurationError for what this kind of trainer cannot do."""
-        if self.config.lora is not None:
-            raise ConfigurationError(
-                "MultiTurnGRPOTrainer trains all weights: leave lora out, or use train_with_trl_grpo"
-            )
+        """Raises ConfigurationError for what this kind of trainer cannot do; this one can do all of it."""
 
     def _paths(self, backend: Any) -> dict[str, Any]:
         """By which way the model generates and the update lays out its rows, and why."""
@@ -241,7 +237,9 @@ class TrainingRun(Controlled):
         """Let the agent speak with this trainer's weights."""
         version = self._state.version
         self._edition = object()  # where it fails nobody knows whose weights these are: hand over again
-        await self.agent.backend.update_weights(self.learner.weights(), version)
+        adapter = self.config.lora is not None  # whose products would hold the event loop up
+        weights = await self._worker.run(self.learner.weights) if adapter else self.learner.weights()
+        await self.agent.backend.update_weights(weights, version)
         self._versions = [*(earlier for earlier in self._versions if earlier < version), version]
         self._edition = new_edition(self.agent.backend)
 

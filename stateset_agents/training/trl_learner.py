@@ -28,7 +28,7 @@ from stateset_agents.training.batch import Sample
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.credit import assign_credit, trainable
 from stateset_agents.training.learner import Lesson
-from stateset_agents.training.lora import lora_config, merged_weights
+from stateset_agents.training.lora import keep_trained, lora_config, merged_weights, put_trained, save_adapter
 from stateset_agents.training.trl_backend import Sampled
 from stateset_agents.training.trl_critic import trl_critic
 from stateset_agents.training.trl_rows import TrlRow, padding_row, trl_row
@@ -257,16 +257,13 @@ class TrlLearner:
         config.save_pretrained(path)
         self.base.generation_config.save_pretrained(path)
         if self.config.lora is not None:
-            self.model.save_pretrained(path.parent / "adapter")  # type: ignore[operator]  # peft's
+            save_adapter(self.model, path.parent / "adapter")
 
     def state(self) -> dict[str, Any]:
         """The optimiser; with an adapter also what it trains, which merged weights do not give back."""
         found = self._optimizer().state_dict()
         if self.config.lora is not None:
-            states = {index: dict(entry) for index, entry in found["state"].items()}
-            for index, parameter in enumerate(self._trained()):
-                states.setdefault(index, {})["weight"] = parameter.detach()
-            found = {**found, "state": states}
+            found = keep_trained(found, self._trained())
         return {"optimizer": found, "num_updates": self.num_updates}
 
     def critic_state(self) -> dict[str, Tensor]:
@@ -301,14 +298,13 @@ class TrlLearner:
         foreign = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
         if foreign:
             raise CheckpointError(f"the checkpoint's weights are of another model: {foreign[0]} differs")
-        states = {index: dict(entry) for index, entry in state["optimizer"]["state"].items()}
+        kept = dict(state["optimizer"])
         if self.config.lora is None:
             self.base.load_state_dict(dict(weights), strict=False)
         else:
-            for index, parameter in enumerate(self._trained()):
-                parameter.data.copy_(states[index].pop("weight"))
+            kept = put_trained(kept, self._trained())
         optimizer = self._optimizer()
-        optimizer.load_state_dict({"state": states, "param_groups": state["optimizer"]["param_groups"]})
+        optimizer.load_state_dict(kept)
         for group in optimizer.param_groups:  # the schedule begins with them
             group["lr"] = self.config.learning_rate
             group.pop("initial_lr", None)

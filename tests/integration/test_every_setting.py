@@ -63,7 +63,7 @@ TRAINING = {
     "micro_batch_tokens": Change(40, "metrics"),
     "row_layout": Change("padded", "metrics"),
     "fast_linears": Change(False, "fast_products"),
-    "lora": Change({"rank": 4}, "error"),
+    "lora": Change({"rank": 4}),
     "learning_rate": Change(1e-3),
     "lr_scheduler_type": Change("constant"),
     "warmup_ratio": Change(0.9),

@@ -7,7 +7,6 @@ import random
 
 import pytest
 import torch
-from peft import get_peft_model
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import talk
 from transformers import TrainerCallback
@@ -16,7 +15,6 @@ from stateset_agents.training.batch import Sample
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.credit import Credited
 from stateset_agents.training.learner import Learner, Lesson
-from stateset_agents.training.lora import lora_config
 from stateset_agents.training.optimization import Optimization
 from stateset_agents.training.trl_learner import TrlLearner
 from stateset_agents.training.trl_settings import TrlSettings
@@ -74,8 +72,12 @@ class Recorder(TrainerCallback):
             value.grad = None  # AdamW leaves it alone
 
 
-def our_passes(model, samples, config, monkeypatch) -> tuple[list[dict[str, torch.Tensor]], dict[str, float]]:
+def our_passes(
+    model, samples, config, monkeypatch, adapted=None
+) -> tuple[list[dict[str, torch.Tensor]], dict[str, float]]:
     learner = Learner(copy.deepcopy(model), config, num_steps=1, exact_logprobs=False)
+    if adapted is not None:
+        learner.policy.model.load_state_dict(adapted)
     recorder = Recorder(learner.policy.model)
     step = Optimization.step
 
@@ -139,11 +141,10 @@ def test_trl_s_gradient_is_ours_while_the_clip_acts_and_the_reference_pulls(fami
 def test_an_adapter_s_gradient_is_ours_and_the_model_without_it_is_the_reference(monkeypatch):
     samples, config = ragged(), settings(lora={"rank": 4})
     learner = trl_learner(tiny_model(), config)
-    wrapped = get_peft_model(tiny_model(), lora_config(config.lora, tiny_model()))
-    wrapped.load_state_dict(learner.model.state_dict())  # A is drawn at random
+    theirs_at_first = copy.deepcopy(learner.model.state_dict())  # A is drawn at random
     assert learner.trainer.ref_model is None
     theirs, figures = trl_passes(learner, samples)
-    ours, metrics = our_passes(wrapped, samples, config, monkeypatch)
+    ours, metrics = our_passes(tiny_model(), samples, config, monkeypatch, theirs_at_first)
     assert_equal_gradients(ours, theirs)
     assert all(".lora_" in name for name in theirs[0])
     assert metrics["kl/reference"] > 0.01 < figures["kl/times_ratio"]

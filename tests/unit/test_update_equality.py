@@ -5,6 +5,7 @@ On trained weights, whose distributions are peaked: random logits are too flat t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import replace
 
@@ -139,8 +140,10 @@ def plain_gradient(learner, samples, temperature=1.0):
     logprobs = torch.cat([plain_logprobs(model, row, temperature) for row in rows])
     reference = None
     if learner.reference is not None:
-        with torch.no_grad():
-            reference = torch.cat([plain_logprobs(learner.reference.model, row, temperature) for row in rows])
+        other = learner.reference.model
+        bare = contextlib.nullcontext() if learner.config.lora is None else other.disable_adapter()
+        with torch.no_grad(), bare:
+            reference = torch.cat([plain_logprobs(other, row, temperature) for row in rows])
     ids = torch.tensor([place for place, row in enumerate(rows) for _ in range(row.num_agent_tokens)])
     denominators = Denominators.of([row.num_agent_tokens for row in rows], max_length=config.loss_length)
     output = policy_loss(
@@ -251,6 +254,30 @@ def test_adapters_get_the_plain_gradient(trained):
     found, _ = gradient(learner, samples)
     assert found.keys() == expected.keys()
     assert distance(found, expected) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        *((family, {}) for family in FAMILIES),
+        ("llama", {"gradient_checkpointing": True}),
+        ("llama", {"row_layout": "padded"}),
+    ],
+)
+def test_the_learner_s_adapter_gets_the_plain_gradient_and_pulls_to_the_model_without_it(
+    trained, family, changes
+):
+    learner = learner_of(trained[family], lora={"rank": 4}, **changes)
+    assert learner.policy.packs is ("row_layout" not in changes)
+    assert learner.reference.model is learner.policy.model
+    samples = samples_of(learner.policy.model.eval(), conversations())
+    expected, figures = plain_gradient(learner, samples)
+    assert figures["kl/reference"] > 1e-4
+    assert {name.split(".")[-3] for name in expected} == {"lora_A", "lora_B"}
+    found, metrics = gradient(learner, samples)
+    assert found.keys() == expected.keys()
+    assert distance(found, expected) < 1e-5
+    assert metrics["kl/reference"] == pytest.approx(figures["kl/reference"], rel=1e-4)
 
 
 def odd_model():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -94,6 +95,9 @@ class Pipeline:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._groups: dict[int, TrajectoryGroup] = {}
         """Finished ones that have not trained."""
+        self._met: Counter[str] = Counter()
+        """How often each scenario has come in the step of the group that began last, up to that group."""
+        self._next_to_meet = 0
         self._error: BaseException | None = None
         self._is_held = False
         self._changed = asyncio.Event()
@@ -107,22 +111,32 @@ class Pipeline:
         while not self._is_held and self._error is None and self.admission.capacity:
             place = self.admission.admit()
             self._tell("group admitted", group=place, scenario=self._scenario_at(place).id)
-            self._tasks[place] = asyncio.create_task(self._play(place), name=f"group {place}")
+            playing = self._play(place, self._times_before(place))
+            self._tasks[place] = asyncio.create_task(playing, name=f"group {place}")
         self._note_business()
 
-    async def _play(self, place: int) -> None:
+    def _times_before(self, place: int) -> int:
+        """How often the place's scenario comes before it in its step; asked in the order of places."""
+        first = place - place % self._config.episodes_per_step()
+        if self._next_to_meet <= first:
+            self._met.clear()
+            self._next_to_meet = first
+        self._met.update(self._scenario_at(other).id for other in range(self._next_to_meet, place))
+        self._next_to_meet = place
+        return self._met[self._scenario_at(place).id]
+
+    async def _play(self, place: int, times: int) -> None:
         def conversation_ended() -> None:
             self.admission.conversation_ended(place)
             self.admit()
 
         try:
-            step, scenario = place // self._config.episodes_per_step(), self._scenario_at(place)
-            before = range(step * self._config.episodes_per_step(), place)
+            step = place // self._config.episodes_per_step()
             group = await self._engine.play_group(
-                scenario,
+                self._scenario_at(place),
                 seed=self._config.seed,
                 step=step,  # in which it would train were none replaced: so it meets the users it would then
-                times=sum(self._scenario_at(other).id == scenario.id for other in before),
+                times=times,
                 slots=self._slots,
                 temperature=self._config.temperature,
                 on_end=conversation_ended,

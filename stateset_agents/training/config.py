@@ -13,8 +13,9 @@ from stateset_agents.training.fault_settings import FaultSettings
 from stateset_agents.training.lora import LoraSettings
 from stateset_agents.training.profiles import PROFILES, TrainingProfile, canonical, defaults
 
-__all__ = ["PROFILES", "TrainingConfig", "TrainingProfile"]
+__all__ = ["PROFILES", "TrackerName", "TrainingConfig", "TrainingProfile"]
 
+TrackerName = Literal["tensorboard", "wandb"]
 
 _LENGTHS = {"num_episodes", "max_steps"}
 
@@ -298,6 +299,11 @@ class TrainingConfig(FaultSettings):
         description="The agent ends with the best evaluation's weights instead of the last step's.",
     )
     log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
+    report_to: tuple[TrackerName, ...] = Field(
+        default=(),
+        description="Trackers that get the metrics, too: tensorboard, wandb; one alone needs no list. See "
+        "docs/trackers.md.",
+    )
 
     def __init__(self, **settings: Any) -> None:
         """`settings` win over the loss's own clip range and the estimator's own loss, those over the
@@ -305,6 +311,11 @@ class TrainingConfig(FaultSettings):
         given = canonical(settings, _CANONICAL)
         super().__init__(**{**defaults(given), **given})
         self.model_fields_set.intersection_update(given)  # what the user said, for with_recommended
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _one_tracker_alone(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @field_validator("lr_scheduler_type", mode="before")
     @classmethod

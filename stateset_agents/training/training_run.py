@@ -50,6 +50,7 @@ from stateset_agents.training.resume import (
 )
 from stateset_agents.training.step_warnings import StepWarnings
 from stateset_agents.training.tenure import at_work, edition, new_edition
+from stateset_agents.training.trackers import make_trackers, refuse_missing
 from stateset_agents.training.uninterrupted import uninterrupted
 from stateset_agents.training.worker import Worker
 
@@ -89,7 +90,7 @@ class TrainingRun(Controlled):
         self.config = config or TrainingConfig()
         self.recommended: dict[str, Any] = {}
         """What the model's card set, where the user set nothing."""
-        self.callbacks: list[object] = list(callbacks)
+        self.callbacks: list[object] = [*make_trackers(self.config.report_to), *callbacks]
         self._state = RunState()
         self._saved: RunState | None = None
         self._metrics: dict[str, float] = {}
@@ -161,6 +162,7 @@ class TrainingRun(Controlled):
         refuse_sliding_window(self.agent.config)
         check_reward(self.reward_fn, self.config)
         self._refuse_settings()
+        await in_thread(refuse_missing, self.callbacks)
         scenarios = await in_thread(self.environment.scenarios, "train")
         self._order = ScenarioOrder(scenarios, self.config.seed)
         await self.agent.initialize()

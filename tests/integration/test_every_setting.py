@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -132,6 +133,7 @@ TRAINING = {
     "early_stopping_threshold": Change(10.0, "metrics", {"eval_steps": 1, "early_stopping_patience": 1}),
     "load_best_at_end": Change(True, "agent", {"eval_steps": 1, "learning_rate": 0.1, "seed": 2}),
     "log_rollouts": Change(False, "files"),
+    "report_to": Change("tensorboard", "files" if find_spec("tensorboard") else "error"),
 }
 
 AGENT = {

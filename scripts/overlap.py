@@ -1,12 +1,14 @@
 """What overlapping rollouts and updates buys: with slow tools and judges, and on the way to 65 % success.
 
     OMP_NUM_THREADS=1 .venv/bin/python scripts/overlap.py tools
+    OMP_NUM_THREADS=1 .venv/bin/python scripts/overlap.py slow-desk --seeds 0 1 2
     OMP_NUM_THREADS=1 .venv/bin/python scripts/overlap.py desk --seeds 0 1 2
 
 `tools`: the retail desk with an environment that takes 200 ms for each answer and a reward that takes 200 ms
 for each conversation; trainings with `max_staleness` 0 and 1 take turns, a few steps each. `desk`: the
 settings of examples/demo.yaml until the mean success of five steps' rollouts reaches 65 %, with both, seed by
-seed. Both print one line of JSON for each training, then what they come to.
+seed; `slow-desk`: the same with those 200 ms. Each training prints a line of JSON; `tools` ends with what
+they come to.
 """
 
 from __future__ import annotations
@@ -144,12 +146,12 @@ async def tools(rounds: int, num_steps: int, folder: str) -> None:
     )
 
 
-async def desk(seeds: Sequence[int], num_steps: int, folder: str) -> None:
+async def desk(seeds: Sequence[int], num_steps: int, folder: str, *, slow: bool) -> None:
     """To 65 % success, with and without overlap."""
     for seed in seeds:
         for staleness in (0, 1):
             steps = Steps(until_goal=True)
-            await train(steps, folder, slow=False, seed=seed, max_staleness=staleness, max_steps=num_steps)
+            await train(steps, folder, slow=slow, seed=seed, max_staleness=staleness, max_steps=num_steps)
             said: dict[str, Any] = {"seed": seed, "max_staleness": staleness, "reached": steps.reached}
             if staleness:
                 said["overlap_share"] = round(
@@ -164,7 +166,7 @@ async def desk(seeds: Sequence[int], num_steps: int, folder: str) -> None:
 def main() -> None:
     """Parse the command line and measure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("what", choices=("tools", "desk"))
+    parser.add_argument("what", choices=("tools", "desk", "slow-desk"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=None, help="of each training, 8 or at most 110")
@@ -173,7 +175,7 @@ def main() -> None:
         if given.what == "tools":
             asyncio.run(tools(given.rounds, given.steps or 8, folder))
         else:
-            asyncio.run(desk(given.seeds, given.steps or 110, folder))
+            asyncio.run(desk(given.seeds, given.steps or 110, folder, slow=given.what == "slow-desk"))
 
 
 if __name__ == "__main__":

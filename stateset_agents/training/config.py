@@ -69,7 +69,11 @@ class TrainingConfig(FaultSettings):
         description="The update's fp32 matrix products by oneDNN on AMD processors, where torch's own take "
         "twice as long; products are compared once at the start, and elsewhere nothing changes.",
     )
-
+    rollout_sleep: bool = Field(
+        default=False,
+        description="Free what only generation needs, its cache and packed weights, before each update: a "
+        "tenth to a fifth less peak memory, and a tenth more time.",
+    )
     lora: LoraSettings | None = Field(
         default=None,
         description="Train an adapter of these settings and leave the model's own weights alone, see "

@@ -64,6 +64,11 @@ def _rollouts(config: TrainingConfig) -> Iterator[str]:
             "with max_staleness a step's conversations may have begun at different temperatures: leave "
             "temperature_schedule at none, or set max_staleness to 0"
         )
+    if config.max_staleness and config.rollout_sleep:
+        yield (
+            "with max_staleness conversations go on during the update, and nothing of theirs can be freed: "
+            "set rollout_sleep to false, or max_staleness to 0"
+        )
     if config.max_staleness and ESTIMATORS[config.advantage_estimator].branches:
         yield (
             f"advantage_estimator {config.advantage_estimator} plays its branches when all groups of a step "

@@ -57,6 +57,7 @@ MAY_DIFFER = frozenset(
         "training.num_episodes",
         "training.output_dir",
         "training.run_name",
+        "training.rollout_sleep",
         "training.save_steps",
         "training.save_total_limit",
         "training.eval_steps",

@@ -304,7 +304,7 @@ class TrainSteps(TrainingRun):
         self._tell("update begun", step=number, groups=list(played.batch.taken))
         overlap = pipeline.overlap() if pipeline is not None else dict
         self.learner.set_temperature(self.temperature)
-        if pipeline is None:  # nobody speaks meanwhile
+        if config.rollout_sleep:
             await self.agent.backend.rest()
         lesson = await self._worker.run(partial(self.learner.credit, played.taken))
         credited = lesson.credited

@@ -63,6 +63,7 @@ def require_trl() -> None:
 OURS = frozenset(
     {
         *("profile", "lora", "row_layout", "fast_linears", "learning_rate", "lr_scheduler_type"),
+        "rollout_sleep",
         *("lr_min_ratio", "warmup_ratio", "advantage_estimator", "baseline_type", "advantage_normalization"),
         *("reward_clip", "min_group_size", "gamma", "num_branches", "gae_lambda", "bootstrap_truncated"),
         *("value_learning_rate", "value_iterations", "value_clip", "value_dropout"),

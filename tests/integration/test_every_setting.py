@@ -64,6 +64,7 @@ TRAINING = {
     "micro_batch_tokens": Change(40, "metrics"),
     "row_layout": Change("padded", "metrics"),
     "fast_linears": Change(False, "fast_products"),
+    "rollout_sleep": Change(True, "slots"),
     "lora": Change({"rank": 4}),
     "learning_rate": Change(1e-3),
     "lr_scheduler_type": Change("constant"),
@@ -210,6 +211,8 @@ class Seen:
     """Of the trained model's first layer, those recomputed in the backward pass counted too."""
     fast_products: int = 0
     """In updates, where the machine is one that has them."""
+    slots: int = 0
+    """Of the rollouts' cache, after the last update."""
     said: str = ""
     """What the agent answers after the run."""
     running: str = ""
@@ -316,6 +319,7 @@ async def watch(trainer: Any, work: Any, root: Path) -> Seen:
         seen.weights = fingerprint(trainer.learner.weights())
         seen.agent = fingerprint(trainer.agent.backend.model.state_dict())
         seen.metrics = numbers(trainer)
+        seen.slots = getattr(trainer.agent.backend.running.path, "num_slots", 0)
         seen.said = await trainer.agent.generate_response("hi")
         running = trainer.agent.backend.running
         seen.running = f"{running.name}, linears {running.linears}"

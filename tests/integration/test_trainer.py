@@ -67,8 +67,8 @@ async def test_a_run_leaves_metrics_rollouts_checkpoint_and_summary(tmp_path):
     assert AutoTokenizer.from_pretrained(trainer.run.checkpoints / "step-000003" / "model")("hi").input_ids
 
 
-async def test_the_cache_of_the_rollouts_is_freed_for_the_update(tmp_path):
-    trainer = make_trainer(tmp_path)
+async def test_rollouts_that_sleep_free_their_cache_for_the_update(tmp_path):
+    trainer = make_trainer(tmp_path, rollout_sleep=True)
     await trainer.initialize()
     backend = trainer.agent.backend
     await trainer.generate_trajectories(trainer.environment.scenarios("train")[:1])

@@ -43,7 +43,8 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         metavar="AGENT=LIMIT",
-        help="another limit for one agent: refuser=0.3 where the right answer is no in 30 %% of the cases",
+        help="another limit for one agent, of success and of reward: refuser=0.3 where the right answer "
+        "is no in 30 %% of the cases",
     )
     parser.add_argument(
         "--min-scored",
@@ -77,7 +78,8 @@ def _named(args: argparse.Namespace) -> tuple[Mapping[str, Any], Mapping[str, An
     from stateset_agents.training.parts import ENVIRONMENTS, read_spec
 
     reward = None if args.reward is None else read_spec("--reward", args.reward)
-    if args.environment in ENVIRONMENTS or not Path(args.environment).exists():
+    is_file = args.environment.endswith((".yaml", ".yml")) or Path(args.environment).exists()
+    if args.environment in ENVIRONMENTS or not is_file:
         return read_spec("ENV", args.environment), reward or {"name": "environment"}, TrainingConfig()
     from stateset_agents.training.experiment import load_experiment
 

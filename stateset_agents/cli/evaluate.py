@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.rates import left_out, percent, rate, refuse_unwritable, table, tell
@@ -44,6 +46,12 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0 when it could be measured."""
     config = experiment(args, args.model)
     refuse_unwritable(args.out)
+    if args.model is None and Path(args.config).is_dir():
+        print(
+            f"{args.config} gives the settings; without --model, what is measured is the model that it began "
+            f"with, {config.agent.model_name}. What it trained: --model {args.config}",
+            file=sys.stderr,
+        )
     evaluation = asyncio.run(play(config, args.temperature))
     result = {"model": config.agent.model_name, **evaluation.summary()}
     tell(result, args, "\n".join(_lines(result)))

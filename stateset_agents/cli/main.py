@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import select
 import sys
 from collections.abc import Sequence
 from typing import Any, cast
@@ -95,6 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, os.getcwd())
     try:
         code: int = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _unread():
+            raise  # another pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except StatesetError as error:
         print(f"stateset-agents: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
@@ -102,6 +109,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stateset-agents: interrupted", file=sys.stderr)
         return 130
     return code
+
+
+def _unread() -> bool:
+    """Whether whoever read the standard output, such as `head`, has enough of it."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return bool(poll.poll(0))
 
 
 if __name__ == "__main__":

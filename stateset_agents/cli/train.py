@@ -158,4 +158,6 @@ def _health(experiment: Experiment) -> list[str]:
 
 def _line(result: Mapping[str, Any]) -> str:
     greedy = "" if result["greedy"] is None else f", {result['greedy']:.1%} greedy"
-    return f"{rate(result)} sampled{greedy}, over {result['n']} held-out scenarios"
+    n, tries = result["n"], result.get("tries", 1)
+    of = f"{n} held-out scenarios" if tries == 1 else f"{n} tries, {tries} of each held-out scenario"
+    return f"{rate(result)} sampled{greedy}, over {of}"

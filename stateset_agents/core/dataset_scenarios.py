@@ -137,6 +137,8 @@ def _tables(
             if path.suffix in _READERS:
                 if not path.is_file():
                     raise ConfigurationError(f"dataset file {str(path)!r} does not exist")
+                if path.stat().st_size == 0:
+                    raise ConfigurationError(f"dataset file {str(path)!r} is empty")
                 reader = _READERS[path.suffix]
                 if splits is None:
                     return {"train": library.load_dataset(reader, data_files=str(path), split="train")}
@@ -154,9 +156,9 @@ def _tables(
         except (OSError, ValueError, library.exceptions.DatasetsError) as error:
             if isinstance(error, ConfigurationError):
                 raise
-            raise ConfigurationError(
-                f"cannot load dataset {str(dataset)!r}: {' '.join(str(error).split())[:300]}"
-            ) from error
+            causes = [error] if error.__cause__ is None else [error, error.__cause__]
+            why = ": ".join(" ".join(str(one).split())[:300] for one in causes)
+            raise ConfigurationError(f"cannot load dataset {str(dataset)!r}: {why}") from error
 
 
 def _chosen(tables: Mapping[str, Any], splits: Mapping[str, str] | None) -> dict[str, Any]:

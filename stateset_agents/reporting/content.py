@@ -86,7 +86,7 @@ def _share(side: Mapping[str, Any]) -> dict[str, float] | None:
         return None
     success, n = float(side["success"]), int(side["n"])
     low, high = side.get("interval") or wilson(round(success * n), n)
-    return {"success": success, "low": low, "high": high, "n": n}
+    return {"success": success, "low": low, "high": high, "n": n, "tries": int(side.get("tries", 1))}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -42,9 +42,11 @@ _Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """How the held-out scenarios moved between the measurements before and after training."""
+    """How the held-out scenarios moved between the measurements before and after training, try by try."""
 
     n: int
+    """Tries that both measurements have; with one try each, the scenarios."""
+    scenarios: int
     gained: int
     """Failed before, succeeded after."""
     lost: int
@@ -105,6 +107,7 @@ class Conversations:
         both = [(before[key], after[key]) for key in before if key in after]
         return Transitions(
             n=len(both),
+            scenarios=len({scenario for scenario, _ in before.keys() & after.keys()}),
             gained=sum(new is True and old is not True for old, new in both),
             lost=sum(old is True and new is not True for old, new in both),
         )

@@ -85,7 +85,8 @@ class Browser {
     const kept = shown === total ? `All ${total.toLocaleString("en")} conversations are in this page.`
       : [`${shown.toLocaleString("en")} of ${total.toLocaleString("en")} conversations are in this page: whole groups, evenly spaced over the run. All are in rollouts.jsonl; `, h("code", {}, "report --conversations N"), " takes more."];
     const only = (outcome, text) => h("button", { type: "button", class: "link", onclick: () => this.ask({ outcome }) }, text);
-    const changes = moved.n ? [` Of ${moved.n} held-out scenarios, `, only("gained", `${moved.gained} went from failure to success`), " and ", only("lost", `${moved.lost} the other way`), "."] : [];
+    const of = moved.n > moved.scenarios ? `${moved.n} tries on ${moved.scenarios} held-out scenarios` : `${moved.n} held-out scenarios`;
+    const changes = moved.n ? [` Of ${of}, `, only("gained", `${moved.gained} went from failure to success`), " and ", only("lost", `${moved.lost} the other way`), "."] : [];
     const keys = h("span", { class: "keys" }, " Keys: ", h("kbd", {}, "/"), " search, ", h("kbd", {}, "j"), " ", h("kbd", {}, "k"), " next and previous group, ", h("kbd", {}, "t"), " tokens.");
     return note(...[kept].flat(), ...changes, keys);
   }

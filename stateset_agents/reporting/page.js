@@ -46,7 +46,11 @@ function plotly() {
     if (document.getElementById("plotly-data")) {
       document.body.append(h("script", {}, await unpacked("plotly-data")));
     }
-    if (!window.Plotly) throw new Error("plotly.js is missing: it stands beside the run folder, or in the page");
+    if (!window.Plotly) {
+      const missing = document.querySelector("script[src]")?.getAttribute("src") ?? "plotly.js";
+      document.querySelector("#curves h2").after(note(`The curves cannot be drawn: this page needs ${missing}, as seen from its folder. Put it there, or make the report again without --shared-assets.`));
+      throw new Error(`${missing} is missing`);
+    }
     return window.Plotly;
   })();
   return loading;

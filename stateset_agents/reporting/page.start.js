@@ -19,7 +19,9 @@ function showMeasured(data) {
   }
   const headline = [["before", "old"], ["after", "new"]].filter(([side]) => all[side]).map(([side, kind]) => {
     const greedy = data.greedy[side];
-    const detail = `95 %: ${share(all[side].low)} to ${share(all[side].high)}, ${all[side].n} held-out scenarios${greedy === null ? "" : `; greedy ${share(greedy)}`}`;
+    const { n, tries } = all[side];
+    const of = tries > 1 ? `${n} tries, ${tries} of each held-out scenario` : `${n} held-out scenarios`;
+    const detail = `95 %: ${share(all[side].low)} to ${share(all[side].high)}, ${of}${greedy === null ? "" : `; greedy ${share(greedy)}`}`;
     return h("p", { class: kind }, h("span", { class: "label" }, side), h("span", { class: "figure" }, share(all[side].success)), h("span", { class: "detail" }, detail));
   });
   const mark = (side, kind) => side ? [

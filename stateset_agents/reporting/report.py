@@ -57,7 +57,7 @@ def browsable(log: RunLog, conversations: Conversations) -> dict[str, Any]:
     used = {id for one in chosen for id in one["token_ids"]}
     return {
         "total": conversations.total,
-        "moved": {"n": moved.n, "gained": moved.gained, "lost": moved.lost},
+        "moved": {"n": moved.n, "scenarios": moved.scenarios, "gained": moved.gained, "lost": moved.lost},
         "tokens": {id: text for id, text in log.tokens().items() if id in used},
         "conversations": chosen,
     }
@@ -67,7 +67,7 @@ def no_conversations() -> dict[str, Any]:
     """What `browsable` gives for a run without any."""
     return {
         "total": 0,
-        "moved": {"n": 0, "gained": 0, "lost": 0},
+        "moved": {"n": 0, "scenarios": 0, "gained": 0, "lost": 0},
         "tokens": {},
         "conversations": [],
     }

@@ -15,7 +15,7 @@ from chromium import Chromium, Tab, chromium
 from report_runs import WORDS, finished_run, log_stage, log_step, metrics
 
 from stateset_agents.reporting.live import serve
-from stateset_agents.reporting.report import write_report
+from stateset_agents.reporting.report import plotly_js, write_report
 from stateset_agents.tracking.jsonl import read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
@@ -165,6 +165,17 @@ async def test_success_stands_on_the_page(tab: Tab, run: RunFolder) -> None:
     text = " ".join(str(await tab.run("document.querySelector('#measured').innerText")).split())
     assert "before 22.0% 95 %: 19.0% to 25.0%, 600 held-out scenarios; greedy 44.0%" in text
     assert "cancel n = 150 22.0% [16.1%, 29.3%] 93.5%" in text
+
+
+async def test_a_page_without_its_shared_script_says_what_is_missing(tab: Tab, tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=1)
+    write_report(folder.path, shared_assets=True)
+    script = tmp_path / f"plotly-{plotly_js()[1]}.min.js"
+    script.unlink()
+    await opened(tab, folder)
+    await tab.run("document.querySelector('#curves').scrollIntoView()")
+    said = "document.querySelector('#curves .note').textContent"
+    assert f"needs ../{script.name}" in await tab.until(said, lambda text: "needs" in text)
 
 
 async def test_filters_find_what_the_file_holds(tab: Tab, run: RunFolder) -> None:

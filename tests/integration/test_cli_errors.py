@@ -374,3 +374,18 @@ def test_a_wrong_command_says_what_was_meant(
         main(command.split())
     assert left.value.code == 2
     assert capsys.readouterr().err.rstrip().endswith(message)
+
+
+def test_a_reader_that_has_enough_gets_no_traceback() -> None:
+    command = [sys.executable, "-m", "stateset_agents.cli.main", "audit", "retail_desk", "--episodes", "6"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+def test_a_file_to_audit_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "nowhere.yaml"]) == 1
+    assert "cannot read nowhere.yaml: No such file" in capsys.readouterr().err

@@ -293,6 +293,13 @@ def test_what_cannot_be_read_is_one_line(settings: dict[str, Any], said: str) ->
 def test_what_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match=r"dataset file .*none.csv' does not exist"):
         dataset_scenarios(tmp_path / "none.csv")
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(ConfigurationError, match=r"dataset file .*empty.csv' is empty"):
+        dataset_scenarios(tmp_path / "empty.csv")
+    (tmp_path / "torn.json").write_text('{"a": ')
+    with pytest.raises(ConfigurationError, match=r"torn.json': .*: .*JSON") as caught:
+        dataset_scenarios(tmp_path / "torn.json")
+    assert "\n" not in str(caught.value)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigurationError, match="cannot load dataset 'nobody/nothing'") as caught:
         dataset_scenarios("nobody/nothing")

@@ -82,7 +82,17 @@ def test_long_conversations_are_fewer(tmp_path: Path) -> None:
 
 def test_how_the_held_out_scenarios_moved(tmp_path: Path) -> None:
     moved = read(finished_run(tmp_path, steps=1), most=1).transitions()
-    assert (moved.n, moved.gained, moved.lost) == (8, 6, 1)
+    assert (moved.n, moved.scenarios, moved.gained, moved.lost) == (8, 8, 6, 1)
+
+
+def test_several_tries_are_no_more_scenarios(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder) as tracker:
+        for member in range(2):
+            log_stage(tracker, 0, "before", set(), member=member)
+            log_stage(tracker, 1, "after", {1, 2}, member=member)
+    moved = read(folder).transitions()
+    assert (moved.n, moved.scenarios, moved.gained) == (16, 8, 4)
 
 
 def test_a_growing_file_is_read_on_and_a_cut_one_again(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("evaluate", help="measure a model on held-out scenarios")
     parser.add_argument("config", help="YAML file or run folder: environment, reward, evaluation")
     parser.add_argument(
-        "--model", help="instead of the file's agent.model_name, e.g. a checkpoint or a run folder"
+        "--model",
+        help="instead of the file's agent.model_name, or of what the run trained: a model, checkpoint or run",
     )
     add_options(parser)
     parser.set_defaults(run=run)
@@ -44,14 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when it could be measured."""
-    config = experiment(args, args.model)
+    of_run = args.config if Path(args.config).is_dir() else None
+    config = experiment(args, args.model or of_run)
     refuse_unwritable(args.out)
-    if args.model is None and Path(args.config).is_dir():
-        print(
-            f"{args.config} gives the settings; without --model, what is measured is the model that it began "
-            f"with, {config.agent.model_name}. What it trained: --model {args.config}",
-            file=sys.stderr,
-        )
     evaluation = asyncio.run(play(config, args.temperature))
     result = {"model": config.agent.model_name, **evaluation.summary()}
     tell(result, args, "\n".join(_lines(result)))

@@ -38,6 +38,7 @@ class ScriptedWithWeights(ScriptedBackend):
     train; what the agent says never depends on it."""
 
     running = _Running()
+    is_exact = False
 
     def __init__(self) -> None:
         super().__init__(_says, tokenizer=tiny_tokenizer(), context_length=256)

@@ -203,8 +203,9 @@ class McpSession:
         if isinstance(error, StatesetError):
             return error
         said = self._last_words()
+        why = str(error) or type(error).__name__  # a broken pipe has no words
         return EnvironmentFailure(
-            f"MCP server {self.name!r} cannot be reached: {error}{f', saying: {said}' if said else ''}"
+            f"MCP server {self.name!r} cannot be reached: {why}{f', saying: {said}' if said else ''}"
         )
 
     async def _keep(self) -> None:

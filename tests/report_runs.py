@@ -69,7 +69,8 @@ def conversation(
                 finish_reason="stop",
                 version_spans=(VersionSpan(version, 0, 1),),
             ),
-            reward=-0.02,
+            reward=-0.04,
+            breakdown={"replies": -0.01, "repeats": -0.03},
         ),
     )
     change = {

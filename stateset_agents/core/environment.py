@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -39,6 +40,10 @@ __all__ = [
 ]
 
 
+_ROUNDING = 1e-9
+"""By which the sum of a breakdown may differ from the reward."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """What came back after one agent reply."""
@@ -47,10 +52,22 @@ class Observation:
     """Tool results or the user's next words, in order."""
     reward: float | None = None
     """For this turn; None where the environment gives none."""
+    breakdown: Mapping[str, float] = field(default_factory=dict)
+    """What the turn's reward is made of, summing to it; may be left empty."""
     terminated: bool = False
     """The conversation ended."""
     truncated: bool = False
     """A limit cut it."""
+
+    def __post_init__(self) -> None:
+        if not self.breakdown:
+            return
+        total = math.fsum(self.breakdown.values())
+        if self.reward is None or not math.isclose(total, self.reward, abs_tol=_ROUNDING):
+            raise EnvironmentFailure(
+                f"the breakdown of a turn's reward sums to {total:g} and the reward is {self.reward!r}: give "
+                f"both, alike, got {dict(self.breakdown)}"
+            )
 
 
 class Conversation(Protocol):

@@ -210,7 +210,12 @@ async def _converse(
         row.extend(completion.token_ids)
         turns.append(Turn(prompt_ids=tuple(delta), completion=completion))
         observation = await answer_to(completion, conversation)
-        turns[-1] = replace(turns[-1], feedback=observation.messages, reward=observation.reward)
+        turns[-1] = replace(
+            turns[-1],
+            feedback=observation.messages,
+            reward=observation.reward,
+            breakdown=observation.breakdown,
+        )
         if observation.terminated:
             return Status.TERMINATED, {}
         if observation.truncated:

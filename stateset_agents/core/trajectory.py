@@ -53,6 +53,8 @@ class Turn:
     """Tool results or user messages that answered it."""
     reward: float | None = None
     """The environment's reward for this turn; None where it gives none."""
+    breakdown: Mapping[str, float] = field(default_factory=dict)
+    """What that reward is made of, summing to it; empty where the environment does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

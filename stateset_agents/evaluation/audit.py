@@ -296,6 +296,7 @@ async def _talk(start: Trajectory, conversation: Conversation, make: MakePolicy)
                 completion=completion,
                 feedback=tuple(heard),
                 reward=observation.reward,
+                breakdown=observation.breakdown,
             )
         )
         messages += [reply, *heard]

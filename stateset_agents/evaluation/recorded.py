@@ -64,6 +64,7 @@ def _turns(rollout: Rollout) -> Iterator[Turn]:
             ),
             feedback=rollout.messages[place + 1 : place + 1 + turn.feedback],
             reward=turn.reward,
+            breakdown=turn.breakdown,
         )
         place, row = place + 1 + turn.feedback, end
 

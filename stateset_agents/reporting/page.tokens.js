@@ -212,8 +212,9 @@ function turnFacts(one, turn, at) {
   const own = one.logprobs.slice(before, before + turn.sampled_tokens).filter((value) => value !== null);
   const advantages = (one.advantages ?? []).flatMap(([value, count]) => Array(count).fill(value)).slice(before, before + turn.sampled_tokens);
   const [low, high] = [Math.min(...advantages), Math.max(...advantages)];
+  const terms = Object.entries(turn.breakdown ?? {}).map(([name, value]) => `${name} ${exact(value)}`);
   const facts = [
-    turn.reward === null ? null : `reward ${exact(turn.reward)}`,
+    turn.reward === null ? null : `reward ${exact(turn.reward)}${terms.length ? ` (${terms.join(", ")})` : ""}`,
     turn.earned === null || turn.earned === turn.reward ? null : `earned ${exact(turn.earned)}`,
     advantages.length ? `advantage ${signed(low)}${high === low ? "" : ` to ${signed(high)}`}` : null,
     own.length ? `log-prob ${signed(own.reduce((sum, value) => sum + value, 0))}` : null,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class RecordedTurn:
     finish_reason: str
     reward: float | None
     """The environment's own."""
+    breakdown: Mapping[str, float] = field(default_factory=dict)
+    """What `reward` is made of; empty where the environment did not say."""
     earned: float | None = None
     """Its own part of the conversation's reward; None while unscored."""
 

@@ -129,6 +129,7 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
             "feedback": len(turn.feedback),
             "finish_reason": turn.completion.finish_reason,
             "reward": turn.reward,
+            "breakdown": dict(turn.breakdown),
             "earned": earned,
         }
         for turn, earned in zip_longest(trajectory.turns, trajectory.turn_rewards)

@@ -250,6 +250,23 @@ async def test_each_token_tells_what_the_file_says_of_it(tab: Tab, run: RunFolde
             sampled += 1
 
 
+async def test_each_turn_tells_its_reward_and_the_terms_that_the_file_has(tab: Tab, run: RunFolder) -> None:
+    await opened(tab, run)
+    line = next(one for one in records(run) if one["stage"] == "train" and one["step"] == 7)
+    await choose(tab, stage="train", step_from="7", step_to="7")
+    first = "document.querySelector('.members article')"
+    said = f"[...{first}.querySelectorAll('.turn')].map((one) => one.innerText)"
+    for mode in ("transcript", "tokens"):
+        for turn, text in zip(line["turns"], await tab.until(said), strict=True):
+            assert f"reward {turn['reward']}".replace("-", "\N{MINUS SIGN}") in text, mode
+            terms = [
+                part.rsplit(" ", 1) for part in text.partition("(")[2].partition(")")[0].split(", ") if part
+            ]
+            assert {name: value(number) for name, number in terms} == turn["breakdown"]
+        await tab.press("t", "t")
+    assert line["turns"][1]["breakdown"] == {"replies": -0.01, "repeats": -0.03}
+
+
 async def test_branches_are_shown_when_asked_for(tab: Tab, run: RunFolder) -> None:
     await opened(tab, run)
     await choose(tab, stage="train")

@@ -167,6 +167,20 @@ async def test_an_observation_that_goes_nowhere_fails_the_conversation() -> None
     assert "no message and did not end the conversation" in str(trajectory.error)
 
 
+async def test_a_turn_s_reward_and_what_it_is_made_of_must_agree() -> None:
+    async def priced(conversation: ChattyConversation, reply: Message) -> Observation:
+        parts = {"polite": 0.3, "words": -0.1}
+        answer = (Message(role="user", content="go on"),)
+        return Observation(messages=answer, reward=0.2 if conversation.turn == 1 else 0.5, breakdown=parts)
+
+    trajectory, _ = await play(ChattyEnvironment(answer=priced))
+    assert trajectory.status is Status.FAILED
+    assert "breakdown of a turn's reward sums to 0.2 and the reward is 0.5" in str(trajectory.error)
+    assert trajectory.turns[0].breakdown == {"polite": 0.3, "words": -0.1}
+    with pytest.raises(EnvironmentFailure, match="the reward is None: give both"):
+        Observation(breakdown={"polite": 0.3})
+
+
 class Awkward(ChattyEnvironment):
     """Breaks where it is told to."""
 

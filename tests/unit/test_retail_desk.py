@@ -141,6 +141,15 @@ def test_the_breakdown_adds_up_to_the_whole_reward():
     )
     assert whole_reward(observations, outcome) == pytest.approx(0.85)
     assert observations[-1].terminated
+    reply = {"replies": -0.01}
+    assert [one.breakdown for one in observations] == [
+        {**reply, "tool_errors": -0.03},
+        reply,
+        {**reply, "repeats": -0.03},
+        {**reply, "user_miss": -0.03},
+        reply,
+        reply,
+    ]
 
 
 def test_a_forbidden_write_never_scores_above_zero():

@@ -52,7 +52,9 @@ def conversation() -> Trajectory:
             Message(role="user", content="Where is K27?"),
         ),
         turns=(
-            Turn(prompt_ids=(1, 2), completion=first, feedback=feedback, reward=0.25),
+            Turn(
+                prompt_ids=(1, 2), completion=first, feedback=feedback, reward=0.25, breakdown={"told": 0.25}
+            ),
             Turn(prompt_ids=(6,), completion=second),
         ),
         status=Status.TRUNCATED,

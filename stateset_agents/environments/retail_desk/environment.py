@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from stateset_agents.environments.retail_desk.full.case import FullCase
 from stateset_agents.environments.retail_desk.full.families import FAMILIES as FULL_FAMILIES
 from stateset_agents.environments.retail_desk.full.families import whole_decision
 from stateset_agents.environments.retail_desk.full.policy import FULL_TOPICS
-from stateset_agents.environments.retail_desk.grading import Answers, Record, answers_of, grade
+from stateset_agents.environments.retail_desk.grading import COSTS, Answers, Record, answers_of, grade
 from stateset_agents.environments.retail_desk.policy import RULES, Call, Case
 from stateset_agents.environments.retail_desk.scenarios import (
     TEST_EACH,
@@ -75,6 +76,7 @@ class DeskConversation:
         if self._over:
             raise ConfigurationError("this desk conversation is over: start a new one")
         self._num_replies += 1
+        before = Counter(self.record.counts)
         reward = self.record.charge("replies")
         if reply.tool_calls:
             messages = []
@@ -94,7 +96,11 @@ class DeskConversation:
         truncated = not terminated and self._num_replies >= self._max_turns
         self._over = terminated or truncated
         return Observation(
-            messages=tuple(messages), reward=reward, terminated=terminated, truncated=truncated
+            messages=tuple(messages),
+            reward=reward,
+            breakdown={name: -COSTS[name] * count for name, count in (self.record.counts - before).items()},
+            terminated=terminated,
+            truncated=truncated,
         )
 
     def _run(self, call: ToolCall) -> tuple[Message, float]:

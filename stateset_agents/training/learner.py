@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stateset_agents.algorithms.aggregation import Denominators, LossOutput, Metrics
-from stateset_agents.algorithms.kl import create_kl_controller, kl_rewards, token_returns_to_go
-from stateset_agents.algorithms.losses import LOSSES, entropy_loss, policy_loss
+from stateset_agents.algorithms.aggregation import Denominators, Metrics
+from stateset_agents.algorithms.kl import create_kl_controller
+from stateset_agents.algorithms.losses import LOSSES
 from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
 from stateset_agents.core.value_function import create_value_function
 from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.streams import derive
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.training.batch import MicroBatch, Sample, micro_batch
-from stateset_agents.training.chunked_head import TokenScores
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.credit import Credited, assign_credit, trainable
 from stateset_agents.training.critic import Critic, Expected
+from stateset_agents.training.dropout import own_randomness, set_mode
 from stateset_agents.training.estimators import ESTIMATORS
 from stateset_agents.training.layout import Layout
 from stateset_agents.training.lora import adapted, keep_trained, merged_weights, put_trained, save_adapter
+from stateset_agents.training.objective import Objective, Prepared
 from stateset_agents.training.optimization import Optimization, StepResult, autocast_dtype
-from stateset_agents.training.packed_attention import recomputing
 from stateset_agents.training.policy import Policy
 
 __all__ = ["Learner", "Lesson"]
 
 _log = get_logger(__name__)
-
-_IMPORTANCE_CAP = 2.0
-"""Of stale tokens' weights, where the settings name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +44,6 @@ class Lesson:
     credited: Credited
     expected: Expected | None = None
     """By the critic, where the estimator has one."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A micro-batch with what stays the same over the inner passes."""
-
-    batch: MicroBatch
-    reference: Tensor | None
-    """[N] the reference's log-probs."""
-    behaviour: Tensor | None
-    """[N] of the policy that sampled, where pi_old is another and a weight corrects for it."""
-    old_is_live: bool = False
-    """pi_old is the policy as the only pass finds it: what that computes, without gradient, is pi_old's."""
 
 
 class Learner:
@@ -82,7 +65,7 @@ class Learner:
         """The model without an adapter's wrapping."""
         device = next(model.parameters()).device
         if config.lora is not None:
-            with _own_randomness(derive(config.seed, "adapter"), device):
+            with own_randomness(derive(config.seed, "adapter"), device):
                 model = adapted(self.base, config.lora)
         autocast = autocast_dtype(config.precision, device)
         self.policy = Policy(
@@ -95,8 +78,9 @@ class Learner:
         say = _log.debug if self.policy.packs else _log.info
         say("rows of the update", layout="packed" if self.policy.packs else "padded", why=self.policy.why)
         if config.gradient_checkpointing:
-            _enable_gradient_checkpointing(self.policy)
+            self.policy.recompute_activations()
         self.reference = self._make_reference()
+        self._objective = Objective(self.policy, self.reference, config, exact_logprobs=exact_logprobs)
         self.kl = create_kl_controller(
             config.kl_controller,
             beta=config.beta if config.uses_reference else 0.0,
@@ -109,16 +93,6 @@ class Learner:
         self.critic = self._make_critic(autocast)
         self.midway = False
         """True once an update has moved weights and before it is through: no state to keep."""
-        self._recompute_old = not exact_logprobs or autocast is not None or config.max_staleness > 0
-        self._importance_cap = config.importance_cap
-        if config.max_staleness and config.importance_cap is None:
-            self._importance_cap = _IMPORTANCE_CAP
-        if self._importance_cap is not None and not self._recompute_old:
-            raise ConfigurationError(
-                f"importance_cap {self._importance_cap:g} would correct twice for who sampled: without "
-                "staleness and with fp32 rollouts the clipped ratio is to that policy already; leave "
-                "importance_cap out"
-            )
 
     def _make_reference(self) -> Policy | None:
         if not self.config.uses_reference:
@@ -140,18 +114,11 @@ class Learner:
         """Optimiser steps made, over all parts of a resumed run."""
         return self.optimization.num_updates
 
-    @property
-    def _old_is_live(self) -> bool:
-        """Is there one pass only, which may compute pi_old along with the policy? It saves a forward."""
-        config = self.config
-        alone = config.num_iterations == 1 and not config.dropout and config.kl_placement == "loss"
-        return config.max_staleness > 0 and alone
-
     def _make_critic(self, autocast: torch.dtype | None) -> Critic | None:
         config, per = self.config, ESTIMATORS[self.config.advantage_estimator].critic
         if per is None:
             return None
-        with _own_randomness(derive(config.seed, "critic"), self.policy.device):
+        with own_randomness(derive(config.seed, "critic"), self.policy.device):
             value_function = create_value_function(
                 self.policy.model,
                 gamma=config.gamma,
@@ -224,7 +191,7 @@ class Learner:
         metrics = {**self.update(samples, step=step), **lesson.credited.metrics}
         if self.critic is not None and lesson.expected is not None:
             self.midway = True
-            with _own_randomness(derive(self.config.seed, "critic", step), self.policy.device):
+            with own_randomness(derive(self.config.seed, "critic", step), self.policy.device):
                 trajectories = [sample.trajectory for sample in samples]
                 metrics |= self.critic.learn(lesson.expected, trajectories, lesson.credited.returns)
             self.midway = False
@@ -249,8 +216,8 @@ class Learner:
         metrics["tokens/padding"] = float(sum(batch.layout.num_padding for batch in batches))
         self.optimization.discard()  # of losses that someone looked at
         try:
-            with _own_randomness(derive(self.config.seed, "update", step), self.policy.device):
-                prepared, mismatch = self._prepare(batches, self.kl.beta)
+            with own_randomness(derive(self.config.seed, "update", step), self.policy.device):
+                prepared, mismatch = self._objective.prepare(batches, self.kl.beta)
                 passes = self._passes(prepared, self._denominators(taught), self._share(taught, samples))
             return metrics | mismatch | passes
         finally:
@@ -273,9 +240,9 @@ class Learner:
                 f"beta {coefficient} needs a reference: train with beta > 0 and use_reference_model true"
             )
         denominators = self._denominators(samples)
-        prepared, _ = self._prepare(self._micro_batches(samples), coefficient)
-        _set_mode(self.policy.model, dropout=False)
-        outputs = [self._loss(one, denominators, coefficient) for one in prepared]
+        prepared, _ = self._objective.prepare(self._micro_batches(samples), coefficient)
+        set_mode(self.policy.model, dropout=False)
+        outputs = [self._objective.loss(one, denominators, coefficient) for one in prepared]
         parts = sum((output.metrics for output in outputs), Metrics()).shares
         total = torch.stack([output.loss for output in outputs]).sum()
         clipped = parts["policy/clip_fraction_low"] + parts["policy/clip_fraction_high"]
@@ -301,7 +268,7 @@ class Learner:
         return part.num_trajectories / whole.num_trajectories
 
     def _passes(
-        self, prepared: Sequence[_Prepared], denominators: Denominators, share: float
+        self, prepared: Sequence[Prepared], denominators: Denominators, share: float
     ) -> dict[str, float]:
         conversations = denominators.num_trajectories
         results: list[StepResult] = []
@@ -326,81 +293,15 @@ class Learner:
             "kl/coefficient": self.kl.beta,
         }
 
-    def _gradient(self, prepared: Sequence[_Prepared], denominators: Denominators, share: float) -> Metrics:
+    def _gradient(self, prepared: Sequence[Prepared], denominators: Denominators, share: float) -> Metrics:
         """Add `share` of the whole step's gradient, micro-batch by micro-batch."""
-        _set_mode(self.policy.model, dropout=self.config.dropout)
+        set_mode(self.policy.model, dropout=self.config.dropout)
         metrics = Metrics()
         for one in prepared:
-            output = self._loss(one, denominators, self.kl.beta)
+            output = self._objective.loss(one, denominators, self.kl.beta)
             self.optimization.backward(share * output.loss)
             metrics = metrics + output.metrics
         return metrics
-
-    @torch.no_grad()
-    def _prepare(
-        self, batches: Sequence[MicroBatch], beta: float
-    ) -> tuple[list[_Prepared], dict[str, float]]:
-        """pi_old and the reference of each micro-batch, a KL in the reward; how far pi_old was off.
-
-        Where tokens may be of earlier policies, pi_old is the policy as it stands now, the proximal one of
-        the decoupled objective (https://arxiv.org/abs/2505.24298, equation 5): the clip keeps near it, and
-        the weight of each token, pi_old over the policy that sampled it, is truncated at `importance_cap`
-        (https://fengyao.notion.site/off-policy-rl).
-        """
-        self.policy.model.eval()
-        prepared = []
-        worst = 0.0
-        for batch in batches:
-            behaviour = batch.old_logprobs if self._importance_cap is not None else None
-            live = self._old_is_live
-            if self._recompute_old and not live:
-                old = self.policy.score(batch).logprobs
-                worst = max(worst, float((old - batch.old_logprobs).abs().max()))
-                batch = replace(batch, old_logprobs=old)
-            reference = None
-            if self.reference is not None:
-                reference = self.reference.score(batch).logprobs
-                if self.config.kl_placement == "reward":
-                    cost = kl_rewards(batch.old_logprobs, reference, beta)
-                    to_go = token_returns_to_go(cost, batch.trajectory_ids)
-                    batch = replace(batch, advantages=batch.advantages + to_go)
-            prepared.append(_Prepared(batch, reference, behaviour, live))
-        numerical = self._recompute_old and not self.config.max_staleness  # else the policies differ, too
-        return prepared, {"policy/rollout_mismatch": worst} if numerical else {}
-
-    def _loss(self, one: _Prepared, denominators: Denominators, beta: float) -> LossOutput:
-        config, batch, loss = self.config, one.batch, LOSSES[self.config.loss_type]
-        metrics: list[Metrics] = []
-
-        def loss_of(scores: TokenScores, part: slice) -> Tensor:
-            ids = batch.trajectory_ids[part]
-            output = policy_loss(
-                config.loss_type,
-                scores.logprobs,
-                scores.logprobs.detach() if one.old_is_live else batch.old_logprobs[part],
-                batch.advantages[part],
-                ids,
-                denominators,
-                clip_ratio=config.clip_ratio,
-                clip_ratio_high=config.clip_ratio_high,
-                dual_clip=config.dual_clip,
-                behaviour_logprobs=None if one.behaviour is None else one.behaviour[part],
-                weight_cap=self._importance_cap,
-                ref_logprobs=None if one.reference is None else one.reference[part],
-                beta=beta if config.kl_placement == "loss" else 0.0,
-                kl_estimator=config.kl_estimator,
-            )
-            spread = entropy_loss(scores.entropy, ids, denominators, averaging=loss.averaging)
-            metrics.append(output.metrics + spread.metrics)
-            return output.loss + config.entropy_coef * spread.loss if config.entropy_coef else output.loss
-
-        total = self.policy.loss(
-            batch,
-            loss_of,
-            additive=loss.level == "token",  # a ratio of whole trajectories needs all their tokens
-            entropy_gradient=config.entropy_coef > 0,
-        )
-        return LossOutput(loss=total, metrics=sum(metrics, Metrics()))
 
     def state(self) -> dict[str, Any]:
         """Optimiser, with an adapter also that, and KL coefficient; tensors are the live ones."""
@@ -451,39 +352,3 @@ def _are_finite(numbers: Mapping[str, float]) -> bool:
 def _micro_batch_tokens(device: torch.device) -> int:
     """Where the settings name none: what a CPU's caches hold, or what fills a GPU."""
     return 2048 if device.type == "cpu" else 16384
-
-
-def _enable_gradient_checkpointing(policy: Policy) -> None:
-    how = {"use_reentrant": False, "context_fn": recomputing(policy.trunk, fast=policy.fast)}
-    try:
-        policy.model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"{type(policy.model).__name__} cannot recompute activations: set gradient_checkpointing to false"
-        ) from error
-
-
-def _set_mode(model: nn.Module, *, dropout: bool) -> None:
-    """Training mode, or evaluation mode in which layers still recompute their activations if told to.
-
-    transformers' layers recompute in training mode only: without dropout just the layers themselves are
-    put into it, and a rate that such a layer applies by its own hand is set to 0.
-    """
-    model.train(dropout)
-    if dropout:
-        return
-    for module in model.modules():
-        if getattr(module, "gradient_checkpointing", False):
-            module.training = True
-            for name, value in list(vars(module).items()):
-                if "drop" in name and isinstance(value, float):
-                    setattr(module, name, 0.0)
-
-
-@contextlib.contextmanager
-def _own_randomness(key: int, device: torch.device) -> Iterator[None]:
-    """Dropout drawn from this step's own stream; the process's generators are left as they were."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(key)
-        yield

@@ -20,7 +20,7 @@ from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.batch import MicroBatch
 from stateset_agents.training.chunked_head import Head, LossOf, TokenScores, chunked_loss, chunked_scores
 from stateset_agents.training.layout import Layout, packed_layouts, padded_layouts
-from stateset_agents.training.packed_attention import attending
+from stateset_agents.training.packed_attention import attending, recomputing
 from stateset_agents.training.packing_check import why_not_packed
 
 __all__ = ["Policy", "RowLayout"]
@@ -76,6 +76,18 @@ class Policy:
                 "auto or padded"
             )
         return False, reason
+
+    def recompute_activations(self) -> None:
+        """Keep no activations of the layers for the backward pass. Raises ConfigurationError for a model that
+        cannot."""
+        how = {"use_reentrant": False, "context_fn": recomputing(self.trunk, fast=self.fast)}
+        try:
+            self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{type(self.model).__name__} cannot recompute activations: set gradient_checkpointing to "
+                "false"
+            ) from error
 
     def reference(self) -> Policy:
         """A frozen copy of the policy as it is now."""

@@ -21,11 +21,11 @@ from stateset_agents.tracking.logging import get_logger
 from stateset_agents.training.admission import Admission, refuse_stale
 from stateset_agents.training.credit import Credited
 from stateset_agents.training.pipeline import Pipeline, Played, verdict_of
+from stateset_agents.training.run_checkpoints import RunCheckpoints
 from stateset_agents.training.step_metrics import rollout_metrics, staleness_metrics, why_nothing_trained
 from stateset_agents.training.step_watch import StepWatch, watch_step
 from stateset_agents.training.temperature import next_temperature
 from stateset_agents.training.tenure import at_work, edition
-from stateset_agents.training.training_run import TrainingRun
 from stateset_agents.training.uninterrupted import uninterrupted
 
 __all__ = ["TrainSteps"]
@@ -33,7 +33,7 @@ __all__ = ["TrainSteps"]
 _log = get_logger(__name__)
 
 
-class TrainSteps(TrainingRun):
+class TrainSteps(RunCheckpoints):
     """The steps of a training, each by itself or beside the rollouts of the next ones."""
 
     async def step(self) -> dict[str, float]:

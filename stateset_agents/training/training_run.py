@@ -6,8 +6,6 @@ import asyncio
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
@@ -39,14 +37,7 @@ from stateset_agents.training.learner import Learner
 from stateset_agents.training.parts import check_reward
 from stateset_agents.training.pipeline import Pipeline
 from stateset_agents.training.resume import (
-    Identity,
     RunState,
-    checkpoint_at,
-    drop_later,
-    keep,
-    mend,
-    newest,
-    take_up,
 )
 from stateset_agents.training.step_warnings import StepWarnings
 from stateset_agents.training.tenure import at_work, edition, new_edition
@@ -269,73 +260,6 @@ class TrainingRun(Controlled):
         if self.config.scheduling == "auto":
             return self.environment.local and not self.config.max_staleness
         return self.config.scheduling == "deterministic"
-
-    # ------------------------------------------------------------------------------ checkpoints
-
-    async def save_checkpoint(self) -> Path:
-        """Write `checkpoints/step-NNNNNN` of the last finished step; older ones beyond the limit go."""
-        path = await uninterrupted(self._write_checkpoint())
-        await self._notify("on_checkpoint", self.step_number, path)
-        return path
-
-    async def _write_checkpoint(self) -> Path:
-        async with self._boundary:
-            state = self._state
-            tokenizer = getattr(self.agent.backend.tokenizer, "hf", None)
-            write = partial(keep, limit=self.config.save_total_limit, tokenizer=tokenizer)
-            where, who = self.run.checkpoints, self._identity()
-            await self._worker.run(self.tracker.sync)
-            path = await self._worker.run(write, where, self.learner, state, who)
-            self._saved = state
-        self.tracker.log_event("checkpoint", step=state.step, path=path.name)
-        return path
-
-    async def load_checkpoint(self, path: str | Path | None = None) -> None:
-        """Go on from a checkpoint, or a run's newest: this run's when no path is given (warns where
-        that has none yet).
-
-        Log lines and checkpoints of later steps are dropped. Raises CheckpointError when it is damaged, was
-        taken away, or is of another base model or other settings, ConfigurationError during a step. Another
-        machine, thread count or length of the schedule is allowed and said: not bit-equal. Cancelled midway
-        it finishes first.
-        """
-        await self.initialize()
-        if self._is_stepping:
-            raise ConfigurationError(
-                "a step of this trainer is under way: await it, then load the checkpoint"
-            )
-        with at_work(self.agent.backend, self):
-            await uninterrupted(self._go_on_from(path))
-
-    async def _go_on_from(self, path: str | Path | None) -> None:
-        async with self._boundary:
-            await self._worker.run(mend, self.run)
-            find = partial(newest, self.run) if path is None else partial(checkpoint_at, Path(path))
-            found = await self._worker.run(find)
-            if found is not None:
-                self._state = await self._worker.run(take_up, found, self.learner, self._identity())
-                await self._hand_over()
-                self.reward_fn.restore(self._state.reward)
-                self._saved = self._state if found.parent == self.run.checkpoints else None
-            await self._worker.run(drop_later, self.run, self._state, self._settings())
-        if found is None:
-            _log.warning(
-                f"{self.run.path} has no checkpoint yet: starting at step {self.step_number}; to go on with "
-                "another run, give its folder"
-            )
-        else:
-            self.tracker.log_event("resumed", step=self.step_number, path=found.name)
-
-    def _identity(self) -> Identity:
-        apart = ("evaluation", "made_by")
-        settings = {name: value for name, value in self._settings().items() if name not in apart}
-        return Identity(base=self._base, scenarios=self._scenarios, settings=settings)
-
-    async def _save_last(self) -> None:
-        if self.learner.midway:
-            _log.error("the last update broke off midway: its step is not kept, earlier checkpoints are")
-        elif self._saved != self._state:
-            await self.save_checkpoint()
 
     # ------------------------------------------------------------------------------ the rest
 

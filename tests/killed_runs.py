@@ -33,6 +33,7 @@ __all__ = [
     "Training",
     "Whole",
     "assert_same",
+    "forks",
     "kill_often",
     "undisturbed",
     "write_runs",
@@ -73,7 +74,7 @@ def write_runs(folder: Path) -> None:
 
 
 @cache
-def _forks() -> Any:
+def forks() -> Any:
     """Processes begin as forks of one that has imported what a training needs, and runs nothing."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
@@ -104,7 +105,7 @@ class Training:
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._said = folder / f"said-{time.monotonic_ns()}.txt"
-        self.process = _forks().Process(target=_command, args=(folder, arguments, self._said), daemon=True)
+        self.process = forks().Process(target=_command, args=(folder, arguments, self._said), daemon=True)
 
     def __enter__(self) -> Training:
         self.process.start()

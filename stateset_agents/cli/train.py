@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import shlex
 import signal
 import sys
@@ -16,6 +17,7 @@ import yaml
 
 from stateset_agents.cli.rates import rate
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.tracking.logging import configure_logging
 
 if TYPE_CHECKING:
     from stateset_agents.training.experiment import Experiment
@@ -81,13 +83,21 @@ def run(args: argparse.Namespace) -> int:
     config = load_experiment(folder.config if folder else Path(args.config), overrides(args.set, named))
     if args.no_eval and folder is None:  # the run's own config.yaml: a resume does not measure either
         config = config.model_copy(update={"evaluation": None})
+    if _is_another():
+        configure_logging("ERROR")  # the first process says it for all
     experiment = Experiment(config, run=folder, checkpoint=checkpoint, measures=not args.no_eval)
     try:
         asyncio.run(_run(experiment))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print(f"stateset-agents: {_how_to_go_on(experiment)}", file=sys.stderr)
+        if not _is_another():
+            print(f"stateset-agents: {_how_to_go_on(experiment)}", file=sys.stderr)
         return 130
     return 0
+
+
+def _is_another() -> bool:
+    """Is this one of the processes that a launcher started beside the first?"""
+    return os.environ.get("RANK", "0") != "0"
 
 
 def _resumed(name: str) -> tuple[Any, Path | None]:
@@ -122,6 +132,13 @@ async def _run(experiment: Experiment) -> None:
     with contextlib.suppress(NotImplementedError):  # Windows has no SIGTERM to handle
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     trainer = experiment.trainer
+    if _is_another():
+        async with experiment:
+            if not experiment.is_over:
+                await experiment.before()
+                await experiment.train()
+                await experiment.after()
+        return
     async with experiment:
         print(f"run folder: {_seen_from_here(experiment.run.path)}")
         if experiment.is_over:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,14 +29,22 @@ from stateset_agents.faults.dependencies import FaultPolicy
 from stateset_agents.settings import expect
 
 __all__ = [
+    "Divide",
     "Evaluation",
     "FamilyResult",
+    "PlayPart",
     "evaluate",
     "held_out",
     "measured",
     "refuse_truncated_sampling",
     "spread",
 ]
+
+
+PlayPart = Callable[[Sequence[Scenario], Sequence[Scenario]], Awaitable[list[TrajectoryGroup]]]
+"""(scenarios, those that stand before them) -> a group of each."""
+Divide = Callable[[Sequence[Scenario], PlayPart], Awaitable[list[TrajectoryGroup]]]
+"""(scenarios, how a part of them is played) -> the groups of all; by several processes, each its part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,11 +193,12 @@ async def evaluate(
     reward_timeout: float | None = 300.0,
     faults: FaultPolicy | None = None,
     episode_timeout: float | None = None,
+    divide: Divide | None = None,
 ) -> Evaluation:
     """Play every scenario `tries` times at `temperature` (0 is greedy); the same seed meets the same users.
 
     `deterministic`, the time limits and `faults` as in the engine; `deterministic` unset, it is what the
-    environment's `local` says.
+    environment's `local` says. `divide`: who plays which scenario; this process all of them when absent.
     Success is the environment's verdict; a conversation without one counts for the reward alone.
 
     Raises ConfigurationError for an empty list and for an agent with `top_k` or `top_p` set, and
@@ -213,7 +222,11 @@ async def evaluate(
         faults=faults,
         episode_timeout=episode_timeout,
     )
-    groups = await engine.rollout(scenarios, seed=seed, step=0, temperature=temperature)
+
+    async def play(part: Sequence[Scenario], before: Sequence[Scenario]) -> list[TrajectoryGroup]:
+        return await engine.rollout(part, seed=seed, step=0, temperature=temperature, earlier=before)
+
+    groups = await (play(scenarios, ()) if divide is None else divide(scenarios, play))
     by_scenario = tries_of(groups)
     if not by_scenario:
         raise EnvironmentFailure(

@@ -17,7 +17,7 @@ from stateset_agents.tracking.run_log import RunLog
 if TYPE_CHECKING:
     from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["JsonlTracker", "Stage", "rollout_record"]
+__all__ = ["JsonlTracker", "SilentTracker", "Stage", "rollout_record"]
 
 Stage = Literal["train", "before", "after", "validation"]
 """When a conversation was held: in training, or in an evaluation before, during or after it."""
@@ -112,6 +112,35 @@ class JsonlTracker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class SilentTracker(JsonlTracker):
+    """What a process that does not write the run has in its place: it takes everything and keeps nothing."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def log_rollouts(
+        self,
+        step: int,
+        groups: Sequence[TrajectoryGroup],
+        advantages: Sequence[Sequence[Sequence[float] | None]] | None = None,
+        *,
+        stage: Stage = "train",
+    ) -> None:
+        """Nothing."""
+
+    def log_event(self, name: str, **fields: Any) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = None) -> dict[str, Any]:

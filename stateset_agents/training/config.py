@@ -46,10 +46,21 @@ class TrainingConfig(FaultSettings):
         description="Members of a group; one alone trains under turn_gae and token_gae only.",
     )
     per_device_train_batch_size: int = Field(
-        default=1, ge=1, description="Episodes of one forward-backward pass."
+        default=1, ge=1, description="Episodes of one forward-backward pass of one process."
     )
     gradient_accumulation_steps: int = Field(
         default=4, ge=1, description="Passes summed into one optimiser step."
+    )
+    num_processes: int = Field(
+        default=1,
+        ge=1,
+        description="Processes that train together, each with its share of a step; as many as torchrun or "
+        "accelerate must have started, see docs/several-gpus.md.",
+    )
+    parallelism: Literal["ddp", "fsdp2"] = Field(
+        default="ddp",
+        description="Of several processes: each holds all weights (ddp), or weights, gradients and "
+        "optimiser are cut into shards, one for each (fsdp2).",
     )
     micro_batch_tokens: int | None = Field(
         default=None,
@@ -370,8 +381,8 @@ class TrainingConfig(FaultSettings):
         return self.num_branches if ESTIMATORS[self.advantage_estimator].branches else 0
 
     def episodes_per_step(self) -> int:
-        """Scenarios of one step."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+        """Scenarios of one step, over all processes."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.num_processes
 
     def num_steps(self) -> int:
         """Steps of the run: `max_steps`, or as many as `num_episodes` fill (the last may be short)."""

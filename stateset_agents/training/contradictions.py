@@ -15,7 +15,7 @@ __all__ = ["contradiction"]
 
 def contradiction(config: TrainingConfig) -> str | None:
     """The first thing in these settings that cannot be, with the cure; None where all of it can."""
-    for found in (_credit(config), _learning(config), _rollouts(config), _run(config)):
+    for found in (_credit(config), _learning(config), _rollouts(config), _processes(config), _run(config)):
         for wrong in found:
             return wrong
     return None
@@ -85,6 +85,26 @@ def _rollouts(config: TrainingConfig) -> Iterator[str]:
             )
             + " learns from those, too: set max_resamples to 0"
         )
+
+
+def _processes(config: TrainingConfig) -> Iterator[str]:
+    several, sharded = config.num_processes > 1, config.parallelism == "fsdp2"
+    if sharded and not several:
+        yield "parallelism fsdp2 cuts weights into one shard for each process: set num_processes to 2 or more"
+    if several and config.max_staleness:
+        yield (
+            "with max_staleness conversations go on during the update, and the processes' rollouts would no "
+            "longer be those of one policy: set max_staleness to 0, or num_processes to 1"
+        )
+    if sharded and ESTIMATORS[config.advantage_estimator].critic is not None:
+        yield (
+            f"advantage_estimator {config.advantage_estimator} has a critic, and its head is not cut into "
+            "shards: set parallelism to ddp, or use group or turn_group"
+        )
+    if sharded and config.lora is not None:
+        yield "an adapter is small, and its model is not trained: set parallelism to ddp, or leave lora out"
+    if sharded and config.precision == "fp16":
+        yield "fp16's gradient scaler looks at whole gradients: set precision to bf16, or parallelism to ddp"
 
 
 def _run(config: TrainingConfig) -> Iterator[str]:

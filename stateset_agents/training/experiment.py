@@ -18,7 +18,7 @@ from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.user_code import call_user_code
 from stateset_agents.errors import ConfigurationError
-from stateset_agents.evaluation.evaluator import Evaluation, evaluate, held_out
+from stateset_agents.evaluation.evaluator import Divide, Evaluation, evaluate, held_out
 from stateset_agents.reporting.report import write_report
 from stateset_agents.settings import Settings, nearest
 from stateset_agents.tracking.run_folder import RunFolder
@@ -157,10 +157,12 @@ async def measure(
     reward_fn: RewardFunction,
     config: EvaluationConfig,
     limits: TrainingConfig,
+    *,
+    divide: Divide | None = None,
 ) -> tuple[dict[str, Any], Evaluation]:
     """Success sampled at temperature 1 (with interval and families) and greedy, as `summary.json` has it.
 
-    Of `limits` the time limits are taken and how faults are met.
+    Of `limits` the time limits are taken and how faults are met. `divide` as of `evaluate`.
     """
     scenarios = held_out(environment, config.split, config.episodes)
     sampled, greedy = [
@@ -177,6 +179,7 @@ async def measure(
             reward_timeout=limits.reward_timeout,
             episode_timeout=limits.episode_timeout,
             faults=limits.faults,
+            divide=divide,
         )
         for temperature in (1.0, 0.0)
     ]
@@ -249,7 +252,7 @@ class Experiment:
         untrained = self.trainer.step_number == 0
         if self._evaluation is not None and "before" not in self.summary and untrained:
             await self._measure("before", self._evaluation)
-            self.run.write_summary(self.summary)
+            self._write_summary()
         return self.summary.get("before")
 
     async def train(self) -> None:
@@ -263,15 +266,27 @@ class Experiment:
         """Measure the trained agent (once), write the summary and the report."""
         if self._evaluation is not None and "after" not in self.summary:
             await self._measure("after", self._evaluation)
-        self.run.write_summary(self.summary)
-        write_report(self.run.path)
+        self._write_summary()
+        if self.trainer.processes.is_first:
+            write_report(self.run.path)
         return self.summary.get("after")
+
+    def _write_summary(self) -> None:
+        if self.trainer.processes.is_first:
+            self.run.write_summary(self.summary)
 
     async def _measure(self, stage: Stage, config: EvaluationConfig) -> None:
         trainer = self.trainer
         self.summary[stage], sampled = await measure(
-            trainer.agent, trainer.environment, trainer.reward_fn, config, trainer.config
+            trainer.agent,
+            trainer.environment,
+            trainer.reward_fn,
+            config,
+            trainer.config,
+            divide=trainer.divide,
         )
+        if not trainer.processes.is_first:
+            return
         # a kill between these lines and summary.json leaves them there, and they are played again
         self.run.drop_stage(stage, trainer.step_number)
         trainer.tracker.log_rollouts(trainer.step_number, sampled.groups, stage=stage)

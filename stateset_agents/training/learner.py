@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from stateset_agents.training.lora import adapted, keep_trained, merged_weights,
 from stateset_agents.training.objective import Objective, Prepared
 from stateset_agents.training.optimization import Optimization, StepResult, autocast_dtype
 from stateset_agents.training.policy import Policy
+from stateset_agents.training.processes import Processes
 
 __all__ = ["Learner", "Lesson"]
 
@@ -53,14 +54,22 @@ class Learner:
     """
 
     def __init__(
-        self, model: nn.Module, config: TrainingConfig, *, num_steps: int, exact_logprobs: bool
+        self,
+        model: nn.Module,
+        config: TrainingConfig,
+        *,
+        num_steps: int,
+        exact_logprobs: bool,
+        processes: Processes | None = None,
     ) -> None:
         """Takes `model` over, in fp32 (or float64 where it is that).
 
         `exact_logprobs`: rollouts ran in that precision, so what they stored is pi_old; else it is
-        recomputed, and the difference reported as policy/rollout_mismatch.
+        recomputed, and the difference reported as policy/rollout_mismatch. `processes`: who trains together;
+        all of them credit and update on the same groups, and each takes its share of the rows.
         """
         self.config = config
+        self._processes = processes or Processes()
         self.base: Any = model
         """The model without an adapter's wrapping."""
         device = next(model.parameters()).device
@@ -210,16 +219,24 @@ class Learner:
         metrics = {"batch/left_out": float(len(samples) - len(taught))}
         if not taught:
             return metrics | {"batch/micro_batches": 0.0, "optimizer/skipped": 1.0}
-        batches = self._micro_batches(taught)
-        metrics["batch/micro_batches"] = float(len(batches))
-        metrics["tokens/forwarded"] = float(sum(batch.layout.num_tokens for batch in batches))
-        metrics["tokens/padding"] = float(sum(batch.layout.num_padding for batch in batches))
+        own = taught[self._processes.share_of([len(sample.trajectory.token_ids) for sample in taught])]
+        batches = self._micro_batches(own)
+        metrics |= self._total(
+            {
+                "batch/micro_batches": float(len(batches)),
+                "tokens/forwarded": float(sum(batch.layout.num_tokens for batch in batches)),
+                "tokens/padding": float(sum(batch.layout.num_padding for batch in batches)),
+            }
+        )
+        denominators = replace(self._denominators(taught), tokens_per_trajectory=_lengths(own))
         self.optimization.discard()  # of losses that someone looked at
+        rank = self._processes.rank
+        stream = derive(self.config.seed, "update", step, *([rank] if rank else []))
         try:
-            with own_randomness(derive(self.config.seed, "update", step), self.policy.device):
+            with own_randomness(stream, self.policy.device):
                 prepared, mismatch = self._objective.prepare(batches, self.kl.beta)
-                passes = self._passes(prepared, self._denominators(taught), self._share(taught, samples))
-            return metrics | mismatch | passes
+                passes = self._passes(prepared, denominators, self._share(taught, samples))
+            return metrics | self._worst(mismatch) | passes
         finally:
             self.optimization.discard()
 
@@ -256,9 +273,7 @@ class Learner:
         }
 
     def _denominators(self, samples: Sequence[Sample]) -> Denominators:
-        return Denominators.of(
-            [sample.trajectory.num_agent_tokens for sample in samples], max_length=self.config.loss_length
-        )
+        return Denominators.of(_lengths(samples), max_length=self.config.loss_length)
 
     def _share(self, taught: Sequence[Sample], samples: Sequence[Sample]) -> float:
         """What the loss's mean over `taught` is of its mean over all samples, to which the others add 0."""
@@ -274,7 +289,8 @@ class Learner:
         results: list[StepResult] = []
         ratios: list[float] = []
         for _ in range(self.config.num_iterations):
-            numbers = self._gradient(prepared, denominators, share).to_dict()
+            numbers = self._gradient(prepared, denominators, share)
+            self._processes.sum_gradients(self.optimization.trained)
             numbers["loss/policy"] *= share
             kl, usable = self.kl, _are_finite(numbers)
             if self.reference is not None and usable:  # before the step: it may raise
@@ -293,15 +309,26 @@ class Learner:
             "kl/coefficient": self.kl.beta,
         }
 
-    def _gradient(self, prepared: Sequence[Prepared], denominators: Denominators, share: float) -> Metrics:
-        """Add `share` of the whole step's gradient, micro-batch by micro-batch."""
+    def _gradient(
+        self, prepared: Sequence[Prepared], denominators: Denominators, share: float
+    ) -> dict[str, float]:
+        """Add `share` of this process's part of the step's gradient, micro-batch by micro-batch; returns the
+        metrics of all parts."""
         set_mode(self.policy.model, dropout=self.config.dropout)
         metrics = Metrics()
         for one in prepared:
             output = self._objective.loss(one, denominators, self.kl.beta)
             self.optimization.backward(share * output.loss)
             metrics = metrics + output.metrics
-        return metrics
+        return {**self._total(_floats(metrics.shares)), **self._worst(_floats(metrics.maxima))}
+
+    def _total(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Added up over all processes."""
+        return _merged(self._processes.gather(dict(numbers)), sum)
+
+    def _worst(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """The largest of all processes."""
+        return _merged(self._processes.gather(dict(numbers)), max)
 
     def state(self) -> dict[str, Any]:
         """Optimiser, with an adapter also that, and KL coefficient; tensors are the live ones."""
@@ -309,6 +336,9 @@ class Learner:
         if self.config.lora is not None:
             state["optimizer"] = keep_trained(state["optimizer"], self.optimization.trained)
         return state
+
+    def help_keep(self) -> None:
+        """What a process that writes no checkpoint does while the first one does: give its shards."""
 
     def critic_state(self) -> dict[str, Tensor]:
         """The critic's head and optimiser, the live tensors; empty without a critic."""
@@ -342,6 +372,20 @@ class Learner:
             optimization["optimizer"] = kept
         self.optimization.load(optimization)
         self.kl = self.kl.restored(state["kl"])
+
+
+def _lengths(samples: Sequence[Sample]) -> Tensor:
+    return torch.tensor([sample.trajectory.num_agent_tokens for sample in samples], dtype=torch.long)
+
+
+def _floats(values: Mapping[str, Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}
+
+
+def _merged(parts: Sequence[Mapping[str, float]], merge: Callable[[list[float]], float]) -> dict[str, float]:
+    """Each number merged with those of its name; a process without any row has none."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: merge([part[name] for part in parts if name in part]) for name in names}
 
 
 def _are_finite(numbers: Mapping[str, float]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -40,8 +41,17 @@ class RunCheckpoints(TrainingRun):
             tokenizer = getattr(self.agent.backend.tokenizer, "hf", None)
             write = partial(keep, limit=self.config.save_total_limit, tokenizer=tokenizer)
             where, who = self.run.checkpoints, self._identity()
-            await self._worker.run(self.tracker.sync)
-            path = await self._worker.run(write, where, self.learner, state, who)
+
+            async def kept() -> Path | None:
+                if not self.processes.is_first:
+                    await self._worker.run(self.learner.help_keep)
+                    return None
+                await self._worker.run(self.tracker.sync)
+                return await self._worker.run(write, where, self.learner, state, who)
+
+            await self._all()
+            path = (await self._together(kept()))[0]
+            assert path is not None
             self._saved = state
         self.tracker.log_event("checkpoint", step=state.step, path=path.name)
         return path
@@ -61,11 +71,17 @@ class RunCheckpoints(TrainingRun):
                 "a step of this trainer is under way: await it, then load the checkpoint"
             )
         with at_work(self.agent.backend, self):
-            await uninterrupted(self._go_on_from(path))
+            try:
+                await uninterrupted(self._go_on_from(path))
+            except (Exception, asyncio.CancelledError) as error:
+                await self._part(error)
+                raise
 
     async def _go_on_from(self, path: str | Path | None) -> None:
         async with self._boundary:
-            await self._worker.run(mend, self.run)
+            if self.processes.is_first:
+                await self._worker.run(mend, self.run)
+            await self._all()
             find = partial(newest, self.run) if path is None else partial(checkpoint_at, Path(path))
             found = await self._worker.run(find)
             if found is not None:
@@ -73,7 +89,9 @@ class RunCheckpoints(TrainingRun):
                 await self._hand_over()
                 self.reward_fn.restore(self._state.reward)
                 self._saved = self._state if found.parent == self.run.checkpoints else None
-            await self._worker.run(drop_later, self.run, self._state, self._settings())
+            if self.processes.is_first:
+                await self._worker.run(drop_later, self.run, self._state, self._settings())
+            await self._all()
         if found is None:
             _log.warning(
                 f"{self.run.path} has no checkpoint yet: starting at step {self.step_number}; to go on with "

@@ -13,7 +13,13 @@ from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
 from stateset_agents.evaluation.evaluator import Evaluation
 from stateset_agents.training.config import TrainingConfig
 
-__all__ = ["evaluation_metrics", "rollout_metrics", "staleness_metrics", "why_nothing_trained"]
+__all__ = [
+    "evaluation_metrics",
+    "of_all_processes",
+    "rollout_metrics",
+    "staleness_metrics",
+    "why_nothing_trained",
+]
 
 
 def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
@@ -83,6 +89,21 @@ def staleness_metrics(groups: Sequence[TrajectoryGroup], versions: Sequence[int]
         return {}
     mean = sum(staleness * count for staleness, count in tokens.items()) / tokens.total()
     return {"staleness/mean": mean, "staleness/max": float(max(tokens))}
+
+
+def of_all_processes(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What each process counted and measured of one step, as one: times are those of the slowest, counts are
+    added up, and the engines' occupancy is that of all their rows."""
+    if len(figures) == 1:
+        return dict(figures[0])
+    merged: dict[str, float] = {}
+    for name in dict.fromkeys(name for one in figures for name in one):
+        values = [one[name] for one in figures if name in one]
+        merged[name] = max(values) if name.startswith("time/") else sum(values)
+    if rows := merged.get("engine/decode_rows"):
+        used = sum(one.get("engine/occupancy", 0.0) * one.get("engine/decode_rows", 0.0) for one in figures)
+        merged["engine/occupancy"] = used / rows
+    return merged
 
 
 def evaluation_metrics(result: Evaluation) -> dict[str, float]:

@@ -22,7 +22,12 @@ from stateset_agents.training.admission import Admission, refuse_stale
 from stateset_agents.training.credit import Credited
 from stateset_agents.training.pipeline import Pipeline, Played, verdict_of
 from stateset_agents.training.run_checkpoints import RunCheckpoints
-from stateset_agents.training.step_metrics import rollout_metrics, staleness_metrics, why_nothing_trained
+from stateset_agents.training.step_metrics import (
+    of_all_processes,
+    rollout_metrics,
+    staleness_metrics,
+    why_nothing_trained,
+)
 from stateset_agents.training.step_watch import StepWatch, watch_step
 from stateset_agents.training.temperature import next_temperature
 from stateset_agents.training.tenure import at_work, edition
@@ -124,16 +129,26 @@ class TrainSteps(RunCheckpoints):
         earlier: Sequence[Scenario] = (),
         on_scored: Callable[[int], None] | None = None,
     ) -> list[TrajectoryGroup]:
-        with at_work(self.agent.backend, self):
-            await self._speak_as_itself()
+        """Each process plays its part, and gets the groups of all."""
+        tell = on_scored or (lambda place: None)
+        own = self.processes.part_of(len(scenarios))
+
+        async def play(part: Sequence[Scenario], before: Sequence[Scenario]) -> list[TrajectoryGroup]:
             return await self.engine.rollout(
-                scenarios,
+                part,
                 seed=self.config.seed,
                 step=self.step_number,
                 temperature=self.temperature,
-                earlier=earlier,
-                on_scored=on_scored,
+                earlier=[*earlier, *before],
+                on_scored=lambda place: tell(own.start + place),
             )
+
+        with at_work(self.agent.backend, self):
+            await self._speak_as_itself()
+            groups = await self.divide(scenarios, play)
+        for place in (*range(own.start), *range(own.stop, len(scenarios))):  # heard of just now
+            tell(place)
+        return groups
 
     def _step_episodes(self) -> int:
         full = self.config.episodes_per_step()
@@ -261,23 +276,28 @@ class TrainSteps(RunCheckpoints):
     ) -> dict[str, float]:
         number, rolled_out = self.step_number + 1, time.perf_counter()
         async with self._boundary:
-            metrics, credited = await self._update(played, number, pipeline)
-            self._tell_ends(played, number)
-            if credited.samples:
-                await self._hand_over()
-                self._tell("weights handed over", step=number, version=self._state.version)
+            repeatable = all(await self._all(self.engine.repeatable))  # from here on nobody turns back
+            with self.processes.updating():
+                metrics, credited = await self._update(played, number, pipeline, repeatable=repeatable)
+                self._tell_ends(played, number)
+                if credited.samples:
+                    await self._hand_over()
+                    self._tell("weights handed over", step=number, version=self._state.version)
             if pipeline is not None:
                 pipeline.settle(played)
             mistake = await self._observe(played.everyone)
             sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)
             now = time.perf_counter()
             self._state = replace(self._state, train_seconds=self._state.train_seconds + now - started)
-        metrics |= {
+        spent = {
             "time/rollout": rolled_out - started,
             "time/update": now - rolled_out,
             "time/step": now - started,
             **watch.metrics(),
             **self.engine.dependencies.metrics(),
+        }
+        metrics |= {
+            **of_all_processes(await self._all(spent)),
             "tokens/per_second": sampled / (now - started),
             "policy/version": float(self._state.version),
         }
@@ -297,7 +317,7 @@ class TrainSteps(RunCheckpoints):
         return metrics
 
     async def _update(
-        self, played: Played, number: int, pipeline: Pipeline | None
+        self, played: Played, number: int, pipeline: Pipeline | None, *, repeatable: bool
     ) -> tuple[dict[str, float], Credited]:
         """Credit and update; the run is one step further then."""
         everyone, config = played.everyone, self.config
@@ -328,7 +348,7 @@ class TrainSteps(RunCheckpoints):
             replaced=len(played.batch.passed_over),
             new_policy=bool(credited.samples),
             failed=cause is not None,
-            repeatable=self.engine.repeatable,
+            repeatable=repeatable,
             temperature=next_temperature(config, self.temperature, metrics.get("reward/mean")),
         )
         fatal = number == 1 or self._state.failed_steps >= config.max_failed_steps

@@ -29,6 +29,7 @@ from stateset_agents.training.config import TrainingConfig, TrainingProfile
 from stateset_agents.training.control import State
 from stateset_agents.training.early_stopping import crossed
 from stateset_agents.training.ending import leave
+from stateset_agents.training.processes import ProcessLeft
 from stateset_agents.training.step_metrics import evaluation_metrics
 from stateset_agents.training.steps import TrainSteps
 from stateset_agents.training.tenure import at_work, new_edition
@@ -75,10 +76,15 @@ class MultiTurnGRPOTrainer(TrainSteps):
             await self.initialize()
             with at_work(self.agent.backend, self):
                 ending = await self._run_steps()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            await self._part(error)
             await self._end("stopped", self._cancelled())
             raise
+        except ProcessLeft as error:
+            await self._end("stopped" if error.is_stop else "failed", _one_line(error))
+            raise
         except Exception as error:
+            await self._part(error)
             await self._end("failed", _one_line(error))
             raise
         else:
@@ -97,7 +103,7 @@ class MultiTurnGRPOTrainer(TrainSteps):
         await self._between_steps()  # what a stop in their middle left undone
         try:
             while not (done := self._done()):
-                if not await self._goes_on():
+                if not all(await self._together(self._goes_on())):
                     return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
                 await (self._overlapping_step() if self.config.max_staleness else self.step())
                 await self._between_steps()
@@ -141,7 +147,9 @@ class MultiTurnGRPOTrainer(TrainSteps):
         self._why = why
         self._settle(state)
         if self.is_ready:
-            await uninterrupted(self._worker.run(leave, self.run, self.summary()))
+            if self.processes.is_first:
+                await uninterrupted(self._worker.run(leave, self.run, self.summary()))
+            await uninterrupted(self._all())  # a launcher ends the others when one is gone
 
     def _cancelled(self) -> str:
         return f"cancelled after step {self.step_number} of {self.num_steps}"
@@ -202,6 +210,7 @@ class MultiTurnGRPOTrainer(TrainSteps):
             reward_timeout=self.config.reward_timeout,
             faults=self.config.faults,
             episode_timeout=self.config.episode_timeout,
+            divide=self.divide,
         )
 
 

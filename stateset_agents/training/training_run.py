@@ -6,6 +6,7 @@ import asyncio
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
@@ -25,14 +26,15 @@ from stateset_agents.settings import expect
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.monitors import Finding
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.tracker import JsonlTracker
+from stateset_agents.tracking.tracker import JsonlTracker, SilentTracker
 from stateset_agents.training.callbacks import Patience, expect_callback, notify
 from stateset_agents.training.checkpoint import (
     fingerprint,
 )
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.control import Controlled, Progress
+from stateset_agents.training.control import Progress
 from stateset_agents.training.curriculum import ScenarioOrder
+from stateset_agents.training.joined import Joined
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.parts import check_reward
 from stateset_agents.training.pipeline import Pipeline
@@ -43,7 +45,6 @@ from stateset_agents.training.step_warnings import StepWarnings
 from stateset_agents.training.tenure import at_work, edition, new_edition
 from stateset_agents.training.trackers import make_trackers, refuse_missing
 from stateset_agents.training.uninterrupted import uninterrupted
-from stateset_agents.training.worker import Worker
 
 __all__ = ["TrainingRun"]
 
@@ -51,7 +52,7 @@ _log = get_logger(__name__)
 _T = TypeVar("_T")
 
 
-class TrainingRun(Controlled):
+class TrainingRun(Joined):
     """Loads everything, keeps how far the run has come, and writes what it leaves behind."""
 
     def __init__(
@@ -106,7 +107,6 @@ class TrainingRun(Controlled):
         """The edition and the frontier that the pipeline goes on from."""
         self._boundary = asyncio.Lock()
         self._patience = Patience()
-        self._worker = Worker()
 
     # ------------------------------------------------------------------------------ set-up
 
@@ -144,11 +144,20 @@ class TrainingRun(Controlled):
         """Load the model, make the trainable copy and the reference, open the run folder.
 
         Raises ConfigurationError for settings that cannot work together, a trainer that was stopped, an agent
-        that another trainer is training, and a run folder that another trainer is writing.
+        that another trainer is training, a run folder that another trainer is writing, and a launcher that
+        started another number of processes than `num_processes`.
         """
         self._worker.refuse_stopped()
         if self.is_ready:
             return
+        await self._join(self.config.num_processes)
+        try:
+            await self._make_ready()
+        except (Exception, asyncio.CancelledError) as error:
+            await self._part(error)
+            raise
+
+    async def _make_ready(self) -> None:
         refuse_truncated_sampling(self.agent)
         refuse_sliding_window(self.agent.config)
         check_reward(self.reward_fn, self.config)
@@ -191,7 +200,7 @@ class TrainingRun(Controlled):
             faults=self.config.faults,
             episode_timeout=self.config.episode_timeout,
         )
-        self._run, self._tracker = await self._worker.run(self._open_run)
+        await self._open_run()
         self.engine.dependencies.on_event = self._log_fault
 
     def _log_fault(self, name: str, **fields: Any) -> None:
@@ -211,11 +220,29 @@ class TrainingRun(Controlled):
             "why_rows": policy.why,
         }
 
-    def _open_run(self) -> tuple[RunFolder, JsonlTracker]:
-        run = self._run or RunFolder.create(self.config.output_dir, name=self.config.run_name)
-        if not run.config.exists():  # a resumed run's stays until its checkpoint agrees
-            run.write_config(self._settings())
-        return run, JsonlTracker(run, self.agent.backend.tokenizer.piece)
+    async def _open_run(self) -> None:
+        """The first process makes the folder and writes in it, the others know where it is."""
+
+        def opened() -> tuple[RunFolder, JsonlTracker]:
+            run = self._run or RunFolder.create(self.config.output_dir, name=self.config.run_name)
+            if not run.config.exists():  # a resumed run's stays until its checkpoint agrees
+                run.write_config(self._settings())
+            return run, JsonlTracker(run, self.agent.backend.tokenizer.piece)
+
+        async def path() -> tuple[Path | None, str]:
+            if self.processes.is_first:
+                self._run, tracker = await self._worker.run(opened)
+                self._tracker = tracker
+            return self._run.path if self._run else None, self._base
+
+        told = await self._together(path())
+        where, base = told[0]
+        assert where is not None
+        if any(other != base for _, other in told):
+            raise ConfigurationError("the processes hold different weights: give all of them the same model")
+        if self._tracker is None:
+            self._run = RunFolder(where)
+            self._tracker = SilentTracker(self._run)
 
     def _make_learner(self, backend: Any) -> tuple[Learner, str]:
         learner = Learner(
@@ -223,11 +250,13 @@ class TrainingRun(Controlled):
             self.config,
             num_steps=self.num_steps,
             exact_logprobs=backend.is_exact,
+            processes=self.processes,
         )
         return learner, fingerprint(learner.weights())
 
     async def _hand_over(self) -> None:
-        """Let the agent speak with this trainer's weights."""
+        """Let the agent speak with this trainer's weights; the processes do it together."""
+        await self._all()
         version = self._state.version
         self._edition = object()  # where it fails nobody knows whose weights these are: hand over again
         adapter = self.config.lora is not None  # whose products would hold the event loop up
@@ -293,6 +322,8 @@ class TrainingRun(Controlled):
         )
 
     async def _notify(self, moment: str, *arguments: Any) -> None:
+        if not self.processes.is_first:
+            return
         for failure in await notify(self.callbacks, moment, *arguments, patience=self._patience):
             if self.is_ready:
                 self.tracker.log_event("callback failed", step=self.step_number, error=failure)

@@ -112,6 +112,10 @@ REFUSED: Mapping[str, _Only] = {
     "max_staleness": _unless_moved(
         "max_staleness", f"TRL's update and rollouts take turns: leave it at 0, {_BY_US}"
     ),
+    "num_processes": _unless_moved(
+        "num_processes", f"this training holds the whole model in one: leave it at 1, {_BY_US}"
+    ),
+    "parallelism": _unless_moved("parallelism", f"it is of several processes: leave it out, {_BY_US}"),
     "importance_cap": _unless_moved(
         "importance_cap", f"TRL's weights have another form: leave it out, {_BY_US}"
     ),

@@ -61,6 +61,8 @@ TRAINING = {
     "num_generations": Change(3),
     "per_device_train_batch_size": Change(2),
     "gradient_accumulation_steps": Change(2),
+    "num_processes": Change(2, "error"),
+    "parallelism": Change("fsdp2", "error"),  # without others; test_several_processes.py has what it does
     "micro_batch_tokens": Change(40, "metrics"),
     "row_layout": Change("padded", "metrics"),
     "fast_linears": Change(False, "fast_products"),
@@ -348,15 +350,18 @@ def run_training(folder: Path) -> Any:
         root = folder / f"run{len(list(folder.iterdir()))}"
         settings["output_dir"] = str(root / settings.get("output_dir", "runs"))
         base = {"gradient_accumulation_steps": 1, "save_steps": 0}
-        trainer = make_trainer(
-            root,
-            agent=make_agent(dropout=made.get("dropout", 0.0)),
-            environment=Watched(
-                made.get("breaks"), slow=made.get("slow"), max_turns=made.get("max_turns", 2)
-            ),
-            reward=reward() if isinstance(reward := made.get("reward", even_share), type) else reward,
-            **{**base, **settings},
-        )
+        try:
+            trainer = make_trainer(
+                root,
+                agent=make_agent(dropout=made.get("dropout", 0.0)),
+                environment=Watched(
+                    made.get("breaks"), slow=made.get("slow"), max_turns=made.get("max_turns", 2)
+                ),
+                reward=reward() if isinstance(reward := made.get("reward", even_share), type) else reward,
+                **{**base, **settings},
+            )
+        except StatesetError as error:
+            return Seen(error=str(error))
         return asyncio.run(watch(trainer, trainer.train, root))
 
     return lambda settings, parts="plain": once(json.dumps(settings, sort_keys=True), parts)

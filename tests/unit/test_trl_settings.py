@@ -45,6 +45,8 @@ UNFIT = {
     "micro_batch_tokens": 4096,
     "dropout": True,
     "max_staleness": 1,
+    "num_processes": 2,
+    "parallelism": "fsdp2",
     "importance_cap": 2.0,
     "entropy_coef": 0.1,
     "kl_estimator": "k2",
@@ -80,6 +82,7 @@ def test_a_mapped_setting_changes_what_trl_is_told(name):
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_setting_that_trl_cannot_follow_is_refused_with_a_cure(name):
     given = {name: UNFIT[name]} | ({"kl_estimator": "k1"} if name == "kl_placement" else {})
+    given |= {"num_processes": 2} if name == "parallelism" else {}
     with pytest.raises(ConfigurationError, match=r"does not go with TRL; .*(leave it|lower)") as refusal:
         arguments(**given)
     assert "\n" not in str(refusal.value)

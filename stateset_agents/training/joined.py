@@ -1,0 +1,70 @@
+"""A training that several processes do together, seen from one: waiting for all, and ending with them.
+
+The event loop's side of `processes.Processes`, whose exchanges wait in the worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.trajectory import TrajectoryGroup
+from stateset_agents.evaluation.evaluator import PlayPart
+from stateset_agents.training.control import Controlled
+from stateset_agents.training.processes import Processes
+from stateset_agents.training.uninterrupted import uninterrupted
+from stateset_agents.training.worker import Worker
+
+__all__ = ["Joined"]
+
+_T = TypeVar("_T")
+
+
+class Joined(Controlled):
+    """Alone until it joins the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._worker = Worker()
+        self.processes = Processes()
+        """Who trains together."""
+
+    async def _join(self, number: int) -> None:
+        """Raises ConfigurationError where the launcher started another number of processes."""
+        self.processes = await self._worker.run(Processes.join, number)
+
+    async def _all(self, value: Any = None) -> list[Any]:
+        """Wait until every process is here; what each of them says, by rank.
+
+        Raises ProcessLeft where one cannot go on. A process that has lost the others is alone.
+        """
+        if self.processes.is_alone:
+            return [value]
+        return await self._worker.run(self.processes.gather, value)
+
+    async def _together(self, work: Awaitable[_T]) -> list[_T]:
+        """What every process's `work` gives, by rank; where one's breaks or is cancelled all of them stop.
+
+        What this one's work raises goes before what becomes of the others.
+        """
+        if self.processes.is_alone:
+            return [await work]
+        try:
+            mine = await work
+        except (Exception, asyncio.CancelledError) as error:
+            await self._part(error)
+            raise
+        return await uninterrupted(self._all(mine))
+
+    async def _part(self, error: BaseException) -> None:
+        """Tell the others that this one cannot go on; they are told once."""
+        if not self.processes.is_alone:
+            await uninterrupted(self._worker.run(self.processes.part, error))
+
+    async def divide(self, scenarios: Sequence[Scenario], play: PlayPart) -> list[TrajectoryGroup]:
+        """The groups of all scenarios, in order; each process plays its part of them."""
+        own = self.processes.part_of(len(scenarios))
+        parts = await self._together(play(scenarios[own], scenarios[: own.start]))
+        return [group for part in parts for group in part]

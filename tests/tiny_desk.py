@@ -8,7 +8,10 @@ from typing import Any
 import yaml
 from tiny_models import tiny_model, tiny_tokenizer
 
-__all__ = ["PARTS", "RUN", "write_desk"]
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.training.experiment import Experiment, load_experiment
+
+__all__ = ["PARTS", "RUN", "step_of_example", "write_desk"]
 
 PARTS = """
 import asyncio
@@ -50,3 +53,19 @@ def write_desk(folder: Path) -> None:
     (folder / "calls.jsonl").write_text(calls)
     (folder / "cli_parts.py").write_text(PARTS)
     (folder / "run.yaml").write_text(yaml.safe_dump(RUN))
+
+
+async def step_of_example(name: str, output: Path, **settings: Any) -> RunFolder:
+    """Train one small step as this file of examples/ says, and `settings` of `training` say else."""
+    sizes = {
+        "max_steps": 1,
+        "num_generations": 2,
+        "per_device_train_batch_size": 2,
+        "output_dir": str(output),
+    }
+    overrides = {f"training.{key}": value for key, value in {**sizes, **settings}.items()}
+    file = Path(__file__).parents[1] / "examples" / name
+    async with Experiment(load_experiment(file, overrides), measures=False) as experiment:
+        await experiment.train()
+        await experiment.after()
+    return RunFolder.open(output / "latest")

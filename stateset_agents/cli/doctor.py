@@ -26,9 +26,11 @@ REQUIRED = ("torch>=2.6", "transformers>=5.23,<6", "safetensors>=0.5")
 
 EXTRAS = {
     "peft>=0.18": "a LoRA adapter",
+    "bitsandbytes>=0.50": "an adapter on a model in 4 or 8 bits",
     "trl>=1.16,<1.17": "a training by TRL",
     "tensorboard>=2.20": "report_to: tensorboard",
     "wandb>=0.22": "report_to: wandb",
+    "trackio>=0.43": "report_to: trackio",
     "datasets>=4": "scenarios from a Hugging Face dataset",
     "gymnasium>=1": "a Gymnasium environment",
     "mcp>=1.24,<2": "an MCP server as tools",

@@ -2,7 +2,8 @@
 what a checkpoint keeps of it.
 
 Both trainers read it: the frozen model W gets W + alpha / rank * B A in the layers chosen, and only A and B
-are trained. The policy without its adapter is the reference, so none is loaded.
+are trained. The policy without its adapter is the reference, so none is loaded. W may be held in 4 or 8 bits
+(quantization.py).
 """
 
 from __future__ import annotations
@@ -43,12 +44,18 @@ class LoraSettings(Settings):
         "the output head.",
     )
 
+    quantization: Literal["4bit", "8bit"] | None = Field(
+        default=None,
+        description="Hold the trainer's copy of the model's own linear layers, which are not trained, in so "
+        "many bits by bitsandbytes (QLoRA), see docs/lora.md. Unset: as they are.",
+    )
+
     @model_validator(mode="before")
     @classmethod
-    def _refuse_few_bits(cls, given: Any) -> Any:
+    def _name_few_bits(cls, given: Any) -> Any:
         for name in ("load_in_4bit", "load_in_8bit", "quantization_config"):
             if isinstance(given, Mapping) and name in given:
-                raise ValueError(f"models in 4 or 8 bits (QLoRA) are not trained here: leave {name} out")
+                raise ValueError(f"write quantization: 4bit or quantization: 8bit instead of {name}")
         return given
 
 
@@ -69,7 +76,8 @@ def lora_config(settings: LoraSettings, model: PreTrainedModel) -> LoraConfig:
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft divides it; any number will do
         target_modules=targets if isinstance(targets, str) else list(targets),
         lora_dropout=0.0,
-        fan_in_fan_out=model.config.model_type == "gpt2",  # its layers are Conv1D
+        # GPT-2's layers are Conv1D; those in few bits are linear.
+        fan_in_fan_out=model.config.model_type == "gpt2" and settings.quantization is None,
         task_type="CAUSAL_LM",
     )
 
@@ -137,15 +145,23 @@ def _refuse_unfit(targets: tuple[str, ...], model: PreTrainedModel) -> None:
 
 
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the model without peft's wrapping, its active adapters added to the layers' weights.
+    """The state dict of the model without peft's wrapping, its active adapters added to the layers' weights;
+    what is in few bits stands there in fp32.
 
     The wrapped model's own tensors are not touched: merging in place and back would round them each time.
     A plain model's state dict is returned as it is.
     """
     import torch
 
+    from stateset_agents.training.quantization import is_quantized, plain_weight
+
     base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]  # peft
     plain = {name: tensor.detach() for name, tensor in base.state_dict().items()}
+    few = {name: layer for name, layer in base.named_modules() if is_quantized(layer)}
+    for name, layer in few.items():  # in place of W_q and its scales
+        for part in [one for one in plain if one.startswith(f"{name}.") and one != f"{name}.bias"]:
+            del plain[part]
+        plain[f"{name}.weight"] = plain_weight(layer)
     weights = {
         name.replace(".base_layer.", "."): tensor for name, tensor in plain.items() if ".lora_" not in name
     }
@@ -154,6 +170,8 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
             for adapter in (
                 getattr(layer, "active_adapters", ()) if hasattr(layer, "get_delta_weight") else ()
             ):
-                weight = weights[f"{name}.weight"]
-                weights[f"{name}.weight"] = weight + layer.get_delta_weight(adapter).to(weight.dtype)
+                weight, change = weights[f"{name}.weight"], layer.get_delta_weight(adapter)
+                if getattr(layer.get_base_layer(), "is_transposed", False):
+                    change = change.t()
+                weights[f"{name}.weight"] = weight + change.to(weight.dtype)
     return weights

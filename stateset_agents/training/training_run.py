@@ -27,6 +27,7 @@ from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.monitors import Finding
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker, SilentTracker
+from stateset_agents.training.base_model import base_model, is_quantized_training
 from stateset_agents.training.callbacks import Patience, expect_callback, notify
 from stateset_agents.training.checkpoint import (
     fingerprint,
@@ -186,6 +187,8 @@ class TrainingRun(Joined):
         with at_work(self.agent.backend, self):
             self._edition = edition(self.agent.backend)
             self._learner, self._base = await self._worker.run(self._make_learner, self.agent.backend)
+        if is_quantized_training(self.config):
+            self._edition = object()  # so that it takes the policy's before it plays
         self.engine = ComputationalEngine(
             self.agent,
             self.environment,
@@ -245,11 +248,12 @@ class TrainingRun(Joined):
             self._tracker = SilentTracker(self._run)
 
     def _make_learner(self, backend: Any) -> tuple[Learner, str]:
+        model, exact = base_model(backend, self.config)
         learner = Learner(
-            backend.master_model(),
+            model,
             self.config,
             num_steps=self.num_steps,
-            exact_logprobs=backend.is_exact,
+            exact_logprobs=exact,
             processes=self.processes,
         )
         return learner, fingerprint(learner.weights())

@@ -17,6 +17,7 @@ from stateset_agents.core.reward import Reward
 from stateset_agents.core.trajectory import TrajectoryGroup
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import expect
+from stateset_agents.training.base_model import base_model, is_quantized_training
 from stateset_agents.training.checkpoint import fingerprint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
@@ -67,7 +68,8 @@ class TrlGRPOTrainer(MultiTurnGRPOTrainer):
 
     def _make_learner(self, backend: Any) -> tuple[Any, str]:
         refuse_unmappable(self.config, self.trl)  # the model's card may have set some
-        model = backend.master_model() if self.config.lora is None else copy.deepcopy(backend.model)
+        few = is_quantized_training(self.config) or self.config.lora is None
+        model = base_model(backend, self.config)[0] if few else copy.deepcopy(backend.model)
         learner = TrlLearner(
             model,
             backend.tokenizer.hf,

@@ -81,6 +81,10 @@ class ConversationTrainer(GRPOTrainer):
                 peft_config=peft_config,
                 rollout_func=self._hand_out,
             )
+        trained: Any = self.model
+        for parameter in trained.parameters():  # TRL rounds an adapter on few bits to bf16, in which
+            if parameter.requires_grad:  # AdamW's small steps are lost
+                parameter.data = parameter.data.float()
         self.remove_callback(PrinterCallback)
         if stop_ids and not self.use_vllm:
             self.generation_config.eos_token_id = list(stop_ids)

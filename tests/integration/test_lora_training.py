@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
+from tiny_desk import step_of_example
 from tiny_models import tiny_model
 from tiny_training import even_share, make_agent, make_environment
 from transformers import AutoModelForCausalLM
 
 from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.experiment import Experiment, load_experiment
 from stateset_agents.training.lora import keep_trained, put_trained
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 
@@ -114,20 +115,26 @@ def test_a_checkpoint_s_adapter_of_another_size_changes_nothing():
     assert others[0].all()
 
 
-def test_four_bits_are_refused_in_one_line():
-    with pytest.raises(ConfigurationError, match=r"QLoRA.*leave load_in_4bit out"):
-        TrainingConfig(lora={"rank": 8, "load_in_4bit": True})
+def test_few_bits_have_one_name():
+    for name in ("load_in_4bit", "load_in_8bit", "quantization_config"):
+        with pytest.raises(ConfigurationError, match=f"write quantization: 4bit .* instead of {name}"):
+            TrainingConfig(lora={"rank": 8, name: True})
+    with pytest.raises(ConfigurationError, match="quantization"):
+        TrainingConfig(quantization="4bit")  # without an adapter nothing could be trained
+
+
+async def test_few_bits_without_bitsandbytes_give_the_cure_before_there_is_a_run_folder(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    settings = config(tmp_path, lora={"rank": 8, "quantization": "4bit"})
+    trainer = MultiTurnGRPOTrainer(make_agent(), make_environment(), even_share, settings)
+    with pytest.raises(ConfigurationError, match=r'needs bitsandbytes: pip install "bitsandbytes>=0.50"'):
+        await trainer.initialize()
+    await trainer.close()
+    assert not list(tmp_path.iterdir())
 
 
 async def test_the_desk_s_file_trains_an_adapter(tmp_path):
-    overrides = {
-        "training.output_dir": str(tmp_path),
-        "training.max_steps": 1,
-        "training.num_generations": 2,
-        "training.per_device_train_batch_size": 2,
-    }
-    file = Path(__file__).parents[2] / "examples" / "desk_with_lora.yaml"
-    async with Experiment(load_experiment(file, overrides), measures=False) as experiment:
-        await experiment.train()
-        await experiment.after()
-    assert (tmp_path / "latest" / "checkpoints" / "step-000001" / "adapter" / "adapter_config.json").is_file()
+    run = await step_of_example("desk_with_lora.yaml", tmp_path)
+    assert (run.checkpoints / "step-000001" / "adapter" / "adapter_config.json").is_file()

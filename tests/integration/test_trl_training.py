@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_desk import step_of_example
 from tiny_training import even_share, make_agent, make_environment, plain_logprobs
 
 from stateset_agents.errors import ConfigurationError
@@ -14,7 +15,7 @@ from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.experiment import Experiment, load_experiment
+from stateset_agents.training.experiment import load_experiment
 from stateset_agents.training.trl_grpo_trainer import TrlGRPOTrainer, TrlSettings, train_with_trl_grpo
 
 
@@ -213,17 +214,7 @@ async def test_trl_s_generation_refuses_what_it_has_not(tmp_path):
 
 
 async def test_the_desk_s_file_trains_an_adapter_and_its_checkpoint_is_a_model(tmp_path):
-    overrides = {
-        "training.output_dir": str(tmp_path),
-        "training.max_steps": 1,
-        "training.num_generations": 2,
-        "training.per_device_train_batch_size": 2,
-    }
-    file = Path(__file__).parents[2] / "examples" / "desk_with_trl.yaml"
-    async with Experiment(load_experiment(file, overrides), measures=False) as experiment:
-        await experiment.train()
-        await experiment.after()
-    run = RunFolder.open(tmp_path / "latest")
+    run = await step_of_example("desk_with_trl.yaml", tmp_path)
     assert load_experiment(run.path).trl == TrlSettings()
     assert (run.checkpoints / "step-000001" / "adapter" / "adapter_config.json").is_file()
     assert run.report.is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,23 @@ print(sorted({"torch", "transformers"} & sys.modules.keys()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["Which order?", "[]"]
+
+
+def test_a_training_loads_no_optional_package_that_it_does_not_use(tmp_path: Path) -> None:
+    code = """
+import asyncio, pathlib, sys
+from tiny_training import make_trainer
+async def main():
+    trainer = make_trainer(pathlib.Path(sys.argv[1]), max_steps=1)
+    await trainer.train()
+    await trainer.close()
+asyncio.run(main())
+optional = {"peft", "trl", "bitsandbytes", "tensorboard", "wandb", "trackio", "vllm", "openai", "datasets"}
+optional |= {"gymnasium", "mcp", "jsonschema", "openenv"}
+print(sorted(optional & sys.modules.keys()))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), str(PACKAGE.parent)])
+    env = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

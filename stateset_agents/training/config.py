@@ -15,7 +15,7 @@ from stateset_agents.training.profiles import PROFILES, TrainingProfile, canonic
 
 __all__ = ["PROFILES", "TrackerName", "TrainingConfig", "TrainingProfile"]
 
-TrackerName = Literal["tensorboard", "wandb"]
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
 _LENGTHS = {"num_episodes", "max_steps"}
 
@@ -316,8 +316,8 @@ class TrainingConfig(FaultSettings):
     log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
     report_to: tuple[TrackerName, ...] = Field(
         default=(),
-        description="Trackers that get the metrics, too: tensorboard, wandb; one alone needs no list. See "
-        "docs/trackers.md.",
+        description="Trackers that get the metrics, too: tensorboard, wandb, trackio; one alone needs no "
+        "list. See docs/trackers.md.",
     )
 
     def __init__(self, **settings: Any) -> None:

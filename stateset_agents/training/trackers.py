@@ -1,4 +1,4 @@
-"""A training's numbers in TensorBoard and W&B, each through its own library.
+"""A training's numbers in TensorBoard, W&B and Trackio, each through its own library.
 
 Trackers are callbacks: plain methods, so the trainer calls each in a thread of its own and waits for it.
 The run folder stays the record; what a tracker cannot take is lost to that tracker only.
@@ -7,6 +7,7 @@ The run folder stays the record; what a tracker cannot take is lost to that trac
 from __future__ import annotations
 
 import importlib
+import os
 import secrets
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
     from stateset_agents.training.control import Progress
     from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 
-__all__ = ["TensorBoardTracker", "WandbTracker", "make_trackers", "refuse_missing"]
+__all__ = ["TensorBoardTracker", "TrackioTracker", "WandbTracker", "make_trackers", "refuse_missing"]
 
 _CURES: Mapping[TrackerName, str] = {
     "tensorboard": 'pip install "tensorboard>=2.20"',
     "wandb": 'pip install "wandb>=0.22"',
+    "trackio": 'pip install "trackio>=0.43"',
 }
 
 _log = get_logger(__name__)
@@ -136,7 +138,7 @@ class WandbTracker(_Tracker):
         own = {
             "name": folder.name,
             "dir": str(folder),
-            "id": _kept_id(folder),
+            "id": _kept_id(folder / "wandb-id.txt"),
             "resume": "allow",
             "settings": {"console": "off"},
         }
@@ -157,15 +159,59 @@ class WandbTracker(_Tracker):
             run.finish(exit_code=int(progress.state == "failed"))
 
 
-def _kept_id(folder: Path) -> str:
-    """The id under which this run folder is known to W&B."""
-    file = folder / "wandb-id.txt"
+class TrackioTracker(_Tracker):
+    """A Trackio run in Trackio's own store on this machine (its TRACKIO_DIR), named after the run folder and
+    an id that lies in the folder's `trackio-id.txt`; with its config, and how it ended as an alert.
+
+    `settings` are further arguments of `trackio.init`, such as project or space_id; the project is else what
+    TRACKIO_PROJECT says, or "stateset-agents".
+    """
+
+    _run: Any = None
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def _open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        trackio = importlib.import_module("trackio")  # not among what strict types are checked against
+        own = {
+            "project": os.environ.get("TRACKIO_PROJECT") or "stateset-agents",
+            "name": f"{folder.name}-{_kept_id(folder / 'trackio-id.txt')}",
+            "resume": "allow",
+            "embed": False,
+            "auto_log_cpu": False,  # a run is its metrics; what else the machine does is not its own
+            "auto_log_gpu": False,
+        }
+        self._run = trackio.init(config=dict(config), **{**own, **self.settings})
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def _end(self, progress: Progress) -> None:
+        if self._run is None:
+            return
+        run, self._run = self._run, None
+        levels = importlib.import_module("trackio").AlertLevel
+        level = levels.ERROR if progress.state == "failed" else levels.INFO
+        try:
+            run.alert(title=progress.state, text=progress.why, level=level, step=progress.step)
+        finally:
+            run.finish()
+
+
+def _kept_id(file: Path) -> str:
+    """The id under which this run folder is known to a tracker."""
     if not file.is_file():
         file.write_text(secrets.token_hex(4) + "\n")
     return file.read_text().strip()
 
 
-_TRACKERS: Mapping[TrackerName, type[_Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
+_TRACKERS: Mapping[TrackerName, type[_Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+    "trackio": TrackioTracker,
+}
 
 
 def make_trackers(names: Sequence[TrackerName]) -> list[Callback]:

@@ -1,4 +1,4 @@
-"""TensorBoard and W&B by their own libraries: what they wrote is read back and is what metrics.jsonl says."""
+"""TensorBoard, W&B and Trackio by their own libraries: what they wrote is what metrics.jsonl says."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "wandb-home"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stored(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Trackio reads where its store is when it is imported."""
+    os.environ["TRACKIO_DIR"] = str(tmp_path_factory.mktemp("trackio"))
 
 
 def in_the_log(trainer: Any) -> dict[str, dict[int, float]]:
@@ -105,12 +111,29 @@ def history(part: Any) -> dict[str, dict[int, float]]:
     return dict(values)
 
 
+def in_trackio(folder: Path) -> tuple[dict[str, dict[int, float]], dict[str, Any], list[tuple[str, str]]]:
+    """Values, config and alerts of the run folder's run, out of Trackio's store."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    project, name = "stateset-agents", f"{folder.name}-{(folder / 'trackio-id.txt').read_text().strip()}"
+    values: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in SQLiteStorage.get_logs(project, name):
+        for key, value in row.items():
+            if key not in ("step", "timestamp"):
+                assert row["step"] not in values[key], f"a step of {key} stands twice"
+                values[key][row["step"]] = value
+    alerts = sorted(SQLiteStorage.get_alerts(project, name), key=lambda one: str(one["timestamp"]))
+    ends = [(one["title"], one["level"]) for one in alerts]
+    return dict(values), SQLiteStorage.get_run_config(project, name) or {}, ends
+
+
 def close_to(expected: dict[str, dict[int, float]]) -> dict[str, Any]:
     return {name: pytest.approx(values, rel=1e-6, nan_ok=True) for name, values in expected.items()}
 
 
-async def test_a_run_and_its_resumption_stand_in_both_as_in_the_log(tmp_path: Path) -> None:
-    settings = {"report_to": ["tensorboard", "wandb"], "eval_steps": 2, "eval_episodes": 2, "save_steps": 0}
+async def test_a_run_and_its_resumption_stand_in_all_as_in_the_log(tmp_path: Path) -> None:
+    settings = {"report_to": ["tensorboard", "wandb", "trackio"], "eval_steps": 2, "eval_episodes": 2}
+    settings |= {"save_steps": 0}
     first = make_trainer(tmp_path, max_steps=4, **settings)
     first.callbacks.append(StopsAfter(2))
     await first.train()
@@ -142,6 +165,11 @@ async def test_a_run_and_its_resumption_stand_in_both_as_in_the_log(tmp_path: Pa
     assert config["training"]["num_generations"] == 4
     exits = [next(r.exit for r in part if r.WhichOneof("record_type") == "exit") for part in parts]
     assert [exit.exit_code for exit in exits] == [0, 0]
+
+    values, told, ends = in_trackio(again.run.path)
+    assert values == close_to(logged)
+    assert told["training"]["num_generations"] == 4
+    assert ends == [("stopped", "info"), ("finished", "info")]
 
 
 class StopsAfter:
@@ -176,7 +204,7 @@ async def test_steps_after_the_checkpoint_of_a_run_that_broke_are_hidden(tmp_pat
 
 
 async def test_a_failed_training_is_a_failed_run(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, report_to=["tensorboard", "wandb"])
+    trainer = make_trainer(tmp_path, report_to=["tensorboard", "wandb", "trackio"])
     trainer.callbacks.append(Breaks())
     with pytest.raises(TypeError):
         await trainer.train()
@@ -185,6 +213,7 @@ async def test_a_failed_training_is_a_failed_run(tmp_path: Path) -> None:
     assert texts["run/ended"] == ["failed: a slip in user code"]
     (part,) = in_wandb(trainer.run.path)
     assert next(r.exit for r in part if r.WhichOneof("record_type") == "exit").exit_code == 1
+    assert in_trackio(trainer.run.path)[2] == [("failed", "error")]
 
 
 async def test_a_tracker_that_cannot_write_is_one_warning(

@@ -18,7 +18,7 @@ def test_one_tracker_needs_no_list_and_an_unknown_one_is_refused() -> None:
         TrainingConfig(report_to=["tensorbord"])
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 async def test_a_missing_library_is_told_with_its_cure_before_the_run_has_a_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,6 +177,8 @@ class Completion:
     """[T] under the policy that sampled them, at the sampling temperature and truncation."""
     finish_reason: FinishReason
     version_spans: tuple[VersionSpan, ...] = ()
+    begun: float | None = field(default=None, compare=False)
+    """When the model took the turn up, in seconds of `time.monotonic()`; None where nobody knows."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.timeline import Span
 from stateset_agents.core.trajectory import Branch, Outcome, Trajectory, TrajectoryGroup, Turn
 from stateset_agents.messages import Completion, Message, ToolCall, VersionSpan
 from stateset_agents.tracking.run_folder import RunFolder
@@ -89,6 +90,14 @@ def conversation(
             Message(role="user", content=f"Hi, I would like to know about K{number}, please."),
         ),
         turns=turns,
+        spans=(
+            Span("environment", 100.0, 100.001),
+            Span("waiting", 100.001, 100.25),
+            Span("model", 100.25, 100.5 + member / 8),
+            Span("environment", 100.5 + member / 8, 101.0),
+            Span("model", 101.0, 102.0),
+            Span("reward", 102.5, 102.51),
+        ),
         outcome=Outcome(reward=0.5, success=success, changes=(change,) if success else ()),
         reward=0.9 if success else 0.15,
         breakdown={"told": 0.9 if success else 0.15, "repeats": 0.0},

@@ -8,6 +8,7 @@ one thread, in an order that follows from the turns alone.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,7 @@ class Batcher:
         table.carried[slot] = kept == held == length - 1 and shared == length
         table.held[slot] = kept
         table.begin(slot, turn)
+        turn.begun = time.monotonic()
         turn.versions.append((self.version, 0))
         return True
 

@@ -365,6 +365,7 @@ class HuggingFaceBackend:
             logprobs=tuple(turn.logprobs),
             finish_reason=turn.finish_reason,
             version_spans=turn.version_spans(),
+            begun=turn.begun,
         )
 
 

@@ -39,6 +39,8 @@ class Turn:
     """(policy version, tokens sampled before it): where each version that sampled this turn began."""
     finish_reason: FinishReason | None = None
     """None while the turn is live."""
+    begun: float | None = None
+    """When it was admitted, by `time.monotonic()`."""
 
     @property
     def num_prompt(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
@@ -21,6 +22,7 @@ from stateset_agents.core.in_time import InTime
 from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.scoring import turn_rewards
+from stateset_agents.core.timeline import Span
 from stateset_agents.core.trajectory import Branch, Status, Trajectory, TrajectoryGroup
 from stateset_agents.core.user_code import SaidOnce
 from stateset_agents.core.waiting import all_or_cancel
@@ -347,11 +349,14 @@ class ComputationalEngine:
         asked = score_trajectories(
             self.reward_fn, able, seconds=self.reward_timeout, dependencies=self.dependencies
         )
+        began = time.monotonic()
         results = iter(await asked)
-        return [
+        scoring = Span("reward", began, time.monotonic())
+        scored = [
             trajectory if trajectory.status is Status.FAILED else self._with_score(trajectory, next(results))
             for trajectory in trajectories
         ]
+        return [replace(trajectory, spans=(*trajectory.spans, scoring)) for trajectory in scored]
 
     def _warn(self, what: str, trajectory: Trajectory) -> None:
         self._said.warn(

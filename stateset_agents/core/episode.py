@@ -12,6 +12,7 @@ from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Conversation, Environment, answer_to
 from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.timeline import Stopwatch
 from stateset_agents.core.trajectory import Status, Trajectory, Turn
 from stateset_agents.core.user_code import told
 from stateset_agents.errors import (
@@ -112,18 +113,21 @@ async def _play(
 ) -> Trajectory:
     """Go on from what has happened so far, in a conversation that is closed after."""
     turns = list(trajectory.turns)
-    time_left = _TimeLeft(seconds)
+    time_left, watch = _TimeLeft(seconds), Stopwatch()
 
     async def speak(ids: Sequence[int], room: int) -> Completion:
         params = agent.sampling(stream=derive(stream, len(turns)), temperature=temperature)
         params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
-        return await agent.reply(ids, params, session=session, turn=len(turns))
+        completion = await agent.reply(ids, params, session=session, turn=len(turns))
+        watch.turn(completion.begun)
+        return completion
 
     try:
         conversation = await time_left.bounds(begin())
         try:
+            watch.lap("environment")
             trajectory = replace(trajectory, opening=agent.with_system_prompt(conversation.opening))
-            talk = _converse(agent, conversation, trajectory, speak, turns, between_turns)
+            talk = _converse(agent, conversation, trajectory, speak, turns, between_turns, watch)
             try:
                 status, metadata = await time_left.bounds(talk)
             except _OutOfTime:
@@ -133,13 +137,28 @@ async def _play(
             outcome = await conversation.outcome()
         finally:
             await conversation.close()
+        watch.lap("environment")
         kept = {**(outcome.metadata if outcome else {}), **metadata}
-        return replace(trajectory, turns=tuple(turns), status=status, outcome=outcome, metadata=kept)
+        return replace(
+            trajectory,
+            turns=tuple(turns),
+            status=status,
+            outcome=outcome,
+            metadata=kept,
+            spans=watch.spans,
+        )
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
     except Exception as error:  # whatever a user's environment may raise is one failed conversation
         late = {"timed_out": True} if isinstance(error, _OutOfTime) else {}
-        return replace(trajectory, turns=tuple(turns), status=Status.FAILED, error=told(error), metadata=late)
+        return replace(
+            trajectory,
+            turns=tuple(turns),
+            status=Status.FAILED,
+            error=told(error),
+            metadata=late,
+            spans=watch.spans,
+        )
     finally:
         if between_turns is None:
             await agent.backend.release(session)
@@ -192,6 +211,7 @@ async def _converse(
     speak: Callable[[Sequence[int], int], Awaitable[Completion]],
     turns: list[Turn],
     between_turns: BetweenTurns | None,
+    watch: Stopwatch,
 ) -> tuple[Status, dict[str, bool]]:
     """Fill `turns` until the conversation ends; how it ended, and what the trajectory should remember."""
     row = start.token_ids
@@ -205,11 +225,13 @@ async def _converse(
             return Status.TRUNCATED, {"context_overflow": True}
         if turns and between_turns is not None:
             await between_turns(replace(start, turns=tuple(turns)), conversation)
+            watch.lap("environment")
         row.extend(delta)
         completion = await speak(row, room)
         row.extend(completion.token_ids)
         turns.append(Turn(prompt_ids=tuple(delta), completion=completion))
         observation = await answer_to(completion, conversation)
+        watch.lap("environment")
         turns[-1] = replace(
             turns[-1],
             feedback=observation.messages,

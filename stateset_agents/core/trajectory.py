@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.timeline import Span
 from stateset_agents.messages import Completion, Message
 
 __all__ = ["Branch", "Outcome", "Status", "Trajectory", "TrajectoryGroup", "Turn", "by_scenario"]
@@ -77,6 +78,8 @@ class Trajectory:
     breakdown: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    spans: tuple[Span, ...] = field(default=(), compare=False, repr=False)
+    """What it did when, in order, as far as its last whole turn; a branch has those of its own turns."""
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.action_mask) == len(self.logprobs):

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.reporting.curves import learning_curves, other_curves, reward_terms, who_waits
+from stateset_agents.reporting.measured import also_measured, measured
 from stateset_agents.reporting.waits import waits
 from stateset_agents.tracking.diagnostics import diagnose
 from stateset_agents.tracking.run_log import RunLog
@@ -25,7 +25,8 @@ def content(log: RunLog) -> dict[str, Any]:
         "ended": summary.get("ended"),
         "facts": _facts(summary, config, steps=max((line.step for line in lines), default=0)),
         "greedy": {"before": before.get("greedy"), "after": after.get("greedy")},
-        "measured": list(_measured(before, after)) if before or after else [],
+        "measured": measured(before, after),
+        "also": also_measured(before, after),
         "curves": [asdict(chart) for chart in (*learning_curves(lines), *who_waits(waits(log.events())))],
         "terms": [asdict(chart) for chart in reward_terms(lines)],
         "others": [
@@ -70,23 +71,6 @@ def _duration(seconds: float | None) -> str | None:
         return None
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def _measured(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Success with its interval, all scenarios first, then each family; a side is None where not measured."""
-    yield {"name": "All scenarios", "before": _share(before), "after": _share(after)}
-    families = [before.get("families") or {}, after.get("families") or {}]
-    for name in sorted({name for side in families for name in side}):
-        old, new = (_share(side.get(name, {})) for side in families)
-        yield {"name": name, "before": old, "after": new}
-
-
-def _share(side: Mapping[str, Any]) -> dict[str, float] | None:
-    if side.get("success") is None:
-        return None
-    success, n = float(side["success"]), int(side["n"])
-    low, high = side.get("interval") or wilson(round(success * n), n)
-    return {"success": success, "low": low, "high": high, "n": n, "tries": int(side.get("tries", 1))}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

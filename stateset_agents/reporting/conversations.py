@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.reporting.units import Unit, count, size_of, spread
 from stateset_agents.tracking.jsonl import read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 
-__all__ = ["MOST_CONVERSATIONS", "Conversations", "Transitions", "pack", "spread"]
+__all__ = ["MOST_CONVERSATIONS", "Conversations", "Transitions", "pack"]
 
 MOST_CONVERSATIONS = 3000
 """In one page, unless asked for more."""
@@ -52,14 +53,6 @@ class Transitions:
     lost: int
 
 
-@dataclass(slots=True)
-class _Unit:
-    """Conversations that are shown side by side: where their lines begin, and the bytes of all."""
-
-    places: list[int] = field(default_factory=list)
-    size: int = 0
-
-
 class Conversations:
     """What a report shows of a run's rollouts.jsonl."""
 
@@ -71,8 +64,8 @@ class Conversations:
 
     def _begin(self) -> None:
         self._end = 0  # bytes read
-        self._training: dict[_Key, _Unit] = {}
-        self._held_out: dict[_Key, _Unit] = {}
+        self._training: dict[_Key, Unit] = {}
+        self._held_out: dict[_Key, Unit] = {}
         self._verdicts: dict[str, dict[tuple[str, int], bool | None]] = {"before": {}, "after": {}}
         self._packed: dict[int, dict[str, Any]] = {}
 
@@ -121,7 +114,7 @@ class Conversations:
         pools = [list(self._held_out.values()), list(self._training.values())]
         taken = [spread(pool, *half) for pool in pools]
         for own, other in ((0, 1), (1, 0)):
-            rest = (self._most - _count(taken[other]), self._most * _BYTES_EACH - _size(taken[other]))
+            rest = (self._most - count(taken[other]), self._most * _BYTES_EACH - size_of(taken[other]))
             taken[own] = spread(pools[own], *rest)
         places = sorted(place for units in taken for unit in units for place in unit.places)
         new = [place for place in places if place not in self._packed]
@@ -145,9 +138,7 @@ class Conversations:
         pool, key = (
             (self._training, (str(step), group)) if stage == "train" else (self._held_out, (scenario,))
         )
-        unit = pool.setdefault(key, _Unit())
-        unit.places.append(place)
-        unit.size += len(line)
+        pool.setdefault(key, Unit()).add(place, len(line))
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
@@ -157,19 +148,6 @@ class Conversations:
                 f"{self._file}: not JSON: {line[:50].decode(errors='replace')!r}; remove that line"
             ) from error
         return record
-
-
-def spread(units: Sequence[_Unit], conversations: int, size: int) -> list[_Unit]:
-    """As many evenly spaced units, the first and the last among them, as the limits allow."""
-    fewest, most = 0, len(units)
-    while fewest < most:  # the largest number that fits
-        number = (fewest + most + 1) // 2
-        some = _evenly(units, number)
-        if _count(some) <= conversations and _size(some) <= size:
-            fewest = number
-        else:
-            most = number - 1
-    return _evenly(units, fewest)
 
 
 def pack(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,17 +170,3 @@ def _start(record: Mapping[str, Any]) -> list[Any]:
 
 def _runs(values: Iterable[Any]) -> list[list[Any]]:
     return [[value, len(list(same))] for value, same in groupby(values)]
-
-
-def _evenly(units: Sequence[_Unit], number: int) -> list[_Unit]:
-    if number < 2:
-        return list(units[:number])
-    return [units[round(at * (len(units) - 1) / (number - 1))] for at in range(number)]
-
-
-def _count(units: Iterable[_Unit]) -> int:
-    return sum(len(unit.places) for unit in units)
-
-
-def _size(units: Iterable[_Unit]) -> int:
-    return sum(unit.size for unit in units)

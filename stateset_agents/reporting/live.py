@@ -19,6 +19,7 @@ from stateset_agents.errors import ConfigurationError
 from stateset_agents.reporting.content import content
 from stateset_agents.reporting.conversations import MOST_CONVERSATIONS, Conversations
 from stateset_agents.reporting.report import browsable, no_conversations, plotly_js, render
+from stateset_agents.reporting.timeline import Timeline
 from stateset_agents.tracking.jsonl import dump
 from stateset_agents.tracking.run_log import RunLog
 
@@ -48,7 +49,7 @@ async def serve(
 
     Raises ConfigurationError when the port is taken.
     """
-    live = _Live(log, Conversations(log.folder, conversations))
+    live = _Live(log, Conversations(log.folder, conversations), Timeline(log.folder))
     app = web.Application(middlewares=[_for_this_machine])
     app.add_routes(
         [
@@ -88,6 +89,7 @@ class _Live:
 
     log: RunLog
     kept: Conversations
+    timeline: Timeline
 
     def __post_init__(self) -> None:
         self._reading = asyncio.Lock()
@@ -128,7 +130,7 @@ class _Live:
         """Which state of the files each event is about."""
         folder = self.log.folder
         page = (folder.metrics, folder.summary, folder.config)
-        return {"page": _stamp(*page), "conversations": _stamp(folder.rollouts)}
+        return {"page": _stamp(*page), "conversations": _stamp(folder.rollouts, folder.timeline)}
 
     def _render(self) -> str:
         """Without conversations: the page fetches them when its first event says so."""
@@ -138,7 +140,7 @@ class _Live:
         return dump(content(self.log))
 
     def _browsed(self) -> str:
-        return dump(browsable(self.log, self.kept))
+        return dump(browsable(self.log, self.kept, self.timeline))
 
 
 def _stamp(*files: Path) -> _Stamp:

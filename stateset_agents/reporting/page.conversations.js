@@ -87,7 +87,7 @@ class Browser {
     const only = (outcome, text) => h("button", { type: "button", class: "link", onclick: () => this.ask({ outcome }) }, text);
     const of = moved.n > moved.scenarios ? `${moved.n} tries on ${moved.scenarios} held-out scenarios` : `${moved.n} held-out scenarios`;
     const changes = moved.n ? [` Of ${of}, `, only("gained", `${moved.gained} went from failure to success`), " and ", only("lost", `${moved.lost} the other way`), "."] : [];
-    const keys = h("span", { class: "keys" }, " Keys: ", h("kbd", {}, "/"), " search, ", h("kbd", {}, "j"), " ", h("kbd", {}, "k"), " next and previous group, ", h("kbd", {}, "t"), " tokens.");
+    const keys = h("span", { class: "keys" }, " Keys: ", h("kbd", {}, "/"), " search, ", h("kbd", {}, "Esc"), " clear it, ", h("kbd", {}, "j"), " ", h("kbd", {}, "k"), " next and previous group, ", h("kbd", {}, "t"), " tokens.");
     return note(...[kept].flat(), ...changes, keys);
   }
 
@@ -155,6 +155,16 @@ class Browser {
     this.list.scrollTop = 0;
   }
 
+  /** Show a training group of the page, where it has it and is asked to; does it have it? */
+  open(step, group, show) {
+    const unit = this.units.find(({ key }) => key === `${step}|${group}`);
+    if (!unit || !show) return Boolean(unit);
+    this.ask({ stage: "train", "step-from": step, "step-to": step });
+    this.select(this.found.indexOf(unit), true);
+    this.place.scrollIntoView({ block: "start" });
+    return true;
+  }
+
   /** Some more entries at the end of the list. */
   extend() {
     this.more.disconnect();
@@ -208,6 +218,11 @@ class Browser {
   }
 
   shortcut(event) {
+    if (event.key === "Escape" && this.form.elements.text.value) {
+      this.form.elements.text.value = "";
+      this.filter();
+      return;
+    }
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
     if (event.key === "/") {
       event.preventDefault();

@@ -32,6 +32,8 @@ const signed = (value) => (value === null || value === undefined ? "–" : `${va
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 const note = (...text) => h("p", { class: "note" }, ...text);
 
+const part = (id) => document.getElementById(id);
+
 /** The text of a compressed data block of this page. */
 async function unpacked(id) {
   const letters = atob(document.getElementById(id).textContent);

@@ -1,43 +1,9 @@
 // The page's parts, from its data; on a live page again whenever the run has gone on.
 
-const part = (id) => document.getElementById(id);
-
 function showTop(data) {
   const facts = data.facts.map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value)));
   const live = "live" in document.body.dataset ? h("span", { id: "live", role: "status" }, "live") : null;
   part("top").replaceChildren(h("h1", {}, data.name, live), h("dl", { class: "facts" }, facts));
-}
-
-const share = (value) => `${(value * 100).toFixed(1)}%`;
-const interval = (side) => `[${share(side.low)}, ${share(side.high)}]`;
-
-function showMeasured(data) {
-  const [all] = data.measured;
-  if (!all) {
-    part("measured").replaceChildren(h("h2", {}, "Before and after"), note("This run was not measured before and after training."));
-    return;
-  }
-  const headline = [["before", "old"], ["after", "new"]].filter(([side]) => all[side]).map(([side, kind]) => {
-    const greedy = data.greedy[side];
-    const { n, tries } = all[side];
-    const of = tries > 1 ? `${n} tries, ${tries} of each held-out scenario` : `${n} held-out scenarios`;
-    const detail = `95 %: ${share(all[side].low)} to ${share(all[side].high)}, ${of}${greedy === null ? "" : `; greedy ${share(greedy)}`}`;
-    return h("p", { class: kind }, h("span", { class: "label" }, side), h("span", { class: "figure" }, share(all[side].success)), h("span", { class: "detail" }, detail));
-  });
-  const mark = (side, kind) => side ? [
-    h("span", { class: `range ${kind}`, style: `left:${side.low * 100}%;width:${(side.high - side.low) * 100}%` }),
-    h("span", { class: `spot ${kind}`, style: `left:${side.success * 100}%` }),
-  ] : [];
-  const words = (side, kind) => side ? h("span", { class: kind }, `${share(side.success)} `, h("span", { class: "interval" }, interval(side))) : h("span", { class: "n" }, "not measured");
-  const rows = data.measured.map((row, at) => h("div", { class: at ? "family" : "family total", role: "row" },
-    h("span", { class: "name", role: "rowheader" }, `${row.name} `, h("span", { class: "n" }, `n = ${(row.after ?? row.before).n}`)),
-    h("span", { class: "track", role: "cell", "aria-hidden": "true" }, mark(row.before, "old"), mark(row.after, "new")),
-    h("span", { class: "values", role: "cell" }, words(row.before, "old"), words(row.after, "new"))));
-  const head = h("div", { class: "family head", role: "row" }, h("span", { role: "columnheader" }, "success, 95 % interval"),
-    h("span", { class: "scale", role: "columnheader" }, ...["0 %", "50 %", "100 %"].map((text) => h("i", {}, text))),
-    h("span", { role: "columnheader" }, h("b", { class: "key old" }), "before ", h("b", { class: "key new" }), "after"));
-  part("measured").replaceChildren(h("h2", {}, "Before and after"), h("div", { class: "headline" }, headline),
-    h("div", { class: "families", role: "table", "aria-label": "Success before and after, with 95 % intervals" }, head, rows));
 }
 
 /** Charts as they stand, for a page that is shown again. */
@@ -86,7 +52,7 @@ function showPage(data) {
 }
 
 /** Follow a run that goes on: the server says what is new. */
-function follow(browser) {
+function follow(timeline, browser) {
   const events = new EventSource("events");
   const say = (text) => (part("live").textContent = text);
   events.addEventListener("page", (event) => {
@@ -94,11 +60,16 @@ function follow(browser) {
     showPage(data);
     say(data.ended ?? "live");
   });
-  events.addEventListener("conversations", async () => browser.update(await (await fetch("conversations.json")).json()));
+  events.addEventListener("conversations", async () => {
+    const browsed = await (await fetch("conversations.json")).json();
+    timeline.update(browsed.timeline);
+    browser.update(browsed);
+  });
   events.onerror = () => say("connection lost");
 }
 
 const data = JSON.parse(await unpacked("data"));
 showPage(data);
 const browser = new Browser(part("conversations"), data);
-if ("live" in document.body.dataset) follow(browser);
+const timeline = new Timeline(part("timeline"), data.timeline, (...group) => browser.open(...group));
+if ("live" in document.body.dataset) follow(timeline, browser);

@@ -81,7 +81,10 @@ class GroupView {
   }
 
   called(one) {
-    if (one.stage !== "train") return one.stage === "validation" ? `step ${one.step}` : one.stage;
+    if (one.stage !== "train") {
+      const tries = this.unit.members.filter((other) => other.stage === one.stage && other.step === one.step).length;
+      return `${one.stage === "validation" ? `step ${one.step}` : one.stage}${tries > 1 ? `, try ${one.member + 1}` : ""}`;
+    }
     return one.branch_of ? `branch of ${one.branch_of[0]}, turn ${one.branch_of[1] + 1}` : `member ${one.member}`;
   }
 

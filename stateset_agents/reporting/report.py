@@ -20,12 +20,16 @@ import jinja2
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.reporting.content import content
 from stateset_agents.reporting.conversations import MOST_CONVERSATIONS, Conversations
+from stateset_agents.reporting.timeline import Timeline, no_timeline
 from stateset_agents.tracking.jsonl import dump
 from stateset_agents.tracking.run_log import RunLog
 
 __all__ = ["browsable", "no_conversations", "plotly_js", "render", "write_report"]
 
-_SCRIPTS = ("page.js", "page.charts.js", "page.conversations.js", "page.tokens.js", "page.start.js")
+_SCRIPTS = tuple(
+    f"page.{part}js"
+    for part in ("", "measured.", "charts.", "timeline.", "conversations.", "tokens.", "start.")
+)
 
 
 def write_report(
@@ -44,15 +48,17 @@ def write_report(
         shared = log.folder.path.parent / f"plotly-{version}.min.js"
         if not shared.exists():
             _write(shared, script)
-    kept = Conversations(log.folder, conversations)
-    page = render(content(log), browsable(log, kept), plotly=f"../{shared.name}" if shared else None)
+    kept, timeline = Conversations(log.folder, conversations), Timeline(log.folder)
+    browsed = browsable(log, kept, timeline)
+    page = render(content(log), browsed, plotly=f"../{shared.name}" if shared else None)
     _write(log.folder.report, page)
     return log.folder.report
 
 
-def browsable(log: RunLog, conversations: Conversations) -> dict[str, Any]:
-    """What the page's conversation browser shows; reads on in rollouts.jsonl first."""
+def browsable(log: RunLog, conversations: Conversations, timeline: Timeline) -> dict[str, Any]:
+    """What the page's conversation browser and its timeline show; reads on in their files first."""
     conversations.read()
+    timeline.read()
     chosen, moved = conversations.chosen(), conversations.transitions()
     used = {id for one in chosen for id in one["token_ids"]}
     return {
@@ -60,6 +66,7 @@ def browsable(log: RunLog, conversations: Conversations) -> dict[str, Any]:
         "moved": {"n": moved.n, "scenarios": moved.scenarios, "gained": moved.gained, "lost": moved.lost},
         "tokens": {id: text for id, text in log.tokens().items() if id in used},
         "conversations": chosen,
+        "timeline": timeline.chosen(),
     }
 
 
@@ -70,6 +77,7 @@ def no_conversations() -> dict[str, Any]:
         "moved": {"n": 0, "scenarios": 0, "gained": 0, "lost": 0},
         "tokens": {},
         "conversations": [],
+        "timeline": no_timeline(),
     }
 
 

@@ -4,6 +4,7 @@
       config.yaml     every setting of the run
       metrics.jsonl   one line per step: {"step": 3, "time": 1767.2, "reward/mean": 0.41, ...}
       rollouts.jsonl  one line per conversation (see `tracker.rollout_record`)
+      timeline.jsonl  one line per conversation of training: what it did when (see `tracker.timeline_record`)
       tokens.jsonl    what each token id of rollouts.jsonl says: {"id": 393, "text": "shop"}
       events.jsonl    one line per thing that happened: {"event": "checkpoint saved", "step": 20, ...}
       summary.json    how the run ended
@@ -56,7 +57,7 @@ class RunFolder:
             root.mkdir(parents=True, exist_ok=True)
             folder = cls(_next_numbered(root, slug))
             folder.checkpoints.mkdir()
-            for file in (folder.metrics, folder.rollouts, folder.events):
+            for file in folder.by_step:
                 JsonlWriter(file).close()
             _point_latest(root, folder.path.name)
         except OSError as error:
@@ -90,12 +91,21 @@ class RunFolder:
         return self.path / "rollouts.jsonl"
 
     @property
+    def timeline(self) -> Path:
+        return self.path / "timeline.jsonl"
+
+    @property
     def tokens(self) -> Path:
         return self.path / "tokens.jsonl"
 
     @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
+
+    @property
+    def by_step(self) -> tuple[Path, ...]:
+        """The files that grow with every step."""
+        return self.metrics, self.rollouts, self.timeline, self.events
 
     @property
     def summary(self) -> Path:
@@ -124,7 +134,7 @@ class RunFolder:
 
         Each file is cut in place, in one call, so a tracker that has it open goes on at the new end.
         """
-        for file in (self.metrics, self.rollouts, self.events):
+        for file in self.by_step:
             _cut(file, lambda record: record.get("step", -1) > step)
 
     def drop_evaluation(self, step: int) -> None:
@@ -141,7 +151,9 @@ class RunFolder:
 
 
 def _cut(file: Path, first: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Cut the file before the first record of which that holds."""
+    """Cut the file, where there is one, before the first record of which that holds."""
+    if not file.exists():  # of a run that an earlier version began
+        return
     where = next((start for start, record in read_lines(file) if first(record)), None)
     if where is not None:
         os.truncate(file, where)

@@ -17,12 +17,14 @@ from stateset_agents.tracking.run_log import RunLog
 if TYPE_CHECKING:
     from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["JsonlTracker", "SilentTracker", "Stage", "rollout_record"]
+__all__ = ["JsonlTracker", "SilentTracker", "Stage", "rollout_record", "timeline_record"]
 
 Stage = Literal["train", "before", "after", "validation"]
 """When a conversation was held: in training, or in an evaluation before, during or after it."""
 
 _DECIMALS = 6
+_SHORTEST = 1e-4
+"""Seconds of a pause that is worth a span."""
 
 
 class JsonlTracker:
@@ -40,6 +42,7 @@ class JsonlTracker:
         self._told = set(RunLog(folder).tokens())
         self._metrics = JsonlWriter(folder.metrics)
         self._rollouts = JsonlWriter(folder.rollouts)
+        self._timeline = JsonlWriter(folder.timeline)
         self._events = JsonlWriter(folder.events)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -63,17 +66,22 @@ class JsonlTracker:
         `advantages[g][m]` holds one number per token that member m of group g sampled, or None where
         that member does not train; None for all where nothing trains (an evaluation).
         """
-        records = []
+        records, times = [], []
         for place, group in enumerate(groups):
             own = [None] * len(group.trajectories) if advantages is None else advantages[place]
+            where = {"step": step, "group": group.key}
             head = {"step": step, "stage": stage, "group": group.key, "weight": group.weight}
             for trajectory, credit in zip(group.trajectories, own, strict=True):
                 records.append({**head, "branch_of": None, **rollout_record(trajectory, credit)})
+                times.append({**where, "branch_of": None, **timeline_record(trajectory)})
             for branch in group.branches:
                 left = [branch.trajectory.member, branch.turn]
                 records.append({**head, "branch_of": left, **rollout_record(branch.trajectory)})
+                times.append({**where, "branch_of": left, **timeline_record(branch.trajectory)})
         self._tell_tokens(records)
         self._rollouts.write(records)
+        if stage == "train":
+            self._timeline.write(times)
 
     def _tell_tokens(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write what the ids say that no conversation had before."""
@@ -104,7 +112,7 @@ class JsonlTracker:
         self._lock.release()
 
     def _writers(self) -> list[JsonlWriter]:
-        own = (self._metrics, self._rollouts, self._events, self._tokens)
+        own = (self._metrics, self._rollouts, self._timeline, self._events, self._tokens)
         return [writer for writer in own if writer is not None]
 
     def __enter__(self) -> Self:
@@ -189,6 +197,22 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
         "advantages": None if advantages is None else [round(value, _DECIMALS) for value in advantages],
         "metadata": dict(trajectory.metadata),
     }
+
+
+def timeline_record(trajectory: Trajectory) -> dict[str, Any]:
+    """When a conversation began, by the monotonic clock of events.jsonl, and what it did for how long.
+
+    `spans` are [what, seconds] one after the other: `environment`, `waiting`, `model`, `reward` (see
+    `core.timeline`) and `idle` between them, for the rest of its group. Seconds have four decimals.
+    """
+    spans: list[list[Any]] = []
+    at = begin = trajectory.spans[0].begin if trajectory.spans else 0.0
+    for span in trajectory.spans:
+        if span.begin - at > _SHORTEST:
+            spans.append(["idle", round(span.begin - at, 4)])
+        spans.append([span.doing, round(span.end - span.begin, 4)])
+        at = span.end
+    return {"member": trajectory.member, "begin": round(begin, 4), "spans": spans}
 
 
 def _message_record(message: Message) -> dict[str, Any]:

@@ -136,6 +136,74 @@ async def test_who_waited_for_whom_is_drawn_from_events_jsonl(tab: Tab, tmp_path
     assert tab.complaints == []
 
 
+async def test_a_step_s_timeline_has_the_spans_of_timeline_jsonl(tab: Tab, tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=5)
+    with JsonlTracker(folder) as tracker:
+        tracker.log_event("update begun", step=5, monotonic=102.6)
+        tracker.log_event("update ended", step=5, monotonic=103.0)
+    write_report(folder.path)
+    await opened(tab, folder)
+    lines = [line for _, line in read_lines(folder.timeline) if line.get("step") == 5]
+    rows = "[...document.querySelectorAll('#timeline .row')]"
+    assert await tab.run(f"{rows}.length") == 1 + len(lines)
+    await tab.run(f"{rows}[0].focus()")
+    said = "document.querySelector('#timeline output').textContent"
+    assert await tab.run(said) == "updates of the weights: update of step 5 0.4 s"
+    for line in lines[:4]:
+        await tab.press("ArrowDown")
+        sums = dict.fromkeys(("model", "waiting", "environment", "reward", "idle"), 0.0)
+        for what, seconds in line["spans"]:
+            sums[what] += seconds
+        told = dict(part.rsplit(" ", 2)[:2] for part in (await tab.run(said)).partition(": ")[2].split(", "))
+        assert {what: value(number) for what, number in told.items()} == pytest.approx(sums, rel=5e-3)
+    for what, seconds in line["spans"]:
+        await tab.press("ArrowRight")
+        place, length = (await tab.run(said)).rpartition(" · ")[2].rsplit(", ", 1)
+        assert value(length.removesuffix(" s")) == pytest.approx(seconds, rel=5e-3)
+        assert what in place
+    await tab.run("document.querySelector('#timeline .heading .link').click()")
+    assert await choose(tab) == "8 conversations in 2 groups"
+    assert (
+        await tab.run("document.querySelector('.group h3').textContent")
+        == "order_status test-50 · training, step 5"
+    )
+    assert tab.complaints == []
+
+
+async def test_what_else_an_evaluation_measured_stands_below_success(tab: Tab, tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=1)
+    summary = json.loads(folder.summary.read_text())
+    share = {"value": 0.25, "interval": [0.2, 0.3], "n": 150}
+    summary["after"] |= {
+        "tries": 4,
+        "n": 2400,
+        "pass_hat": {"4": share},
+        "twins": share,
+        "violations": {"any": share},
+    }
+    folder.write_summary({name: part for name, part in summary.items() if name != "schema_version"})
+    write_report(folder.path)
+    await opened(tab, folder)
+    text = " ".join(str(await tab.run("document.querySelector('#measured').innerText")).split())
+    assert "2400 tries, 4 of each held-out scenario" in text
+    assert "All scenarios n = 600; then n = 2400, 4 tries each" in text
+    for row in ("pass^4", "both of a pair", "any"):
+        assert f"{row} n = 150 not measured 25.0% [20.0%, 30.0%]" in text
+
+
+async def test_escape_clears_the_search(tab: Tab, run: RunFolder) -> None:
+    await opened(tab, run)
+    everything = await choose(tab)
+    assert await choose(tab, text="k111") == "4 conversations in 1 group"
+    await tab.run("document.querySelector('.units').focus()")
+    await tab.press("Escape")
+    assert await choose(tab) == everything
+    await tab.press("/", "/")
+    await choose(tab, text="nowhere")
+    await tab.press("Escape")
+    assert await choose(tab) == everything
+
+
 async def test_a_step_beyond_the_axis_is_marked_and_said(tab: Tab, run: RunFolder) -> None:
     await opened(tab, run)
     await scroll_through(tab)
@@ -326,6 +394,7 @@ async def test_text_of_users_tools_and_tokens_stays_text(tab: Tab, tmp_path: Pat
     await opened(tab, folder)
     await scroll_through(tab)
     assert EVIL in await tab.run("document.querySelector('.members').textContent")
+    await tab.run("document.querySelector('.members').scrollIntoView()")
     await tab.press("t", "t")
     await tab.until("document.querySelector('.members .t')?.textContent", lambda text: text == EVIL)
     assert EVIL in await tab.run("document.querySelector('#settings').textContent")

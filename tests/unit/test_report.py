@@ -14,6 +14,7 @@ from report_runs import finished_run, log_stage, page_data, side
 
 from stateset_agents.cli.main import main
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.reporting.measured import also_measured
 from stateset_agents.reporting.report import write_report
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -60,11 +61,9 @@ def titles(charts: list[dict[str, Any]]) -> list[str]:
 
 def test_both_success_rates_stand_on_the_page_with_their_intervals(data: dict[str, Any]) -> None:
     every = data["measured"][0]
-    assert every["before"] == pytest.approx(
-        {"success": 0.22, "low": 0.19, "high": 0.25, "n": 600, "tries": 1}
-    )
+    assert every["before"] == pytest.approx({"value": 0.22, "low": 0.19, "high": 0.25, "n": 600, "tries": 1})
     assert every["after"] == pytest.approx(
-        {"success": 0.935, "low": 0.905, "high": 0.965, "n": 600, "tries": 1}
+        {"value": 0.935, "low": 0.905, "high": 0.965, "n": 600, "tries": 1}
     )
     assert data["greedy"] == {"before": 0.44, "after": 0.952}
 
@@ -179,7 +178,32 @@ def test_a_run_stopped_after_its_first_measurement_shows_that(tmp_path: Path) ->
     folder = RunFolder.create(tmp_path)
     folder.write_summary({"before": side(132, 0.44)})
     every, cancel, *_ = data_of(folder)["measured"]
-    assert (every["before"]["success"], every["after"], cancel["after"]) == (0.22, None, None)
+    assert (every["before"]["value"], every["after"], cancel["after"]) == (0.22, None, None)
+
+
+def test_what_else_was_measured_stands_in_tables_of_its_own() -> None:
+    def one(value: float, n: int) -> dict[str, Any]:
+        return {"value": value, "interval": [value - 0.1, value + 0.1], "n": n}
+
+    before = {
+        "tries": 1,
+        "twins": one(0.2, 240),
+        "violations": {"any": one(0.6, 600), "consent": one(0.5, 600)},
+    }
+    after = {"pass_at": {"1": one(0.8, 600), "16": one(0.9, 590)}, "pass_hat": {"2": one(0.7, 600)}}
+    tries, twins, rules = also_measured(before, {**after, "twins": one(0.7, 240)})
+    assert [(row["name"], row["before"], row["after"]["n"]) for row in tries["rows"]] == [
+        ("pass@1", None, 600),
+        ("pass@16", None, 590),
+        ("pass^2", None, 600),
+    ]
+    (both,) = twins["rows"]
+    assert both["before"] == {"value": 0.2, "low": 0.1, "high": pytest.approx(0.3), "n": 240, "tries": 1}
+    assert [(row["name"], row["before"]["value"], row["after"]) for row in rules["rows"]] == [
+        ("any", 0.6, None),
+        ("consent", 0.5, None),
+    ]
+    assert also_measured({"success": 0.5}, {}) == []
 
 
 def test_text_from_users_and_settings_cannot_become_markup(tmp_path: Path) -> None:

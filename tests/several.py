@@ -26,8 +26,9 @@ class Broke(Exception):
 
 
 def in_two(work: Callable[..., Any], *arguments: Any, started: int = 2) -> list[Any]:
-    """What `work(*arguments)` gives in each process, by rank, or a Broke where it raised; `work` is a function
-    of a module."""
+    """What `work(*arguments)` gives in each process, by rank, or a Broke where it raised.
+
+    `work` is a function of a module."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

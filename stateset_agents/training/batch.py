@@ -18,7 +18,7 @@ from torch import Tensor
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.training.layout import Layout
 
-__all__ = ["MicroBatch", "Sample", "micro_batch"]
+__all__ = ["MicroBatch", "Sample", "empty_batch", "micro_batch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,20 @@ class MicroBatch:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
         return MicroBatch(**{**values, **moved})
+
+
+def empty_batch(layout: Layout) -> MicroBatch:
+    """Rows of which no token is trained, for a process that must go through the model as often as others."""
+    none, numbers = torch.empty(0, dtype=torch.long), torch.empty(0)
+    return MicroBatch(
+        layout=layout,
+        positions=none,
+        targets=none,
+        trajectory_ids=none,
+        old_logprobs=numbers,
+        advantages=numbers,
+        versions=none,
+    )
 
 
 def micro_batch(samples: Sequence[Sample], layout: Layout) -> MicroBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from stateset_agents.training.objective import Objective, Prepared
 from stateset_agents.training.optimization import Optimization, StepResult, autocast_dtype
 from stateset_agents.training.policy import Policy
 from stateset_agents.training.processes import Processes
+from stateset_agents.training.sharding import cut_like, fill, gathered, gathered_states
 
 __all__ = ["Learner", "Lesson"]
 
@@ -89,6 +90,10 @@ class Learner:
         if config.gradient_checkpointing:
             self.policy.recompute_activations()
         self.reference = self._make_reference()
+        self._is_sharded = config.parallelism == "fsdp2" and self._processes.count > 1
+        if self._is_sharded:
+            for policy in filter(None, (self.policy, self.reference)):
+                policy.shard(self._processes.count)
         self._objective = Objective(self.policy, self.reference, config, exact_logprobs=exact_logprobs)
         self.kl = create_kl_controller(
             config.kl_controller,
@@ -165,7 +170,9 @@ class Learner:
 
     def weights(self) -> dict[str, Tensor]:
         """The master weights by name, an adapter added to them; the live tensors, which the next update
-        changes, but where an adapter is added."""
+        changes, but where an adapter is added. All processes ask together where each holds a shard."""
+        if self._is_sharded:
+            return gathered(self.policy.model)
         return merged_weights(self.policy.model)
 
     def write_model_files(self, path: Path) -> None:
@@ -221,13 +228,16 @@ class Learner:
             return metrics | {"batch/micro_batches": 0.0, "optimizer/skipped": 1.0}
         own = taught[self._processes.share_of([len(sample.trajectory.token_ids) for sample in taught])]
         batches = self._micro_batches(own)
-        metrics |= self._total(
+        metrics |= self._processes.total(
             {
                 "batch/micro_batches": float(len(batches)),
                 "tokens/forwarded": float(sum(batch.layout.num_tokens for batch in batches)),
                 "tokens/padding": float(sum(batch.layout.num_padding for batch in batches)),
             }
         )
+        if self._is_sharded:
+            missing = max(self._processes.gather(len(batches))) - len(batches)
+            batches += [self.policy.empty_batch()] * missing
         denominators = replace(self._denominators(taught), tokens_per_trajectory=_lengths(own))
         self.optimization.discard()  # of losses that someone looked at
         rank = self._processes.rank
@@ -236,7 +246,7 @@ class Learner:
             with own_randomness(stream, self.policy.device):
                 prepared, mismatch = self._objective.prepare(batches, self.kl.beta)
                 passes = self._passes(prepared, denominators, self._share(taught, samples))
-            return metrics | self._worst(mismatch) | passes
+            return metrics | self._processes.worst(mismatch) | passes
         finally:
             self.optimization.discard()
 
@@ -290,7 +300,8 @@ class Learner:
         ratios: list[float] = []
         for _ in range(self.config.num_iterations):
             numbers = self._gradient(prepared, denominators, share)
-            self._processes.sum_gradients(self.optimization.trained)
+            if not self._is_sharded:
+                self._processes.sum_gradients(self.optimization.trained)
             numbers["loss/policy"] *= share
             kl, usable = self.kl, _are_finite(numbers)
             if self.reference is not None and usable:  # before the step: it may raise
@@ -320,25 +331,22 @@ class Learner:
             output = self._objective.loss(one, denominators, self.kl.beta)
             self.optimization.backward(share * output.loss)
             metrics = metrics + output.metrics
-        return {**self._total(_floats(metrics.shares)), **self._worst(_floats(metrics.maxima))}
-
-    def _total(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """Added up over all processes."""
-        return _merged(self._processes.gather(dict(numbers)), sum)
-
-    def _worst(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """The largest of all processes."""
-        return _merged(self._processes.gather(dict(numbers)), max)
+        return self._processes.total(metrics.shares) | self._processes.worst(metrics.maxima)
 
     def state(self) -> dict[str, Any]:
         """Optimiser, with an adapter also that, and KL coefficient; tensors are the live ones."""
         state = {**self.optimization.state(), "kl": self.kl.state_dict()}
+        if self._is_sharded:
+            state["optimizer"] = gathered_states(state["optimizer"])
         if self.config.lora is not None:
             state["optimizer"] = keep_trained(state["optimizer"], self.optimization.trained)
         return state
 
     def help_keep(self) -> None:
         """What a process that writes no checkpoint does while the first one does: give its shards."""
+        if self._is_sharded:
+            self.weights()
+            self.state()
 
     def critic_state(self) -> dict[str, Tensor]:
         """The critic's head and optimiser, the live tensors; empty without a critic."""
@@ -365,7 +373,10 @@ class Learner:
         if self.critic is not None:
             self.critic.value_function.load_state_dict(critic or {})
         optimization = dict(state)
-        if self.config.lora is None:
+        if self._is_sharded:
+            fill(self.policy.model, weights)
+            optimization["optimizer"] = cut_like(optimization["optimizer"], self.optimization.trained)
+        elif self.config.lora is None:
             self.policy.model.load_state_dict(dict(weights), strict=False)
         else:  # the model's own weights never changed
             kept = put_trained(optimization["optimizer"], self.optimization.trained)
@@ -376,16 +387,6 @@ class Learner:
 
 def _lengths(samples: Sequence[Sample]) -> Tensor:
     return torch.tensor([sample.trajectory.num_agent_tokens for sample in samples], dtype=torch.long)
-
-
-def _floats(values: Mapping[str, Tensor]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items()}
-
-
-def _merged(parts: Sequence[Mapping[str, float]], merge: Callable[[list[float]], float]) -> dict[str, float]:
-    """Each number merged with those of its name; a process without any row has none."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {name: merge([part[name] for part in parts if name in part]) for name in names}
 
 
 def _are_finite(numbers: Mapping[str, float]) -> bool:

@@ -84,7 +84,7 @@ class Objective:
             live = self._old_is_live
             if self._recompute_old and not live:
                 old = self.policy.score(batch).logprobs
-                worst = max(worst, float((old - batch.old_logprobs).abs().max()))
+                worst = max([worst, *(old - batch.old_logprobs).abs().tolist()])
                 batch = replace(batch, old_logprobs=old)
             reference = None
             if self.reference is not None:
@@ -101,6 +101,9 @@ class Objective:
         """A micro-batch's share of the step's loss, with `beta` times its KL to the reference."""
         config, batch, loss = self.config, one.batch, LOSSES[self.config.loss_type]
         metrics: list[Metrics] = []
+        if not len(batch.targets):
+            nothing = self.policy.loss(batch, lambda scores, part: scores.logprobs.sum())
+            return LossOutput(loss=nothing, metrics=Metrics())
 
         def loss_of(scores: TokenScores, part: slice) -> Tensor:
             ids = batch.trajectory_ids[part]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.sharding import whole
 
 __all__ = ["Optimization", "StepResult", "autocast_dtype", "schedule"]
 
@@ -113,7 +114,7 @@ class Optimization:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.scaler.unscale_(self.optimizer)
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
+        norm = float(whole(nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)))
         stepped = usable and math.isfinite(norm)
         if stepped:
             self.scaler.step(self.optimizer)

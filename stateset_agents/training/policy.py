@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,17 @@ from torch.nn import functional as F
 from stateset_agents.backends.fast_linear import fast_linears
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.errors import ConfigurationError
-from stateset_agents.training.batch import MicroBatch
+from stateset_agents.training.batch import MicroBatch, empty_batch
 from stateset_agents.training.chunked_head import Head, LossOf, TokenScores, chunked_loss, chunked_scores
 from stateset_agents.training.layout import Layout, packed_layouts, padded_layouts
 from stateset_agents.training.packed_attention import attending, recomputing
 from stateset_agents.training.packing_check import why_not_packed
+from stateset_agents.training.sharding import Whole, shard
 
 __all__ = ["Policy", "RowLayout"]
 
 RowLayout = Literal["auto", "packed", "padded"]
+_T = TypeVar("_T")
 
 
 class Policy:
@@ -58,6 +60,8 @@ class Policy:
         self.fast = fast
         self._is_bare = False
         """Does it speak without its adapter?"""
+        self._whole: Whole | None = None
+        """Around a model that is cut into shards."""
         self.trunk = _trunk(self.model)
         self.selects = self.trunk is not None and self._head_is_linear()
         """Is the head applied to selected hidden states, or has the model logits of its own making?"""
@@ -89,6 +93,20 @@ class Policy:
                 "false"
             ) from error
 
+    def shard(self, count: int) -> None:
+        """Keep one of `count` shards of the model, for `sharding.Whole`; all processes do it, and score and
+        learn on as many micro-batches as each other from then on."""
+        self._whole = shard(self.model, count)
+
+    def empty_batch(self) -> MicroBatch:
+        """For a process that has fewer micro-batches than another."""
+        (layout,) = self.layouts([[0, 0]], max_rows=1, max_tokens=2)
+        return empty_batch(layout).to(self.device)
+
+    def _with_weights(self, work: Callable[[], _T]) -> _T:
+        result: _T = work() if self._whole is None else self._whole(work)
+        return result
+
     def reference(self) -> Policy:
         """A frozen copy of the policy as it is now."""
         other = copy.copy(self)
@@ -118,6 +136,9 @@ class Policy:
     @torch.no_grad()
     def score(self, batch: MicroBatch) -> TokenScores:
         """Log-probs of the trained tokens and their distributions' entropies, without gradient."""
+        return self._with_weights(lambda: self._scores(batch))
+
+    def _scores(self, batch: MicroBatch) -> TokenScores:
         if self.selects:
             hidden = self._selected(batch)
             with fast_linears(self.fast):
@@ -133,6 +154,10 @@ class Policy:
         """
         if not torch.is_grad_enabled():
             return loss_of(self.score(batch), slice(0, len(batch.targets)))
+        how = {"additive": additive, "entropy_gradient": entropy_gradient}
+        return self._with_weights(lambda: self._loss(batch, loss_of, **how))
+
+    def _loss(self, batch: MicroBatch, loss_of: LossOf, *, additive: bool, entropy_gradient: bool) -> Tensor:
         if self.selects:
             hidden, how = self._selected(batch), {"additive": additive, "entropy_gradient": entropy_gradient}
             with fast_linears(self.fast):

@@ -12,7 +12,7 @@ import asyncio
 import atexit
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast
@@ -146,6 +146,21 @@ class Processes:
         if self.count == 1:
             return [value]
         return [answer.value for answer in self._checked(self._exchange(_Value(value)))]
+
+    def total(self, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
+        """Each number added up over the processes that have it."""
+        return self._merged(numbers, sum)
+
+    def worst(self, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
+        """Each number's largest."""
+        return self._merged(numbers, max)
+
+    def _merged(
+        self, numbers: Mapping[str, float | Tensor], merge: Callable[[list[float]], float]
+    ) -> dict[str, float]:
+        parts = self.gather({name: float(number) for name, number in numbers.items()})
+        names = dict.fromkeys(name for part in parts for name in part)
+        return {name: merge([part[name] for part in parts if name in part]) for name in names}
 
     def part(self, error: BaseException) -> None:
         """Tell the others why this one cannot go on; they are told once. Blocking."""

@@ -263,8 +263,8 @@ class TrainingRun(Joined):
         await self._all()
         version = self._state.version
         self._edition = object()  # where it fails nobody knows whose weights these are: hand over again
-        adapter = self.config.lora is not None  # whose products would hold the event loop up
-        weights = await self._worker.run(self.learner.weights) if adapter else self.learner.weights()
+        made = self.config.lora is not None or self.config.parallelism == "fsdp2"  # not in the event loop
+        weights = await self._worker.run(self.learner.weights) if made else self.learner.weights()
         await self.agent.backend.update_weights(weights, version)
         self._versions = [*(earlier for earlier in self._versions if earlier < version), version]
         self._edition = new_edition(self.agent.backend)

@@ -99,7 +99,9 @@ def test_gradients_and_metrics_are_those_of_one_process(parallelism, cases):
 # ------------------------------------------------------------------------------ whole trainings
 
 
-def replayed(folder: Path, groups: list[Any]) -> tuple[dict[str, Any], list[dict[str, float]]]:
+def replayed(
+    folder: Path, groups: list[Any], parallelism: str = "ddp"
+) -> tuple[dict[str, Any], list[dict[str, float]]]:
     """Weights and metrics after a step on each of these lists of groups."""
 
     async def train() -> tuple[dict[str, Any], list[dict[str, float]]]:
@@ -109,6 +111,7 @@ def replayed(folder: Path, groups: list[Any]) -> tuple[dict[str, Any], list[dict
             max_steps=len(groups),
             num_processes=count,
             gradient_accumulation_steps=2 // count,
+            parallelism=parallelism,
             beta=0.1,
         )
         await trainer.initialize()
@@ -134,7 +137,7 @@ def test_twenty_steps_on_the_same_conversations_end_like_one_process(tmp_path):
 
     groups = asyncio.run(play())
     alone, known = replayed(tmp_path, groups)
-    answers = in_two(replayed, tmp_path, groups)
+    answers = [*in_two(replayed, tmp_path, groups), *in_two(replayed, tmp_path, groups, "fsdp2")]
     for answer in answers:
         assert not isinstance(answer, Broke), answer
         weights, metrics = answer
@@ -144,6 +147,7 @@ def test_twenty_steps_on_the_same_conversations_end_like_one_process(tmp_path):
             for name in ("reward/mean", "loss/policy", "kl/reference", "optimizer/grad_norm", "tokens/agent"):
                 assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
     assert answers[0][0] == answers[1][0]  # in every bit
+    assert answers[2][0] == answers[3][0]
 
 
 def trained(folder: Path, settings: dict[str, Any], resume: bool = False) -> tuple[str, dict[str, Any], int]:

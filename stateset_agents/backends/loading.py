@@ -19,6 +19,7 @@ from pickle import UnpicklingError
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from stateset_agents.backends.hub import from_disk_alone
 from stateset_agents.backends.quiet import quietly
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import closest
@@ -127,9 +128,9 @@ def load_model_and_tokenizer(
         dtype = "bf16" if kind == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     where = model_folder(name)
     kept = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    local = os.path.isdir(where)
+    local = from_disk_alone(where)
     part = "tokenizer"
-    if local and not any(_TOKENIZER_FILE.search(name) for name in os.listdir(where)):
+    if os.path.isdir(where) and not any(_TOKENIZER_FILE.search(name) for name in os.listdir(where)):
         raise ConfigurationError(  # for some architectures transformers would make up an empty one
             f"cannot load a model from {where!r} (it has no tokenizer); put the tokenizer there too, with "
             "tokenizer.save_pretrained(folder)"
@@ -169,7 +170,7 @@ def load_tokenizer(name: str) -> HuggingFaceTokenizer:
     from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
     where = model_folder(name)
-    local = os.path.isdir(where)
+    local = from_disk_alone(where)
     try:
         with quietly():
             tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)

@@ -77,6 +77,10 @@ def _named(args: argparse.Namespace) -> tuple[Mapping[str, Any], Mapping[str, An
     from stateset_agents.training.config import TrainingConfig
     from stateset_agents.training.parts import ENVIRONMENTS, read_spec
 
+    if not args.environment.strip():
+        raise ConfigurationError(
+            f"ENV is empty: give one of {', '.join(ENVIRONMENTS)}, module:Class, a YAML file or a run folder"
+        )
     reward = None if args.reward is None else read_spec("--reward", args.reward)
     is_file = args.environment.endswith((".yaml", ".yml")) or Path(args.environment).exists()
     if args.environment in ENVIRONMENTS or not is_file:

@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.backends.hub import why_out_of_reach
 from stateset_agents.core.chat_logs import scenario_of_chat
 from stateset_agents.core.scenario import Scenario, expect_split, load_scenarios
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import nearest
+from stateset_agents.tracking.logging import get_logger
 
 __all__ = ["dataset_scenarios", "scenarios_of_spec"]
 
+_log = get_logger(__name__)
 _READERS = {".csv": "csv", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".txt": "text"}
 _SPLITS = ("train", "validation", "test")
 
@@ -146,6 +149,8 @@ def _tables(
                     ours: library.load_dataset(reader, data_files=str(path), split=theirs)
                     for ours, theirs in splits.items()
                 }
+            if why := why_out_of_reach(str(dataset), kind="dataset"):
+                _log.warning(f"the hub does not answer ({why}): a copy on this machine is looked for")
             whole = {"name": config, "revision": revision}
             if splits is None:
                 return _chosen(library.load_dataset(str(dataset), **whole), None)
@@ -156,6 +161,8 @@ def _tables(
         except (OSError, ValueError, library.exceptions.DatasetsError) as error:
             if isinstance(error, ConfigurationError):
                 raise
+            if "corresponds to no data" in str(error):
+                raise ConfigurationError(f"dataset {str(dataset)!r} has no row") from error
             causes = [error] if error.__cause__ is None else [error, error.__cause__]
             why = ": ".join(" ".join(str(one).split())[:300] for one in causes)
             raise ConfigurationError(f"cannot load dataset {str(dataset)!r}: {why}") from error

@@ -386,6 +386,12 @@ def test_a_reader_that_has_enough_gets_no_traceback() -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.parametrize("name", ["", "  "])
+def test_an_empty_name_to_audit_is_told_what_there_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", name]) == 1
+    assert "ENV is empty: give one of conversation, chats, retail_desk" in capsys.readouterr().err
+
+
 def test_a_file_to_audit_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", "nowhere.yaml"]) == 1
     assert "cannot read nowhere.yaml: No such file" in capsys.readouterr().err

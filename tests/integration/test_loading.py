@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +218,7 @@ async def test_weights_of_another_model_are_refused_instead_of_left_random(folde
 def test_a_hub_name_out_of_reach_is_told_once(tmp_path: Path) -> None:
     program = (
         "import asyncio, time\n"
-        "time.sleep = lambda seconds: None  # the client waits between its retries\n"
+        "time.sleep = lambda seconds: print('slept')  # the client waits between its retries\n"
         "from stateset_agents.backends.loading import load_backend\n"
         "asyncio.run(load_backend('nobody/no-such-model'))\n"
     )
@@ -228,8 +230,26 @@ def test_a_hub_name_out_of_reach_is_told_once(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert "cannot load a model from 'nobody/no-such-model'" in done.stderr
+    assert "cannot load a model from 'nobody/no-such-model': the hub does not answer (Conn" in done.stderr
+    assert "and there is no copy here; see to the network" in done.stderr
+    assert "slept" not in done.stdout
     assert "Retrying in" not in done.stderr.split("Traceback")[0]
+
+
+async def test_a_model_that_is_cached_is_loaded_while_the_hub_is_out_of_reach(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "hub" / "models--nobody--tiny" / "snapshots" / ("0" * 40)
+    shutil.copytree(folder, snapshot)
+    refs = snapshot.parent.parent / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0" * 40)
+    for constant in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.setattr(f"huggingface_hub.constants.{constant}", str(tmp_path / "hub"), raising=False)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("the client tried again"))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    backend = await load_backend("nobody/tiny")
+    assert isinstance(backend, HuggingFaceBackend)
 
 
 async def test_unknown_devices_and_dtypes_are_refused(folder: Path) -> None:

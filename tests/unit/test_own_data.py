@@ -296,6 +296,9 @@ def test_what_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "empty.csv").touch()
     with pytest.raises(ConfigurationError, match=r"dataset file .*empty.csv' is empty"):
         dataset_scenarios(tmp_path / "empty.csv")
+    (tmp_path / "header.csv").write_text("topic,context\n")
+    with pytest.raises(ConfigurationError, match=r"dataset .*header.csv' has no row"):
+        dataset_scenarios(tmp_path / "header.csv")
     (tmp_path / "torn.json").write_text('{"a": ')
     with pytest.raises(ConfigurationError, match=r"torn.json': .*: .*JSON") as caught:
         dataset_scenarios(tmp_path / "torn.json")

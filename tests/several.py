@@ -41,6 +41,8 @@ def in_two(work: Callable[..., Any], *arguments: Any, started: int = 2) -> list[
     ]
     for process in running:
         process.start()
+    for _, sending in pipes:
+        sending.close()
     try:
         return [_answer(pipe, process) for (pipe, _), process in zip(pipes, running, strict=True)]
     finally:
@@ -52,7 +54,10 @@ def in_two(work: Callable[..., Any], *arguments: Any, started: int = 2) -> list[
 def _answer(pipe: Connection, process: Any) -> Any:
     if not pipe.poll(_LONGEST):
         raise AssertionError("a process hangs")
-    return pipe.recv()
+    try:
+        return pipe.recv()
+    except EOFError:
+        return Broke("it is gone")
 
 
 def _member(

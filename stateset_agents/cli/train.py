@@ -114,7 +114,10 @@ def _how_to_go_on(experiment: Experiment) -> str:
     trainer = experiment.trainer
     if not trainer.is_ready:
         return "interrupted before the run began"
-    command = shlex.join(["stateset-agents", "train", "--resume", _seen_from_here(trainer.run.path)])
+    count = trainer.processes.count
+    starts = ["torchrun", "--nproc-per-node", str(count), "-m", "stateset_agents"]
+    program = starts if count > 1 else ["stateset-agents"]
+    command = shlex.join([*program, "train", "--resume", _seen_from_here(trainer.run.path)])
     return f"stopped after step {trainer.step_number} of {trainer.num_steps}; resume with: {command}"
 
 

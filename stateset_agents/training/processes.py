@@ -112,6 +112,11 @@ class Processes:
         return self.rank == 0
 
     @property
+    def has_lost_others(self) -> bool:
+        """Were there others, and can nothing be done together any more?"""
+        return self._is_lost
+
+    @property
     def is_alone(self) -> bool:
         """Is there no other one, or none any more?"""
         return self.count == 1 or self._is_lost
@@ -176,7 +181,7 @@ class Processes:
 
     def _exchange(self, mine: _Value[_T] | _Left) -> list[Any]:
         found: list[Any] = [None] * self.count
-        with self.connected():
+        with self._connected(lambda error: True):
             assert self._connection is not None
             dist.all_gather_object(found, mine, group=self._connection.group)
         return found
@@ -193,8 +198,12 @@ class Processes:
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
         """What breaks in here breaks where the others wait for a part of this one's gradient."""
-        try:
+        if self.count == 1:
             yield
+            return
+        try:
+            with self._connected(_is_of_connection):
+                yield
         except ProcessLeft:
             raise
         except BaseException as error:
@@ -206,7 +215,7 @@ class Processes:
         """Add up the gradients of all processes, in each of them; what has none anywhere stays without."""
         if self.count == 1:
             return
-        with self.connected():
+        with self._connected(lambda error: True):
             assert self._connection is not None
             present = torch.tensor(
                 [parameter.grad is not None for parameter in parameters], dtype=torch.uint8
@@ -221,17 +230,18 @@ class Processes:
                     one.grad = piece.view_as(one)
 
     @contextlib.contextmanager
-    def connected(self) -> Iterator[None]:
-        """Raises ProcessLeft where one of the others is gone."""
+    def _connected(self, breaks: Callable[[RuntimeError], bool]) -> Iterator[None]:
+        """Raises ProcessLeft for an error of which `breaks` says that one of the others is gone."""
         if self._is_lost:
             raise ProcessLeft("the other processes are gone")
         try:
             yield
         except RuntimeError as error:  # torch has no kind of its own for a connection that broke
-            if self.count == 1 or isinstance(error, NotImplementedError):
+            words = self._last_words()
+            if words is None and not breaks(error):
                 raise
             self._has_parted = self._is_lost = True
-            raise ProcessLeft(self._last_words() or f"another process is gone ({error})") from error
+            raise ProcessLeft(words or f"another process is gone ({error})") from error
 
     def _hang_up(self, why: _Left) -> None:
         self._is_lost = True
@@ -275,6 +285,10 @@ def _reason(error: BaseException) -> _Left:
     if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
         return _Left("was interrupted", is_stop=True)
     return _Left(f"failed: {' '.join(str(error).split()) or type(error).__name__}", is_stop=False)
+
+
+def _is_of_connection(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or "gloo" in str(error) or "NCCL" in str(error)
 
 
 def _why_not(launched: int, wanted: int) -> str:

@@ -6,6 +6,7 @@ Blocking; the trainer calls it in its worker thread.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -54,6 +55,7 @@ MAY_DIFFER = frozenset(
         "agent.temperature",
         "agent.seed",
         "training.max_steps",
+        "training.parallelism",
         "training.num_episodes",
         "training.output_dir",
         "training.run_name",
@@ -164,7 +166,7 @@ class Identity:
         differing = [
             f"{name} was {was.get(name)!r:.60} and is {now.get(name)!r:.60}"
             for name in sorted(was.keys() | now.keys())
-            if name not in MAY_DIFFER and was.get(name) != now.get(name)
+            if name not in MAY_DIFFER | _divided_otherwise(was, now) and was.get(name) != now.get(name)
         ]
         if differing:
             raise CheckpointError(
@@ -275,6 +277,7 @@ def take_up(path: Path, learner: Learner, identity: Identity) -> RunState:
     state = RunState.from_json(checkpoint.state["progress"])
     learner.restore(checkpoint.weights, checkpoint.optimizer, checkpoint.critic)
     changes = _other_machine(checkpoint.state["machine"], machine(learner.device))
+    changes += _other_processes(checkpoint.state["identity"]["settings"]["training"], learner)
     changes += _other_schedule(checkpoint.state["identity"]["settings"]["training"], learner)
     for change in changes:
         _log.warning(change)
@@ -299,6 +302,31 @@ def _other_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
         f"{name} was {then.get(name)} and is {now[name]}" for name in now if then.get(name) != now[name]
     ]
     return [f"resumed on another set-up, so not bit-equal: {', '.join(differing)}"] if differing else []
+
+
+_PER_STEP = tuple(
+    f"training.{name}"
+    for name in ("num_processes", "per_device_train_batch_size", "gradient_accumulation_steps")
+)
+"""Whose product is a step's episodes."""
+
+
+def _divided_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+    """The settings that may differ where another number of processes makes steps of as many episodes."""
+    sizes = [math.prod(settings.get(name) or 1 for name in _PER_STEP) for settings in (was, now)]
+    other = was.get(_PER_STEP[0]) != now.get(_PER_STEP[0])
+    return set(_PER_STEP) if other and sizes[0] == sizes[1] else set()
+
+
+def _other_processes(then: Mapping[str, Any], learner: Learner) -> list[str]:
+    names = ("num_processes", "parallelism")
+    was, now = ([settings.get(name) for name in names] for settings in (then, learner.config.model_dump()))
+    if was == now:
+        return []
+    return [
+        f"the run was made by {was[0]} processes ({was[1]}) and goes on with {now[0]} ({now[1]}), so not "
+        "bit-equal"
+    ]
 
 
 def _other_schedule(then: Mapping[str, Any], learner: Learner) -> list[str]:

@@ -106,7 +106,12 @@ class RunCheckpoints(TrainingRun):
         return Identity(base=self._base, scenarios=self._scenarios, settings=settings)
 
     async def _save_last(self) -> None:
+        lost = self.processes.has_lost_others
         if self.learner.midway:
             _log.error("the last update broke off midway: its step is not kept, earlier checkpoints are")
+        elif lost and self.config.parallelism == "fsdp2":
+            _log.error("the other processes' shards are gone: earlier checkpoints are kept")
+        elif lost and not self.processes.is_first:
+            return
         elif self._saved != self._state:
             await self.save_checkpoint()

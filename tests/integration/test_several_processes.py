@@ -12,8 +12,10 @@ import pytest
 import torch
 from several import Broke, in_two
 from tiny_models import tiny_model
-from tiny_training import make_trainer, snapshot, talk
+from tiny_training import even_share, make_trainer, snapshot, talk
 
+from stateset_agents.core.reward import reward_function
+from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.batch import Sample
@@ -155,10 +157,11 @@ def trained(folder: Path, settings: dict[str, Any], resume: bool = False) -> tup
 
     async def train() -> tuple[str, dict[str, Any], int]:
         heard = Counting()
-        trainer = make_trainer(folder, num_processes=2, gradient_accumulation_steps=1, **settings)
+        run = RunFolder.open(folder / "runs" / "latest") if resume else None
+        trainer = make_trainer(folder, run=run, num_processes=2, gradient_accumulation_steps=1, **settings)
         trainer.callbacks.append(heard)
         if resume:
-            await trainer.load_checkpoint(folder / "runs" / "latest")
+            await trainer.load_checkpoint()
         await trainer.train()
         state = {name: tensor.tolist() for name, tensor in snapshot(trainer).items()}
         where = str(trainer.run.path)
@@ -197,3 +200,152 @@ def test_one_run_folder_has_every_conversation_once(tmp_path, parallelism):
     assert [step["rollout/conversations"] for step in steps] == [8.0] * 4
     events = [event["event"] for event in log.events()]
     assert events.count("group finished") == events.count("group consumed") == 8
+
+
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+def test_a_resumed_run_ends_in_the_same_bits(tmp_path, parallelism):
+    settings = {"parallelism": parallelism, "lr_scheduler_type": "constant", "warmup_ratio": 0.0}
+    whole = in_two(trained, tmp_path / "whole", {**settings, "max_steps": 4})
+    in_two(trained, tmp_path / "parts", {**settings, "max_steps": 2})
+    parts = in_two(trained, tmp_path / "parts", {**settings, "max_steps": 4}, True)
+    assert not isinstance(parts[0], Broke), parts[0]
+    assert whole[0][1] == parts[0][1] == parts[1][1]
+    assert [line.step for line in RunLog(RunFolder.open(parts[0][0])).metrics()] == [1, 2, 3, 4]
+
+    async def alone(**changed: Any) -> tuple[int, bool, dict[str, Any]]:
+        trainer = make_trainer(
+            tmp_path / "one", **{**settings, "parallelism": "ddp", "max_steps": 5, **changed}
+        )
+        try:
+            await trainer.load_checkpoint(parts[0][0])
+            before = {name: tensor.tolist() for name, tensor in snapshot(trainer).items()}
+            await trainer.step()
+            return trainer.step_number, trainer.summary()["deterministic"], before
+        finally:
+            await trainer.close()
+
+    steps, deterministic, before = asyncio.run(alone())  # two passes of one process are a step, too
+    assert (steps, deterministic) == (5, False)
+    assert before == parts[0][1]
+    with pytest.raises(CheckpointError, match="num_processes was 2 and is 1"):
+        asyncio.run(alone(gradient_accumulation_steps=1))
+
+
+# ------------------------------------------------------------------------------ how it ends
+
+
+def started(folder: Path, number: int) -> str:
+    async def begin() -> str:
+        trainer = make_trainer(folder, num_processes=number)
+        try:
+            await trainer.initialize()
+        except ConfigurationError as error:
+            return str(error)
+        finally:
+            await trainer.close()
+        return "ready"
+
+    return asyncio.run(begin())
+
+
+def test_a_launcher_that_starts_another_number_of_processes_is_an_error(tmp_path):
+    (alone,) = in_two(started, tmp_path, 2, started=1)
+    assert alone.startswith("num_processes is 2 and one process was started: start them with torchrun")
+    for told in in_two(started, tmp_path, 1):
+        assert told.startswith("2 processes were started and num_processes is 1: set it to 2")
+    assert in_two(started, tmp_path, 2) == ["ready", "ready"]
+
+
+class Trouble(Callback):
+    """What befalls one process in the second step."""
+
+    def __init__(self, kind: str, rank: int) -> None:
+        self.kind, self.is_here, self.trainer = kind, os.environ["RANK"] == str(rank), None
+
+    def scored(self, step: int) -> None:
+        if not self.is_here or step != 2:
+            return
+        if self.kind == "reward":
+            raise TypeError("a reward with a mistake")
+        if self.kind == "exit":
+            os._exit(9)
+        if self.kind == "cancel":
+            self.task.cancel()
+
+    def on_step_end(self, step: int, metrics: Any) -> None:
+        if self.is_here and self.kind == "stop" and step == 1:
+            self.trainer.request_stop()
+
+
+def troubled(folder: Path, kind: str, rank: int, parallelism: str) -> tuple[str, str, int]:
+    """What `train` raised, the state it ended in, and its steps."""
+
+    async def train() -> tuple[str, str, int]:
+        trouble = Trouble(kind, rank)
+
+        @reward_function(local=True)
+        async def reward(trajectory: Any) -> float:
+            trouble.scored(trainer.step_number + 1)
+            return await even_share._function(trajectory)
+
+        trainer = make_trainer(
+            folder,
+            reward=reward,
+            num_processes=2,
+            gradient_accumulation_steps=1,
+            parallelism=parallelism,
+        )
+        trainer.callbacks.append(trouble)
+        trouble.trainer, trouble.task = trainer, asyncio.current_task()
+        await trainer.initialize()
+        if kind == "update" and trouble.is_here:
+            backward = trainer.learner.optimization.backward
+
+            def breaks(loss: Any) -> None:
+                if trainer.step_number == 1:
+                    raise MemoryError("no room for a gradient")
+                backward(loss)
+
+            trainer.learner.optimization.backward = breaks
+        if kind == "disk" and trouble.is_here:
+            (trainer.run.checkpoints).rmdir()
+            (trainer.run.checkpoints).write_text("in the way")
+        said = ""
+        try:
+            await trainer.train()
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        ended = trainer.state, trainer.step_number
+        await trainer.close()
+        return said, *ended
+
+    return asyncio.run(train())
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "parallelism", "here", "there", "state", "steps"),
+    [
+        ("reward", 1, "ddp", "a reward with a mistake", "process 1 failed: a reward", "failed", 1),
+        ("reward", 0, "fsdp2", "a reward with a mistake", "process 0 failed: a reward", "failed", 1),
+        ("update", 1, "ddp", "no room for a gradient", "process 1 failed: no room", "failed", 1),
+        ("update", 1, "fsdp2", "no room for a gradient", "process 1 failed: no room", "failed", 1),
+        ("disk", 0, "ddp", "cannot write checkpoint", "process 0 failed: cannot write", "failed", 3),
+        ("exit", 1, "ddp", None, "another process is gone", "failed", 1),
+        ("cancel", 1, "ddp", "CancelledError", "process 1 was interrupted", "stopped", 1),
+        ("stop", 0, "fsdp2", "", "", "stopped", 1),
+    ],
+)
+def test_all_end_when_one_does(tmp_path, kind, rank, parallelism, here, there, state, steps):
+    answers = in_two(troubled, tmp_path, kind, rank, parallelism)
+    ours, other = answers[rank], answers[1 - rank]
+    assert not isinstance(other, Broke), other
+    if here is not None:
+        assert here in ours[0]
+        assert ours[1:] == (state, steps)
+    assert there in other[0]
+    assert other[1:] == (state, steps)
+    run = RunFolder.open(tmp_path / "runs" / "latest")
+    summary = RunLog(run).summary()
+    assert summary["ended"] == state
+    if kind not in ("disk", "update"):
+        assert [path.name for path in run.checkpoints.glob("step-*")] == ["step-000001"]

@@ -164,6 +164,15 @@ def find_python() -> str:
     )
 
 
+def refuse_link(venv: Path, reason: str) -> None:
+    """An environment that another checkout shares by a link is never made anew through it."""
+    if venv.is_symlink():
+        raise SetupError(
+            f"{venv} is a link to {venv.resolve()} and cannot be used as it is ({reason}). "
+            "Remove the link to have an environment made here, or run the target where it leads"
+        )
+
+
 def create_venv(python: str, venv: Path) -> None:
     check = subprocess.run(
         [python, "-c", "import venv, ensurepip"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -267,6 +276,7 @@ def main(root: Path = ROOT) -> int:
             return 0
         reason = why_unusable(venv) if venv.exists() else "there is none yet"
         if reason is not None:
+            refuse_link(venv, reason)
             python = find_python()
             say(f"making .venv with {python} ({reason}); the first time takes a few minutes")
             create_venv(python, venv)

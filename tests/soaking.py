@@ -79,7 +79,7 @@ class Held:
     """What the process holds at one moment."""
 
     resident: int
-    """Bytes of memory."""
+    """Bytes of memory, after what C's allocator keeps in reserve has gone back to the system."""
     allocated: int
     """Bytes that C code has asked for and not given back: tensors and larger Python objects."""
     objects: int
@@ -94,6 +94,7 @@ class Held:
     @classmethod
     def now(cls) -> Held:
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
         names = sorted(thread.name for thread in threading.enumerate())
         return cls(
             resident=int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),

@@ -66,6 +66,20 @@ def test_an_environment_that_was_moved_is_made_anew(bootstrap: ModuleType, clone
     assert "another folder" in bootstrap.why_unusable(moved / ".venv")
 
 
+def test_an_environment_behind_a_link_is_left_alone(
+    bootstrap: ModuleType, clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = clone / ".venv" / "pyvenv.cfg"
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("pyproject.toml", "constraints.txt", "scripts"):
+        (other / name).symlink_to(clone / name)
+    (other / ".venv").symlink_to(clone / ".venv")
+    assert bootstrap.main(other) == 1
+    assert "is a link to" in capsys.readouterr().err
+    assert kept.is_file()
+
+
 def test_an_environment_made_by_hand_is_reused(bootstrap: ModuleType, clone: Path) -> None:
     (clone / ".venv" / bootstrap.STAMP).unlink()
     assert bootstrap.why_unusable(clone / ".venv") is None

@@ -127,7 +127,7 @@ class Answers:
     """Is it forbidden to write without consent, and to touch the data of somebody who is not verified?"""
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=128)
 def answers_of(case: Case) -> Answers:
     """The answers to one of the small model's cases."""
     rule, database = RULES[case.family], database_of(case)

@@ -15,7 +15,7 @@ from stateset_agents.environments.retail_desk.tools import Desk
 __all__ = ["full_answers_of"]
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=128)
 def full_answers_of(case: FullCase) -> Answers:
     """Run the gold programs on copies of the shop."""
     database, decision = full_database_of(case), whole_decision(case)

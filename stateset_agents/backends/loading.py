@@ -19,6 +19,7 @@ from pickle import UnpicklingError
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from stateset_agents.backends.devices import own_gpu
 from stateset_agents.backends.hub import from_disk_alone
 from stateset_agents.backends.quiet import quietly
 from stateset_agents.errors import ConfigurationError
@@ -119,6 +120,8 @@ def load_model_and_tokenizer(
         raise ConfigurationError(f"dtype must be one of {', '.join(get_args(DType))}, got {dtype!r}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and own_gpu() is not None:
+        device = f"cuda:{own_gpu()}"
     kind = device.split(":")[0]
     if kind not in ("cpu", "cuda"):
         raise ConfigurationError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from stateset_agents.backends.base import Session, Tokenizer
 from stateset_agents.backends.turn_text import TurnText
-from stateset_agents.backends.vllm_client import Unreachable, VLLMClient
+from stateset_agents.backends.vllm_client import Unreachable, VLLMClient, sampled
 from stateset_agents.backends.vllm_weights import WeightFolders
 from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.messages import Completion, Message, SamplingParams, VersionSpan
@@ -39,6 +39,10 @@ __all__ = ["VLLMBackend", "connect"]
 _log = get_logger(__name__)
 _CHECK_SECONDS = 5.0
 """How often the server is asked whether it still has our weights."""
+
+
+Shared = tuple[str, int, Path | None]
+"""(whose versions, which one, the folder it was read from)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class VLLMBackend:
         """Its log-probs are another engine's: the update takes them anew, and logs the difference."""
         self.is_repeatable = False
         """What shares a batch with a conversation is the server's business."""
+        self.is_shared = True
+        """Several processes of a training speak through it; the first hands over the weights."""
         self._client = client
         self._model = model
         self._served_as = served_as
@@ -151,7 +157,7 @@ class VLLMBackend:
         async with self._turn():
             choice = await self._complete(body, prompt_ids)
             version = self.version
-        ids, logprobs = _sampled(choice, limit)
+        ids, logprobs = sampled(choice, limit)
         self._counts["sampled_tokens"] += len(ids)
         text = TurnText(self.tokenizer, params.stop, on_text).finish(ids)
         return Completion(
@@ -186,6 +192,15 @@ class VLLMBackend:
 
     async def rest(self) -> None:
         """The server keeps its own memory."""
+
+    def weights_in_use(self) -> Shared:
+        """What another process needs to speak with the same weights of the server."""
+        return self._name, self.version, self._current
+
+    def follow(self, shared: Shared) -> None:
+        """Go on with the weights that another process has put there."""
+        self._name, self.version, self._current = shared
+        self._checked = time.monotonic()
 
     async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
         """Write the weights where the server reads them, and have it load them.
@@ -341,23 +356,6 @@ class VLLMBackend:
                 "VLLM_SERVER_DEV_MODE=1 and vLLM 0.32 or newer (stateset-agents engine MODEL prints the "
                 "command)"
             ) from error
-
-
-def _sampled(choice: Mapping[str, Any], limit: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Ids and log-probs of a choice; raises BackendError where they cannot be those of one turn."""
-    try:
-        ids = tuple(map(int, choice["token_ids"]))
-        logprobs = tuple(map(float, choice["logprobs"]["token_logprobs"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise BackendError("the vLLM server answered without token ids or their log-probs") from error
-    if not 0 < len(ids) == len(logprobs) <= limit:
-        raise BackendError(
-            f"the vLLM server answered with {len(ids)} tokens and {len(logprobs)} log-probs where at most "
-            f"{limit} were asked for"
-        )
-    if not all(-math.inf < value < 1e-3 for value in logprobs):  # rounding may go a little above 0
-        raise BackendError("the vLLM server answered with log-probs that are not finite or above 0")
-    return ids, logprobs
 
 
 async def connect(address: str) -> VLLMBackend:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from stateset_agents.tracking.logging import get_logger
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["VLLMClient"]
+__all__ = ["Unreachable", "VLLMClient", "sampled"]
 
 _log = get_logger(__name__)
 _TRANSIENT = frozenset({408, 425, 429})
@@ -126,3 +127,20 @@ def _message(text: str) -> str:
         return str(data["error"]["message"] if "error" in data else data["detail"])
     except (ValueError, KeyError, TypeError):
         return f"{' '.join(text.split())!r:.200}"
+
+
+def sampled(choice: Mapping[str, Any], limit: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Ids and log-probs of a choice; raises BackendError where they cannot be those of one turn."""
+    try:
+        ids = tuple(map(int, choice["token_ids"]))
+        logprobs = tuple(map(float, choice["logprobs"]["token_logprobs"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise BackendError("the vLLM server answered without token ids or their log-probs") from error
+    if not 0 < len(ids) == len(logprobs) <= limit:
+        raise BackendError(
+            f"the vLLM server answered with {len(ids)} tokens and {len(logprobs)} log-probs where at most "
+            f"{limit} were asked for"
+        )
+    if not all(-math.inf < value < 1e-3 for value in logprobs):  # rounding may go a little above 0
+        raise BackendError("the vLLM server answered with log-probs that are not finite or above 0")
+    return ids, logprobs

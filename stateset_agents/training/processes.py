@@ -23,6 +23,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from stateset_agents.backends.devices import own_gpu
 from stateset_agents.errors import ConfigurationError, TrainingStopped
 
 __all__ = ["ProcessLeft", "Processes", "num_launched"]
@@ -102,6 +103,12 @@ class Processes:
         launched = num_launched()
         if launched != wanted:
             raise ConfigurationError(_why_not(launched, wanted))
+        for plugin in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+            if os.environ.get(f"ACCELERATE_USE_{plugin}") == "true":
+                raise ConfigurationError(
+                    f"accelerate's configuration asks for {plugin}, and this training cuts the model by its "
+                    "own setting: leave that out there, and set training.parallelism"
+                )
         if wanted == 1:
             return cls()
         return cls(dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"]), wanted, _connect())
@@ -269,7 +276,7 @@ def _connect() -> _Connection:
             backend = "gloo"
             if torch.cuda.is_available():
                 backend = "cpu:gloo,cuda:nccl"
-                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+                torch.cuda.set_device(own_gpu() or 0)
             dist.init_process_group(backend, store=first, rank=rank, world_size=count)
             atexit.register(_disconnect)
         _connection = _Connection(dist.new_group(backend="gloo", timeout=_PATIENCE), store)
@@ -295,8 +302,8 @@ def _why_not(launched: int, wanted: int) -> str:
     if launched == 1:
         return (
             f"num_processes is {wanted} and one process was started: start them with torchrun "
-            f"--nproc-per-node {wanted} -m stateset_agents train ... or accelerate launch --num_processes "
-            f"{wanted} -m stateset_agents train ..."
+            f"--nproc-per-node {wanted} -m stateset_agents train ..., or accelerate launch --multi_gpu "
+            f"--num_processes {wanted} -m stateset_agents train ... (which starts one without --multi_gpu)"
         )
     return (
         f"{launched} processes were started and num_processes is {wanted}: set it to {launched} (--set "

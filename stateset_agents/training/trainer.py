@@ -161,7 +161,7 @@ class MultiTurnGRPOTrainer(TrainSteps):
             _log.warning("the run folder has no best checkpoint: the agent keeps the last step's weights")
         elif self._state.best.step is not None and self._state.best.step != self.step_number:
             checkpoint = await self._worker.run(load_checkpoint, path)
-            await self.agent.backend.update_weights(checkpoint.weights, checkpoint.step)
+            await self._give(checkpoint.weights, checkpoint.step)
             new_edition(self.agent.backend)
 
     async def _between_steps(self) -> None:

@@ -18,10 +18,7 @@ from stateset_agents.core.environment import Environment, expect_environment
 from stateset_agents.core.reward import Reward, as_reward
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError
-from stateset_agents.evaluation.evaluator import (
-    held_out,
-    refuse_truncated_sampling,
-)
+from stateset_agents.evaluation.evaluator import held_out, refuse_truncated_sampling
 from stateset_agents.settings import expect
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.monitors import Finding
@@ -29,9 +26,7 @@ from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker, SilentTracker
 from stateset_agents.training.base_model import base_model, is_quantized_training
 from stateset_agents.training.callbacks import Patience, expect_callback, notify
-from stateset_agents.training.checkpoint import (
-    fingerprint,
-)
+from stateset_agents.training.checkpoint import fingerprint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.control import Progress
 from stateset_agents.training.curriculum import ScenarioOrder
@@ -39,9 +34,7 @@ from stateset_agents.training.joined import Joined
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.parts import check_reward
 from stateset_agents.training.pipeline import Pipeline
-from stateset_agents.training.resume import (
-    RunState,
-)
+from stateset_agents.training.resume import RunState
 from stateset_agents.training.step_warnings import StepWarnings
 from stateset_agents.training.tenure import at_work, edition, new_edition
 from stateset_agents.training.trackers import make_trackers, refuse_missing
@@ -265,9 +258,19 @@ class TrainingRun(Joined):
         self._edition = object()  # where it fails nobody knows whose weights these are: hand over again
         made = self.config.lora is not None or self.config.parallelism == "fsdp2"  # not in the event loop
         weights = await self._worker.run(self.learner.weights) if made else self.learner.weights()
-        await self.agent.backend.update_weights(weights, version)
+        await self._give(weights, version)
         self._versions = [*(earlier for earlier in self._versions if earlier < version), version]
         self._edition = new_edition(self.agent.backend)
+
+    async def _give(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Update the agent's model; one that all processes share is updated by the first, for all."""
+        backend: Any = self.agent.backend
+        is_shared = getattr(backend, "is_shared", False)
+        if self.processes.is_first or not is_shared:
+            await backend.update_weights(weights, version)
+        if is_shared and not self.processes.is_alone:
+            in_use = await self._all(backend.weights_in_use())
+            backend.follow(in_use[0])
 
     async def _speak_as_itself(self) -> None:
         """Hand the weights over where the agent has others: the best step's, or another trainer's."""

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from several import Broke, in_two
-from tiny_models import tiny_model
+from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_trainer, snapshot, talk
+from vllm_server import VLLMServer
 
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import reward_function
 from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.tracking.run_folder import RunFolder
@@ -349,3 +351,39 @@ def test_all_end_when_one_does(tmp_path, kind, rank, parallelism, here, there, s
     assert summary["ended"] == state
     if kind not in ("disk", "update"):
         assert [path.name for path in run.checkpoints.glob("step-*")] == ["step-000001"]
+
+
+# ------------------------------------------------------------------------------ one server for all
+
+
+def spoken_through(folder: Path, name: str) -> tuple[list[float], int]:
+    """The reward means of two steps, and the version of the weights at the end."""
+
+    async def train() -> tuple[list[float], int]:
+        agent = MultiTurnAgent(AgentConfig(model_name=name, chat_template="plain", max_new_tokens=3))
+        trainer = make_trainer(
+            folder, agent=agent, num_processes=2, gradient_accumulation_steps=1, max_steps=2, save_steps=0
+        )
+        await trainer.initialize()
+        rewards = [(await trainer.step())["reward/mean"] for _ in range(2)]
+        version = agent.backend.version
+        assert agent.backend.weights_in_use()[1] == version
+        await trainer.close()
+        return rewards, version
+
+    return asyncio.run(train())
+
+
+async def test_a_server_that_all_share_gets_the_weights_once(tmp_path):
+    folder = tmp_path / "model"
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().hf.save_pretrained(folder)
+    async with VLLMServer(folder) as server:
+        first, second = await asyncio.to_thread(in_two, spoken_through, tmp_path, server.name)
+        assert not isinstance(first, Broke), first
+        assert first == second
+        assert first[1] == 2
+        assert server.calls.count("/collective_rpc") == 2  # once a step
+        salts = [body["cache_salt"] for body in server.bodies]
+        assert len({salt for salt in salts if salt.endswith("-1")}) == 1  # all know the weights by one name
+        assert server.weight_version.endswith("-2")

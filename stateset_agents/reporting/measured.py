@@ -29,13 +29,20 @@ def measured(before: _Side, after: _Side) -> list[dict[str, Any]]:
 
 
 def also_measured(before: _Side, after: _Side) -> list[dict[str, Any]]:
-    """Tables of what an evaluation found beside success: tries, twins, broken rules; those that it found."""
+    """Tables of what an evaluation found beside success: tries, twins, broken rules; those that it found.
+
+    `main` is the row of each that says most.
+    """
     tables = [
-        {"title": "Of several tries", "note": "", "rows": [*_tries(before, after)]},
-        {"title": "Twins", "note": _TWINS, "rows": [*_rows("both of a pair", before, after, "twins")]},
-        {"title": "Rules broken", "note": _RULES, "rows": [*_rules(before, after)]},
+        ("Several tries", "", [*_tries(before, after)], -1),
+        ("Twins", _TWINS, [*_rows("both of a pair right", before, after, "twins")], 0),
+        ("Rules broken", _RULES, [*_rules(before, after)], 0),
     ]
-    return [table for table in tables if table["rows"]]
+    return [
+        {"title": title, "note": note, "rows": rows, "main": rows[main]["name"]}
+        for title, note, rows, main in tables
+        if rows
+    ]
 
 
 _TWINS = "scenarios that differ in the one fact which decides: how often both succeed"

@@ -25,7 +25,7 @@ class Timeline {
     this.readout = h("output", { class: "note", "aria-live": "polite" });
     place.replaceChildren(h("h2", {}, "Timeline of a step"),
       note("Who waited for whom: one row for each conversation; seconds in the legend are summed over them. Point at a row, or go through rows and their spans with the arrow keys.", this.left),
-      h("div", { class: "tools" }, this.choice, this.about), this.legend, this.chart, this.readout);
+      h("div", { class: "tools" }, this.choice, this.about), this.legend, this.readout, this.chart);
     this.update(data);
   }
 

@@ -185,9 +185,14 @@ async def test_what_else_an_evaluation_measured_stands_below_success(tab: Tab, t
     write_report(folder.path)
     await opened(tab, folder)
     text = " ".join(str(await tab.run("document.querySelector('#measured').innerText")).split())
+    assert (
+        "Several tries, pass^4: 25.0% · Twins, both of a pair right: 25.0% · Rules broken, any: 25.0%" in text
+    )
     assert "2400 tries, 4 of each held-out scenario" in text
     assert "All scenarios n = 600; then n = 2400, 4 tries each" in text
-    for row in ("pass^4", "both of a pair", "any"):
+    await tab.run("document.querySelector('#measured summary').click()")
+    text = " ".join(str(await tab.run("document.querySelector('#measured').innerText")).split())
+    for row in ("pass^4", "both of a pair right", "any"):
         assert f"{row} n = 150 not measured 25.0% [20.0%, 30.0%]" in text
 
 

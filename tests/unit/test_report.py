@@ -203,6 +203,7 @@ def test_what_else_was_measured_stands_in_tables_of_its_own() -> None:
         ("any", 0.6, None),
         ("consent", 0.5, None),
     ]
+    assert [table["main"] for table in (tries, twins, rules)] == ["pass^2", "both of a pair right", "any"]
     assert also_measured({"success": 0.5}, {}) == []
 
 

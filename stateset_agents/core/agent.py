@@ -20,6 +20,7 @@ from stateset_agents.core.chat_template import (
     parse_reply,
 )
 from stateset_agents.core.context_window import slide
+from stateset_agents.core.model_card import Origin, write_card
 from stateset_agents.core.streaming import streamed
 from stateset_agents.core.system_message import Context, Talk, as_messages, with_context, with_own_words
 from stateset_agents.core.waiting import in_thread
@@ -56,6 +57,8 @@ class MultiTurnAgent:
         self._next_episode = 0
         self._responses = count()
         self._said_what_is_left_out = False
+        self.origin: Origin | None = None
+        """Which run's step its weights are of, for their model card; a trainer says it."""
 
     @property
     def backend(self) -> Backend:
@@ -257,7 +260,8 @@ class MultiTurnAgent:
         return shown, self.template.prompt(shown, tools)
 
     async def save_pretrained(self, path: str | Path) -> Path:
-        """Write weights, config and tokenizer as plain transformers loads them; the folder's path.
+        """Write weights, config and tokenizer as plain transformers loads them, and a model card; the
+        folder's path.
 
         The weights are those it speaks with, in `config.dtype` (bf16 on GPUs that have it); the fp32 masters
         of a training stand in its checkpoint's `model/`.
@@ -273,6 +277,8 @@ class MultiTurnAgent:
         await asyncio.to_thread(save, path)
         if isinstance(self._template, JinjaTemplate) and self.config.chat_template is not None:
             (path / "chat_template.jinja").write_text(self._template.text, encoding="utf-8")
+        base = getattr(getattr(self.backend, "model", None), "name_or_path", "")
+        await asyncio.to_thread(write_card, path, self.origin or Origin(base=base))
         return path
 
     @classmethod

@@ -1,7 +1,9 @@
 """A checkpoint is a folder that is whole or absent, and loads without executing anything pickled.
 
     step-000050/
-      model/               fp32 master weights, config, tokenizer, as plain transformers loads them
+      model/               fp32 master weights, config, tokenizer, as plain transformers loads them, and a
+                           model card (README.md)
+      adapter/             peft's layout, where a LoRA adapter was trained
       optimizer.safetensors
       critic.safetensors   value head and its optimiser, where advantage_estimator has a critic
       state.json           step, version, frontier, schedule, KL coefficient, settings, machine
@@ -17,11 +19,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import platform
+import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,10 @@ __all__ = [
     "fingerprint",
     "latest_checkpoint",
     "load_checkpoint",
-    "machine",
     "mark_best",
     "prune",
     "put_back",
+    "put_texts",
     "remove_later",
     "save_checkpoint",
 ]
@@ -75,25 +76,58 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, write_model: Callab
     stood there before stays.
     """
     target = folder / f"step-{checkpoint.step:06d}"
-    partial = folder / f".{target.name}.partial"
-    try:
-        _clear(partial)
-        (partial / "model").mkdir(parents=True)
+    with _in_place_of(target) as partial:
+        (partial / "model").mkdir()
         write_model(partial / "model")
         _write_files(partial, checkpoint)
+    return target
+
+
+def put_texts(path: Path, texts: Mapping[str, str]) -> None:
+    """Let files of a checkpoint hold these texts; a kill finds all of the old ones or all of the new.
+
+    Raises CheckpointError for a damaged checkpoint, and when the disk cannot take it.
+    """
+    names = _checked(path)
+    with _in_place_of(path) as partial:
+        for name in names | texts.keys():
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            if name in texts:
+                (partial / name).write_text(texts[name], encoding="utf-8")
+            else:
+                _link(path / name, partial / name)
+
+
+def _link(file: Path, name: Path) -> None:
+    try:
+        os.link(file, name)
+    except OSError:  # a disk without second names for files
+        shutil.copyfile(file, name)
+
+
+@contextlib.contextmanager
+def _in_place_of(target: Path) -> Iterator[Path]:
+    """A new folder; once it is filled it gets its manifest and takes the checkpoint's place, whole."""
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        _clear(partial)
+        partial.mkdir(parents=True)
+        yield partial
+        files = sorted(path for path in partial.rglob("*") if path.is_file())
+        sums = {str(path.relative_to(partial)): _sha256(path) for path in files}
+        _write_json(partial / "manifest.json", {"schema_version": SCHEMA_VERSION, "files": sums})
         for path in (*partial.rglob("*"), partial):
             sync(path)
         _swap(partial, target)
-        sync(folder)
+        sync(target.parent)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             _clear(partial)
-            put_back(folder)
+            put_back(target.parent)
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
             f"cannot write checkpoint {target} ({reason}): free the disk or choose another output_dir"
         ) from error
-    return target
 
 
 def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
@@ -106,9 +140,6 @@ def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
         write_tensors(partial / "critic.safetensors", critic)
     head = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "optimizer": rest}
     _write_json(partial / "state.json", {**head, **checkpoint.state})
-    files = sorted(path for path in partial.rglob("*") if path.is_file())
-    sums = {str(path.relative_to(partial)): _sha256(path) for path in files}
-    _write_json(partial / "manifest.json", {"schema_version": SCHEMA_VERSION, "files": sums})
 
 
 def _swap(partial: Path, target: Path) -> None:
@@ -337,18 +368,6 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
         digest.update(name.encode())
         digest.update(_saveable(tensor).reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    """What bit-equality depends on beside seed and settings: versions, threads, kind of processor."""
-    cuda = device.type == "cuda"
-    return {
-        "torch": torch.__version__,
-        "transformers": version("transformers"),
-        "threads": torch.get_num_threads(),
-        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-        "device": torch.cuda.get_device_name(device) if cuda else device.type,
-    }
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ The command line's `train` and `evaluate` call this; in a program, use `MultiTur
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -266,6 +267,8 @@ class Experiment:
         """Measure the trained agent (once), write the summary and the report."""
         if self._evaluation is not None and "after" not in self.summary:
             await self._measure("after", self._evaluation)
+            if self.trainer.processes.is_first:  # before the summary says that all is done
+                await asyncio.to_thread(self.trainer.describe, self.summary)
         self._write_summary()
         if self.trainer.processes.is_first:
             write_report(self.run.path)

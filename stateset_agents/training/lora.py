@@ -8,12 +8,14 @@ are trained. The policy without its adapter is the reference, so none is loaded.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
+from stateset_agents.core.model_card import shared_name
 from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.settings import Settings
 
@@ -95,8 +97,18 @@ def adapted(model: Any, settings: LoraSettings) -> Any:
 
 
 def save_adapter(model: Any, folder: Path) -> None:
-    """Write a wrapped model's adapter in peft's own layout, as `PeftModel.from_pretrained` reads it."""
+    """Write a wrapped model's adapter in peft's own layout, as `PeftModel.from_pretrained` reads it.
+
+    peft's form of a model card is left out, for we write one; the model that ships with this package goes by
+    its name, not by where it lies on this disk.
+    """
     model.save_pretrained(folder, save_embedding_layers=False)  # "auto" may ask the hub
+    (folder / "README.md").unlink(missing_ok=True)
+    file = folder / "adapter_config.json"
+    told = json.loads(file.read_text(encoding="utf-8"))
+    told["base_model_name_or_path"] = shared_name(told["base_model_name_or_path"] or "")
+    told["target_modules"].sort()  # a set: in another order each time
+    file.write_text(json.dumps(told, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def keep_trained(state: Mapping[str, Any], trained: Sequence[Tensor]) -> dict[str, Any]:

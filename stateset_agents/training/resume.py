@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stateset_agents.backends.tokenizers import save_tokenizer
+from stateset_agents.core.model_card import Origin, write_card
 from stateset_agents.errors import CheckpointError
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.run_folder import RunFolder
@@ -22,7 +27,6 @@ from stateset_agents.training.checkpoint import (
     Checkpoint,
     latest_checkpoint,
     load_checkpoint,
-    machine,
     mark_best,
     prune,
     put_back,
@@ -205,7 +209,11 @@ def keep(
         learner.write_model_files(path)
         if tokenizer is not None:
             save_tokenizer(tokenizer, path)
+        write_card(path, origin)
+        if (path.parent / "adapter").is_dir():
+            write_card(path.parent / "adapter", origin, adapter=True)
 
+    origin = Origin(base=learner.base.name_or_path, run=folder.parent, step=state.step)
     checkpoint = Checkpoint(
         step=state.step,
         weights=learner.weights(),
@@ -214,7 +222,7 @@ def keep(
         state={
             "progress": asdict(state),
             "identity": _plain(asdict(identity)),
-            "machine": machine(learner.device),
+            "machine": _machine(learner.device),
         },
     )
     path = save_checkpoint(folder, checkpoint, write_model=write_model)
@@ -276,7 +284,7 @@ def take_up(path: Path, learner: Learner, identity: Identity) -> RunState:
     identity.refuse_other(path, checkpoint.state["identity"])
     state = RunState.from_json(checkpoint.state["progress"])
     learner.restore(checkpoint.weights, checkpoint.optimizer, checkpoint.critic)
-    changes = _other_machine(checkpoint.state["machine"], machine(learner.device))
+    changes = _other_machine(checkpoint.state["machine"], _machine(learner.device))
     changes += _other_processes(checkpoint.state["identity"]["settings"]["training"], learner)
     changes += _other_schedule(checkpoint.state["identity"]["settings"]["training"], learner)
     for change in changes:
@@ -295,6 +303,18 @@ def drop_later(run: RunFolder, state: RunState, settings: Mapping[str, Any]) -> 
         run.drop_evaluation(state.step)
     mark_best(run.checkpoints, state.best.step)
     run.write_config(settings)
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    """What bit-equality depends on beside seed and settings: versions, threads, kind of processor."""
+    cuda = device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "threads": torch.get_num_threads(),
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "device": torch.cuda.get_device_name(device) if cuda else device.type,
+    }
 
 
 def _other_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from stateset_agents.core.model_card import model_card
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.logging import get_logger
+from stateset_agents.training.checkpoint import put_texts
 from stateset_agents.training.resume import (
     Identity,
     checkpoint_at,
@@ -55,6 +59,23 @@ class RunCheckpoints(TrainingRun):
             self._saved = state
         self.tracker.log_event("checkpoint", step=state.step, path=path.name)
         return path
+
+    def describe(self, summary: Mapping[str, Any]) -> None:
+        """Put what was measured of the agent into the model card of its checkpoint. Blocking.
+
+        `summary`: as `summary.json` is to have it. Raises CheckpointError when the disk cannot take it.
+        """
+        origin = self.agent.origin
+        path = None if origin is None else self.run.checkpoints / f"step-{origin.step:06d}"
+        if origin is None or path is None or not path.is_dir():
+            return
+        cards = {
+            f"{part}/README.md": model_card(origin, adapter=part == "adapter", summary=summary)
+            for part in ("model", "adapter")
+            if (path / part).is_dir()
+        }
+        if any((path / name).read_text(encoding="utf-8") != card for name, card in cards.items()):
+            put_texts(path, cards)
 
     async def load_checkpoint(self, path: str | Path | None = None) -> None:
         """Go on from a checkpoint, or a run's newest: this run's when no path is given (warns where

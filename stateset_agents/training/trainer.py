@@ -111,6 +111,8 @@ class MultiTurnGRPOTrainer(TrainSteps):
             await self._stop_flow()
         if self.config.load_best_at_end:
             await uninterrupted(self._speak_as_best())
+        else:
+            self._say_origin(self.step_number)
         return "finished", done[0]
 
     async def _end(self, state: State, why: str) -> None:
@@ -157,12 +159,14 @@ class MultiTurnGRPOTrainer(TrainSteps):
     async def _speak_as_best(self) -> None:
         """Hand the best step's weights to the agent; the trainer's own stay the last step's."""
         path = best_checkpoint(self.run.checkpoints)
+        self._say_origin(self.step_number)
         if path is None:
             _log.warning("the run folder has no best checkpoint: the agent keeps the last step's weights")
         elif self._state.best.step is not None and self._state.best.step != self.step_number:
             checkpoint = await self._worker.run(load_checkpoint, path)
             await self._give(checkpoint.weights, checkpoint.step)
             new_edition(self.agent.backend)
+            self._say_origin(checkpoint.step)
 
     async def _between_steps(self) -> None:
         """Evaluate and save where it is due."""

@@ -15,6 +15,7 @@ from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.context_window import refuse_sliding_window
 from stateset_agents.core.environment import Environment, expect_environment
+from stateset_agents.core.model_card import Origin
 from stateset_agents.core.reward import Reward, as_reward
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError
@@ -261,6 +262,10 @@ class TrainingRun(Joined):
         await self._give(weights, version)
         self._versions = [*(earlier for earlier in self._versions if earlier < version), version]
         self._edition = new_edition(self.agent.backend)
+        self._say_origin(self._state.step)
+
+    def _say_origin(self, step: int) -> None:
+        self.agent.origin = Origin(base=self.learner.base.name_or_path, run=self.run.path, step=step)
 
     async def _give(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Update the agent's model; one that all processes share is updated by the first, for all."""

@@ -28,12 +28,13 @@ from stateset_agents.training.checkpoint import (
     mark_best,
     prune,
     put_back,
+    put_texts,
     remove_later,
     save_checkpoint,
 )
 from stateset_agents.training.resume import RunState, drop_later
 
-DISK = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate"}
+DISK = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate"}
 """Audit events (https://docs.python.org/3/library/audit_events.html) of what changes files and folders."""
 
 
@@ -133,6 +134,50 @@ def test_a_kill_at_any_operation_of_a_save_leaves_whole_checkpoints_and_none_is_
         assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
     assert set(newest) == {(6, "old"), (6, "new"), (8, "new")}
     assert newest == sorted(newest, key=[(6, "old"), (6, "new"), (8, "new")].index)
+
+
+def test_a_kill_while_its_texts_are_written_anew_leaves_a_whole_checkpoint_with_all_the_old_or_all_the_new(
+    tmp_path,
+):
+    before = tmp_path / "before"
+    made = save(before, 2)
+    weights = (made / "model" / "model.safetensors").stat()
+    texts = {"model/README.md": "new", "model/config.json": "{}"}
+    left = every_kill(tmp_path, before, lambda folder: put_texts(folder / "step-000002", texts))
+    assert len(left) > 15
+    found = []
+    for folder in left:
+        put_back(folder)
+        path = latest_checkpoint(folder)
+        assert load_checkpoint(path).weights["layer.weight"].unique().item() == 2.0
+        config = (path / "model" / "config.json").read_text()
+        assert ((path / "model" / "README.md").exists(), config) in [
+            (False, '{"model_type": "tiny"}'),
+            (True, "{}"),
+        ]
+        found.append(config == "{}")
+        put_texts(path, texts)
+        prune(folder, 1)
+        assert [one.name for one in folder.iterdir()] == ["step-000002"]
+    assert found == sorted(found)
+    assert set(found) == {False, True}
+    put_texts(made, texts)
+    assert (made / "model" / "model.safetensors").stat().st_ino == weights.st_ino  # linked, not copied
+    load_checkpoint(made)
+
+
+def test_a_disk_without_links_gets_copies_and_a_damaged_checkpoint_no_texts(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError("no links here")
+
+    made = save(tmp_path, 2)
+    monkeypatch.setattr(os, "link", refuse)
+    put_texts(made, {"model/README.md": "new"})
+    assert load_checkpoint(made).step == 2
+    (made / "model" / "config.json").write_text("torn")
+    with pytest.raises(CheckpointError, match=r"model/config\.json is truncated or altered"):
+        put_texts(made, {"model/README.md": "newer"})
+    assert (made / "model" / "README.md").read_text() == "new"
 
 
 def test_a_kill_at_any_operation_of_a_resume_leaves_no_checkpoint_without_its_logs(tmp_path):

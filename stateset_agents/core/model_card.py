@@ -1,0 +1,322 @@
+"""The model card of a saved model: its README.md, as the Hugging Face hub shows it.
+
+`MultiTurnAgent.save_pretrained` and a trainer's checkpoints write it. It is a function of the run folder: no
+time, no machine, no path of this disk stands in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from yaml import YAMLError
+
+from stateset_agents.backends.loading import model_folder
+from stateset_agents.tracking.logging import get_logger
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+__all__ = ["Origin", "model_card", "shared_name", "write_card"]
+
+_log = get_logger(__name__)
+_TAG = "stateset_agents"
+_EMBEDDED = "embedded:desk"
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_SHOWN = (
+    *("advantage_estimator", "loss_type", "clip_ratio", "beta", "learning_rate", "lr_scheduler_type"),
+    *("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "num_processes"),
+    *("num_iterations", "temperature", "max_staleness", "precision", "seed"),
+)
+"""Settings of a training that say what was done; the rest stands in the run's config.yaml."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a model's weights come from."""
+
+    base: str
+    """transformers' `name_or_path` of the model that was trained; empty for one made in a program."""
+    run: Path | None = None
+    """The folder of the run that trained it; None for weights as they were loaded."""
+    step: int = 0
+    """Of that run, after which the weights are these."""
+
+
+def shared_name(base: str) -> str:
+    """What `AgentConfig.model_name` may say on every machine, where there is such a name; else as it is."""
+    is_embedded = base and Path(base).resolve() == Path(model_folder(_EMBEDDED)).resolve()
+    return _EMBEDDED if is_embedded else base
+
+
+def write_card(path: Path, origin: Origin, *, adapter: bool = False) -> None:
+    """Write `path/README.md`; one that this library did not write stays, and a warning says so."""
+    file = path / "README.md"
+    if file.exists() and not _is_ours(file):
+        _log.warning(f"{file} is not one of ours: it stays as it is, and no model card is written")
+        return
+    file.write_text(model_card(origin, adapter=adapter), encoding="utf-8")
+
+
+def model_card(origin: Origin, *, adapter: bool = False, summary: Mapping[str, Any] | None = None) -> str:
+    """The card's text: metadata in YAML, then what the model is, how good, how trained, how to load it.
+
+    `adapter`: of peft's folder beside the merged model. `summary` stands for the run's `summary.json` where
+    that is not written yet. Raises ConfigurationError for a run folder of another schema version.
+    """
+    from huggingface_hub import ModelCardData
+
+    config: Mapping[str, Any] = {}
+    if origin.run is not None:
+        log = RunLog(RunFolder(origin.run))
+        config, summary = log.config(), log.summary() if summary is None else summary
+    training = config.get("training", {})
+    name, results = _title(origin), _figures(origin, config, summary or {})
+    hub_name = _on_the_hub(origin.base)
+    data = ModelCardData(
+        base_model=hub_name,
+        base_model_relation=("adapter" if adapter else "finetune") if hub_name else None,
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=_tags(training, config, adapter=adapter),
+        model_name=name if results else None,
+        eval_results=[one.listed for one in results if one.listed is not None] or None,
+    )
+    parts = [
+        f"---\n{data.to_yaml()}\n---",
+        f"# {name}",
+        _about(origin, config, adapter=adapter),
+        _shown_figures(results),
+        _shown_settings(origin, config),
+        _loading(origin, config, adapter=adapter),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+# --- what it stands on -----------------------------------------------------------------------------------
+
+
+def _is_ours(file: Path) -> bool:
+    return _TAG in (_metadata(file).get("tags") or ())
+
+
+def _metadata(file: Path) -> Mapping[str, Any]:
+    from huggingface_hub import metadata_load
+
+    try:
+        return metadata_load(file) or {}
+    except (OSError, ValueError, YAMLError):
+        return {}
+
+
+def _on_the_hub(base: str) -> str | None:
+    """The name by which others can get the model: its own, or that of the one our card says it came from."""
+    if Path(base).is_dir():
+        card = Path(base) / "README.md"
+        named = _metadata(card).get("base_model") if _is_ours(card) else None
+        return named if isinstance(named, str) else None
+    return base if _HUB_NAME.fullmatch(base) else None
+
+
+def _base(origin: Origin) -> str:
+    """In words; of a local folder its last name only."""
+    if name := _on_the_hub(origin.base):
+        return f"[{name}](https://huggingface.co/{name})"
+    if not origin.base:
+        return "a model that was made in a program"
+    if shared_name(origin.base) == _EMBEDDED:
+        return f"`{_EMBEDDED}`, the small model that ships with stateset_agents"
+    return f"a model of our own, `{Path(origin.base).name}`"
+
+
+def _title(origin: Origin) -> str:
+    return "A conversational agent" if origin.run is None else f"{origin.run.name}, step {origin.step}"
+
+
+def _named(part: Any) -> str:
+    """An environment or a reward by its name; of a path its end."""
+    name = str(part.get("name") if isinstance(part, Mapping) else part)
+    return f"`{Path(name).name if '/' in name else name}`"
+
+
+def _tags(training: Mapping[str, Any], config: Mapping[str, Any], *, adapter: bool) -> list[str]:
+    tags = [_TAG, "conversational", "multi-turn"]
+    if training:
+        tags += ["reinforcement-learning", str(training.get("loss_type"))]
+    if training.get("lora"):
+        tags.append("lora")
+    if config.get("trl") is not None:
+        tags.append("trl")
+    return tags
+
+
+# --- its figures -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figure:
+    what: str
+    before: str
+    after: str
+    listed: EvalResult | None = None
+    """For the metadata."""
+
+
+def _figures(origin: Origin, config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[_Figure]:
+    from huggingface_hub import EvalResult
+
+    if origin.run is None:
+        return []
+    before, after = summary.get("before", {}), _measured(origin, config, summary)
+    environment = _named(config.get("environment", {})).strip("`")
+    split = (config.get("evaluation") or {}).get("split", "test")
+    rows = [
+        (f"success on {split}, sampled", "success", "interval", "n"),
+        (f"success on {split}, greedy", "greedy", "greedy_interval", ""),
+        (f"reward on {split}, sampled", "mean_reward", "reward_interval", "num_scored"),
+    ]
+    found = [
+        _Figure(
+            what=what,
+            before=_value(before, key, interval, number),
+            after=_value(after, key, interval, number),
+            listed=None
+            if after.get(key) is None
+            else EvalResult(
+                task_type="text-generation",
+                dataset_type=environment,
+                dataset_name=f"{environment}, {split}",
+                dataset_split=split,
+                metric_type=key,
+                metric_name=what,
+                metric_value=round(after[key], 4),
+            ),
+        )
+        for what, key, interval, number in rows
+        if before.get(key) is not None or after.get(key) is not None
+    ]
+    return [*found, *(_validation(origin) if config.get("training", {}).get("eval_steps") else ())]
+
+
+def _measured(origin: Origin, config: Mapping[str, Any], summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The measurement after training, where it was one of these weights."""
+    best = summary.get("best") or {}
+    spoke_as_best = best and config.get("training", {}).get("load_best_at_end")
+    step = best.get("step") if spoke_as_best else summary.get("steps")
+    return summary.get("after", {}) if step == origin.step else {}
+
+
+def _validation(origin: Origin) -> list[_Figure]:
+    """What an evaluation after this step found."""
+    assert origin.run is not None
+    run = RunFolder(origin.run)
+    values: dict[str, float] = {}
+    for line in RunLog(run).metrics() if run.metrics.is_file() else ():
+        if line.step == origin.step:
+            values |= line.values
+    figures = []
+    if "eval/success" in values:
+        low, high = values["eval/success_low"], values["eval/success_high"]
+        told = {"success": values["eval/success"], "interval": (low, high)}
+        figures.append(("success on validation while it was trained", _value(told, "success", "interval")))
+    if "eval/reward" in values:
+        figures.append(
+            ("reward on validation while it was trained", _value({"r": values["eval/reward"]}, "r"))
+        )
+    return [_Figure(what=what, before="", after=after) for what, after in figures]
+
+
+def _value(told: Mapping[str, Any], key: str, interval: str = "", number: str = "") -> str:
+    """`92.7 % [90.3 %, 94.5 %], n 600`; a reward as it is; empty where it was not measured."""
+    if told.get(key) is None:
+        return ""
+    share = key in ("success", "greedy")
+
+    def shown(number: float) -> str:
+        return f"{100 * number:.1f} %" if share else f"{number:.3f}"
+
+    bounds = told.get(interval)
+    text = shown(told[key]) + (f" [{', '.join(shown(bound) for bound in bounds)}]" if bounds else "")
+    return f"{text}, n {told[number]}" if told.get(number) else text
+
+
+# --- its sections ----------------------------------------------------------------------------------------
+
+
+def _about(origin: Origin, config: Mapping[str, Any], *, adapter: bool) -> str:
+    base = _base(origin)
+    if origin.run is None:
+        return f"The weights are those of {base}, saved by stateset_agents without training."
+    steps = f"{origin.step} step{'s' * (origin.step != 1)}"
+    lora = config.get("training", {}).get("lora")
+    what = "An adapter on" if adapter else "A fine-tune of"
+    how = "by TRL's GRPOTrainer, " if config.get("trl") is not None else ""
+    merged = " A LoRA adapter was trained and is merged into these weights." if lora and not adapter else ""
+    few = f" The base was held in {lora['quantization']} meanwhile." if lora and lora["quantization"] else ""
+    return (
+        f"{what} {base}: {steps} of group-relative policy optimisation over whole conversations, "
+        f"{how}with stateset_agents. Environment {_named(config.get('environment', {}))}, reward "
+        f"{_named(config.get('reward', {}))}.{merged}{few}\n\n"
+        "The licence is the base model's."
+    )
+
+
+def _shown_figures(figures: list[_Figure]) -> str:
+    if not figures:
+        return ""
+    rows = "\n".join(f"| {one.what} | {one.before or '-'} | {one.after or '-'} |" for one in figures)
+    return (
+        "## How good it is\n\n"
+        f"| | before training | this model |\n|---|---|---|\n{rows}\n\n"
+        "Held-out scenarios, sampled at temperature 1 or greedy, with 95 % intervals; n counts "
+        "conversations. A dash: not measured of these weights."
+    )
+
+
+def _shown_settings(origin: Origin, config: Mapping[str, Any]) -> str:
+    if origin.run is None or not config.get("training"):
+        return ""
+    training, lora = config["training"], config["training"].get("lora") or {}
+    values = {name: training[name] for name in _SHOWN if name in training}
+    values |= {f"lora.{name}": value for name, value in lora.items() if value is not None}
+    values["max_new_tokens"] = config.get("agent", {}).get("max_new_tokens")
+    rows = "\n".join(f"| `{name}` | {_setting(value)} |" for name, value in values.items())
+    return f"## How it was trained\n\n| setting | value |\n|---|---|\n{rows}"
+
+
+def _setting(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else f"{value}"
+
+
+def _loading(origin: Origin, config: Mapping[str, Any], *, adapter: bool) -> str:
+    if adapter:
+        base = _on_the_hub(origin.base) or "BASE"
+        missing = (
+            "" if base != "BASE" else "\n\n`BASE` is the model named above, which is on no hub under it."
+        )
+        code = (
+            "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
+            f'base = AutoModelForCausalLM.from_pretrained("{base}")\n'
+            'model = PeftModel.from_pretrained(base, "FOLDER")'
+        )
+        return f"## How to load it\n\n```python\n{code}\n```\n\n{_FOLDER}{missing}"
+    agent = config.get("agent", {})
+    own = [name for name in ("persona", "system_prompt") if agent.get(name)]
+    code = (
+        "from stateset_agents import MultiTurnAgent\n\n"
+        'agent = await MultiTurnAgent.from_pretrained("FOLDER")\n'
+        'print(await agent.generate_response("hello"))'
+    )
+    prompt = f" It was trained with a `{'` and a `'.join(own)}`, to be given again." if own else ""
+    return (
+        f"## How to load it\n\n```python\n{code}\n```\n\n{_FOLDER} transformers loads it too, by "
+        f"`AutoModelForCausalLM` and `AutoTokenizer`.{prompt}"
+    )
+
+
+_FOLDER = "`FOLDER` is the folder that holds this file, or its name on the hub."

@@ -48,7 +48,7 @@ class Timeline {
     const rows = step.groups.flatMap((group) => group.rows);
     this.about.textContent = `${plural(rows.length, "conversation")} in ${plural(step.groups.length, "group")}; ${seconds(step.length)} from the first one's beginning to the end of the step's update`;
     this.legend.replaceChildren(...Object.entries(DOINGS).map(([letter, [name, what]]) => h("li", { style: `--key: var(--did-${letter})` }, `${name} `, h("b", {}, seconds(spent(rows, letter))), h("span", { class: "what" }, `, ${what}`))),
-      h("li", { style: "--key: var(--did-u)" }, "update ", h("b", {}, seconds(step.updates.reduce((sum, one) => sum + one.end - one.begin, 0)))));
+      h("li", { style: "--key: var(--did-u)" }, "update ", h("b", {}, seconds(step.updates.reduce((sum, one) => sum + Math.min(one.end, step.length) - Math.max(one.begin, 0), 0)))));
     this.rows.clear();
     const ticks = axisTicks(step.length);
     const axis = h("div", { class: "axis", "aria-hidden": "true" }, h("span"), h("span", { class: "lane" }, ticks.map((at) => h("i", { style: `left:${(100 * at) / step.length}%` }, seconds(at)))));

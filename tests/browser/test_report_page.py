@@ -139,6 +139,8 @@ async def test_who_waited_for_whom_is_drawn_from_events_jsonl(tab: Tab, tmp_path
 async def test_a_step_s_timeline_has_the_spans_of_timeline_jsonl(tab: Tab, tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=5)
     with JsonlTracker(folder) as tracker:
+        tracker.log_event("update begun", step=4, monotonic=99.0)
+        tracker.log_event("update ended", step=4, monotonic=100.5)
         tracker.log_event("update begun", step=5, monotonic=102.6)
         tracker.log_event("update ended", step=5, monotonic=103.0)
     write_report(folder.path)
@@ -148,7 +150,10 @@ async def test_a_step_s_timeline_has_the_spans_of_timeline_jsonl(tab: Tab, tmp_p
     assert await tab.run(f"{rows}.length") == 1 + len(lines)
     await tab.run(f"{rows}[0].focus()")
     said = "document.querySelector('#timeline output').textContent"
-    assert await tab.run(said) == "updates of the weights: update of step 5 0.4 s"
+    updates = "updates of the weights: update of step 4 1.5 s, update of step 5 0.4 s"
+    assert await tab.run(said) == updates
+    legend = "document.querySelector('#timeline .legend').innerText"
+    assert "update 0.9 s" in " ".join((await tab.run(legend)).split())  # the part of step 4's that is here
     for line in lines[:4]:
         await tab.press("ArrowDown")
         sums = dict.fromkeys(("model", "waiting", "environment", "reward", "idle"), 0.0)
@@ -454,9 +459,12 @@ async def test_a_live_page_follows_the_run_and_leaves_the_reader_in_peace(tab: T
             await tab.run("document.querySelector('#curves').scrollIntoView()")
             steps = "document.querySelector('figure .plot')?.data?.find((line) => line.meta)?.x"
             await tab.until(steps, lambda found: found == [1])
+            shown = "document.querySelector('#timeline select').value"
+            await tab.until(shown, lambda step: step == "1")
             log_step(tracker, 2)
             await tab.until(steps, lambda found: found == [1, 2])
             await tab.until("document.querySelector('#conversations .note').textContent.includes('All 20')")
+            assert await tab.run(shown) == "2"
             assert await choose(tab) == "4 conversations in 1 group"  # what was typed still holds
             assert await tab.run("document.activeElement.name") == "text"
             assert await tab.run("document.querySelector('.members').dataset.mine") == "yes"

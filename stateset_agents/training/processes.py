@@ -35,6 +35,9 @@ _BUCKET = 2**24
 """Elements that are summed at once: 64 MB in fp32."""
 
 
+_UNTOLD = "another process is gone, without a reason: look at what the launcher says of it"
+
+
 class ProcessLeft(TrainingStopped):
     """Another process of this training cannot go on."""
 
@@ -248,7 +251,7 @@ class Processes:
             if words is None and not breaks(error):
                 raise
             self._has_parted = self._is_lost = True
-            raise ProcessLeft(words or f"another process is gone ({error})") from error
+            raise ProcessLeft(words or _UNTOLD) from error
 
     def _hang_up(self, why: _Left) -> None:
         self._is_lost = True

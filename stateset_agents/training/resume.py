@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -19,7 +19,7 @@ import torch
 
 from stateset_agents.backends.tokenizers import save_tokenizer
 from stateset_agents.core.model_card import Origin, write_card
-from stateset_agents.errors import CheckpointError
+from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
@@ -47,6 +47,7 @@ __all__ = [
     "keep",
     "mend",
     "newest",
+    "refuse_different",
     "take_up",
 ]
 
@@ -184,6 +185,21 @@ class Identity:
         if then["scenarios"] != self.scenarios:
             raise CheckpointError(
                 f"{path} was trained on other scenarios than there are now: bring those back, or train anew"
+            )
+
+
+def refuse_different(identities: Sequence[Identity]) -> None:
+    """Raises ConfigurationError where processes that are to train together have not the same before them."""
+    first = identities[0]
+    was = _flat(_plain(first.settings))
+    for rank, other in enumerate(identities):
+        now = _flat(_plain(other.settings))
+        differing = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
+        differing += ["the model's weights"] * (other.base != first.base)
+        differing += ["the scenarios"] * (other.scenarios != first.scenarios)
+        if differing:
+            raise ConfigurationError(
+                f"process {rank} differs from process 0 in {', '.join(differing)}: start all with the same"
             )
 
 

@@ -13,7 +13,6 @@ from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.training.checkpoint import put_texts
 from stateset_agents.training.resume import (
-    Identity,
     checkpoint_at,
     drop_later,
     keep,
@@ -120,11 +119,6 @@ class RunCheckpoints(TrainingRun):
             )
         else:
             self.tracker.log_event("resumed", step=self.step_number, path=found.name)
-
-    def _identity(self) -> Identity:
-        apart = ("evaluation", "made_by")
-        settings = {name: value for name, value in self._settings().items() if name not in apart}
-        return Identity(base=self._base, scenarios=self._scenarios, settings=settings)
 
     async def _save_last(self) -> None:
         lost = self.processes.has_lost_others

@@ -35,7 +35,7 @@ from stateset_agents.training.joined import Joined
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.parts import check_reward
 from stateset_agents.training.pipeline import Pipeline
-from stateset_agents.training.resume import RunState
+from stateset_agents.training.resume import Identity, RunState, refuse_different
 from stateset_agents.training.step_warnings import StepWarnings
 from stateset_agents.training.tenure import at_work, edition, new_edition
 from stateset_agents.training.trackers import make_trackers, refuse_missing
@@ -226,17 +226,14 @@ class TrainingRun(Joined):
                 run.write_config(self._settings())
             return run, JsonlTracker(run, self.agent.backend.tokenizer.piece)
 
-        async def path() -> tuple[Path | None, str]:
+        async def path() -> Path | None:
             if self.processes.is_first:
-                self._run, tracker = await self._worker.run(opened)
-                self._tracker = tracker
-            return self._run.path if self._run else None, self._base
+                self._run, self._tracker = await self._worker.run(opened)
+            return self._run.path if self._run else None
 
-        told = await self._together(path())
-        where, base = told[0]
+        refuse_different(await self._all(self._identity()))
+        where = (await self._together(path()))[0]
         assert where is not None
-        if any(other != base for _, other in told):
-            raise ConfigurationError("the processes hold different weights: give all of them the same model")
         if self._tracker is None:
             self._run = RunFolder(where)
             self._tracker = SilentTracker(self._run)
@@ -281,6 +278,11 @@ class TrainingRun(Joined):
         """Hand the weights over where the agent has others: the best step's, or another trainer's."""
         if edition(self.agent.backend) is not self._edition:
             await uninterrupted(self._hand_over())
+
+    def _identity(self) -> Identity:
+        apart = ("evaluation", "made_by")
+        settings = {name: value for name, value in self._settings().items() if name not in apart}
+        return Identity(base=self._base, scenarios=self._scenarios, settings=settings)
 
     def _settings(self) -> dict[str, Any]:
         named = "environment" in self._description  # by what a YAML file can name, not by its class alone

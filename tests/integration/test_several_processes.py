@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -104,20 +105,15 @@ def test_gradients_and_metrics_are_those_of_one_process(parallelism, cases):
 
 
 def replayed(
-    folder: Path, groups: list[Any], parallelism: str = "ddp"
+    folder: Path, groups: list[Any], settings: dict[str, Any]
 ) -> tuple[dict[str, Any], list[dict[str, float]]]:
     """Weights and metrics after a step on each of these lists of groups."""
 
     async def train() -> tuple[dict[str, Any], list[dict[str, float]]]:
         count = int(os.environ.get("WORLD_SIZE", "1"))
-        trainer = make_trainer(
-            folder,
-            max_steps=len(groups),
-            num_processes=count,
-            gradient_accumulation_steps=2 // count,
-            parallelism=parallelism,
-            beta=0.1,
-        )
+        shape = {"num_processes": count, "gradient_accumulation_steps": 2 // count, "max_steps": len(groups)}
+        alone = {"parallelism": "ddp"} if count == 1 else {}
+        trainer = make_trainer(folder, **{**shape, "beta": 0.1, **settings, **alone})
         await trainer.initialize()
         metrics = [await trainer.training_step(one) for one in groups]
         weights = {name: tensor.tolist() for name, tensor in trainer.learner.weights().items()}
@@ -127,31 +123,40 @@ def replayed(
     return asyncio.run(train())
 
 
-def test_twenty_steps_on_the_same_conversations_end_like_one_process(tmp_path):
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """The groups of twenty steps of one process."""
+
     async def play() -> list[Any]:
-        trainer = make_trainer(tmp_path, max_steps=20)
+        trainer = make_trainer(tmp_path_factory.mktemp("played"), max_steps=20)
         await trainer.initialize()
         groups = []
         for step in range(20):
-            scenarios = trainer._order.take(2 * step, 2)
-            groups.append(await trainer.generate_trajectories(scenarios))
+            groups.append(await trainer.generate_trajectories(trainer._order.take(2 * step, 2)))
             await trainer.training_step(groups[-1])
         await trainer.close()
         return groups
 
-    groups = asyncio.run(play())
-    alone, known = replayed(tmp_path, groups)
-    answers = [*in_two(replayed, tmp_path, groups), *in_two(replayed, tmp_path, groups, "fsdp2")]
-    for answer in answers:
-        assert not isinstance(answer, Broke), answer
-        weights, metrics = answer
-        for name, values in alone.items():
-            torch.testing.assert_close(torch.tensor(weights[name]), torch.tensor(values), rtol=0, atol=1e-5)
-        for one, other in zip(metrics, known, strict=True):
-            for name in ("reward/mean", "loss/policy", "kl/reference", "optimizer/grad_norm", "tokens/agent"):
-                assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
-    assert answers[0][0] == answers[1][0]  # in every bit
-    assert answers[2][0] == answers[3][0]
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"parallelism": "fsdp2"}, {"advantage_estimator": "token_gae", "value_dropout": 0.1}]
+)
+def test_twenty_steps_on_the_same_conversations_end_like_one_process(tmp_path, played, settings):
+    groups = played[:6] if "advantage_estimator" in settings else played
+    alone, known = replayed(tmp_path, groups, settings)
+    first, second = in_two(replayed, tmp_path, groups, settings)
+    assert not isinstance(first, Broke), first
+    assert first[0] == second[0]  # in every bit
+    weights, metrics = first
+    for name, values in alone.items():
+        torch.testing.assert_close(torch.tensor(weights[name]), torch.tensor(values), rtol=0, atol=1e-5)
+    same = ("reward/mean", "loss/policy", "kl/reference", "optimizer/grad_norm", "tokens/agent")
+    for one, other in zip(metrics, known, strict=True):
+        assert [one[name] for name in same] == pytest.approx(
+            [other[name] for name in same], rel=1e-3, abs=1e-5
+        )
 
 
 def trained(folder: Path, settings: dict[str, Any], resume: bool = False) -> tuple[str, dict[str, Any], int]:
@@ -182,63 +187,67 @@ class Counting(Callback):
 
 
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_one_run_folder_has_every_conversation_once(tmp_path, parallelism):
+def test_one_run_folder_has_everything_once_and_resumes_to_the_same_bits(tmp_path, parallelism):
     settings = {"max_steps": 4, "eval_steps": 2, "parallelism": parallelism, "load_best_at_end": True}
     first, second = in_two(trained, tmp_path, settings)
     assert not isinstance(first, Broke), first
-    assert not isinstance(second, Broke), second
     assert first[:2] == second[:2]
     assert (first[2], second[2]) == (4, 0)  # callbacks are the first one's
-    assert len(list((tmp_path / "runs").glob("0*"))) == 1
-    log = RunLog(RunFolder.open(first[0]))
-    lines = [json.loads(line) for line in (Path(first[0]) / "rollouts.jsonl").read_text().splitlines()[1:]]
+    run = RunFolder.open(first[0])
+    assert len(list(run.path.parent.glob("0*"))) == 1
+    whole = everything_once(run)
+    shutil.rmtree(run.checkpoints / "step-000004")
+    resumed, other = in_two(trained, tmp_path, settings, True)
+    assert not isinstance(resumed, Broke), resumed
+    assert resumed[1] == other[1] == first[1]
+    assert everything_once(run) == whole
+    if parallelism == "fsdp2":
+        goes_on_alone(tmp_path / "one", settings, run, first[1])
+
+
+def everything_once(run: RunFolder) -> list[Any]:
+    """What was played in training; each of two epochs of four scenarios by steps of two."""
+    lines = [json.loads(line) for line in run.rollouts.read_text().splitlines()[1:]]
     played = [(line["step"], line["scenario"], line["member"]) for line in lines if line["stage"] == "train"]
     assert len(played) == len(set(played)) == 4 * 2 * 4
-    for epoch in ((1, 2), (3, 4)):  # four scenarios, two a step
+    for epoch in ((1, 2), (3, 4)):
         assert len({scenario for step, scenario, _ in played if step in epoch}) == 4
-    held_out = [line["scenario"] for line in lines if line["stage"] == "validation"]
-    assert len(held_out) == 2 * 4
+    assert len([line for line in lines if line["stage"] == "validation"]) == 2 * 4
+    log = RunLog(run)
     steps = [line.values for line in log.metrics() if "reward/mean" in line.values]
     assert [step["rollout/conversations"] for step in steps] == [8.0] * 4
     events = [event["event"] for event in log.events()]
     assert events.count("group finished") == events.count("group consumed") == 8
+    return played
 
 
-@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
-def test_a_resumed_run_ends_in_the_same_bits(tmp_path, parallelism):
-    settings = {"parallelism": parallelism, "lr_scheduler_type": "constant", "warmup_ratio": 0.0}
-    whole = in_two(trained, tmp_path / "whole", {**settings, "max_steps": 4})
-    in_two(trained, tmp_path / "parts", {**settings, "max_steps": 2})
-    parts = in_two(trained, tmp_path / "parts", {**settings, "max_steps": 4}, True)
-    assert not isinstance(parts[0], Broke), parts[0]
-    assert whole[0][1] == parts[0][1] == parts[1][1]
-    assert [line.step for line in RunLog(RunFolder.open(parts[0][0])).metrics()] == [1, 2, 3, 4]
+def goes_on_alone(folder: Path, settings: dict[str, Any], run: RunFolder, state: dict[str, Any]) -> None:
+    """Two passes of one process are as large a step as one of two."""
 
-    async def alone(**changed: Any) -> tuple[int, bool, dict[str, Any]]:
-        trainer = make_trainer(
-            tmp_path / "one", **{**settings, "parallelism": "ddp", "max_steps": 5, **changed}
-        )
+    async def step(**changed: Any) -> None:
+        longer = {**settings, "parallelism": "ddp", "max_steps": 5, **changed}
+        trainer = make_trainer(folder, **longer)
         try:
-            await trainer.load_checkpoint(parts[0][0])
-            before = {name: tensor.tolist() for name, tensor in snapshot(trainer).items()}
+            await trainer.load_checkpoint(run.path)
+            assert {name: tensor.tolist() for name, tensor in snapshot(trainer).items()} == state
             await trainer.step()
-            return trainer.step_number, trainer.summary()["deterministic"], before
+            assert trainer.step_number == 5
+            assert not trainer.summary()["deterministic"]
         finally:
             await trainer.close()
 
-    steps, deterministic, before = asyncio.run(alone())  # two passes of one process are a step, too
-    assert (steps, deterministic) == (5, False)
-    assert before == parts[0][1]
+    asyncio.run(step())
     with pytest.raises(CheckpointError, match="num_processes was 2 and is 1"):
-        asyncio.run(alone(gradient_accumulation_steps=1))
+        asyncio.run(step(gradient_accumulation_steps=1))
 
 
 # ------------------------------------------------------------------------------ how it ends
 
 
-def started(folder: Path, number: int) -> str:
+def started(folder: Path, number: int, differ: bool = False) -> str:
     async def begin() -> str:
-        trainer = make_trainer(folder, num_processes=number)
+        seed = int(os.environ["RANK"]) if differ else 0
+        trainer = make_trainer(folder, num_processes=number, seed=seed)
         try:
             await trainer.initialize()
         except ConfigurationError as error:
@@ -256,6 +265,8 @@ def test_a_launcher_that_starts_another_number_of_processes_is_an_error(tmp_path
     for told in in_two(started, tmp_path, 1):
         assert told.startswith("2 processes were started and num_processes is 1: set it to 2")
     assert in_two(started, tmp_path, 2) == ["ready", "ready"]
+    for told in in_two(started, tmp_path, 2, True):
+        assert told == "process 1 differs from process 0 in training.seed: start all with the same"
 
 
 class Trouble(Callback):
@@ -328,11 +339,10 @@ def troubled(folder: Path, kind: str, rank: int, parallelism: str) -> tuple[str,
     ("kind", "rank", "parallelism", "here", "there", "state", "steps"),
     [
         ("reward", 1, "ddp", "a reward with a mistake", "process 1 failed: a reward", "failed", 1),
-        ("reward", 0, "fsdp2", "a reward with a mistake", "process 0 failed: a reward", "failed", 1),
         ("update", 1, "ddp", "no room for a gradient", "process 1 failed: no room", "failed", 1),
         ("update", 1, "fsdp2", "no room for a gradient", "process 1 failed: no room", "failed", 1),
         ("disk", 0, "ddp", "cannot write checkpoint", "process 0 failed: cannot write", "failed", 3),
-        ("exit", 1, "ddp", None, "another process is gone", "failed", 1),
+        ("exit", 1, "ddp", None, "another process is gone, without a reason", "failed", 1),
         ("cancel", 1, "ddp", "CancelledError", "process 1 was interrupted", "stopped", 1),
         ("stop", 0, "fsdp2", "", "", "stopped", 1),
     ],

@@ -5,10 +5,8 @@ Blocking; the trainer calls it in its worker thread.
 
 from __future__ import annotations
 
-import json
-import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -19,7 +17,7 @@ import torch
 
 from stateset_agents.backends.tokenizers import save_tokenizer
 from stateset_agents.core.model_card import Origin, write_card
-from stateset_agents.errors import CheckpointError, ConfigurationError
+from stateset_agents.errors import CheckpointError
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
@@ -35,59 +33,21 @@ from stateset_agents.training.checkpoint import (
 )
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.early_stopping import Best
+from stateset_agents.training.identity import Identity, plain
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.optimization import schedule
 
 __all__ = [
-    "MAY_DIFFER",
-    "Identity",
     "RunState",
     "checkpoint_at",
     "drop_later",
     "keep",
     "mend",
     "newest",
-    "refuse_different",
     "take_up",
 ]
 
 _log = get_logger(__name__)
-
-MAY_DIFFER = frozenset(
-    {
-        "agent.model_name",
-        "agent.device",
-        "agent.temperature",
-        "agent.seed",
-        "training.max_steps",
-        "training.parallelism",
-        "training.num_episodes",
-        "training.output_dir",
-        "training.run_name",
-        "training.rollout_sleep",
-        "training.save_steps",
-        "training.save_total_limit",
-        "training.eval_steps",
-        "training.eval_episodes",
-        "training.early_stopping_patience",
-        "training.early_stopping_threshold",
-        "training.max_failed_steps",
-        "training.load_best_at_end",
-        "training.log_rollouts",
-        "training.report_to",
-        "training.turn_timeout",
-        "training.reward_timeout",
-        "training.episode_retries",
-        "training.turn_retries",
-        "training.reward_retries",
-        "training.retry_backoff",
-        "training.breaker_failures",
-        "training.breaker_pause",
-        "training.outage_patience",
-        "training.episode_timeout",
-    }
-)
-"""How long a run is, what it writes, where it runs; the weights themselves say which model it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,55 +114,6 @@ class RunState:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """What a checkpoint and the run that goes on from it have in common."""
-
-    base: str
-    """Fingerprint of the weights at the start."""
-    scenarios: str
-    """Fingerprint of the train scenarios."""
-    settings: Mapping[str, Any]
-    """{"training": {"beta": 0.1, ...}, "agent": {...}, ...}."""
-
-    def refuse_other(self, path: Path, then: Mapping[str, Any]) -> None:
-        """Raises CheckpointError naming what differs in `then`, the identity of the run at `path`."""
-        was, now = _flat(then["settings"]), _flat(_plain(self.settings))
-        differing = [
-            f"{name} was {was.get(name)!r:.60} and is {now.get(name)!r:.60}"
-            for name in sorted(was.keys() | now.keys())
-            if name not in MAY_DIFFER | _divided_otherwise(was, now) and was.get(name) != now.get(name)
-        ]
-        if differing:
-            raise CheckpointError(
-                f"{path} is from other settings ({', '.join(differing)}): resume with the same ones"
-            )
-        if then["base"] != self.base:
-            raise CheckpointError(
-                f"{path} was trained from other weights than the model holds now: resume with the model it "
-                "started from"
-            )
-        if then["scenarios"] != self.scenarios:
-            raise CheckpointError(
-                f"{path} was trained on other scenarios than there are now: bring those back, or train anew"
-            )
-
-
-def refuse_different(identities: Sequence[Identity]) -> None:
-    """Raises ConfigurationError where processes that are to train together have not the same before them."""
-    first = identities[0]
-    was = _flat(_plain(first.settings))
-    for rank, other in enumerate(identities):
-        now = _flat(_plain(other.settings))
-        differing = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
-        differing += ["the model's weights"] * (other.base != first.base)
-        differing += ["the scenarios"] * (other.scenarios != first.scenarios)
-        if differing:
-            raise ConfigurationError(
-                f"process {rank} differs from process 0 in {', '.join(differing)}: start all with the same"
-            )
-
-
 def keep(
     folder: Path,
     learner: Learner,
@@ -237,7 +148,7 @@ def keep(
         critic=learner.critic_state(),
         state={
             "progress": asdict(state),
-            "identity": _plain(asdict(identity)),
+            "identity": plain(asdict(identity)),
             "machine": _machine(learner.device),
         },
     )
@@ -340,20 +251,6 @@ def _other_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return [f"resumed on another set-up, so not bit-equal: {', '.join(differing)}"] if differing else []
 
 
-_PER_STEP = tuple(
-    f"training.{name}"
-    for name in ("num_processes", "per_device_train_batch_size", "gradient_accumulation_steps")
-)
-"""Whose product is a step's episodes."""
-
-
-def _divided_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
-    """The settings that may differ where another number of processes makes steps of as many episodes."""
-    sizes = [math.prod(settings.get(name) or 1 for name in _PER_STEP) for settings in (was, now)]
-    other = was.get(_PER_STEP[0]) != now.get(_PER_STEP[0])
-    return set(_PER_STEP) if other and sizes[0] == sizes[1] else set()
-
-
 def _other_processes(then: Mapping[str, Any], learner: Learner) -> list[str]:
     names = ("num_processes", "parallelism")
     was, now = ([settings.get(name) for name in names] for settings in (then, learner.config.model_dump()))
@@ -381,20 +278,3 @@ def _other_schedule(then: Mapping[str, Any], learner: Learner) -> list[str]:
         f"({now.lr_scheduler_type}, warm-up {now.warmup_ratio:g}) follows the length: the result is not that "
         f"of one run of {is_now} steps"
     ]
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back."""
-    values: dict[str, Any] = json.loads(json.dumps(settings, default=str))
-    return values
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{"training": {"beta": 1}} -> {"training.beta": 1}."""
-    flat: dict[str, Any] = {}
-    for section, values in settings.items():
-        if isinstance(values, Mapping):
-            flat |= {f"{section}.{name}": value for name, value in values.items()}
-        else:
-            flat[section] = values
-    return flat

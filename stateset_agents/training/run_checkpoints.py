@@ -20,8 +20,8 @@ from stateset_agents.training.resume import (
     newest,
     take_up,
 )
+from stateset_agents.training.speaking import Speaking
 from stateset_agents.training.tenure import at_work
-from stateset_agents.training.training_run import TrainingRun
 from stateset_agents.training.uninterrupted import uninterrupted
 
 __all__ = ["RunCheckpoints"]
@@ -29,7 +29,7 @@ __all__ = ["RunCheckpoints"]
 _log = get_logger(__name__)
 
 
-class RunCheckpoints(TrainingRun):
+class RunCheckpoints(Speaking):
     """Keeps the last finished step, and goes on from one that was kept."""
 
     async def save_checkpoint(self) -> Path:

@@ -15,7 +15,6 @@ from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.context_window import refuse_sliding_window
 from stateset_agents.core.environment import Environment, expect_environment
-from stateset_agents.core.model_card import Origin
 from stateset_agents.core.reward import Reward, as_reward
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError
@@ -31,15 +30,15 @@ from stateset_agents.training.checkpoint import fingerprint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.control import Progress
 from stateset_agents.training.curriculum import ScenarioOrder
+from stateset_agents.training.identity import Identity, refuse_different
 from stateset_agents.training.joined import Joined
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.parts import check_reward
 from stateset_agents.training.pipeline import Pipeline
-from stateset_agents.training.resume import Identity, RunState, refuse_different
+from stateset_agents.training.resume import RunState
 from stateset_agents.training.step_warnings import StepWarnings
-from stateset_agents.training.tenure import at_work, edition, new_edition
+from stateset_agents.training.tenure import at_work, edition
 from stateset_agents.training.trackers import make_trackers, refuse_missing
-from stateset_agents.training.uninterrupted import uninterrupted
 
 __all__ = ["TrainingRun"]
 
@@ -248,36 +247,6 @@ class TrainingRun(Joined):
             processes=self.processes,
         )
         return learner, fingerprint(learner.weights())
-
-    async def _hand_over(self) -> None:
-        """Let the agent speak with this trainer's weights; the processes do it together."""
-        await self._all()
-        version = self._state.version
-        self._edition = object()  # where it fails nobody knows whose weights these are: hand over again
-        made = self.config.lora is not None or self.config.parallelism == "fsdp2"  # not in the event loop
-        weights = await self._worker.run(self.learner.weights) if made else self.learner.weights()
-        await self._give(weights, version)
-        self._versions = [*(earlier for earlier in self._versions if earlier < version), version]
-        self._edition = new_edition(self.agent.backend)
-        self._say_origin(self._state.step)
-
-    def _say_origin(self, step: int) -> None:
-        self.agent.origin = Origin(base=self.learner.base.name_or_path, run=self.run.path, step=step)
-
-    async def _give(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Update the agent's model; one that all processes share is updated by the first, for all."""
-        backend: Any = self.agent.backend
-        is_shared = getattr(backend, "is_shared", False)
-        if self.processes.is_first or not is_shared:
-            await backend.update_weights(weights, version)
-        if is_shared and not self.processes.is_alone:
-            in_use = await self._all(backend.weights_in_use())
-            backend.follow(in_use[0])
-
-    async def _speak_as_itself(self) -> None:
-        """Hand the weights over where the agent has others: the best step's, or another trainer's."""
-        if edition(self.agent.backend) is not self._edition:
-            await uninterrupted(self._hand_over())
 
     def _identity(self) -> Identity:
         apart = ("evaluation", "made_by")

@@ -1,0 +1,130 @@
+"""What a checkpoint and the run that goes on from it have in common, and processes that train together."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.errors import CheckpointError, ConfigurationError
+
+__all__ = ["MAY_DIFFER", "Identity", "plain", "refuse_different"]
+
+MAY_DIFFER = frozenset(
+    {
+        "agent.model_name",
+        "agent.device",
+        "agent.temperature",
+        "agent.seed",
+        "training.max_steps",
+        "training.parallelism",
+        "training.num_episodes",
+        "training.output_dir",
+        "training.run_name",
+        "training.rollout_sleep",
+        "training.save_steps",
+        "training.save_total_limit",
+        "training.eval_steps",
+        "training.eval_episodes",
+        "training.early_stopping_patience",
+        "training.early_stopping_threshold",
+        "training.max_failed_steps",
+        "training.load_best_at_end",
+        "training.log_rollouts",
+        "training.report_to",
+        "training.turn_timeout",
+        "training.reward_timeout",
+        "training.episode_retries",
+        "training.turn_retries",
+        "training.reward_retries",
+        "training.retry_backoff",
+        "training.breaker_failures",
+        "training.breaker_pause",
+        "training.outage_patience",
+        "training.episode_timeout",
+    }
+)
+"""How long a run is, what it writes, where it runs; the weights themselves say which model it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a checkpoint and the run that goes on from it have in common."""
+
+    base: str
+    """Fingerprint of the weights at the start."""
+    scenarios: str
+    """Fingerprint of the train scenarios."""
+    settings: Mapping[str, Any]
+    """{"training": {"beta": 0.1, ...}, "agent": {...}, ...}."""
+
+    def refuse_other(self, path: Path, then: Mapping[str, Any]) -> None:
+        """Raises CheckpointError naming what differs in `then`, the identity of the run at `path`."""
+        was, now = _flat(then["settings"]), _flat(plain(self.settings))
+        differing = [
+            f"{name} was {was.get(name)!r:.60} and is {now.get(name)!r:.60}"
+            for name in sorted(was.keys() | now.keys())
+            if name not in MAY_DIFFER | _divided_otherwise(was, now) and was.get(name) != now.get(name)
+        ]
+        if differing:
+            raise CheckpointError(
+                f"{path} is from other settings ({', '.join(differing)}): resume with the same ones"
+            )
+        if then["base"] != self.base:
+            raise CheckpointError(
+                f"{path} was trained from other weights than the model holds now: resume with the model it "
+                "started from"
+            )
+        if then["scenarios"] != self.scenarios:
+            raise CheckpointError(
+                f"{path} was trained on other scenarios than there are now: bring those back, or train anew"
+            )
+
+
+def refuse_different(identities: Sequence[Identity]) -> None:
+    """Raises ConfigurationError where processes that are to train together have not the same before them."""
+    first = identities[0]
+    was = _flat(plain(first.settings))
+    for rank, other in enumerate(identities):
+        now = _flat(plain(other.settings))
+        differing = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
+        differing += ["the model's weights"] * (other.base != first.base)
+        differing += ["the scenarios"] * (other.scenarios != first.scenarios)
+        if differing:
+            raise ConfigurationError(
+                f"process {rank} differs from process 0 in {', '.join(differing)}: start all with the same"
+            )
+
+
+_PER_STEP = tuple(
+    f"training.{name}"
+    for name in ("num_processes", "per_device_train_batch_size", "gradient_accumulation_steps")
+)
+"""Whose product is a step's episodes."""
+
+
+def _divided_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+    """The settings that may differ where another number of processes makes steps of as many episodes."""
+    sizes = [math.prod(settings.get(name) or 1 for name in _PER_STEP) for settings in (was, now)]
+    other = was.get(_PER_STEP[0]) != now.get(_PER_STEP[0])
+    return set(_PER_STEP) if other and sizes[0] == sizes[1] else set()
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back."""
+    values: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    return values
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """{"training": {"beta": 1}} -> {"training.beta": 1}."""
+    flat: dict[str, Any] = {}
+    for section, values in settings.items():
+        if isinstance(values, Mapping):
+            flat |= {f"{section}.{name}": value for name, value in values.items()}
+        else:
+            flat[section] = values
+    return flat

@@ -1,4 +1,5 @@
-"""Any OpenAI-compatible chat endpoint as a function from a prompt to text: for judges, and for your own use.
+"""Any OpenAI-compatible chat endpoint as a function from a prompt to text, whole or in pieces: for judges,
+simulated users, and for your own use.
 
 It samples no policy: nothing it says has token ids or log-probs.
 """
@@ -8,19 +9,24 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import math
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakKeyDictionary
 
 from pydantic import ConfigDict, Field, model_validator
 
+from stateset_agents.backends.chat_answers import (
+    ChatAnswer,
+    Failure,
+    StreamedAnswer,
+    read_answer,
+    refusal,
+)
+from stateset_agents.backends.streaming import streamed
 from stateset_agents.errors import BackendError, BudgetExceeded
 from stateset_agents.faults.breakers import Breaker, admitted
 from stateset_agents.faults.dependencies import wait_before
@@ -32,23 +38,6 @@ if TYPE_CHECKING:
     import aiohttp
 
 __all__ = ["ChatAnswer", "ChatClient", "ChatSettings"]
-
-_TRANSIENT = frozenset({408, 409, 425, 429})
-"""Besides every 5xx: statuses after which the same request may succeed."""
-_CHARACTERS_A_TOKEN = 4
-"""Of an endpoint that does not say what it used."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatAnswer:
-    """What the endpoint said."""
-
-    text: str
-    finish_reason: str
-    """"length" where its words were cut."""
-    prompt_tokens: int
-    """As it counted them; estimated by the characters where it did not."""
-    completion_tokens: int
 
 
 @dataclass(slots=True)
@@ -80,7 +69,14 @@ class ChatSettings(Settings):
         description="Under which name max_new_tokens is sent: OpenAI's newest models refuse the old name, "
         "many servers do not know the new one. auto sends the old one until it is refused.",
     )
-    timeout: float = Field(default=60.0, gt=0.0, description="Seconds for one attempt.")
+    timeout: float = Field(
+        default=60.0, gt=0.0, description="Seconds for one attempt; in a stream, without a piece of it."
+    )
+    stream: bool = Field(
+        default=False,
+        description="Have every answer come in pieces: a long one may take longer than `timeout`, and an "
+        "endpoint that has gone silent is found out as soon.",
+    )
     max_attempts: int = Field(default=5, ge=1, description="For one answer, the first included.")
     backoff: float = Field(default=1.0, gt=0.0, description="Seconds of the first wait.")
     max_wait: float = Field(
@@ -162,19 +158,32 @@ class ChatClient:
         """The answer to one user message, as text."""
         return (await self.complete([Message(role="user", content=prompt)])).text
 
-    async def complete(self, messages: Sequence[Message]) -> ChatAnswer:
-        """The answer to a conversation.
+    async def complete(
+        self, messages: Sequence[Message], *, on_text: Callable[[str], None] | None = None
+    ) -> ChatAnswer:
+        """The answer to a conversation; `on_text` hears it piece by piece as it comes.
 
         Raises BackendError where there is none after all attempts, BudgetExceeded where no more may be asked.
+        An answer that breaks off after `on_text` has heard of it is not tried again: it would begin anew.
         """
         own, stream = self.settings, derive(self.settings.seed, "chat client", next(self._waits))
+        heard: list[str] = []
+
+        def hear(piece: str) -> None:
+            if on_text is not None:
+                heard.append(piece)
+                on_text(piece)
+
         async with self._session() as session:
             for attempt in range(1, own.max_attempts + 1):
                 await self._pause()
-                result = await self._ask(session, messages)
+                result = await self._ask(session, self._request(messages, stream=on_text is not None), hear)
                 if isinstance(result, ChatAnswer):
                     self.num_tokens += result.prompt_tokens + result.completion_tokens
                     return result
+                if heard:
+                    said = sum(map(len, heard))
+                    raise BackendError(f"{self.url} broke off after {said} characters: {result.why}")
                 asked = result.retry_after or 0.0
                 if not result.transient or attempt == own.max_attempts or asked > own.max_wait:
                     times = f" ({attempt} attempts)" if attempt > 1 else ""
@@ -185,31 +194,50 @@ class ChatClient:
                 await asyncio.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
 
+    async def stream(self, messages: Sequence[Message]) -> AsyncGenerator[str | ChatAnswer]:
+        """The answer piece by piece, and at the end the `ChatAnswer`, which says whether it was cut.
+
+            async for piece in client.stream([Message(role="user", content="Tell me a story.")]):
+                if isinstance(piece, str):
+                    print(piece, end="", flush=True)
+
+        Raises as `complete` does. Leaving the loop, within `contextlib.aclosing`, ends the request.
+        """
+        async with aclosing(streamed(lambda hear: self.complete(messages, on_text=hear))) as pieces:
+            async for piece in pieces:
+                yield piece
+
     async def _ask(
-        self, session: aiohttp.ClientSession, messages: Sequence[Message]
-    ) -> ChatAnswer | _Failure:
+        self, session: aiohttp.ClientSession, request: Mapping[str, Any], hear: Callable[[str], None]
+    ) -> ChatAnswer | Failure:
         """One attempt, when the endpoint is not known to be down; another where it wants the newer name."""
         passing = admitted(self._breaker, patience=self.settings.max_wait, down=BackendError)
         async with passing as call:
             self._spend_call()
-            result = await self._attempt(session, self._body(messages))
-            if isinstance(result, _Failure) and result.wants_newer_name and self._token_limit == "auto":
+            result = await self._attempt(session, self._limited(request), hear)
+            if isinstance(result, Failure) and result.wants_newer_name and self._token_limit == "auto":
                 self._token_limit = "max_completion_tokens"
                 self._spend_call()
-                result = await self._attempt(session, self._body(messages))
-            if isinstance(result, _Failure) and result.transient:
+                result = await self._attempt(session, self._limited(request), hear)
+            if isinstance(result, Failure) and result.transient:
                 call.failed(result.why)
             return result
 
-    def _body(self, messages: Sequence[Message]) -> dict[str, Any]:
-        name = "max_tokens" if self._token_limit == "auto" else self._token_limit
-        body = {
+    def _request(self, messages: Sequence[Message], *, stream: bool) -> dict[str, Any]:
+        own = self.settings
+        body: dict[str, Any] = {
             "model": self.model,
             "messages": [message.to_openai() for message in messages],
-            name: self.settings.max_new_tokens,
         }
-        temperature = self.settings.temperature
-        return body if temperature is None else {**body, "temperature": temperature}
+        if own.temperature is not None:
+            body["temperature"] = own.temperature
+        if stream or own.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return body
+
+    def _limited(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        name = "max_tokens" if self._token_limit == "auto" else self._token_limit
+        return {**request, name: self.settings.max_new_tokens}
 
     def _spend_call(self) -> None:
         for what, used, most in (
@@ -234,37 +262,51 @@ class ChatClient:
             await asyncio.sleep(left)
 
     async def _attempt(
-        self, session: aiohttp.ClientSession, body: Mapping[str, Any]
-    ) -> ChatAnswer | _Failure:
+        self, session: aiohttp.ClientSession, body: Mapping[str, Any], hear: Callable[[str], None]
+    ) -> ChatAnswer | Failure:
         import aiohttp
 
-        key = os.environ.get(self.settings.api_key_env or "")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        key, most = os.environ.get(self.settings.api_key_env or ""), self.settings.timeout
+        total = None if body.get("stream") else most
+        answer = StreamedAnswer(body, hear)
         try:
             async with session.post(
                 f"{self.url}/chat/completions",
                 json=body,
-                headers=headers,
-                timeout=aiohttp.ClientTimeout(total=self.settings.timeout),
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+                timeout=aiohttp.ClientTimeout(total=total, sock_connect=most, sock_read=most),
             ) as response:
-                raw = await response.read()
+                if response.status == 200 and response.content_type == "text/event-stream":
+                    return await self._listen(response, answer)
+                text = (await response.read()).decode(errors="replace")
         except TimeoutError:
-            return _Failure(f"no answer within {self.settings.timeout:g} s", transient=True)
+            return Failure(f"no {'more' * bool(answer.text) or 'answer'} within {most:g} s", transient=True)
         except aiohttp.ClientError as error:
             lasts = isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError)
-            return _Failure(f"{type(error).__name__}: {error}", transient=not lasts)
-        text = raw.decode(errors="replace")
+            return Failure(f"{type(error).__name__}: {error}", transient=not lasts)
         if response.status != 200:
-            transient = response.status >= 500 or response.status in _TRANSIENT
-            wait = _retry_after(response.headers.get("Retry-After")) if transient else None
-            why = f"status {response.status}: {' '.join(text.split())!r:.200}"
-            newer = response.status == 400 and "max_completion_tokens" in text
-            return _Failure(why, transient=transient, retry_after=wait, wants_newer_name=newer)
+            return refusal(response.status, text, response.headers.get("Retry-After"))
+        found = read_answer(text, body)
+        if isinstance(found, ChatAnswer) and found.text and body.get("stream"):  # it streams nothing
+            hear(found.text)
+        return found
+
+    async def _listen(self, response: aiohttp.ClientResponse, answer: StreamedAnswer) -> ChatAnswer | Failure:
+        """Raises TimeoutError where nothing of the answer came for `timeout` seconds."""
+        is_whole = False
         try:
-            data = json.loads(text)
-        except (ValueError, RecursionError):
-            return _Failure(f"its answer is not JSON: {text!r:.80}", transient=True)
-        return _answer(data, body)
+            while not answer.is_over and answer.failure is None:
+                async with asyncio.timeout(self.settings.timeout):
+                    while (raw := await response.content.readany()) and not answer.take(raw):
+                        pass
+                if not raw:
+                    break
+            found = answer.end()
+            is_whole = isinstance(found, ChatAnswer)
+            return found
+        finally:
+            if not is_whole:
+                self.num_tokens += answer.tokens_so_far
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
@@ -286,54 +328,3 @@ class ChatClient:
             if shared.num_users == 0 and shared.session is not None:
                 session, shared.session = shared.session, None
                 await session.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    why: str
-    transient: bool
-    retry_after: float | None = None
-    """Seconds that the server asks for."""
-    wants_newer_name: bool = False
-    """It refused `max_tokens` and named `max_completion_tokens`."""
-
-
-def _answer(data: Any, body: Mapping[str, Any]) -> ChatAnswer | _Failure:
-    try:
-        choice = data["choices"][0]
-        text = choice["message"]["content"]
-    except (KeyError, IndexError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        return _Failure(f"its answer holds no text: {json.dumps(data)[:160]}", transient=False)
-    usage = data.get("usage")
-    usage = usage if isinstance(usage, Mapping) else {}
-    read = sum(len(message["content"]) for message in body["messages"])
-    return ChatAnswer(
-        text=text,
-        finish_reason=str(choice.get("finish_reason") or "stop"),
-        prompt_tokens=_count(usage.get("prompt_tokens"), read),
-        completion_tokens=_count(usage.get("completion_tokens"), len(text)),
-    )
-
-
-def _count(told: Any, characters: int) -> int:
-    if isinstance(told, int) and not isinstance(told, bool) and told >= 0:
-        return told
-    return math.ceil(characters / _CHARACTERS_A_TOKEN)
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds of the header, a number or a date (RFC 9110, 10.2.3); None where it cannot be read."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            until = parsedate_to_datetime(value)
-        except ValueError:
-            return None
-        until = until if until.tzinfo else until.replace(tzinfo=UTC)
-        seconds = (until - datetime.now(UTC)).total_seconds()
-    return max(0.0, seconds) if math.isfinite(seconds) else None

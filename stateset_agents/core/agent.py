@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from stateset_agents.backends.base import Backend, Session, Tokenizer
+from stateset_agents.backends.streaming import streamed
 from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.core.chat_template import (
     ChatTemplate,
@@ -21,7 +22,6 @@ from stateset_agents.core.chat_template import (
 )
 from stateset_agents.core.context_window import slide
 from stateset_agents.core.model_card import Origin, write_card
-from stateset_agents.core.streaming import streamed
 from stateset_agents.core.system_message import Context, Talk, as_messages, with_context, with_own_words
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import BackendError, ConfigurationError

@@ -8,9 +8,9 @@ from contextlib import aclosing
 from typing import Any, Protocol, Self
 
 from stateset_agents.backends.base import Session
+from stateset_agents.backends.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.reply_parsing import certain_words, parse_reply
-from stateset_agents.core.streaming import streamed
 from stateset_agents.core.system_message import Context, Talk, as_messages, with_context
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.errors import ConfigurationError

@@ -9,9 +9,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from stateset_agents.backends.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.reply_parsing import certain_words, parse_reply
-from stateset_agents.core.streaming import streamed
 from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.messages import Completion, Message
 from stateset_agents.serving.chat_completions import (

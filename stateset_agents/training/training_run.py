@@ -273,8 +273,6 @@ class TrainingRun(Joined):
             return self.environment.local and not self.config.max_staleness
         return self.config.scheduling == "deterministic"
 
-    # ------------------------------------------------------------------------------ the rest
-
     @property
     def temperature(self) -> float:
         """Of the next rollout."""

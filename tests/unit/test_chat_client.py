@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from chat_server import ChatServer, Fault, answer, body, cut, hang, status
 
-from stateset_agents.backends.chat_client import ChatClient, _retry_after
+from stateset_agents.backends.chat_answers import _seconds
+from stateset_agents.backends.chat_client import ChatClient
 from stateset_agents.errors import BackendError, BudgetExceeded, ConfigurationError
 from stateset_agents.messages import Message
 
@@ -122,15 +123,15 @@ async def test_a_server_that_asks_for_too_long_a_wait_is_given_up() -> None:
 
 def test_retry_after_may_be_a_date() -> None:
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    assert _retry_after(soon) == pytest.approx(30, abs=2)
-    assert _retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
-    assert (_retry_after("7"), _retry_after("-3"), _retry_after("soon"), _retry_after(None)) == (
+    assert _seconds(soon) == pytest.approx(30, abs=2)
+    assert _seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+    assert (_seconds("7"), _seconds("-3"), _seconds("soon"), _seconds(None)) == (
         7,
         0,
         None,
         None,
     )
-    assert _retry_after("nan") is None
+    assert _seconds("nan") is None
 
 
 async def test_waits_double_and_are_drawn_at_random() -> None:
@@ -162,7 +163,7 @@ async def test_the_limit_of_tokens_is_sent_under_the_name_that_the_endpoint_take
         assert await chat("a") == await chat("b") == "Score: 7"
         assert chat.num_calls == 3  # the refused request is one
         await client(server, token_limit="max_completion_tokens")("c")
-    names = [[name for name in body if name not in ("model", "messages")] for body in server.bodies]
+    names = [sorted(name for name in body if name not in ("model", "messages")) for body in server.bodies]
     assert names[:3] == [["max_tokens"], ["max_completion_tokens"], ["max_completion_tokens"]]
     assert names[3] == ["max_completion_tokens", "temperature"]
     assert server.bodies[1]["max_completion_tokens"] == 9

@@ -125,7 +125,9 @@ class LeanModel(StoreModel):
     ) -> Tensor:
         """One block on [M, hidden]; where `last` is given, what follows attention is done for it alone."""
         heads, kv_heads, size = self._shape.num_heads, self._shape.num_kv_heads, self._shape.size
-        projected = block.query_key_value(_normed(block.attention_norm, hidden)).view(len(hidden), -1, size)
+        projected = block.query_key_value(_normed(block.attention_norm, hidden)).view(
+            hidden.shape[0], -1, size
+        )
         query_key, value = projected[:, : heads + kv_heads], projected[:, heads + kv_heads :]
         if block.query_norm is not None and block.key_norm is not None:
             query, key = (

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stateset_agents.backends.memory import zeros
+from stateset_agents.backends.slot_bags import Bags, Cells
 from stateset_agents.backends.slots import COLUMN_MULTIPLE, ROW_MULTIPLE, Plan, round_up
 
 __all__ = ["HeadShape", "PackedRows", "SlotStore"]
@@ -59,26 +61,6 @@ class PackedRows:
         positions[:count] = np.arange(count) - np.repeat(ends - plan.lengths - plan.starts, plan.lengths)
         tensors = (torch.from_numpy(array).to(device) for array in (tokens, positions, ends - 1))
         return cls(count, *tensors)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bags:
-    """Which blocks of 32 columns each (row, head) of a decode step reads; N blocks in all."""
-
-    queries: Tensor
-    """[N] whose block it is: place in [m·heads]."""
-    places: Tensor
-    """[N] where the block's 32 scores stand: place in [m·heads·widest], widest in blocks."""
-    keys: Tensor
-    """[N·size] rows of the key table [slots·kv heads·blocks·size, 32]."""
-    key_bags: Tensor
-    """[m·heads·widest] where each bag of `keys` starts; empty where a row is shorter."""
-    values: Tensor
-    """[N·32] rows of the value table [slots·kv heads·columns, size]."""
-    value_bags: Tensor
-    """[M·heads] where each bag of `values` starts; empty for the rows that only pad."""
-    mask: Tensor
-    """[m, 1, widest·32] 0 where a row may look, minus infinity elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +132,7 @@ class SlotStore:
                 (self._keys, old[0], blocked if self._in_bags else plain),
                 (self._values, old[1], plain),
             ):
-                fresh = torch.zeros(shape, dtype=self._dtype, device=self._device)
+                fresh = zeros(shape, self._dtype, self._device)
                 if held and len(keep):
                     width = columns // _BLOCK if fresh.dim() == 5 else columns
                     fresh[: len(keep), :, :width] = held[layer][:, :, :width].index_select(0, kept)
@@ -175,10 +157,14 @@ class SlotStore:
         positions = rows.positions[: rows.count]
         self._slots = slots.repeat_interleave(self._tensor(plan.lengths)) if plan.lengths.max() > 1 else slots
         self._positions = positions
-        self._block, self._offset = positions // _BLOCK, positions % _BLOCK
         self._decodes = bool(plan.lengths.max() == 1)
         if self._decodes and self._in_bags:
-            self._bags = {window: self._make_bags(window, padded) for window in set(self._windows)}
+            heads, kv, size = self._shape.num_heads, self._shape.num_kv_heads, self._shape.size
+            self._cells = cells = Cells.of(slots, positions, kv, size, self.num_columns)
+            sizes = {"heads": heads, "columns": self.num_columns, "padded": padded}
+            self._bags = {
+                window: Bags.of(cells, positions, window=window, **sizes) for window in set(self._windows)
+            }
         elif self._decodes:
             self._width = round_up(int(plan.starts.max()) + 1, _BLOCK)
             self._seen = {window: self._seen_columns(positions, window) for window in set(self._windows)}
@@ -196,8 +182,12 @@ class SlotStore:
         if not self._decodes and self._prefill.fresh:
             return self._attend_fresh(layer, query, self._rectangle(key), self._rectangle(value), scaling)
         m = self._count
+        if self._decodes and self._in_bags:
+            self._cells.store(keys, values, key[:m], value[:m])
+            return self._bags[window].attend(keys, values, query, scaling)
         if self._in_bags:
-            keys[self._slots, :, self._block, :, self._offset] = key[:m]
+            block, offset = self._positions // _BLOCK, self._positions % _BLOCK
+            keys[self._slots, :, block, :, offset] = key[:m]
         else:
             keys[self._slots, :, self._positions] = key[:m]
         values[self._slots, :, self._positions] = value[:m]
@@ -205,55 +195,9 @@ class SlotStore:
             if self._in_bags:
                 return self._attend_turns(keys, values, query, self._turns[window], scaling)
             return self._attend_prefill(query, *self._cached(layer), window, scaling)
-        if self._in_bags:
-            return self._attend_in_bags(keys, values, query, self._bags[window], scaling)
         return self._attend_decode(keys, values, query, self._seen[window], scaling)
 
     # --- decoding ---------------------------------------------------------------------------------------
-
-    def _make_bags(self, window: int, padded: int) -> _Bags:
-        heads, size = self._shape.num_heads, self._shape.size
-        kv_head = torch.arange(heads) // (heads // self._shape.num_kv_heads)
-        last = self._positions // _BLOCK
-        first = (self._positions - window + 1).clamp(min=0) // _BLOCK if window else torch.zeros_like(last)
-        widest = int(last.max()) + 1
-        span = torch.arange(widest)
-        reads = (span >= first[:, None]) & (span <= last[:, None])  # [m, widest]
-        reads = reads[:, None].expand(-1, heads, -1).reshape(-1)
-        places = reads.nonzero()[:, 0]
-        table = (self._slots[:, None] * self._shape.num_kv_heads + kv_head) * (self.num_columns // _BLOCK)
-        blocks = (table[:, :, None] + span).view(-1).index_select(0, places)
-        in_bag = reads.view(-1, widest).sum(-1) * _BLOCK  # [m·heads]
-        ends = in_bag.cumsum(0)
-        idle = ends[-1:].expand((padded - self._count) * heads)
-        taken = reads.long() * size
-        return _Bags(
-            queries=places // widest,
-            places=places,
-            keys=(blocks[:, None] * size + torch.arange(size)).view(-1),
-            key_bags=taken.cumsum(0) - taken,
-            values=(blocks[:, None] * _BLOCK + torch.arange(_BLOCK)).view(-1),
-            value_bags=torch.cat([ends - in_bag, idle]),
-            mask=_additive(
-                _seen(self._positions[:, None], torch.arange(widest * _BLOCK), window), self._dtype
-            ),
-        )
-
-    def _attend_in_bags(
-        self, keys: Tensor, values: Tensor, query: Tensor, bags: _Bags, scaling: float
-    ) -> Tensor:
-        m, size = self._count, self._shape.size
-        weights = query[:m].reshape(-1, size).index_select(0, bags.queries).view(-1)
-        scores = F.embedding_bag(
-            bags.keys, keys.view(-1, _BLOCK), bags.key_bags, mode="sum", per_sample_weights=weights
-        )
-        scores = scores.view(m, self._shape.num_heads, -1)
-        probs = torch.add(bags.mask, scores, alpha=scaling).softmax(-1)
-        weights = probs.view(-1, _BLOCK).index_select(0, bags.places).view(-1)
-        out = F.embedding_bag(
-            bags.values, values.view(-1, size), bags.value_bags, mode="sum", per_sample_weights=weights
-        )
-        return out.view(len(query), -1)
 
     def _seen_columns(self, positions: Tensor, window: int) -> Tensor:
         """[m, 1, 1, width] which columns a decoding row may look at."""

@@ -45,8 +45,17 @@ def samples(number: int) -> list[Sample]:
     return made
 
 
-def gradients(cases: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, float]]]:
-    """The gradient that the last optimiser step of each case's update saw, and the metrics."""
+def held(learner: Learner) -> float:
+    """How much of the weights and moments lies in this process."""
+    tensors = [*learner.policy.model.parameters()]
+    for entry in learner.optimization.optimizer.state.values():
+        tensors += [entry["exp_avg"], entry["exp_avg_sq"]]
+    local = sum(getattr(tensor, "to_local", lambda tensor=tensor: tensor)().numel() for tensor in tensors)
+    return local / sum(tensor.numel() for tensor in tensors)
+
+
+def gradients(cases: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, float], float]]:
+    """The gradient that the last optimiser step of each case's update saw, the metrics, and `held`."""
     found = []
     for case in cases:
         settings = {"max_grad_norm": 1e9, "num_processes": int(os.environ.get("WORLD_SIZE", "1")), **case}
@@ -66,7 +75,8 @@ def gradients(cases: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[st
                     seen[name] = whole.flatten().tolist()
 
         learner.optimization.optimizer.register_step_pre_hook(look)
-        found.append((seen, learner.update(samples(number), step=1)))
+        metrics = learner.update(samples(number), step=1)
+        found.append((seen, metrics, held(learner)))
     return found
 
 
@@ -88,7 +98,8 @@ def test_gradients_and_metrics_are_those_of_one_process(parallelism, cases):
     alone = gradients(cases)
     for ours in in_two(gradients, cases):
         assert not isinstance(ours, Broke), ours
-        for (gradient, metrics), (expected, known) in zip(ours, alone, strict=True):
+        for (gradient, metrics, part), (expected, known, _) in zip(ours, alone, strict=True):
+            assert part == pytest.approx(1.0 if parallelism == "ddp" else 0.5, abs=0.01)
             assert gradient.keys() == expected.keys()
             one, other = (
                 torch.tensor([x for name in sorted(part) for x in part[name]], dtype=torch.float64)

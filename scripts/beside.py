@@ -21,7 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 def ensure(venv: Path, packages: list[str], *, alone: bool = False) -> None:
     """Raises CalledProcessError where an installation fails; the lines above say why."""
     python, stamp = venv / "bin" / "python", venv / "packages.txt"
-    wanted = "\n".join([sysconfig.get_paths()["purelib"], *packages])
+    # not the folder's name alone: this project is a .pth in it
+    see = f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n"
+    wanted = "\n".join([see, *packages])
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     print(f"making {venv}", file=sys.stderr, flush=True)
@@ -34,7 +36,7 @@ def ensure(venv: Path, packages: list[str], *, alone: bool = False) -> None:
         return
     ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     done = subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True)
-    (Path(done.stdout.strip()) / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    (Path(done.stdout.strip()) / "beside.pth").write_text(see)
     subprocess.run([*install, "-c", str(ROOT / "constraints.txt"), *packages], check=True)
     stamp.write_text(wanted)
 

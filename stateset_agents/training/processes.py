@@ -33,8 +33,6 @@ _PATIENCE = timedelta(days=7)
 """How long one process may play while the others wait; one that is gone is noticed at once."""
 _BUCKET = 2**24
 """Elements that are summed at once: 64 MB in fp32."""
-
-
 _UNTOLD = "another process is gone, without a reason: look at what the launcher says of it"
 
 
@@ -271,6 +269,8 @@ class Processes:
 
 def _connect() -> _Connection:
     global _connection
+    if _connection is not None and not dist.is_initialized():
+        raise ConfigurationError("the processes have lost each other: start all of them again")
     if _connection is None:
         store = None
         if not dist.is_initialized():

@@ -341,6 +341,9 @@ def troubled(folder: Path, kind: str, rank: int, parallelism: str) -> tuple[str,
             said = f"{type(error).__name__}: {error}"
         ended = trainer.state, trainer.step_number
         await trainer.close()
+        if kind == "update" and trouble.is_here:  # it has hung up
+            with pytest.raises(ConfigurationError, match="start all of them again"):
+                await make_trainer(folder, num_processes=2).initialize()
         return said, *ended
 
     return asyncio.run(train())

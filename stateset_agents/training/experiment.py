@@ -258,8 +258,9 @@ class Experiment:
 
     async def train(self) -> None:
         """Run the steps that are left."""
-        if self.trainer.step_number < self.trainer.num_steps:
-            self.summary.pop("after", None)
+        is_longer = self.trainer.step_number < self.trainer.num_steps
+        if is_longer and self.summary.pop("after", None) is not None:  # of the shorter run
+            self._write_summary()
         await self.trainer.train()
         self.summary |= self.trainer.summary()
 

@@ -124,6 +124,30 @@ async def test_a_resumed_run_writes_the_same_cards_byte_by_byte(tmp_path):
     assert found[0] == found[1]
 
 
+class SavesAtTheEnd(Callback):
+    """Saves the agent before anything is measured of it."""
+
+    async def on_train_end(self, trainer: Any) -> None:
+        await trainer.agent.save_pretrained(trainer.run.path / "saved")
+
+
+async def test_a_longer_run_s_card_has_no_figures_of_the_shorter_one(tmp_path):
+    run = await run_of(tmp_path, steps=(1,), **{"training.max_steps": 1})
+    assert "after" in RunLog(run).summary()
+    longer = load_experiment(run.path, {"training.max_steps": 2})
+    async with Experiment(longer, run=run, callbacks=[SavesAtTheEnd()]) as experiment:
+        await experiment.train()
+        assert "after" not in RunLog(run).summary()
+        await experiment.after()
+    saved, kept = (
+        ModelCard.load(run.path / folder / "README.md")
+        for folder in ("saved", "checkpoints/step-000002/model")
+    )
+    name = "reward on validation, sampled"
+    assert table(saved)[name] == [table(kept)[name][0], "-"]
+    assert table(kept)[name][1] != "-"
+
+
 async def test_a_saved_agent_s_card_names_the_hub_s_model_through_any_number_of_trainings(tmp_path):
     agent = make_agent()
     agent.backend.model.name_or_path = "some-lab/small-llama"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -64,9 +65,10 @@ class Settings(BaseModel):
 
 
 def _one_line(model: type[Settings], error: ValidationError) -> str:
-    parts = []
+    parts: list[str] = []
+    wanted: dict[str, list[str]] = {}  # of a field that may be one of several kinds, each of them
     for item in error.errors(include_url=False):
-        name = ".".join(str(part) for part in item["loc"])
+        name = ".".join(str(part) for part in item["loc"] if "[" not in str(part))  # not `tuple[str, ...]`
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             parts.append(f"{model.__name__} has no field {name!r}{nearest(name, model.field_names())}")
@@ -77,5 +79,14 @@ def _one_line(model: type[Settings], error: ValidationError) -> str:
         elif not name:  # a rule about several fields names them itself
             parts.append(message)
         else:
-            parts.append(f"{name}: {message[0].lower()}{message[1:]}, got {item['input']!r:.100}")
+            kind = message.removeprefix("Input should be ").replace("a valid tuple", "a list")
+            told = f"{name}: {message[0].lower()}{message[1:]}, got {item['input']!r:.100}"
+            if item["type"] == "literal_error":
+                told += nearest(str(item["input"]), re.findall(r"'([^']*)'", kind))
+            if name in wanted and kind != message:
+                *others, last = [*wanted[name], kind]
+                told = f"{name}: input should be {', '.join(others)} or {last}, got {item['input']!r:.100}"
+                parts.pop()
+            wanted.setdefault(name, []).append(kind)
+            parts.append(told)
     return " ".join("; ".join(parts).split())

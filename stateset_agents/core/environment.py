@@ -40,8 +40,9 @@ __all__ = [
 ]
 
 
-_ROUNDING = 1e-9
-"""By which the sum of a breakdown may differ from the reward."""
+_ROUNDING = 1e-3
+"""By which the sum of a breakdown may differ from the reward, as a share of what it is made of: enough for
+rounded terms and for fp32, too little for one that was forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,8 @@ class Observation:
         if not self.breakdown:
             return
         total = math.fsum(self.breakdown.values())
-        if self.reward is None or not math.isclose(total, self.reward, abs_tol=_ROUNDING):
+        parts = math.fsum(abs(part) for part in self.breakdown.values())
+        if self.reward is None or not abs(total - self.reward) <= _ROUNDING * max(parts, abs(self.reward)):
             raise EnvironmentFailure(
                 f"the breakdown of a turn's reward sums to {total:g} and the reward is {self.reward!r}: give "
                 f"both, alike, got {dict(self.breakdown)}"

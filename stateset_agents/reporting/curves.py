@@ -193,7 +193,7 @@ def _learning(lines: Sequence[MetricLine]) -> list[_Kind]:
     by_family = _Kind(
         title="Success by family",
         metrics={name: name.removeprefix(_FAMILIES) for name in names if name.startswith(_FAMILIES)},
-        note="moving average over about a tenth of the run",
+        note="lines: moving average over about a tenth of the run; numbers: the step itself",
         percent=True,
         bounds=_SHARE,
     )

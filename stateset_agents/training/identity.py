@@ -72,6 +72,7 @@ class Identity:
         if differing:
             raise CheckpointError(
                 f"{path} is from other settings ({', '.join(differing)}): resume with the same ones"
+                + _same_steps(was, now)
             )
         if then["base"] != self.base:
             raise CheckpointError(
@@ -119,12 +120,19 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{"training": {"beta": 1}} -> {"training.beta": 1}."""
+def _same_steps(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """How a step has as many episodes as before with another number of processes, where it can."""
+    processes, batch, _ = _PER_STEP
+    episodes = math.prod(was.get(name) or 1 for name in _PER_STEP)
+    others = math.prod(now.get(name) or 1 for name in _PER_STEP if name != batch)
+    if was.get(processes) == now.get(processes) or episodes % others:
+        return ""
+    return f", or with --set {batch}={episodes // others}, so that a step has as many episodes"
+
+
+def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """{"training": {"beta": 1, "lora": {"rank": 8}}} -> {"training.beta": 1, "training.lora.rank": 8}."""
     flat: dict[str, Any] = {}
-    for section, values in settings.items():
-        if isinstance(values, Mapping):
-            flat |= {f"{section}.{name}": value for name, value in values.items()}
-        else:
-            flat[section] = values
+    for name, value in settings.items():
+        flat |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
     return flat

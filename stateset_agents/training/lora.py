@@ -9,6 +9,7 @@ are trained. The policy without its adapter is the reference, so none is loaded.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -93,7 +94,9 @@ def adapted(model: Any, settings: LoraSettings) -> Any:
     config = lora_config(settings, model)
     from peft import get_peft_model
 
-    return get_peft_model(model, config)
+    with warnings.catch_warnings():  # peft asks for it by a name that transformers would drop
+        warnings.filterwarnings("ignore", message=r"`is_gradient_checkpointing` is deprecated")
+        return get_peft_model(model, config)
 
 
 def save_adapter(model: Any, folder: Path) -> None:

@@ -179,6 +179,7 @@ async def test_a_turn_s_reward_and_what_it_is_made_of_must_agree() -> None:
     assert trajectory.turns[0].breakdown == {"polite": 0.3, "words": -0.1}
     with pytest.raises(EnvironmentFailure, match="the reward is None: give both"):
         Observation(breakdown={"polite": 0.3})
+    Observation(reward=0.3333, breakdown={"polite": 1 / 3})  # rounded
 
 
 class Awkward(ChattyEnvironment):

@@ -10,6 +10,7 @@ from pydantic import AliasChoices, Field, model_validator
 from stateset_agents.core.agent import AgentConfig
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import Settings, nearest
+from stateset_agents.training.config import TrainingConfig
 
 
 class Part(Settings):
@@ -80,6 +81,26 @@ def test_the_nearest_name_is_given_only_when_it_is_near() -> None:
 def test_an_agent_s_settings_are_checked(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         AgentConfig(**data)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            {"lora": {"target_modules": "q_prj"}},
+            "lora: target_modules: input should be 'all-linear' or a list, got 'q_prj'",
+        ),
+        (
+            {"report_to": ["tensorbord"]},
+            "report_to.0: input should be 'tensorboard', 'wandb' or 'trackio', got 'tensorbord' "
+            "(did you mean 'tensorboard'?)",
+        ),
+    ],
+)
+def test_a_choice_says_what_there_is_to_choose(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        TrainingConfig(**data)
     assert str(caught.value) == message
 
 

@@ -133,7 +133,8 @@ def load_model_and_tokenizer(
     kept = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     local = from_disk_alone(where)
     part = "tokenizer"
-    if os.path.isdir(where) and not any(_TOKENIZER_FILE.search(name) for name in os.listdir(where)):
+    there = os.listdir(where) if os.path.isdir(where) else []
+    if "config.json" in there and not any(_TOKENIZER_FILE.search(name) for name in there):
         raise ConfigurationError(  # for some architectures transformers would make up an empty one
             f"cannot load a model from {where!r} (it has no tokenizer); put the tokenizer there too, with "
             "tokenizer.save_pretrained(folder)"

@@ -19,12 +19,12 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("diagnose", help="say what a run's metrics warn of, and what to do")
     parser.add_argument("run_folder", metavar="RUN", help="a run folder, e.g. runs/latest; a live one too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 for a warning, too")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 for a warning or no step, too")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0, or 1 when a check fails; a warning does not, unless `--strict` says so."""
+    """Exit code 0, or 1 when a check fails; with `--strict` for a warning and before the first step, too."""
     from stateset_agents.tracking.diagnostics import all_passed, diagnose
     from stateset_agents.tracking.run_log import RunLog
 
@@ -34,7 +34,11 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(told, indent=2))
     else:
         print("\n".join(lines(findings)))
-    passed = all_passed(findings) if args.strict else all(one.verdict != "fail" for one in findings)
+    passed = (
+        bool(findings) and all_passed(findings)
+        if args.strict
+        else all(one.verdict != "fail" for one in findings)
+    )
     return int(not passed)
 
 

@@ -180,8 +180,19 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "stop" and (stop := _stop(value)):
             changes["stop"] = stop
         else:
-            raise ApiError(f"{name} cannot be {json.dumps(value):.60}", code="invalid_request", param=name)
+            told = f"{name} cannot be {json.dumps(value):.60}: give {_SAMPLING[name]}"
+            raise ApiError(told, code="invalid_request", param=name)
     return changes
+
+
+_SAMPLING = {
+    "temperature": "a number of at least 0",
+    "top_p": "a number above 0 and up to 1",
+    "max_tokens": "a whole number of at least 1",
+    "max_completion_tokens": "a whole number of at least 1",
+    "seed": "a whole number",
+    "stop": "a text or a list of texts, none of them empty",
+}
 
 
 def _stop(value: Any) -> tuple[str, ...]:

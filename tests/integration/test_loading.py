@@ -141,6 +141,7 @@ def other_shapes(folder: Path) -> None:
     ("spoil", "message"),
     [
         (without("config"), "it has no config.json); give a folder written by save_pretrained"),
+        (without(""), "it has no config.json); give a folder written by save_pretrained"),
         (
             without("token"),
             "it has no tokenizer); put the tokenizer there too, with tokenizer.save_pretrained",

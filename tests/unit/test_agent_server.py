@@ -71,7 +71,7 @@ async def test_a_request_s_sampling_takes_the_place_of_the_agent_s():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"temperature": -1}, "temperature cannot be -1"),
+        ({"temperature": -1}, "temperature cannot be -1: give a number of at least 0"),
         ({"max_tokens": 0}, "max_tokens cannot be 0"),
         ({"stop": ""}, "stop cannot be"),
         ({"n": 2}, "n can only be 1"),

@@ -283,6 +283,7 @@ def test_a_run_that_has_just_begun_and_a_folder_that_is_none(
     run = RunFolder.create(tmp_path)
     assert main(["diagnose", str(run.path)]) == 0
     assert capsys.readouterr().out == "no step has finished yet: nothing to diagnose\n"
+    assert main(["diagnose", str(run.path), "--strict"]) == 1
     with pytest.raises(ConfigurationError, match="is no run folder"):
         RunLog.open(tmp_path)
 

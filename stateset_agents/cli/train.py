@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import shlex
 import signal
@@ -92,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
         if not _is_another():
             print(f"stateset-agents: {_how_to_go_on(experiment)}", file=sys.stderr)
         return 130
+    finally:
+        gc.unfreeze()
     return 0
 
 
@@ -137,12 +140,14 @@ async def _run(experiment: Experiment) -> None:
     trainer = experiment.trainer
     if _is_another():
         async with experiment:
+            gc.freeze()
             if not experiment.is_over:
                 await experiment.before()
                 await experiment.train()
                 await experiment.after()
         return
     async with experiment:
+        gc.freeze()  # what is loaded stays: a full collection need not look through 1.5 million objects of it
         print(f"run folder: {_seen_from_here(experiment.run.path)}")
         if experiment.is_over:
             steps = trainer.step_number

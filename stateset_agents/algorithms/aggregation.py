@@ -9,8 +9,7 @@ returns its *share*, so micro-batches and accumulation steps are simply added, i
 
     loss(tokens 0..N) == loss(tokens 0..k) + loss(tokens k..N)
 
-Under data-parallel training the gradients must be *summed* over processes; DDP and FSDP average them, so
-there the loss is multiplied by the number of processes.
+Under data-parallel training the gradients must be *summed* over processes, not averaged.
 """
 
 from __future__ import annotations

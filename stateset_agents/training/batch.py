@@ -18,7 +18,7 @@ from torch import Tensor
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.training.layout import Layout
 
-__all__ = ["MicroBatch", "Sample", "empty_batch", "micro_batch"]
+__all__ = ["MicroBatch", "Sample", "empty_batch", "lengths", "micro_batch", "micro_batch_tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +110,13 @@ def micro_batch(samples: Sequence[Sample], layout: Layout) -> MicroBatch:
         advantages=torch.tensor(advantages, dtype=torch.float32),
         versions=torch.tensor(versions, dtype=torch.long),
     )
+
+
+def lengths(samples: Sequence[Sample]) -> Tensor:
+    """[B] trained tokens of each."""
+    return torch.tensor([sample.trajectory.num_agent_tokens for sample in samples], dtype=torch.long)
+
+
+def micro_batch_tokens(device: torch.device) -> int:
+    """Where the settings name none: what a CPU's caches hold, or what fills a GPU."""
+    return 2048 if device.type == "cpu" else 16384

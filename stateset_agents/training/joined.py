@@ -35,16 +35,16 @@ class Joined(Controlled):
         """Raises ConfigurationError where the launcher started another number of processes."""
         self.processes = await self._worker.run(Processes.join, number)
 
-    async def _all(self, value: Any = None) -> list[Any]:
-        """Wait until every process is here; what each of them says, by rank.
+    async def _all(self, what: str, value: Any = None) -> list[Any]:
+        """Wait until every process is at `what`; what each of them says, by rank.
 
         Raises ProcessLeft where one cannot go on. A process that has lost the others is alone.
         """
         if self.processes.is_alone:
             return [value]
-        return await self._worker.run(self.processes.gather, value)
+        return await self._worker.run(self.processes.gather, what, value)
 
-    async def _together(self, work: Awaitable[_T]) -> list[_T]:
+    async def _together(self, what: str, work: Awaitable[_T]) -> list[_T]:
         """What every process's `work` gives, by rank; where one's breaks or is cancelled all of them stop.
 
         What this one's work raises goes before what becomes of the others.
@@ -56,15 +56,18 @@ class Joined(Controlled):
         except (Exception, asyncio.CancelledError) as error:
             await self._part(error)
             raise
-        return await uninterrupted(self._all(mine))
+        return await uninterrupted(self._all(what, mine))
 
     async def _part(self, error: BaseException) -> None:
         """Tell the others that this one cannot go on; they are told once."""
         if not self.processes.is_alone:
             await uninterrupted(self._worker.run(self.processes.part, error))
 
-    async def divide(self, scenarios: Sequence[Scenario], play: PlayPart) -> list[TrajectoryGroup]:
+    async def divide(
+        self, scenarios: Sequence[Scenario], play: PlayPart, what: str = "an evaluation"
+    ) -> list[TrajectoryGroup]:
         """The groups of all scenarios, in order; each process plays its part of them."""
         own = self.processes.part_of(len(scenarios))
-        parts = await self._together(play(scenarios[own], scenarios[: own.start]))
+        what = f"{what} ({len(scenarios)} scenarios)"
+        parts = await self._together(what, play(scenarios[own], scenarios[: own.start]))
         return [group for part in parts for group in part]

@@ -20,7 +20,8 @@ from stateset_agents.core.value_function import create_value_function
 from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.streams import derive
 from stateset_agents.tracking.logging import get_logger
-from stateset_agents.training.batch import MicroBatch, Sample, micro_batch
+from stateset_agents.training.batch import MicroBatch, Sample, lengths, micro_batch, micro_batch_tokens
+from stateset_agents.training.checkpoint import fingerprint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.credit import Credited, assign_credit, trainable
 from stateset_agents.training.critic import Critic, Expected
@@ -32,7 +33,7 @@ from stateset_agents.training.objective import Objective, Prepared
 from stateset_agents.training.optimization import Optimization, StepResult, autocast_dtype
 from stateset_agents.training.policy import Policy
 from stateset_agents.training.processes import Processes
-from stateset_agents.training.sharding import cut_like, fill, gathered, gathered_states
+from stateset_agents.training.sharding import cut_like, dropped, fill, gathered, gathered_states, named
 
 __all__ = ["Learner", "Lesson"]
 
@@ -90,10 +91,14 @@ class Learner:
         if config.gradient_checkpointing:
             self.policy.recompute_activations()
         self.reference = self._make_reference()
-        self._is_sharded = config.parallelism == "fsdp2" and self._processes.count > 1
-        if self._is_sharded:
-            for policy in filter(None, (self.policy, self.reference)):
-                policy.shard(self._processes.count)
+        self._is_sharded = False
+        self.fingerprint = fingerprint(self.weights())
+        """Of the weights as they were given."""
+        if config.parallelism == "fsdp2" and self._processes.count > 1:
+            self._is_sharded = True
+            with self._processes.giving("the model's division"):
+                for policy in filter(None, (self.policy, self.reference)):
+                    policy.shard(self._processes.count)
         self._objective = Objective(self.policy, self.reference, config, exact_logprobs=exact_logprobs)
         self.kl = create_kl_controller(
             config.kl_controller,
@@ -154,7 +159,7 @@ class Learner:
 
     def _layouts(self, trajectories: Sequence[Trajectory]) -> list[Layout]:
         """How these trajectories' rows are forwarded."""
-        tokens = self.config.micro_batch_tokens or _micro_batch_tokens(self.policy.device)
+        tokens = self.config.micro_batch_tokens or micro_batch_tokens(self.policy.device)
         rows = self.config.per_device_train_batch_size * self.config.num_generations
         return self.policy.layouts([one.token_ids for one in trajectories], max_rows=rows, max_tokens=tokens)
 
@@ -172,7 +177,8 @@ class Learner:
         """The master weights by name, an adapter added to them; the live tensors, which the next update
         changes, but where an adapter is added. All processes ask together where each holds a shard."""
         if self._is_sharded:
-            return gathered(self.policy.model)
+            with self._processes.giving("the weights"):
+                return gathered(self.policy.model)
         return merged_weights(self.policy.model)
 
     def write_model_files(self, path: Path) -> None:
@@ -189,10 +195,8 @@ class Learner:
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> Lesson:
         """What a step's groups teach, by `advantage_estimator`; the critic says first what it expected."""
-        if self.critic is None:
-            return Lesson(assign_credit(groups, self.config))
-        places = trainable(groups, self.config)
-        if not places:
+        places = [] if self.critic is None else trainable(groups, self.config)
+        if self.critic is None or not places:
             return Lesson(assign_credit(groups, self.config))
         self.policy.model.eval()
         expected = self.critic.expect([groups[place].trajectories[member] for place, member in places])
@@ -229,16 +233,17 @@ class Learner:
         own = taught[self._processes.share_of([len(sample.trajectory.token_ids) for sample in taught])]
         batches = self._micro_batches(own)
         metrics |= self._processes.total(
+            "the update",
             {
                 "batch/micro_batches": float(len(batches)),
                 "tokens/forwarded": float(sum(batch.layout.num_tokens for batch in batches)),
                 "tokens/padding": float(sum(batch.layout.num_padding for batch in batches)),
-            }
+            },
         )
         if self._is_sharded:
-            missing = max(self._processes.gather(len(batches))) - len(batches)
+            missing = max(self._processes.gather("the update", len(batches))) - len(batches)
             batches += [self.policy.empty_batch()] * missing
-        denominators = replace(self._denominators(taught), tokens_per_trajectory=_lengths(own))
+        denominators = replace(self._denominators(taught), tokens_per_trajectory=lengths(own))
         self.optimization.discard()  # of losses that someone looked at
         rank = self._processes.rank
         stream = derive(self.config.seed, "update", step, *([rank] if rank else []))
@@ -246,7 +251,7 @@ class Learner:
             with own_randomness(stream, self.policy.device):
                 prepared, mismatch = self._objective.prepare(batches, self.kl.beta)
                 passes = self._passes(prepared, denominators, self._share(taught, samples))
-            return metrics | self._processes.worst(mismatch) | passes
+            return metrics | self._processes.worst("the update", mismatch) | passes
         finally:
             self.optimization.discard()
 
@@ -283,7 +288,7 @@ class Learner:
         }
 
     def _denominators(self, samples: Sequence[Sample]) -> Denominators:
-        return Denominators.of(_lengths(samples), max_length=self.config.loss_length)
+        return Denominators.of(lengths(samples), max_length=self.config.loss_length)
 
     def _share(self, taught: Sequence[Sample], samples: Sequence[Sample]) -> float:
         """What the loss's mean over `taught` is of its mean over all samples, to which the others add 0."""
@@ -331,13 +336,15 @@ class Learner:
             output = self._objective.loss(one, denominators, self.kl.beta)
             self.optimization.backward(share * output.loss)
             metrics = metrics + output.metrics
-        return self._processes.total(metrics.shares) | self._processes.worst(metrics.maxima)
+        shares = self._processes.total("the gradient", metrics.shares)
+        return shares | self._processes.worst("the gradient", metrics.maxima)
 
     def state(self) -> dict[str, Any]:
         """Optimiser, with an adapter also that, and KL coefficient; tensors are the live ones."""
         state = {**self.optimization.state(), "kl": self.kl.state_dict()}
         if self._is_sharded:
-            state["optimizer"] = gathered_states(state["optimizer"])
+            with self._processes.giving("the optimiser's states"):
+                state["optimizer"] = gathered_states(state["optimizer"])
         if self.config.lora is not None:
             state["optimizer"] = keep_trained(state["optimizer"], self.optimization.trained)
         return state
@@ -345,8 +352,10 @@ class Learner:
     def help_keep(self) -> None:
         """What a process that writes no checkpoint does while the first one does: give its shards."""
         if self._is_sharded:
-            self.weights()
-            self.state()
+            with self._processes.giving("the weights"):
+                gathered(self.policy.model, dropped)
+            with self._processes.giving("the optimiser's states"):
+                gathered_states(self.optimization.state()["optimizer"], dropped)
 
     def critic_state(self) -> dict[str, Tensor]:
         """The critic's head and optimiser, the live tensors; empty without a critic."""
@@ -362,9 +371,9 @@ class Learner:
 
         Raises CheckpointError, before anything changes, when the weights are of another model.
         """
-        own = self.weights()
-        tied = {own[name].data_ptr() for name in weights if name in own}
-        missing = [name for name in own if name not in weights and own[name].data_ptr() not in tied]
+        own, key = (named(self.policy.model), id) if self._is_sharded else (self.weights(), Tensor.data_ptr)
+        tied = {key(own[name]) for name in weights if name in own}
+        missing = [name for name in own if name not in weights and key(own[name]) not in tied]
         foreign = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
         if missing or foreign:
             raise CheckpointError(
@@ -385,15 +394,6 @@ class Learner:
         self.kl = self.kl.restored(state["kl"])
 
 
-def _lengths(samples: Sequence[Sample]) -> Tensor:
-    return torch.tensor([sample.trajectory.num_agent_tokens for sample in samples], dtype=torch.long)
-
-
 def _are_finite(numbers: Mapping[str, float]) -> bool:
     """Is every part of the loss a number? Its gradient may be one even where it is not."""
     return all(math.isfinite(value) for name, value in numbers.items() if name.startswith(("loss/", "kl/")))
-
-
-def _micro_batch_tokens(device: torch.device) -> int:
-    """Where the settings name none: what a CPU's caches hold, or what fills a GPU."""
-    return 2048 if device.type == "cpu" else 16384

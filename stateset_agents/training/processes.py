@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast
@@ -26,14 +27,13 @@ from torch.distributed.rendezvous import rendezvous
 from stateset_agents.backends.devices import own_gpu
 from stateset_agents.errors import ConfigurationError, TrainingStopped
 
-__all__ = ["ProcessLeft", "Processes", "num_launched"]
+__all__ = ["ProcessLeft", "Processes", "num_launched", "worst_of"]
 
 _T = TypeVar("_T")
 _PATIENCE = timedelta(days=7)
 """How long one process may play while the others wait; one that is gone is noticed at once."""
 _BUCKET = 2**24
 """Elements that are summed at once: 64 MB in fp32."""
-_UNTOLD = "another process is gone, without a reason: look at what the launcher says of it"
 
 
 class ProcessLeft(TrainingStopped):
@@ -47,6 +47,7 @@ class ProcessLeft(TrainingStopped):
 
 @dataclass(frozen=True, slots=True)
 class _Value(Generic[_T]):
+    what: str
     value: _T
 
 
@@ -56,12 +57,12 @@ class _Left:
     is_stop: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Connection:
     """Made once in a process's life."""
 
     group: Any
-    """Of gloo, for what is no tensor."""
+    """Of gloo, for what is no tensor; None once it has hung up: nothing else may hold it open."""
     store: Any
     """Where a reason is left; None where the program itself had connected the processes."""
 
@@ -93,6 +94,7 @@ class Processes:
         self._is_torn = False
         """Did this process break where the others do not listen?"""
         self._has_parted = False
+        """Do the others know of what goes wrong now?"""
         self._is_lost = False
 
     @classmethod
@@ -151,27 +153,28 @@ class Processes:
 
     # ------------------------------------------------------------------------------ what they say
 
-    def gather(self, value: _T) -> list[_T]:
-        """Every process's value, by rank. Blocking; all of them call it.
+    def gather(self, what: str, value: _T) -> list[_T]:
+        """Every process's value, by rank. Blocking; all of them call it, each for the same `what`.
 
-        Raises ProcessLeft where one of them cannot go on, or is gone.
+        Raises ProcessLeft where one of them cannot go on, is gone, or is at something else.
         """
         if self.count == 1:
             return [value]
-        return [answer.value for answer in self._checked(self._exchange(_Value(value)))]
+        self._has_parted = False
+        return [answer.value for answer in self._checked(self._exchange(_Value(what, value)))]
 
-    def total(self, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
+    def total(self, what: str, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
         """Each number added up over the processes that have it."""
-        return self._merged(numbers, sum)
+        return self._merged(what, numbers, sum)
 
-    def worst(self, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
-        """Each number's largest."""
-        return self._merged(numbers, max)
+    def worst(self, what: str, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
+        """Each number's largest; NaN where one of them is."""
+        return self._merged(what, numbers, worst_of)
 
     def _merged(
-        self, numbers: Mapping[str, float | Tensor], merge: Callable[[list[float]], float]
+        self, what: str, numbers: Mapping[str, float | Tensor], merge: Callable[[list[float]], float]
     ) -> dict[str, float]:
-        parts = self.gather({name: float(number) for name, number in numbers.items()})
+        parts = self.gather(what, {name: float(number) for name, number in numbers.items()})
         names = dict.fromkeys(name for part in parts for name in part)
         return {name: merge([part[name] for part in parts if name in part]) for name in names}
 
@@ -181,17 +184,21 @@ class Processes:
             return
         self._has_parted = True
         why = _reason(error)
+        if not self._is_torn:
+            with contextlib.suppress(ProcessLeft, RuntimeError):
+                self._exchange(why)
         if self._is_torn:
             self._hang_up(why)
-            return
-        with contextlib.suppress(ProcessLeft):
-            self._exchange(why)
 
     def _exchange(self, mine: _Value[_T] | _Left) -> list[Any]:
         found: list[Any] = [None] * self.count
-        with self._connected(lambda error: True):
-            assert self._connection is not None
-            dist.all_gather_object(found, mine, group=self._connection.group)
+        try:
+            with self._connected():
+                assert self._connection is not None
+                dist.all_gather_object(found, mine, group=self._connection.group)
+        except RuntimeError:
+            self._is_torn = True  # the others may have theirs
+            raise
         return found
 
     def _checked(self, answers: Sequence[_Value[_T] | _Left]) -> list[_Value[_T]]:
@@ -199,31 +206,47 @@ class Processes:
             if isinstance(answer, _Left):
                 self._has_parted = True
                 raise ProcessLeft(f"process {rank} {answer.why}", is_stop=answer.is_stop)
-        return cast(list[_Value[_T]], list(answers))
+        values = cast(list[_Value[_T]], list(answers))
+        for rank, answer in enumerate(values):
+            if answer.what != values[0].what:
+                self._has_parted = True
+                raise ProcessLeft(
+                    f"process 0 is at {values[0].what}, process {rank} at {answer.what}: every process has "
+                    "to make the same calls"
+                )
+        return values
 
     # ------------------------------------------------------------------------------ updates
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """What breaks in here breaks where the others wait for a part of this one's gradient."""
+        """What breaks in here breaks where the others wait for a part of this one's gradient or weights; but
+        a TrainingStopped comes of numbers that all of them have, and each raises it."""
         if self.count == 1:
             yield
             return
         try:
-            with self._connected(_is_of_connection):
+            with self._connected():
                 yield
-        except ProcessLeft:
+        except TrainingStopped:
             raise
         except BaseException as error:
             self._is_torn = True
             self.part(error)
             raise
 
+    @contextlib.contextmanager
+    def giving(self, what: str) -> Iterator[None]:
+        """In here all of them give each other their shards; none begins before all are at `what`."""
+        self.gather(what, None)
+        with self.updating():
+            yield
+
     def sum_gradients(self, parameters: Sequence[nn.Parameter | Tensor]) -> None:
         """Add up the gradients of all processes, in each of them; what has none anywhere stays without."""
         if self.count == 1:
             return
-        with self._connected(lambda error: True):
+        with self._connected():
             assert self._connection is not None
             present = torch.tensor(
                 [parameter.grad is not None for parameter in parameters], dtype=torch.uint8
@@ -238,25 +261,32 @@ class Processes:
                     one.grad = piece.view_as(one)
 
     @contextlib.contextmanager
-    def _connected(self, breaks: Callable[[RuntimeError], bool]) -> Iterator[None]:
-        """Raises ProcessLeft for an error of which `breaks` says that one of the others is gone."""
+    def _connected(self) -> Iterator[None]:
+        """Raises ProcessLeft for an error that says that one of the others is gone."""
         if self._is_lost:
             raise ProcessLeft("the other processes are gone")
         try:
             yield
-        except RuntimeError as error:  # torch has no kind of its own for a connection that broke
+        except RuntimeError as error:
+            if self._is_lost:  # it has hung up itself, in here
+                raise
             words = self._last_words()
-            if words is None and not breaks(error):
+            if words is None and not _is_of_connection(error):
                 raise
             self._has_parted = self._is_lost = True
-            raise ProcessLeft(words or _UNTOLD) from error
+            raise ProcessLeft(words or self._untold()) from error
+
+    def _untold(self) -> str:
+        gone = f"process {1 - self.rank}" if self.count == 2 else "another process"
+        return f"{gone} is gone, without a reason: look at what the launcher says of it"
 
     def _hang_up(self, why: _Left) -> None:
         self._is_lost = True
-        store = self._connection.store if self._connection is not None else None
+        assert self._connection is not None
         with contextlib.suppress(RuntimeError):
-            if store is not None:
-                store.set("left", f"process {self.rank} {why.why}")
+            if self._connection.store is not None:
+                self._connection.store.set("left", f"process {self.rank} {why.why}")
+            self._connection.group = None
             dist.destroy_process_group()
 
     def _last_words(self) -> str | None:
@@ -297,7 +327,13 @@ def _reason(error: BaseException) -> _Left:
     return _Left(f"failed: {' '.join(str(error).split()) or type(error).__name__}", is_stop=False)
 
 
+def worst_of(numbers: Iterable[float]) -> float:
+    """The largest, NaN where one is: in whatever order they come."""
+    return max(numbers, key=lambda number: (math.isnan(number), number))
+
+
 def _is_of_connection(error: RuntimeError) -> bool:
+    """torch has no kind of its own for a connection that broke."""
     return isinstance(error, dist.DistError) or "gloo" in str(error) or "NCCL" in str(error)
 
 

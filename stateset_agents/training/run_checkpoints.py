@@ -34,6 +34,7 @@ class RunCheckpoints(Speaking):
 
     async def save_checkpoint(self) -> Path:
         """Write `checkpoints/step-NNNNNN` of the last finished step; older ones beyond the limit go."""
+        self._refuse_in_callback("save_checkpoint")
         path = await uninterrupted(self._write_checkpoint())
         await self._notify("on_checkpoint", self.step_number, path)
         return path
@@ -52,8 +53,8 @@ class RunCheckpoints(Speaking):
                 await self._worker.run(self.tracker.sync)
                 return await self._worker.run(write, where, self.learner, state, who)
 
-            await self._all()
-            path = (await self._together(kept()))[0]
+            await self._all("save_checkpoint")
+            path = (await self._together("save_checkpoint", kept()))[0]
             assert path is not None
             self._saved = state
         self.tracker.log_event("checkpoint", step=state.step, path=path.name)
@@ -85,6 +86,7 @@ class RunCheckpoints(Speaking):
         machine, thread count or length of the schedule is allowed and said: not bit-equal. Cancelled midway
         it finishes first.
         """
+        self._refuse_in_callback("load_checkpoint")
         await self.initialize()
         if self._is_stepping:
             raise ConfigurationError(
@@ -101,7 +103,7 @@ class RunCheckpoints(Speaking):
         async with self._boundary:
             if self.processes.is_first:
                 await self._worker.run(mend, self.run)
-            await self._all()
+            await self._all("load_checkpoint")
             find = partial(newest, self.run) if path is None else partial(checkpoint_at, Path(path))
             found = await self._worker.run(find)
             if found is not None:
@@ -111,7 +113,7 @@ class RunCheckpoints(Speaking):
                 self._saved = self._state if found.parent == self.run.checkpoints else None
             if self.processes.is_first:
                 await self._worker.run(drop_later, self.run, self._state, self._settings())
-            await self._all()
+            await self._all("load_checkpoint")
         if found is None:
             _log.warning(
                 f"{self.run.path} has no checkpoint yet: starting at step {self.step_number}; to go on with "

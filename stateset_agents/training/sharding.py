@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-__all__ = ["Whole", "cut_like", "fill", "gathered", "gathered_states", "shard", "whole"]
+__all__ = ["Whole", "cut_like", "dropped", "fill", "gathered", "gathered_states", "named", "shard", "whole"]
 
 _T = TypeVar("_T")
 
@@ -53,26 +53,44 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gathered(model: nn.Module) -> dict[str, Tensor]:
-    """A sharded model's state dict with whole tensors; what has two names is one tensor."""
+def named(model: nn.Module) -> dict[str, Tensor]:
+    """What a model's state dict has, not gathered; what has two names is one object."""
+    kept = model.state_dict().keys()
+    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= dict(model.named_buffers(remove_duplicate=False))
+    return {name: tensors[name] for name in kept}
+
+
+def gathered(model: nn.Module, put: Callable[[Tensor], Tensor] = Tensor.cpu) -> dict[str, Tensor]:
+    """A sharded model's state dict with whole tensors; what has two names is one tensor.
+
+    One after the other is whole on the device, and is `put` away: into memory, unless said otherwise.
+    """
     of: dict[int, Tensor] = {}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
     weights = {}
-    for name, tensor in model.state_dict().items():
-        key = id(parameters[name]) if name in parameters else id(tensor)
-        if key not in of:
-            of[key] = whole(tensor.detach())
-        weights[name] = of[key]
+    for name, tensor in named(model).items():
+        if id(tensor) not in of:
+            of[id(tensor)] = put(whole(tensor.detach()))
+        weights[name] = of[id(tensor)]
     return weights
 
 
-def gathered_states(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimiser's state dict with whole tensors."""
+def gathered_states(
+    optimizer: Mapping[str, Any], put: Callable[[Tensor], Tensor] = Tensor.cpu
+) -> dict[str, Any]:
+    """An optimiser's state dict with whole tensors, `put` away as of `gathered`."""
     states = {
-        index: {name: whole(value) if isinstance(value, Tensor) else value for name, value in entry.items()}
+        index: {
+            name: put(whole(value)) if isinstance(value, Tensor) else value for name, value in entry.items()
+        }
         for index, entry in optimizer["state"].items()
     }
     return {**optimizer, "state": states}
+
+
+def dropped(tensor: Tensor) -> Tensor:
+    """Nothing of it, for a process that only helps another one to gather."""
+    return tensor.new_empty(0)
 
 
 def cut_like(optimizer: Mapping[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Speaking(TrainingRun):
 
     async def _hand_over(self) -> None:
         """Let the agent speak with this trainer's weights; the processes do it together."""
-        await self._all()
+        await self._all("the hand-over of the weights")
         version = self._state.version
         self._edition = object()  # where it fails nobody knows whose weights these are: hand over again
         made = self.config.lora is not None or self.config.parallelism == "fsdp2"  # not in the event loop
@@ -40,7 +40,7 @@ class Speaking(TrainingRun):
         if self.processes.is_first or not is_shared:
             await backend.update_weights(weights, version)
         if is_shared and not self.processes.is_alone:
-            in_use = await self._all(backend.weights_in_use())
+            in_use = await self._all("the weights in use", backend.weights_in_use())
             backend.follow(in_use[0])
 
     async def _speak_as_itself(self) -> None:

@@ -57,6 +57,7 @@ class TrainSteps(RunCheckpoints):
     async def generate_trajectories(self, scenarios: Sequence[Scenario]) -> list[TrajectoryGroup]:
         """One scored group per scenario, sampled from the current policy."""
         expect_scenarios(scenarios)
+        self._refuse_in_callback("generate_trajectories")
         return await self._roll_out(scenarios)
 
     async def training_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
@@ -93,6 +94,8 @@ class TrainSteps(RunCheckpoints):
             self.learner.set_temperature(self.temperature)
             return self.learner.losses(self.learner.credit(groups).credited.samples, beta=beta)
 
+        if self.config.parallelism == "fsdp2":
+            self._refuse_in_callback("the loss of shards")
         async with self._boundary:
             return await self._worker.run(loss)
 
@@ -145,7 +148,7 @@ class TrainSteps(RunCheckpoints):
 
         with at_work(self.agent.backend, self):
             await self._speak_as_itself()
-            groups = await self.divide(scenarios, play)
+            groups = await self.divide(scenarios, play, f"a rollout of step {self.step_number + 1}")
         for place in (*range(own.start), *range(own.stop, len(scenarios))):  # heard of just now
             tell(place)
         return groups
@@ -252,6 +255,7 @@ class TrainSteps(RunCheckpoints):
     def _stepping(self) -> Iterator[None]:
         """One step at a time, and none after the last."""
         self._worker.refuse_stopped()
+        self._refuse_in_callback("a step")
         if done := self._done():
             raise ConfigurationError(": ".join(done))
         if self._is_stepping:
@@ -276,7 +280,8 @@ class TrainSteps(RunCheckpoints):
     ) -> dict[str, float]:
         number, rolled_out = self.step_number + 1, time.perf_counter()
         async with self._boundary:
-            repeatable = all(await self._all(self.engine.repeatable))  # from here on nobody turns back
+            # from here on nobody turns back
+            repeatable = all(await self._all("the update", self.engine.repeatable))
             with self.processes.updating():
                 metrics, credited = await self._update(played, number, pipeline, repeatable=repeatable)
                 self._tell_ends(played, number)
@@ -297,7 +302,7 @@ class TrainSteps(RunCheckpoints):
             **self.engine.dependencies.metrics(),
         }
         metrics |= {
-            **of_all_processes(await self._all(spent)),
+            **of_all_processes(await self._all("the metrics", spent)),
             "tokens/per_second": sampled / (now - started),
             "policy/version": float(self._state.version),
         }

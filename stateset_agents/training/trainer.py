@@ -103,7 +103,7 @@ class MultiTurnGRPOTrainer(TrainSteps):
         await self._between_steps()  # what a stop in their middle left undone
         try:
             while not (done := self._done()):
-                if not all(await self._together(self._goes_on())):
+                if not all(await self._together("the next step", self._goes_on())):
                     return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
                 await (self._overlapping_step() if self.config.max_staleness else self.step())
                 await self._between_steps()
@@ -136,22 +136,32 @@ class MultiTurnGRPOTrainer(TrainSteps):
                     state, why = "failed", _one_line(error)
                 failures.append(error)
 
+        async def settle() -> None:
+            if (state, why) != (self.state, self._why):
+                await attempt(self._settle_as(state, why))
+
         if self.is_ready:
             await attempt(self._save_last())
-        await attempt(self._settle_as(state, why))
+        await settle()
         await attempt(self._notify("on_train_end", self))
-        if (state, why) != (self.state, self._why):
-            await attempt(self._settle_as(state, why))
+        await settle()
+        await attempt(self._agree(state, why))
+        await settle()
         if failures:
             raise failures[0]
+
+    async def _agree(self, state: State, why: str) -> None:
+        """Wait for all, as a launcher ends the others when one is gone; fail where the first one did."""
+        if self.is_ready:
+            ended = (await uninterrupted(self._all("the end", state == "failed" and why)))[0]
+            if ended and state != "failed":
+                raise ProcessLeft(f"process 0 failed: {ended}")
 
     async def _settle_as(self, state: State, why: str) -> None:
         self._why = why
         self._settle(state)
-        if self.is_ready:
-            if self.processes.is_first:
-                await uninterrupted(self._worker.run(leave, self.run, self.summary()))
-            await uninterrupted(self._all())  # a launcher ends the others when one is gone
+        if self.is_ready and self.processes.is_first:
+            await uninterrupted(self._worker.run(leave, self.run, self.summary()))
 
     def _cancelled(self) -> str:
         return f"cancelled after step {self.step_number} of {self.num_steps}"
@@ -198,6 +208,7 @@ class MultiTurnGRPOTrainer(TrainSteps):
     ) -> Evaluation:
         """The current policy on held-out scenarios (at most `eval_episodes`, or `episodes` of them), with
         users of its own seed."""
+        self._refuse_in_callback("evaluate")
         scenarios = await in_thread(held_out, self.environment, split, episodes)
         if episodes is None:
             scenarios = spread(scenarios, self.config.eval_episodes)

@@ -26,7 +26,6 @@ from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker, SilentTracker
 from stateset_agents.training.base_model import base_model, is_quantized_training
 from stateset_agents.training.callbacks import Patience, expect_callback, notify
-from stateset_agents.training.checkpoint import fingerprint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.control import Progress
 from stateset_agents.training.curriculum import ScenarioOrder
@@ -86,6 +85,7 @@ class TrainingRun(Joined):
         self._why: str | None = None
         self._trouble: str | None = None
         self._is_stepping = False
+        self._is_notifying = False
         self._task: asyncio.Task[Any] | None = None
         self._ended = asyncio.Event()
         self._ended.set()
@@ -230,8 +230,8 @@ class TrainingRun(Joined):
                 self._run, self._tracker = await self._worker.run(opened)
             return self._run.path if self._run else None
 
-        refuse_different(await self._all(self._identity()))
-        where = (await self._together(path()))[0]
+        refuse_different(await self._all("initialize", self._identity()))
+        where = (await self._together("the run folder", path()))[0]
         assert where is not None
         if self._tracker is None:
             self._run = RunFolder(where)
@@ -246,7 +246,7 @@ class TrainingRun(Joined):
             exact_logprobs=exact,
             processes=self.processes,
         )
-        return learner, fingerprint(learner.weights())
+        return learner, learner.fingerprint
 
     def _identity(self) -> Identity:
         apart = ("evaluation", "made_by")
@@ -305,9 +305,22 @@ class TrainingRun(Joined):
     async def _notify(self, moment: str, *arguments: Any) -> None:
         if not self.processes.is_first:
             return
-        for failure in await notify(self.callbacks, moment, *arguments, patience=self._patience):
+        self._is_notifying = True
+        try:
+            failures = await notify(self.callbacks, moment, *arguments, patience=self._patience)
+        finally:
+            self._is_notifying = False
+        for failure in failures:
             if self.is_ready:
                 self.tracker.log_event("callback failed", step=self.step_number, error=failure)
+
+    def _refuse_in_callback(self, what: str) -> None:
+        """Raises ConfigurationError for what all processes do together, where the first is alone."""
+        if self._is_notifying and not self.processes.is_alone:
+            raise ConfigurationError(
+                f"{what} needs all {self.processes.count} processes, and callbacks are called in the first "
+                "one: call it between steps of your own, in every process, or set save_steps or eval_steps"
+            )
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says about the training itself."""

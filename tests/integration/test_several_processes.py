@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from stateset_agents.training.batch import Sample
 from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.learner import Learner
-from stateset_agents.training.processes import Processes
+from stateset_agents.training.processes import Processes, ProcessLeft
 
 RAGGED = [((3, 4), (2, 2)), ((5, 1),), ((2, 3), (1, 3)), ((4, 2),), ((1, 5), (3, 1)), ((9, 30),), ((2, 1),)]
 """(prompt or delta, reply) lengths of the turns of seven conversations."""
@@ -281,6 +283,38 @@ def test_a_launcher_that_starts_another_number_of_processes_is_an_error(tmp_path
         assert told == "process 1 differs from process 0 in training.seed: start all with the same"
 
 
+class Heavy:
+    """What cannot be sent."""
+
+    def __reduce__(self) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+
+def exchanged(folder: Path) -> list[str]:
+    """What each of some exchanges came to."""
+    processes = Processes.join(2)
+    found = [str(processes.worst("a", {"x": (math.nan, 1.0)[processes.rank]})["x"])]
+    try:
+        processes.gather(("evaluate", "the next step")[processes.rank], 0)
+    except ProcessLeft as error:
+        found.append(str(error))
+    found += [str(processes.gather("a", processes.rank)), str(processes.has_lost_others)]
+    try:
+        processes.gather("a", Heavy() if processes.rank else 0)
+    except (ProcessLeft, RuntimeError) as error:
+        processes.part(error)
+        found.append(str(error))
+    assert met(folder / "heard", writes=not processes.rank)
+    return found
+
+
+def test_exchanges_have_names_and_one_that_breaks_is_heard_of_while_its_process_lives(tmp_path):
+    first, second = in_two(exchanged, tmp_path)
+    told = "process 0 is at evaluate, process 1 at the next step: every process has to make the same calls"
+    assert first == ["nan", told, "[0, 1]", "False", "process 1 failed: no room"]
+    assert second == ["nan", told, "[0, 1]", "False", "no room"]
+
+
 class Trouble(Callback):
     """What befalls one process in the second step."""
 
@@ -297,9 +331,25 @@ class Trouble(Callback):
         if self.kind == "cancel":
             self.task.cancel()
 
-    def on_step_end(self, step: int, metrics: Any) -> None:
-        if self.is_here and self.kind == "stop" and step == 1:
+    async def on_step_end(self, step: int, metrics: Any) -> None:
+        if self.is_here and self.kind in ("stop", "last"):
             self.trainer.request_stop()
+        if self.is_here and self.kind == "together":
+            await self.trainer.evaluate()
+
+    def on_train_end(self, trainer: Any) -> None:
+        if self.is_here and self.kind == "last":
+            raise TypeError("a last word with a mistake")
+
+
+def met(sign: Path, *, writes: bool) -> bool:
+    """Does the sign stand there, in the end?"""
+    if writes:
+        sign.touch()
+    last = time.monotonic() + 60
+    while not sign.exists() and time.monotonic() < last:
+        time.sleep(0.05)
+    return sign.exists()
 
 
 def troubled(folder: Path, kind: str, rank: int, parallelism: str) -> tuple[str, str, int]:
@@ -342,6 +392,8 @@ def troubled(folder: Path, kind: str, rank: int, parallelism: str) -> tuple[str,
             said = f"{type(error).__name__}: {error}"
         ended = trainer.state, trainer.step_number
         await trainer.close()
+        if kind == "update" and parallelism == "ddp":  # the other hears of it while this one lives on
+            assert met(folder / "heard", writes=not trouble.is_here)
         if kind == "update" and trouble.is_here:  # it has hung up
             with pytest.raises(ConfigurationError, match="start all of them again"):
                 await make_trainer(folder, num_processes=2).initialize()
@@ -357,9 +409,11 @@ def troubled(folder: Path, kind: str, rank: int, parallelism: str) -> tuple[str,
         ("update", 1, "ddp", "no room for a gradient", "process 1 failed: no room", "failed", 1),
         ("update", 1, "fsdp2", "no room for a gradient", "process 1 failed: no room", "failed", 1),
         ("disk", 0, "ddp", "cannot write checkpoint", "process 0 failed: cannot write", "failed", 3),
-        ("exit", 1, "ddp", None, "another process is gone, without a reason", "failed", 1),
+        ("exit", 1, "ddp", None, "process 1 is gone, without a reason", "failed", 1),
         ("cancel", 1, "ddp", "CancelledError", "process 1 was interrupted", "stopped", 1),
         ("stop", 0, "fsdp2", "", "", "stopped", 1),
+        ("together", 0, "fsdp2", "evaluate needs all 2", "process 0 failed: evaluate needs", "failed", 1),
+        ("last", 0, "ddp", "a last word with", "process 0 failed: a last word", "failed", 1),
     ],
 )
 def test_all_end_when_one_does(tmp_path, kind, rank, parallelism, here, there, state, steps):

@@ -24,7 +24,7 @@ from stateset_agents.cli import (
     serve,
     train,
 )
-from stateset_agents.errors import StatesetError
+from stateset_agents.errors import ConfigurationError, StatesetError
 from stateset_agents.settings import nearest
 from stateset_agents.tracking.logging import configure_logging
 
@@ -95,6 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:  # environments and rewards of the user's own, as package.module:Class
         sys.path.insert(0, os.getcwd())
     try:
+        if args.verb != "train":
+            _refuse_several(args.verb)
         code: int = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -103,12 +105,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except StatesetError as error:
+        if args.verb != "train" and os.environ.get("RANK", "0") != "0":
+            return 1  # the first process says it
         print(f"stateset-agents: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stateset-agents: interrupted", file=sys.stderr)
         return 130
     return code
+
+
+def _refuse_several(verb: str) -> None:
+    """Raises ConfigurationError where a launcher started several processes, each of which would do it all."""
+    started = os.environ.get("WORLD_SIZE", "1")
+    if started.isdecimal() and int(started) > 1:
+        raise ConfigurationError(
+            f"{started} processes were started, and {verb} is for one: leave the launcher out "
+            f"(stateset-agents {verb} ...)"
+        )
 
 
 def _unread() -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from stateset_agents.cli.rates import rate
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.errors import ConfigurationError, StatesetError, TrainingStopped
 from stateset_agents.tracking.logging import configure_logging
 
 if TYPE_CHECKING:
@@ -63,7 +63,32 @@ def overrides(items: list[str], named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0, or 130 when interrupted (a checkpoint is written and the way to resume is said)."""
+    """Exit code 0, or 130 when interrupted (a checkpoint is written and the way to resume is said).
+
+    Of several processes the first says what goes wrong, and another one what the first cannot know.
+    """
+    experiment = None
+    try:
+        experiment = _experiment(args)
+        asyncio.run(_run(experiment))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        if experiment is None:
+            raise
+        return _interrupted(experiment)
+    except StatesetError as error:
+        if _is_said_by_another(experiment):
+            return 1
+        if experiment is None or not experiment.trainer.is_ready or experiment.trainer.processes.count == 1:
+            raise
+        if getattr(error, "is_stop", False):  # another process heard of the interruption first
+            return _interrupted(experiment)
+        raise TrainingStopped(f"{error}; {_how_to_go_on(experiment)}") from error
+    finally:
+        gc.unfreeze()
+    return 0
+
+
+def _experiment(args: argparse.Namespace) -> Experiment:
     from stateset_agents.training.experiment import Experiment, load_experiment
 
     if (args.config is None) == (args.resume is None):
@@ -86,16 +111,21 @@ def run(args: argparse.Namespace) -> int:
         config = config.model_copy(update={"evaluation": None})
     if _is_another():
         configure_logging("ERROR")  # the first process says it for all
-    experiment = Experiment(config, run=folder, checkpoint=checkpoint, measures=not args.no_eval)
-    try:
-        asyncio.run(_run(experiment))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        if not _is_another():
-            print(f"stateset-agents: {_how_to_go_on(experiment)}", file=sys.stderr)
-        return 130
-    finally:
-        gc.unfreeze()
-    return 0
+    return Experiment(config, run=folder, checkpoint=checkpoint, measures=not args.no_eval)
+
+
+def _interrupted(experiment: Experiment) -> int:
+    if not _is_another():
+        print(f"stateset-agents: {_how_to_go_on(experiment)}", file=sys.stderr)
+    return 130
+
+
+def _is_said_by_another(experiment: Experiment | None) -> bool:
+    """Does another process say what went wrong here? The first where they have met, else the node's first."""
+    processes = experiment.trainer.processes if experiment is not None else None
+    if processes is not None and processes.count > 1:
+        return not processes.is_first and not processes.has_lost_others
+    return os.environ.get("LOCAL_RANK", "0") != "0"
 
 
 def _is_another() -> bool:

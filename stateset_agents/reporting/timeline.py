@@ -24,7 +24,7 @@ _MOST_STEPS, _MOST_BYTES = 40, 750_000
 """In one page; bytes of timeline.jsonl, of which an eighth comes to stand there."""
 _HEAD = re.compile(rb'\{"step":(\d+),')
 
-_Updates = Mapping[int, tuple[float, float]]
+_Updates = Mapping[int, tuple[float, float, int]]
 
 
 def no_timeline() -> dict[str, Any]:
@@ -81,16 +81,19 @@ class Timeline:
 
 
 def _updates(events: Iterable[Mapping[str, Any]]) -> _Updates:
-    """Step -> begin and end of its update, by the monotonic clock."""
+    """Step -> begin and end of its update, by the monotonic clock, and which of the run's sessions, as a
+    resumed one may have another clock."""
     begun: dict[int, float] = {}
-    updates: dict[int, tuple[float, float]] = {}
+    updates: dict[int, tuple[float, float, int]] = {}
+    session = 0
     for event in events:
+        session += event["event"] == "resumed"
         if "monotonic" not in event:
             continue
         if event["event"] == "update begun":
             begun[event["step"]] = event["monotonic"]
         elif event["event"] == "update ended" and event["step"] in begun:
-            updates[event["step"]] = (begun[event["step"]], event["monotonic"])
+            updates[event["step"]] = (begun[event["step"]], event["monotonic"], session)
     return updates
 
 
@@ -99,7 +102,9 @@ def _shown(step: int, lines: Sequence[Mapping[str, Any]], updates: _Updates) -> 
     lines = [line for line in lines if line["spans"]]
     zero = min((line["begin"] for line in lines), default=0.0)
     ends = [line["begin"] + sum(seconds for _, seconds in line["spans"]) for line in lines]
-    end = max([*ends, updates.get(step, (0.0, zero))[1]], default=zero)
+    newest_session = max((session for _, _, session in updates.values()), default=0)
+    _, updated, own = updates.get(step, (0.0, zero, newest_session))
+    end = max([*ends, updated], default=zero)
     groups: list[dict[str, Any]] = []
     newest = -1
     for line in lines:
@@ -113,8 +118,8 @@ def _shown(step: int, lines: Sequence[Mapping[str, Any]], updates: _Updates) -> 
         "length": _ticks(end - zero),
         "updates": [
             {"step": number, "begin": _ticks(begin - zero), "end": _ticks(stop - zero)}
-            for number, (begin, stop) in updates.items()
-            if stop > zero and begin < end
+            for number, (begin, stop, session) in updates.items()
+            if session == own and stop > zero and begin < end
         ],
         "groups": groups,
     }

@@ -6,11 +6,14 @@ The event loop's side of `processes.Processes`, whose exchanges wait in the work
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import TrajectoryGroup
+from stateset_agents.core.timeline import Span
+from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
 from stateset_agents.evaluation.evaluator import PlayPart
 from stateset_agents.training.control import Controlled
 from stateset_agents.training.processes import Processes
@@ -20,6 +23,8 @@ from stateset_agents.training.worker import Worker
 __all__ = ["Joined"]
 
 _T = TypeVar("_T")
+_ALIKE = 0.1
+"""Seconds between two readings of one clock."""
 
 
 class Joined(Controlled):
@@ -30,10 +35,14 @@ class Joined(Controlled):
         self._worker = Worker()
         self.processes = Processes()
         """Who trains together."""
+        self._ahead = [0.0]
+        """Seconds to add to each process's monotonic clock for the first one's."""
 
     async def _join(self, number: int) -> None:
         """Raises ConfigurationError where the launcher started another number of processes."""
         self.processes = await self._worker.run(Processes.join, number)
+        clocks = await self._all("the clocks", time.time() - time.monotonic())
+        self._ahead = [clock - clocks[0] for clock in clocks]
 
     async def _all(self, what: str, value: Any = None) -> list[Any]:
         """Wait until every process is at `what`; what each of them says, by rank.
@@ -70,4 +79,17 @@ class Joined(Controlled):
         own = self.processes.part_of(len(scenarios))
         what = f"{what} ({len(scenarios)} scenarios)"
         parts = await self._together(what, play(scenarios[own], scenarios[: own.start]))
-        return [group for part in parts for group in part]
+        return [
+            group if abs(ahead) < _ALIKE else _later(group, ahead)
+            for part, ahead in zip(parts, self._ahead, strict=True)
+            for group in part
+        ]
+
+
+def _later(group: TrajectoryGroup, seconds: float) -> TrajectoryGroup:
+    def moved(one: Trajectory) -> Trajectory:
+        spans = (Span(span.doing, span.begin + seconds, span.end + seconds) for span in one.spans)
+        return replace(one, spans=tuple(spans))
+
+    branches = tuple(replace(branch, trajectory=moved(branch.trajectory)) for branch in group.branches)
+    return replace(group, trajectories=tuple(map(moved, group.trajectories)), branches=branches)

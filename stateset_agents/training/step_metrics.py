@@ -12,6 +12,7 @@ from stateset_agents.algorithms.advantages import zero_variance_fraction
 from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
 from stateset_agents.evaluation.evaluator import Evaluation
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.processes import worst_of
 
 __all__ = [
     "evaluation_metrics",
@@ -92,17 +93,18 @@ def staleness_metrics(groups: Sequence[TrajectoryGroup], versions: Sequence[int]
 
 
 def of_all_processes(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What each process counted and measured of one step, as one: times are those of the slowest, counts are
-    added up, and the engines' occupancy is that of all their rows."""
+    """What each process counted and measured of one step, as one: times are those of the slowest, breakers
+    stand as the worst does, counts are added up, and the engines' occupancy is that of all their rows."""
     if len(figures) == 1:
         return dict(figures[0])
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for one in figures for name in one):
         values = [one[name] for one in figures if name in one]
-        merged[name] = max(values) if name.startswith("time/") else sum(values)
-    if rows := merged.get("engine/decode_rows"):
+        merged[name] = worst_of(values) if name.startswith(("time/", "breaker/")) else sum(values)
+    if "engine/occupancy" in merged:
         used = sum(one.get("engine/occupancy", 0.0) * one.get("engine/decode_rows", 0.0) for one in figures)
-        merged["engine/occupancy"] = used / rows
+        rows = merged.get("engine/decode_rows", 0.0)
+        merged["engine/occupancy"] = used / rows if rows else 1.0
     return merged
 
 

@@ -301,9 +301,10 @@ class TrainSteps(RunCheckpoints):
             **watch.metrics(),
             **self.engine.dependencies.metrics(),
         }
+        spent = of_all_processes(await self._all("the metrics", spent))
         metrics |= {
-            **of_all_processes(await self._all("the metrics", spent)),
-            "tokens/per_second": sampled / (now - started),
+            **spent,
+            "tokens/per_second": sampled / spent["time/step"],
             "policy/version": float(self._state.version),
         }
         self._metrics |= metrics

@@ -395,3 +395,19 @@ def test_an_empty_name_to_audit_is_told_what_there_is(name: str, capsys: pytest.
 def test_a_file_to_audit_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", "nowhere.yaml"]) == 1
     assert "cannot read nowhere.yaml: No such file" in capsys.readouterr().err
+
+
+def test_of_several_processes_one_says_what_is_wrong_and_every_verb_but_train_is_for_one(
+    told: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    commands = (["evaluate", "run.yaml"], ["report", "run"], ["train", "nowhere.yaml"])
+    lines = [told(*command) for command in commands]
+    assert lines[0].endswith("evaluate is for one: leave the launcher out (stateset-agents evaluate ...)")
+    assert "report is for one" in lines[1]
+    assert "nowhere.yaml" in lines[2]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for command in commands:
+        assert main(command) == 1
+        assert capsys.readouterr().err == ""

@@ -20,12 +20,16 @@ from vllm_server import VLLMServer
 
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import reward_function
+from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.timeline import Span
+from stateset_agents.core.trajectory import TrajectoryGroup
 from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.batch import Sample
 from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.joined import Joined
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.processes import Processes, ProcessLeft
 
@@ -290,10 +294,30 @@ class Heavy:
         raise torch.OutOfMemoryError("no room")
 
 
+async def begun() -> float:
+    """When the second process's conversation began, by the first one's clock."""
+    joined = Joined()
+    await joined._join(2)
+
+    async def play(scenarios: Any, earlier: Any) -> list[TrajectoryGroup]:
+        now = time.monotonic()
+        member = talk(([1], [2]), spans=(Span("model", now, now + 1),))
+        return [TrajectoryGroup(key=one.id, trajectories=(member,)) for one in scenarios]
+
+    groups = await joined.divide([Scenario(id="a"), Scenario(id="b")], play)
+    return groups[1].trajectories[0].spans[0].begin
+
+
 def exchanged(folder: Path) -> list[str]:
     """What each of some exchanges came to."""
+    clock = time.monotonic
+    if os.environ["RANK"] == "1":
+        time.monotonic = lambda: clock() - 1000  # of a node that started later
+    apart = abs(clock() - asyncio.run(begun()))
+    time.monotonic = clock
     processes = Processes.join(2)
-    found = [str(processes.worst("a", {"x": (math.nan, 1.0)[processes.rank]})["x"])]
+    found = [str(apart < 100)]
+    found += [str(processes.worst("a", {"x": (math.nan, 1.0)[processes.rank]})["x"])]
     try:
         processes.gather(("evaluate", "the next step")[processes.rank], 0)
     except ProcessLeft as error:
@@ -311,8 +335,8 @@ def exchanged(folder: Path) -> list[str]:
 def test_exchanges_have_names_and_one_that_breaks_is_heard_of_while_its_process_lives(tmp_path):
     first, second = in_two(exchanged, tmp_path)
     told = "process 0 is at evaluate, process 1 at the next step: every process has to make the same calls"
-    assert first == ["nan", told, "[0, 1]", "False", "process 1 failed: no room"]
-    assert second == ["nan", told, "[0, 1]", "False", "no room"]
+    assert first == ["True", "nan", told, "[0, 1]", "False", "process 1 failed: no room"]
+    assert second == ["True", "nan", told, "[0, 1]", "False", "no room"]
 
 
 class Trouble(Callback):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tiny_training import group_of, talk
 
 from stateset_agents.core.trajectory import Branch, TrajectoryGroup
 from stateset_agents.messages import Message, ToolCall
-from stateset_agents.training.step_metrics import rollout_metrics
+from stateset_agents.training.step_metrics import of_all_processes, rollout_metrics
 
 
 def test_a_turn_with_an_unreadable_call_is_malformed() -> None:
@@ -28,3 +29,14 @@ def test_branches_are_counted_as_cost_and_move_no_other_figure() -> None:
     branched = replace(plain, branches=tuple(Branch(turn=1, trajectory=one) for one in (rich, lost)))
     costs = {"rollout/branches": 2.0, "rollout/branches_unscored": 1.0, "tokens/branches": 4.0}
     assert rollout_metrics([branched]) == rollout_metrics([plain]) | costs
+
+
+def test_what_several_processes_measured_is_one_figure() -> None:
+    here = {"time/step": 2.0, "engine/decode_rows": 30.0, "engine/occupancy": 0.5, "breaker/judge": 0.5}
+    there = {"time/step": math.nan, "engine/decode_rows": 10.0, "engine/occupancy": 0.9, "breaker/judge": 1.0}
+    merged = of_all_processes([here, there])
+    assert math.isnan(merged.pop("time/step"))
+    assert merged == {"engine/decode_rows": 40.0, "engine/occupancy": 0.6, "breaker/judge": 1.0}
+    assert of_all_processes([{"engine/occupancy": 1.0}, {"engine/occupancy": 1.0}]) == {
+        "engine/occupancy": 1.0
+    }

@@ -109,6 +109,21 @@ def test_a_step_is_shown_group_by_group_with_the_updates_of_its_time(tmp_path: P
         assert row["ticks"] == [round(seconds * 10_000) for _, seconds in line["spans"]]
 
 
+def test_an_update_of_another_session_has_another_clock(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=3)
+    with JsonlTracker(folder) as tracker:
+        for step, begin, end in ((1, 90.0, 99.0), (2, 99.5, 100.5), (3, 102.6, 103.0)):
+            if step == 3:
+                tracker.log_event("resumed", step=2)
+            tracker.log_event("update begun", step=step, monotonic=begin)
+            tracker.log_event("update ended", step=step, monotonic=end)
+    assert [[update["step"] for update in step["updates"]] for step in shown(folder)["steps"]] == [
+        [2],
+        [2],
+        [3],
+    ]
+
+
 def test_a_scenario_that_comes_twice_in_a_step_is_two_groups(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=1)
     text = folder.timeline.read_text().replace('"1/1"', '"1/0"')

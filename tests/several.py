@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from killed_runs import forks
 
-__all__ = ["Broke", "in_two"]
+__all__ = ["Broke", "in_two", "met"]
 
 _LONGEST = 300.0
 """Seconds that anything may take, on a machine that has no time at all."""
@@ -75,3 +77,13 @@ def _member(
     except Exception as error:
         pipe.send(Broke(f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
     pipe.close()
+
+
+def met(sign: Path, *, writes: bool) -> bool:
+    """Does the sign stand there, in the end?"""
+    if writes:
+        sign.touch()
+    last = time.monotonic() + 60
+    while not sign.exists() and time.monotonic() < last:
+        time.sleep(0.05)
+    return sign.exists()

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from several import Broke, in_two
+from several import Broke, in_two, met
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_trainer, snapshot, talk
 from vllm_server import VLLMServer
 
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import reward_function
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.timeline import Span
-from stateset_agents.core.trajectory import TrajectoryGroup
-from stateset_agents.errors import CheckpointError, ConfigurationError
+from stateset_agents.errors import CheckpointError, ConfigurationError, TrainingStopped
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.batch import Sample
 from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.joined import Joined
 from stateset_agents.training.learner import Learner
 from stateset_agents.training.processes import Processes, ProcessLeft
 
@@ -262,13 +256,20 @@ def goes_on_alone(folder: Path, settings: dict[str, Any], run: RunFolder, state:
 # ------------------------------------------------------------------------------ how it ends
 
 
-def started(folder: Path, number: int, differ: bool = False) -> str:
+def started(folder: Path, number: int, trouble: str = "") -> str:
     async def begin() -> str:
-        seed = int(os.environ["RANK"]) if differ else 0
-        trainer = make_trainer(folder, num_processes=number, seed=seed)
+        seed = int(os.environ["RANK"]) if trouble == "seed" else 0
+        parallelism = "fsdp2" if trouble == "room" else "ddp"
+        trainer = make_trainer(folder, num_processes=number, seed=seed, parallelism=parallelism)
+        if trouble == "room" and os.environ["RANK"] == "1":
+
+            def full(learner: Learner) -> None:
+                raise MemoryError("no room for a reference")
+
+            Learner._make_reference = full
         try:
             await trainer.initialize()
-        except ConfigurationError as error:
+        except (ConfigurationError, MemoryError, ProcessLeft) as error:
             return str(error)
         finally:
             await trainer.close()
@@ -283,60 +284,10 @@ def test_a_launcher_that_starts_another_number_of_processes_is_an_error(tmp_path
     for told in in_two(started, tmp_path, 1):
         assert told.startswith("2 processes were started and num_processes is 1: set it to 2")
     assert in_two(started, tmp_path, 2) == ["ready", "ready"]
-    for told in in_two(started, tmp_path, 2, True):
+    for told in in_two(started, tmp_path, 2, "seed"):
         assert told == "process 1 differs from process 0 in training.seed: start all with the same"
-
-
-class Heavy:
-    """What cannot be sent."""
-
-    def __reduce__(self) -> Any:
-        raise torch.OutOfMemoryError("no room")
-
-
-async def begun() -> float:
-    """When the second process's conversation began, by the first one's clock."""
-    joined = Joined()
-    await joined._join(2)
-
-    async def play(scenarios: Any, earlier: Any) -> list[TrajectoryGroup]:
-        now = time.monotonic()
-        member = talk(([1], [2]), spans=(Span("model", now, now + 1),))
-        return [TrajectoryGroup(key=one.id, trajectories=(member,)) for one in scenarios]
-
-    groups = await joined.divide([Scenario(id="a"), Scenario(id="b")], play)
-    return groups[1].trajectories[0].spans[0].begin
-
-
-def exchanged(folder: Path) -> list[str]:
-    """What each of some exchanges came to."""
-    clock = time.monotonic
-    if os.environ["RANK"] == "1":
-        time.monotonic = lambda: clock() - 1000  # of a node that started later
-    apart = abs(clock() - asyncio.run(begun()))
-    time.monotonic = clock
-    processes = Processes.join(2)
-    found = [str(apart < 100)]
-    found += [str(processes.worst("a", {"x": (math.nan, 1.0)[processes.rank]})["x"])]
-    try:
-        processes.gather(("evaluate", "the next step")[processes.rank], 0)
-    except ProcessLeft as error:
-        found.append(str(error))
-    found += [str(processes.gather("a", processes.rank)), str(processes.has_lost_others)]
-    try:
-        processes.gather("a", Heavy() if processes.rank else 0)
-    except (ProcessLeft, RuntimeError) as error:
-        processes.part(error)
-        found.append(str(error))
-    assert met(folder / "heard", writes=not processes.rank)
-    return found
-
-
-def test_exchanges_have_names_and_one_that_breaks_is_heard_of_while_its_process_lives(tmp_path):
-    first, second = in_two(exchanged, tmp_path)
-    told = "process 0 is at evaluate, process 1 at the next step: every process has to make the same calls"
-    assert first == ["True", "nan", told, "[0, 1]", "False", "process 1 failed: no room"]
-    assert second == ["True", "nan", told, "[0, 1]", "False", "no room"]
+    room = "no room for a reference"
+    assert in_two(started, tmp_path, 2, "room") == [f"process 1 failed: {room}", room]
 
 
 class Trouble(Callback):
@@ -366,16 +317,6 @@ class Trouble(Callback):
             raise TypeError("a last word with a mistake")
 
 
-def met(sign: Path, *, writes: bool) -> bool:
-    """Does the sign stand there, in the end?"""
-    if writes:
-        sign.touch()
-    last = time.monotonic() + 60
-    while not sign.exists() and time.monotonic() < last:
-        time.sleep(0.05)
-    return sign.exists()
-
-
 def troubled(folder: Path, kind: str, rank: int, parallelism: str) -> tuple[str, str, int]:
     """What `train` raised, the state it ended in, and its steps."""
 
@@ -397,15 +338,23 @@ def troubled(folder: Path, kind: str, rank: int, parallelism: str) -> tuple[str,
         trainer.callbacks.append(trouble)
         trouble.trainer, trouble.task = trainer, asyncio.current_task()
         await trainer.initialize()
-        if kind == "update" and trouble.is_here:
+        if (kind == "update" and trouble.is_here) or kind == "numbers":
             backward = trainer.learner.optimization.backward
 
             def breaks(loss: Any) -> None:
+                if trainer.step_number == 1 and kind == "numbers":  # which all of them have
+                    raise TrainingStopped("a loss that is no number")
                 if trainer.step_number == 1:
                     raise MemoryError("no room for a gradient")
                 backward(loss)
 
             trainer.learner.optimization.backward = breaks
+        if kind == "sync" and trouble.is_here:
+
+            def full() -> None:
+                raise OSError("no room for a log")
+
+            trainer.tracker.sync = full
         if kind == "disk" and trouble.is_here:
             (trainer.run.checkpoints).rmdir()
             (trainer.run.checkpoints).write_text("in the way")
@@ -436,6 +385,8 @@ def troubled(folder: Path, kind: str, rank: int, parallelism: str) -> tuple[str,
         ("exit", 1, "ddp", None, "process 1 is gone, without a reason", "failed", 1),
         ("cancel", 1, "ddp", "CancelledError", "process 1 was interrupted", "stopped", 1),
         ("stop", 0, "fsdp2", "", "", "stopped", 1),
+        ("numbers", 0, "fsdp2", "a loss that is no number", "a loss that is no number", "failed", 1),
+        ("sync", 0, "fsdp2", "no room for a log", "process 0 failed: no room", "failed", 3),
         ("together", 0, "fsdp2", "evaluate needs all 2", "process 0 failed: evaluate needs", "failed", 1),
         ("last", 0, "ddp", "a last word with", "process 0 failed: a last word", "failed", 1),
     ],
@@ -452,7 +403,7 @@ def test_all_end_when_one_does(tmp_path, kind, rank, parallelism, here, there, s
     run = RunFolder.open(tmp_path / "runs" / "latest")
     summary = RunLog(run).summary()
     assert summary["ended"] == state
-    if kind not in ("disk", "update"):
+    if kind not in ("disk", "sync", "update"):
         assert [path.name for path in run.checkpoints.glob("step-*")] == ["step-000001"]
 
 

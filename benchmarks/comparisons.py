@@ -46,6 +46,8 @@ class Comparison:
     """Must all sides report the same number of tokens?"""
     most_repetitions: int | None = None
     """Unset: as many as were asked for."""
+    times: int = 1
+    """So many times as many: where each repetition is other work, and more of them are needed."""
     memory: bool = False
     """Is the peak memory measured, too, in processes of its own?"""
     base: str = "ours"
@@ -373,6 +375,7 @@ def _demo() -> Iterator[Comparison]:
         lines=(Line(title="the training of `make demo`", peer="plain", at_least=2, aim=4),),
         model=None,
         same_tokens=False,
+        times=3,
     )
 
 

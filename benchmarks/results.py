@@ -19,7 +19,7 @@ _SCHEMA = 1
 
 def wanted(comparison: Comparison, repetitions: int) -> int:
     """How often each side of a row is timed."""
-    return min(repetitions, comparison.most_repetitions or repetitions)
+    return min(repetitions, comparison.most_repetitions or repetitions) * comparison.times
 
 
 def current(kept: Mapping[str, Any] | None, comparison: Comparison, repetitions: int) -> bool:

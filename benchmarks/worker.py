@@ -90,6 +90,7 @@ def _obey(
         imported = memory("VmRSS")
         task = make(order["job"])
         gc.collect()
+        gc.freeze()  # as `stateset-agents train` does; of every side
         forget_peak()
         held = {"imported": imported, "resting": memory("VmRSS")}
         return {"versions": versions(), "threads": threads(), **held}, task

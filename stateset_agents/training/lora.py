@@ -186,7 +186,7 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
                 getattr(layer, "active_adapters", ()) if hasattr(layer, "get_delta_weight") else ()
             ):
                 weight, change = weights[f"{name}.weight"], layer.get_delta_weight(adapter)
-                if getattr(layer.get_base_layer(), "is_transposed", False):
+                if getattr(layer.get_base_layer(), "was_conv1d", False):
                     change = change.t()
                 weights[f"{name}.weight"] = weight + change.to(weight.dtype)
     return weights

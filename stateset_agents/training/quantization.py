@@ -57,9 +57,9 @@ def quantized_copy(model: Any, bits: Bits, *, compute: torch.dtype = torch.float
 
 
 def _quantized(library: Any, layer: Any, bits: Bits, compute: torch.dtype) -> Any:
-    is_transposed = not isinstance(layer, nn.Linear)  # GPT-2's Conv1D, whose weight is [in, out]
+    was_conv1d = not isinstance(layer, nn.Linear)  # GPT-2's Conv1D, whose weight is [in, out]
     weight = layer.weight.detach()
-    weight = (weight.t() if is_transposed else weight).float().contiguous()
+    weight = (weight.t() if was_conv1d else weight).float().contiguous()
     out, into = weight.shape
     with torch.device("meta"):
         made: Any = (
@@ -79,13 +79,13 @@ def _quantized(library: Any, layer: Any, bits: Bits, compute: torch.dtype) -> An
         made.weight = given.to(weight.device)
         if weight.device.type == "cpu":  # in training mode the product is W_q's, else activations are rounded
             made.register_forward_pre_hook(lambda module, _: setattr(module, "training", True))
-    made.is_transposed = is_transposed
+    made.was_conv1d = was_conv1d
     return made
 
 
 def is_quantized(layer: nn.Module) -> bool:
     """Is it one of `quantized_copy`'s?"""
-    return hasattr(layer, "is_transposed")
+    return hasattr(layer, "was_conv1d")
 
 
 @torch.no_grad()
@@ -98,4 +98,4 @@ def plain_weight(layer: Any) -> Tensor:
         scales = layer.weight.SCB if layer.state.SCB is None else layer.state.SCB
         weight = layer.weight.data.float().mul_(scales.unsqueeze(1).mul(1.0 / 127.0))
     plain: Tensor = weight.float()
-    return plain.t().contiguous() if layer.is_transposed else plain
+    return plain.t().contiguous() if layer.was_conv1d else plain

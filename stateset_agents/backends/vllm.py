@@ -91,7 +91,7 @@ class VLLMBackend:
         self._current: Path | None = None
         """The folder of the weights in use; None for those it began with."""
         self._checked = -math.inf
-        """When it last had the right ones, on the event loop's clock."""
+        """When it last had the right ones, by `time.monotonic`."""
         self._gate = asyncio.Lock()
         self._live: set[asyncio.Timeout] = set()  # of the turns under way; no limit until one hangs
         self._drained = asyncio.Event()

@@ -168,16 +168,14 @@ async def _run(experiment: Experiment) -> None:
     with contextlib.suppress(NotImplementedError):  # Windows has no SIGTERM to handle
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     trainer = experiment.trainer
-    if _is_another():
-        async with experiment:
-            gc.freeze()
+    async with experiment:
+        gc.freeze()  # what is loaded stays: a full collection need not look through 1.5 million objects of it
+        if _is_another():
             if not experiment.is_over:
                 await experiment.before()
                 await experiment.train()
                 await experiment.after()
-        return
-    async with experiment:
-        gc.freeze()  # what is loaded stays: a full collection need not look through 1.5 million objects of it
+            return
         print(f"run folder: {_seen_from_here(experiment.run.path)}")
         if experiment.is_over:
             steps = trainer.step_number

@@ -84,7 +84,8 @@ class Objective:
             live = self._old_is_live
             if self._recompute_old and not live:
                 old = self.policy.score(batch).logprobs
-                worst = max([worst, *(old - batch.old_logprobs).abs().tolist()])
+                if len(old):  # not a process's empty batch
+                    worst = max(worst, float((old - batch.old_logprobs).abs().max()))
                 batch = replace(batch, old_logprobs=old)
             reference = None
             if self.reference is not None:

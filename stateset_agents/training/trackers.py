@@ -119,19 +119,23 @@ class TensorBoardTracker(_Tracker):
         self._writer = None
 
 
-class WandbTracker(_Tracker):
-    """A W&B run of the run folder's name, with its config; metrics stand over the axis `step`. A resumed run
-    goes on under the same id, which lies in the folder's `wandb-id.txt`.
-
-    `settings` are further arguments of `wandb.init`, such as project, entity or mode; WANDB_PROJECT,
-    WANDB_MODE and its other variables hold as well.
-    """
+class _RunTracker(_Tracker):
+    """One that has runs of its own; `settings` are further arguments of its library's `init`."""
 
     _run: Any = None
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
         self.settings = settings
+
+
+class WandbTracker(_RunTracker):
+    """A W&B run of the run folder's name, with its config; metrics stand over the axis `step`. A resumed run
+    goes on under the same id, which lies in the folder's `wandb-id.txt`.
+
+    `settings` are further arguments of `wandb.init`, such as project, entity or mode; WANDB_PROJECT,
+    WANDB_MODE and its other variables hold as well.
+    """
 
     def _open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
         wandb = importlib.import_module("wandb")  # not among what strict types are checked against
@@ -159,19 +163,13 @@ class WandbTracker(_Tracker):
             run.finish(exit_code=int(progress.state == "failed"))
 
 
-class TrackioTracker(_Tracker):
+class TrackioTracker(_RunTracker):
     """A Trackio run in Trackio's own store on this machine (its TRACKIO_DIR), named after the run folder and
     an id that lies in the folder's `trackio-id.txt`; with its config, and how it ended as an alert.
 
     `settings` are further arguments of `trackio.init`, such as project or space_id; the project is else what
     TRACKIO_PROJECT says, or "stateset-agents".
     """
-
-    _run: Any = None
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        self.settings = settings
 
     def _open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
         trackio = importlib.import_module("trackio")  # not among what strict types are checked against

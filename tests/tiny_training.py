@@ -95,9 +95,15 @@ async def even_share(trajectory: Trajectory) -> float:
     return sum(token % 2 == 0 for token in ids) / len(ids)
 
 
-def make_agent(family: str = "llama", *, dropout: float = 0.0, **settings: Any) -> MultiTurnAgent:
+def make_agent(
+    family: str = "llama",
+    *,
+    dropout: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+    **settings: Any,
+) -> MultiTurnAgent:
     """An agent over a tiny random model; `dropout` stands in the model's config (llama: attention)."""
-    model = tiny_model(family)
+    model = tiny_model(family).to(dtype)
     if dropout:
         model.config.attention_dropout = dropout
         for layer in model.model.layers:

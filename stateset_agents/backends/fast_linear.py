@@ -30,7 +30,8 @@ __all__ = ["PackedLinear", "fast_linears", "is_available", "linear"]
 def is_available() -> bool:
     """Does this machine run fp32 linears by oneDNN? Found once, by rule and by comparing a few products."""
     able = (
-        _vendor() == "AuthenticAMD"
+        os.environ.get("STATESET_AGENTS_FAST_LINEARS") != "0"
+        and _vendor() == "AuthenticAMD"
         and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  # torch's own
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's own
     )
@@ -210,12 +211,14 @@ class PackedLinear:
         return _product(x, self._weight, self._bias)
 
 
-@torch.inference_mode(False)  # or the model's parameters could never be trained or changed again
 def _joined(parts: list[Tensor]) -> Tensor:
     """The parts one under the other, each of them made a view of it, so that it follows their changes."""
-    if len(parts) == 1:
-        return parts[0].detach()
-    whole = torch.cat([part.detach() for part in parts])
-    for part, view in zip(parts, torch.split(whole, [len(part) for part in parts]), strict=True):
-        part.data = view
-    return whole
+    # A parameter takes only its own kind: made for inference it can't become a tensor that tracks its
+    # versions, and one for training that became an inference tensor could never be changed again.
+    with torch.inference_mode(any(part.is_inference() for part in parts)):
+        if len(parts) == 1:
+            return parts[0].detach()
+        whole = torch.cat([part.detach() for part in parts])
+        for part, view in zip(parts, torch.split(whole, [len(part) for part in parts]), strict=True):
+            part.data = view
+        return whole

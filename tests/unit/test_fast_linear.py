@@ -26,6 +26,7 @@ def as_on_amd(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         products.append(len(x))
         return real(x, weight, bias)
 
+    monkeypatch.delenv("STATESET_AGENTS_FAST_LINEARS", raising=False)
     monkeypatch.setattr(fast_linear, "_vendor", lambda: "AuthenticAMD")
     fast_linear.is_available.cache_clear()
     fast_linear.is_available()
@@ -131,6 +132,14 @@ def test_it_is_off_where_torch_has_the_fast_route_already(monkeypatch: pytest.Mo
     fast_linear.is_available.cache_clear()
 
 
+def test_the_environment_turns_it_off_for_a_whole_process(
+    as_on_amd: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATESET_AGENTS_FAST_LINEARS", "0")
+    fast_linear.is_available.cache_clear()
+    assert not fast_linear.is_available()
+
+
 def test_a_product_that_is_off_turns_it_off(as_on_amd: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     fast_linear.is_available.cache_clear()
     monkeypatch.setattr(fast_linear, "_product", lambda x, w, b=None: F.linear(x, w.to_dense(), b) * 1.001)
@@ -154,3 +163,13 @@ def test_stacked_weights_are_one_product_that_follows_their_changes(
         wanted = torch.cat([F.linear(x, p.weight, p.bias) for p in parts], dim=-1)
         assert torch.allclose(stacked(x), wanted, atol=1e-5)
     assert stacked.copied_bytes == (32 * 16 * 4 if packed and fast_linear.is_available() else 0)
+
+
+def test_weights_made_in_inference_mode_go_on_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had become tensors that their own model could not read, wherever oneDNN is not taken."""
+    with torch.inference_mode():
+        parts = [torch.nn.Linear(16, n) for n in (8, 24)]
+        stacked = PackedLinear([p.weight for p in parts], [p.bias for p in parts], packed=False)
+        x = torch.randn(5, 16)
+        wanted = torch.cat([part(x) for part in parts], dim=-1)
+        assert torch.allclose(stacked(x), wanted, atol=1e-6)

@@ -1,0 +1,53 @@
+"""The suite as other processors run it: a path that was not taken starts nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("processor_path", ROOT / "scripts" / "processor_path.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["processor_path"] = module  # its dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_command_runs_on_the_forced_path(script: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    code = "import torch; print('in', torch.backends.cpu.get_cpu_capability()); raise SystemExit(7)"
+    assert script.main(["avx2", sys.executable, "-c", code]) == 7
+    said = capfd.readouterr().out
+    assert "processor path avx2: ATen AVX2; oneDNN brg_matmul:avx2; MKL" in said
+    assert "in AVX2" in said
+
+
+def test_a_path_that_was_not_taken_starts_nothing(
+    script: ModuleType, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in script.PATHS["avx2"].environment:  # the suite itself may run on a forced path
+        monkeypatch.delenv(name, raising=False)
+    unforced = dataclasses.replace(script.PATHS["avx2"], environment={})
+    monkeypatch.setitem(script.PATHS, "avx2", unforced)
+    assert script.main(["avx2", sys.executable, "-c", "print('started')"]) == 2
+    said = capfd.readouterr()
+    assert "started" not in said.out
+    assert "processor path avx2 was not taken: " in said.err
+    assert "mkl is CNR:OFF, not .*CNR:COMPATIBLE" in said.err
+
+
+def test_an_unknown_path_is_named_with_those_there_are(
+    script: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert script.main(["amx"]) == 2
+    assert capfd.readouterr().err == "the path must be one of native, torch-linears, avx2, got amx\n"

@@ -6,11 +6,11 @@ ARGS ?=
 PYTEST_ARGS ?=
 
 .PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-vllm test-trackers
-.PHONY: test-quantization
-.PHONY: bench check
+.PHONY: test-quantization test-torch-linears test-avx2
+.PHONY: slow bench check
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  e.g.  make demo SEED=1 ARGS="--max-steps 20"     make test PYTEST_ARGS="-k reward"'
 
 setup:  ## Make .venv, or bring it up to date; does nothing when it is
@@ -22,8 +22,16 @@ demo: setup  ## Train the embedded support agent, before and after on held-out s
 test: setup  ## The whole test suite
 	@.venv/bin/python -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
 
-test-long: setup  ## The tests that take minutes and are not in the suite, such as a thousand random agents
-	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m long $(PYTEST_ARGS)
+test-torch-linears: setup  ## The whole test suite as on processors where our linears are torch's own
+	@.venv/bin/python scripts/processor_path.py torch-linears \
+		.venv/bin/python -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
+
+test-avx2: setup  ## The whole test suite on the kernels of a processor without AVX-512
+	@.venv/bin/python scripts/processor_path.py avx2 .venv/bin/python -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
+
+test-long: setup  ## The tests that take minutes and have no target of their own, such as a thousand random agents
+	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m long \
+		--ignore tests/integration/test_crash.py --ignore tests/integration/test_soak.py $(PYTEST_ARGS)
 
 test-faults: setup  ## A training of the embedded desk in which one call in five fails, against one without faults
 	@.venv/bin/python -m pytest -n 0 -s -m faults $(PYTEST_ARGS)
@@ -57,6 +65,16 @@ bench: setup  ## Time ours against TRL, transformers and others; ARGS="--only st
 test-browser: setup  ## The report page in headless Chromium; installs Debian's package where it is missing
 	@command -v chromium > /dev/null || { apt-get update && apt-get install -y chromium; }
 	@.venv/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
+
+# What takes minutes, in five shares of at most 20 minutes each on two cores.
+SLOW_0 := test-torch-linears test-trackers
+SLOW_1 := test-avx2 test-browser test-openenv
+SLOW_2 := test-crash
+SLOW_3 := test-soak test-quantization
+SLOW_4 := test-long test-faults test-vllm
+
+slow: $(SLOW_$(SHARE))  ## One fifth of the targets above that take minutes: SHARE=0 to 4
+	@test -n "$(SLOW_$(SHARE))" || { echo 'SHARE must be 0 to 4, got "$(SHARE)": make slow SHARE=0' >&2; exit 2; }
 
 check: setup  ## Formatting, lint and strict types
 	.venv/bin/ruff format --check .

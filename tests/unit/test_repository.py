@@ -39,9 +39,9 @@ def modules() -> list[Path]:
 def test_the_commands_of_the_readme_are_make_targets() -> None:
     readme = (ROOT / "README.md").read_text()
     makefile = (ROOT / "Makefile").read_text()
-    commands = set(re.findall(r"\bmake ([a-z][a-z-]*)", readme))
+    commands = set(re.findall(r"\bmake ([a-z][a-z0-9-]*)", readme))
     assert {"demo", "test"} <= commands
-    assert commands <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert commands <= set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))
 
 
 def test_the_demo_passes_seed_and_arguments_through() -> None:
@@ -56,6 +56,25 @@ def test_continuous_integration_runs_the_readme_s_test_command_and_refuses_skips
     lines = script.read_text().splitlines()
     assert "make check" in lines
     assert 'make test PYTEST_ARGS="--no-skips"' in lines
+
+
+def _would_run(*words: str) -> list[str]:
+    """The commands that make would run for these words."""
+    done = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_each_slow_target_stands_in_one_share_and_five_landings_run_them_all() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    slow = set(re.findall(r"^(test-[a-z0-9-]+):", makefile, re.MULTILINE))
+    shares = dict(re.findall(r"^SLOW_(\d) := (.*)$", makefile, re.MULTILINE))
+    assert sorted(name for share in shares.values() for name in share.split()) == sorted(slow)
+    assert sorted(shares) == ["0", "1", "2", "3", "4"]
+    for share, names in shares.items():
+        together = _would_run("slow", f"SHARE={share}")
+        assert all(line in together for name in names.split() for line in _would_run(name))
+    assert "share=$(( $(cat .ci/landing) % 5 ))" in (ROOT / ".ci" / "run").read_text().splitlines()
+    assert (ROOT / ".ci" / "landing").read_text().strip().isdigit()
 
 
 def test_relative_links_of_the_pages_lead_somewhere() -> None:

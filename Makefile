@@ -6,7 +6,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 
 .PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-vllm test-trackers
-.PHONY: test-quantization test-torch-linears test-avx2
+.PHONY: test-docs test-quantization test-torch-linears test-avx2
 .PHONY: slow bench check
 
 help:  ## Show this list
@@ -21,6 +21,9 @@ demo: setup  ## Train the embedded support agent, before and after on held-out s
 
 test: setup  ## The whole test suite
 	@.venv/bin/python -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
+
+test-docs: setup  ## Every program of every page of docs/, word for word
+	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m docs $(PYTEST_ARGS)
 
 test-torch-linears: setup  ## The whole test suite as on processors where our linears are torch's own
 	@.venv/bin/python scripts/processor_path.py torch-linears \

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_after_as_many_conversations_credit_per_turn_is_ahead_of_the_group_s():
     spec = importlib.util.spec_from_file_location("delayed_credit", ROOT / "scripts" / "delayed_credit.py")
     assert spec is not None

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from stateset_agents.backends.base import Session, Tokenizer
 from stateset_agents.backends.batching import Batcher, Stats
 from stateset_agents.backends.clock import Clock, Scheduling, Ticket, Work, call, deliver, fail
+from stateset_agents.backends.load_lock import load_in_thread, loading
 from stateset_agents.backends.paths import Engine, RunningModel, choose_path
 from stateset_agents.backends.quiet import quietly
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer, save_tokenizer
@@ -242,7 +243,7 @@ class HuggingFaceBackend:
         if isinstance(source, Mapping):
             state = source
         else:
-            state = await asyncio.to_thread(_read_folder, source, self._model)
+            state = await load_in_thread(partial(_read_folder, source, self._model))
         await self._clock.job(lambda: self._load(state, version))
 
     def lane(self) -> AbstractContextManager[None]:
@@ -383,7 +384,7 @@ def _context_length(model: PreTrainedModel, wanted: int | None) -> int:
 
 def _read_folder(path: Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:
     try:
-        with quietly():
+        with loading():
             loaded = type(model).from_pretrained(path, dtype=model.dtype, local_files_only=True)
         return dict(loaded.state_dict())
     except UNREADABLE as error:

@@ -9,7 +9,6 @@ scripted            replies from a script, without weights
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stateset_agents.backends.devices import own_gpu
 from stateset_agents.backends.hub import from_disk_alone
-from stateset_agents.backends.quiet import quietly
+from stateset_agents.backends.load_lock import load_in_thread, loading
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import closest
 from stateset_agents.tracking.logging import get_logger
@@ -99,7 +98,7 @@ async def load_backend(
         backend.recommended = recommended_settings(model_folder(name))
         return backend
 
-    return await asyncio.to_thread(load)
+    return await load_in_thread(load)
 
 
 def load_model_and_tokenizer(
@@ -140,7 +139,7 @@ def load_model_and_tokenizer(
             "tokenizer.save_pretrained(folder)"
         )
     try:
-        with quietly():
+        with loading():
             tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
             part = "model"
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -176,7 +175,7 @@ def load_tokenizer(name: str) -> HuggingFaceTokenizer:
     where = model_folder(name)
     local = from_disk_alone(where)
     try:
-        with quietly():
+        with loading():
             tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
             config = AutoConfig.from_pretrained(where, local_files_only=local)
             generation: Any = None

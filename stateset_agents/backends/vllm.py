@@ -16,11 +16,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from stateset_agents.backends.base import Session, Tokenizer
+from stateset_agents.backends.load_lock import load_in_thread
 from stateset_agents.backends.turn_text import TurnText
 from stateset_agents.backends.vllm_client import Unreachable, VLLMClient, sampled
 from stateset_agents.backends.vllm_weights import WeightFolders
@@ -391,7 +393,7 @@ async def connect(address: str) -> VLLMBackend:
         name, root, length = str(served["id"]), str(served["root"]), int(served["max_model_len"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise BackendError(f"{client.url} is no vLLM server: /v1/models says {data!r:.120}") from error
-    tokenizer = await asyncio.to_thread(load_tokenizer, root)
+    tokenizer = await load_in_thread(partial(load_tokenizer, root))
     backend = VLLMBackend(
         client, tokenizer, model=root, served_as=name, context_length=length, weights=weights
     )

@@ -17,6 +17,7 @@ import yaml
 from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from stateset_agents.backends.load_lock import loading
 from stateset_agents.backends.quiet import quietly
 from stateset_agents.embedded.demonstrations import BAD_HABITS, blurred, demonstrations, texts
 from stateset_agents.embedded.tokenizer import build_tokenizer
@@ -160,7 +161,10 @@ def new_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Qwen3ForCausa
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    with torch.random.fork_rng(devices=[]):  # building draws from the global generator; leave it as it was
+    with (
+        loading(),
+        torch.random.fork_rng(devices=[]),
+    ):  # building draws from the global generator; leave it as it was
         model = Qwen3ForCausalLM(config)
     weights = torch.Generator().manual_seed(derive(seed, "initial weights"))
     with torch.no_grad():

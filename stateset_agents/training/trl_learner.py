@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stateset_agents.backends.quiet import quietly
+from stateset_agents.backends.load_lock import loading
 from stateset_agents.core.trajectory import TrajectoryGroup
 from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.streams import derive
@@ -96,7 +96,7 @@ class TrlLearner:
             max_new_tokens=self._max_new_tokens,
             folder=self._folder.name,
         )
-        with quietly(), torch.random.fork_rng(), tempfile.TemporaryDirectory(prefix="start-") as folder:
+        with loading(), torch.random.fork_rng(), tempfile.TemporaryDirectory(prefix="start-") as folder:
             if config.uses_reference and config.lora is None:  # TRL loads it from where the model came from
                 model.save_pretrained(folder)
                 model.config._name_or_path = folder

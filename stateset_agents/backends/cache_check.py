@@ -7,6 +7,8 @@ log-probs compared with full forwards.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,13 +19,25 @@ from stateset_agents.backends.turns import Turn, new_turn
 from stateset_agents.errors import BackendError
 from stateset_agents.messages import SamplingParams
 
-__all__ = ["check_cache"]
+__all__ = ["check_cache", "refusing_unfit"]
 
+_UNFIT = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError)
+"""What comes of a model that is run in a way it was not made for, or of a config that lacks a name."""
 _PROMPTS = (3, 11, 7)
 _NEW = 5
 _MOST_WORK = 5e11
 """A window is walked to its end where its tokens times the model's weights are at most so many: a second or
 so on a CPU. On a GPU it may be 50 times as much."""
+
+
+@contextlib.contextmanager
+def refusing_unfit() -> Iterator[None]:
+    """Raises BackendError where what is tried in it, building a way or running it, does not fit the model."""
+    try:
+        yield
+    except _UNFIT as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise BackendError(f"it can't run there ({type(error).__name__}: {reason})") from error
 
 
 def check_cache(path: CachedModel, model: Any, context_length: int) -> None:
@@ -45,12 +59,9 @@ def check_cache(path: CachedModel, model: Any, context_length: int) -> None:
     tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.25
     for _ in range(2):  # the second turn goes on from the first one's cache
         turns = [_turn(member, prompt, context_length) for member, prompt in enumerate(prompts)]
-        try:
+        with refusing_unfit():
             _run(batcher, turns)
             worst = max(_difference(path, turn) for turn in turns)
-        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
-            reason = (str(error).splitlines() or [""])[0]
-            raise BackendError(f"it can't run there ({type(error).__name__}: {reason})") from error
         if not worst <= tolerance:
             raise BackendError(f"its log-probs differ from full forwards by {worst:.2g}")
         prompts = [turn.ids + torch.randint(vocab, (3,), generator=dice).tolist() for turn in turns]

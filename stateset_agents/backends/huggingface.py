@@ -377,7 +377,8 @@ def _context_length(model: PreTrainedModel, wanted: int | None) -> int:
         raise ConfigurationError(f"context_length must be at least 2, got {wanted}")
     if own is None and wanted is None:
         raise ConfigurationError(
-            f"{type(model).__name__} names no max_position_embeddings; pass context_length to the backend"
+            f"{type(model).__name__} names no longest context (max_position_embeddings); set the agent's "
+            "max_context_tokens, or context_length of a backend of your own"
         )
     return min(length for length in (own, wanted) if length is not None)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 
-from stateset_agents.backends.cache_check import check_cache
+from stateset_agents.backends.cache_check import check_cache, refusing_unfit
 from stateset_agents.backends.fast_linear import is_available
 from stateset_agents.backends.general import GeneralModel
 from stateset_agents.backends.lean import LeanModel
@@ -63,7 +63,8 @@ def choose_path(
         if engine not in ("auto", name):
             continue
         try:
-            way = make()
+            with refusing_unfit():
+                way = make()
             check_cache(way, model, context_length)
         except BackendError as error:
             refused.append(f"not {name}{how}: {error}")

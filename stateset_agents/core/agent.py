@@ -104,6 +104,7 @@ class MultiTurnAgent:
                     engine=self.config.engine,
                     fast_linears=self.config.fast_linears,
                     max_cached_tokens=self.config.max_cached_tokens,
+                    context_length=self.config.max_context_tokens,
                 )
             if self._template is None:
                 self._template = self._make_template(self._backend.tokenizer)

@@ -37,10 +37,14 @@ Baseline = Literal["group_mean", "group_median", "global_mean", "leave_one_out"]
 
 - group_mean: the group's mean, own reward included, which shrinks the gradient by 1 - 1/G
   (DeepSeekMath, https://arxiv.org/abs/2402.03300);
-- group_median: the group's median, unmoved by one outlier;
-- global_mean: the mean of every scored reward in the batch;
+- group_median: the group's median, unmoved by one outlier; biased, as a member's own reward moves it
+  unevenly;
+- global_mean: the mean of every scored reward in the batch, own reward included, which shrinks the gradient
+  by 1 - 1/(number of rewards);
 - leave_one_out: the mean of the *other* members, which keeps the gradient unbiased
   (RLOO, https://arxiv.org/abs/2402.14740).
+
+That is with scaling `none` and a loss that averages by a constant (tests/unit/test_credit_gradient.py).
 """
 
 Scaling = Literal["population", "sample", "batch", "none"]
@@ -78,8 +82,9 @@ def group_advantages(
     """One advantage per member, for all groups of a batch.
 
     `rewards` is [groups][members], of any sizes; None is an unscored member: it gets None and enters
-    neither mean nor spread. A group whose scored members tie, a single scored member included, gets
-    exactly 0 under every baseline: nothing in it says which conversation was better.
+    neither mean nor spread. Rewards that all tie with what they are compared with get exactly 0: those of a
+    group, a single scored member included, and under `global_mean` those of the batch. A tied group in a
+    batch that differs has advantages there: it was better or worse than the others.
 
     `eps` defaults to 1e-8, with `sample` scaling to 1e-6. `clip` bounds the result to ±clip; scaled
     population advantages never pass sqrt(G - 1), so a bound of 3 acts only above ten members.
@@ -104,7 +109,7 @@ def group_advantages(
     for group in rewards:
         scored = _scored(group)
         peers = batch if baseline == "global_mean" else scored
-        spread = 0.0 if _ties(scored) else _spread(peers, batch, scaling) + margin
+        spread = 0.0 if _ties(peers) else _spread(peers, batch, scaling) + margin
         if spread == 0.0:
             advantages.append([None if reward is None else 0.0 for reward in group])
             continue
@@ -151,7 +156,8 @@ def group_advantages_by_id(
 
 
 def zero_variance_fraction(rewards: Sequence[Sequence[float | None]]) -> float:
-    """Share of the groups with a score in which all scored members tie, so that they teach nothing.
+    """Share of the groups with a score in which all scored members tie: compared with themselves, they teach
+    nothing.
 
     [[1, 1], [0, 1]] -> 0.5. A batch without any score gives 0.0.
     """

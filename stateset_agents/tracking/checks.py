@@ -132,9 +132,9 @@ def _bias(history: History) -> Finding | None:
 
 
 def _ties(history: History) -> Finding | None:
-    """Groups whose members all tie teach nothing."""
+    """Groups whose members all tie teach nothing, unless they are compared with the other groups."""
     share = history.end("group/zero_variance")
-    if share is None:
+    if share is None or history.training.get("baseline_type") == "global_mean":
         return None
     seen = f"{share:.0%} of the last groups"
     if history.solved():

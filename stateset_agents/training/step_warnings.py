@@ -38,7 +38,7 @@ class StepWarnings:
             self._first.append(line)
         else:
             self._last.append(line)
-        at_once = self._at_once(metrics)
+        at_once = self._at_once(metrics, training)
         found = [*at_once, *self._by_the_checks(training)]
         new = [one for one in found if (one.check, one.verdict) not in self._told]
         self._told |= {(one.check, one.verdict) for one in new}
@@ -53,10 +53,12 @@ class StepWarnings:
         found = live_findings(History(lines, training, {}))
         return found if len(lines) >= _FIRST else [one for one in found if one.check == "numbers"]
 
-    def _at_once(self, metrics: Mapping[str, float]) -> list[Finding]:
+    def _at_once(self, metrics: Mapping[str, float], training: Mapping[str, Any]) -> list[Finding]:
         found = []
-        scored = "reward/mean" in metrics
-        self._same = self._same + 1 if scored and metrics.get("group/zero_variance") == 1.0 else 0
+        tied = "reward/mean" in metrics and metrics.get("group/zero_variance") == 1.0
+        if training.get("baseline_type") == "global_mean":  # then one group teaches by the others
+            tied = tied and not metrics.get("reward/std")
+        self._same = self._same + 1 if tied else 0
         if self._same == SAME_STEPS:
             seen = (
                 f"no group had two different rewards in {SAME_STEPS} steps (mean "

@@ -73,8 +73,22 @@ def test_eps_stands_outside_the_root():
 @pytest.mark.parametrize(("baseline", "scaling"), EVERY_CHOICE)
 @pytest.mark.parametrize("tie", [[0.1, 0.1, 0.1], [0.7], [0.3, None, 0.3]])
 def test_ties_and_singletons_get_exactly_zero(baseline, scaling, tie):
-    advantages, _ = group_advantages([tie, [0.0, 1.0]], baseline=baseline, scaling=scaling)
+    others = [tie] if baseline == "global_mean" else [[0.0, 1.0]]
+    advantages, *_ = group_advantages([tie, *others], baseline=baseline, scaling=scaling)
     assert advantages == [None if reward is None else 0.0 for reward in tie]
+
+
+@pytest.mark.parametrize("scaling", ["population", "sample", "batch", "none"])
+def test_a_tied_group_is_better_or_worse_than_the_rest_of_the_batch_under_global_mean(scaling):
+    # mean of [1, 1, 0, 1, 0] is .6
+    tied, other = group_advantages(
+        [[1.0, None, 1.0], [0.0, 1.0, 0.0]], baseline="global_mean", scaling=scaling
+    )
+    assert tied[1] is None
+    assert tied[0] == tied[2] == other[1]
+    assert tied[0] == pytest.approx(-other[0] * 2 / 3)
+    if scaling == "none":
+        assert tied[0] == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(("baseline", "scaling"), EVERY_CHOICE)

@@ -44,6 +44,13 @@ def test_one_group_that_differs_begins_the_count_anew(caplog: pytest.LogCaptureF
     assert not caplog.records
 
 
+@pytest.mark.parametrize(("spread", "number"), [(0.5, 0), (0.0, 1)])
+def test_tied_groups_that_are_compared_with_one_another_teach_where_they_differ(spread, number):
+    warnings, settings = StepWarnings(), {**TRAINING, "baseline_type": "global_mean"}
+    told = [warnings.look(step, {**SAME, "reward/std": spread}, settings) for step in range(1, 9)]
+    assert sum(map(len, told)) == number
+
+
 def test_an_event_loop_that_stood_still_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     look(StepWarnings(), *({"time/loop_lag": lag} for lag in (0.2, 2.5, 3.0)))
     [record] = caplog.records

@@ -174,7 +174,10 @@ def test_a_global_mean_is_over_all_groups():
     advantages = function.compute_grpo_advantages(
         [[1.0, 0.0], [3.0, None]], "global_mean", advantage_normalization=False
     )
-    assert advantages == [[pytest.approx(-1 / 3), pytest.approx(-4 / 3)], [0.0, None]]  # mean 4/3, one ties
+    assert advantages == [
+        [pytest.approx(-1 / 3), pytest.approx(-4 / 3)],
+        [pytest.approx(5 / 3), None],
+    ]  # mean 4/3
 
 
 # ------------------------------------------------------------------------------ learning

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Literal, Protocol, Self, get_args
+from typing import Any, Literal, Protocol, Self, get_args
 
 import torch
 from torch import Tensor
@@ -72,15 +72,42 @@ _WEIGHTINGS: Mapping[Estimator, tuple[Weighting, ...]] = {
 """The first is the default and has the exact reverse-KL gradient. What is missing is useless: k1 without
 a live rho has gradient zero, and a live rho spoils k2."""
 
-_MAX_LOG_RATIO = 20.0
-"""exp(20) = 4.9e8: past it a ratio says "nothing in common" and would only overflow fp32 further on."""
+_MAX_LOG_RATIO = 60.0
+"""Beyond it a value stays what it is there, and its slope, too: exp(60) = 1.1e26, so that sums of such ratios
+over a batch are finite in fp32. No token loses its gradient: one that went astray must find back."""
+_LARGEST = 1e30
+"""Of products of two such ratios, for the same reason."""
+
+
+class _Sloped(torch.autograd.Function):
+    """A value with the derivative that is given, where autograd's own would be lost or overflow."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+        """[N] each: `value`, whose derivative by `x` is `slope`."""
+        ctx.save_for_backward(slope)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (slope,) = ctx.saved_tensors
+        return gradients[0] * slope, None, None
+
+
+def _sloped(x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+    result: Tensor = _Sloped.apply(x, value, slope)  # type: ignore[no-untyped-call]  # torch's own
+    return result
 
 
 def log_ratio(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
-    """[N] logprobs - other, held within ±20, in fp32 or wider; no gradient to `other_logprobs`."""
+    """[N] logprobs - other, held within ±60, in fp32 or wider.
+
+    Its gradient to `logprobs` is 1 everywhere; `other_logprobs` gets none.
+    """
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     difference = logprobs.to(dtype) - other_logprobs.detach().to(dtype)
-    return difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    held = difference.detach().clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return _sloped(difference, held, torch.ones_like(held))
 
 
 # ------------------------------------------------------------------------------------- in the loss
@@ -92,13 +119,19 @@ def estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: Estimator = "k3"
     At d = .5: k1 .5, k2 .125, k3 .1065.
     """
     d = log_ratio(logprobs, ref_logprobs)
+    return _sloped(d, *_value_and_slope(d.detach(), estimator))
+
+
+def _value_and_slope(d: Tensor, estimator: Estimator) -> tuple[Tensor, Tensor]:
+    """[N] of d -> the estimator and its derivative."""
     match estimator:
         case "k1":
-            return d
+            return d, torch.ones_like(d)
         case "k2":
-            return d.square() / 2
+            return d.square() / 2, d
         case "k3":
-            return torch.expm1(-d) + d
+            less = torch.expm1(-d)
+            return less + d, -less
     raise ConfigurationError(
         f"kl estimator must be one of {', '.join(get_args(Estimator))}, got {estimator!r}"
     )
@@ -129,11 +162,15 @@ def kl_tokens(
         raise ConfigurationError(
             f"kl weighting for {estimator} in the loss must be one of {', '.join(allowed)}, got {chosen!r}"
         )
-    tokens = estimate(logprobs, ref_logprobs, estimator)
     if chosen == "none":
-        return tokens
-    rho = log_ratio(logprobs, behaviour_logprobs).exp()
-    return (rho if chosen == "live" else rho.detach()) * tokens
+        return estimate(logprobs, ref_logprobs, estimator)
+    d = log_ratio(logprobs, ref_logprobs)
+    held = d.detach()
+    value, slope = _value_and_slope(held, estimator)
+    rho = log_ratio(logprobs.detach(), behaviour_logprobs).exp()
+    if chosen == "live":  # rho' = rho; of k3, value and slope cancel but for d, which rounding would drown
+        slope = held if estimator == "k3" else value + slope
+    return _sloped(d, *((rho * part).clamp(-_LARGEST, _LARGEST) for part in (value, slope)))
 
 
 def kl_loss(

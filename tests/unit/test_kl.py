@@ -71,6 +71,62 @@ def test_a_token_that_the_policy_has_given_up_stays_finite():
     assert logprobs.grad.isfinite().all()
 
 
+FAR = [-60.0, -45.5, -21.0, -20.0, -3.0, -1.0, 0.0, 0.5, 19.5, 20.5, 44.0, 60.0]
+"""Log ratios, exact in fp32."""
+FORMS = [
+    ("k1", "live"),
+    ("k2", "detached"),
+    ("k2", "none"),
+    ("k3", "live"),
+    ("k3", "detached"),
+    ("k3", "none"),
+]
+
+
+def closed_form(estimator: str, weighting: str, d: Tensor, log_rho: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and derivative by the log-prob, in fp64."""
+    value = {"k1": d, "k2": d.square() / 2, "k3": torch.expm1(-d) + d}[estimator]
+    slope = {"k1": torch.ones_like(d), "k2": d, "k3": -torch.expm1(-d)}[estimator]
+    if weighting == "none":
+        return value, slope
+    rho = log_rho.exp()
+    if weighting == "live":
+        return rho * value, rho * (d if estimator == "k3" else value + slope)
+    return rho * value, rho * slope
+
+
+@pytest.mark.parametrize(("estimator", "weighting"), FORMS)
+def test_no_token_loses_its_gradient_however_far_it_went(estimator, weighting):
+    pairs = double(list(product(FAR, FAR)))
+    d, log_rho = pairs[:, 0], pairs[:, 1]
+    logprobs = torch.full((len(pairs),), -70.0, requires_grad=True)  # fp32
+    tokens = kl_tokens(
+        logprobs,
+        (logprobs - log_rho).detach().float(),
+        (logprobs - d).detach().float(),
+        estimator=estimator,
+        weighting=weighting,
+    )
+    tokens.sum().backward()
+    values, slopes = closed_form(estimator, weighting, d, log_rho)
+    bounded = [held.clamp(-1e30, 1e30) for held in (values, slopes)]  # products of two ratios of e^60
+    for found, exact in zip((tokens.detach(), logprobs.grad), bounded, strict=True):
+        assert found.isfinite().all()
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-30)
+    assert ((logprobs.grad != 0) == (slopes != 0)).all()
+
+
+@pytest.mark.parametrize(("estimator", "weighting"), FORMS)
+@pytest.mark.parametrize("d", [-5000.0, 5000.0, -math.inf, math.inf])
+def test_beyond_every_range_a_gradient_still_points_back(estimator, weighting, d):
+    logprobs = torch.tensor([-6000.0], requires_grad=True)
+    kl_tokens(
+        logprobs, logprobs.detach(), logprobs.detach() - d, estimator=estimator, weighting=weighting
+    ).sum().backward()
+    assert logprobs.grad.isfinite().all()
+    assert math.copysign(1, d) * float(logprobs.grad) > 0 or estimator == "k1"
+
+
 # ------------------------------------------------- gradients for one token, by enumeration
 
 

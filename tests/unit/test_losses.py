@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -284,6 +285,61 @@ def test_half_precision_is_widened_before_any_arithmetic():
     output = policy_loss("grpo", *args, IDS[MASK], COUNTS, **CLIP)
     assert output.loss.dtype == torch.float32
     assert output.loss.item() == pytest.approx(0.141867731, abs=5e-3)
+
+
+FAR = torch.tensor([-60.0, -45.5, -21.0, -3.0, 0.5, 3.0, 19.5, 20.5, 44.0, 60.0])
+"""Log ratios, exact in fp32."""
+
+
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_ratio_keeps_the_gradient_of_its_formula(name, advantage):
+    """A bad token that grew a lot is pushed down by as much; each token is a conversation of its own."""
+    count = len(FAR)
+    logprobs = torch.full((count,), -70.0, requires_grad=True)  # fp32
+    loss = policy_loss(
+        name,
+        logprobs,
+        logprobs.detach() - FAR,
+        torch.full((count,), advantage),
+        torch.arange(count),
+        Denominators.of([1] * count, max_length=1),
+    ).loss
+    loss.backward()
+    assert loss.isfinite()
+    ratio, clip = FAR.double().exp(), LOSSES[name].clip
+    if name == "reinforce":
+        slope = torch.ones(count, dtype=torch.float64)
+    elif name == "cispo":
+        slope = ratio.clamp(max=1 + clip.high)
+    else:
+        kept = ratio <= 1 + clip.high if advantage > 0 else ratio >= 1 - clip.low
+        slope = ratio * kept
+    torch.testing.assert_close(logprobs.grad.double(), -advantage * slope / count, rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("far", [60.0, 5000.0])
+def test_ratio_weight_and_kl_together_overflow_nowhere(name, far):
+    """Whatever the three policies think of the token: its loss and its gradient are numbers."""
+    for signs in itertools.product((-1, 0, 1), repeat=3):
+        old, behaviour, ref = (torch.tensor([-6000.0 + sign * far]) for sign in signs)
+        for advantage in (-10.0, 10.0):
+            logprobs = torch.tensor([-6000.0], requires_grad=True)
+            loss = policy_loss(
+                name,
+                logprobs,
+                old,
+                torch.tensor([advantage]),
+                torch.tensor([0]),
+                Denominators.of([1], max_length=1),
+                behaviour_logprobs=behaviour,
+                ref_logprobs=ref,
+                beta=0.1,
+            ).loss
+            loss.backward()
+            assert loss.isfinite()
+            assert logprobs.grad.isfinite().all()
 
 
 def test_an_absurd_ratio_stays_finite_and_spoils_no_other_token():

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
+import trl
 from tiny_models import tiny_tokenizer
 
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
-__all__ = ["FAMILIES", "REWRITING", "Family", "family_tokenizer", "tokenizer_with"]
+__all__ = [
+    "FAMILIES",
+    "REWRITING",
+    "TRL_WITHOUT_TOOLS",
+    "TRL_WITH_HIDDEN_TOOLS",
+    "TRL_WITH_TOOLS",
+    "Family",
+    "family_tokenizer",
+    "tokenizer_with",
+    "trl_tokenizer",
+]
 
 _GENERATE = "{% if add_generation_prompt %}"
 
@@ -114,6 +127,31 @@ REWRITING = {
     "numbers turns": CHATML.replace("message.role + '\n'", "message.role + loop.index0 | string + '\n'"),
     "shows the last message only": CHATML.replace("in messages %}", "in messages[-1:] %}"),
 }
+
+
+TRL_WITHOUT_TOOLS = (
+    *("cohere", "cohere_training", "gemma", "gemma_training", "gemma3", "gemma3_training"),
+    *("cohere2", "cohere2_training", "diffusion_gemma", "diffusion_gemma_training", "gemma4", "gemma4_v3"),
+    *("gemma4_v4", "gemma4_v5", "phi3", "phi3_training", "phi3_5", "phi3_5_training"),
+)
+"""Of the templates that TRL ships, those that we take, and that have no place for a tool's result."""
+TRL_WITH_TOOLS = (
+    *("gemma4_v2", "lfm2", "lfm2_training", "lfm2_v2", "lfm2_v2_training", "llama3_1", "llama3_2", "qwen2_5"),
+    *("qwen2_5_training", "qwen3_instruct_2507", "qwen3_instruct_2507_training", "qwen3_vl"),
+    "qwen3_vl_training",
+)
+TRL_WITH_HIDDEN_TOOLS = ("llama3", "llama3_training", "qwen2_5_vl", "qwen2_5_vl_training")
+"""They show results, but not which tools there are."""
+_CONTROL = re.compile(
+    r"<[|][^<>'\"\s]+?[|]>|<(?:start_of_turn|end_of_turn|turn\||\|turn|\|?tool_response\|?)>"
+)
+
+
+def trl_tokenizer(name: str) -> HuggingFaceTokenizer:
+    """The tiny tokenizer with one of TRL's own templates and the control tokens that stand in it."""
+    text = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    controls = sorted({*_CONTROL.findall(text)} - {*tiny_tokenizer().hf.get_vocab()})
+    return tokenizer_with(*controls, bos=True, template=text)
 
 
 def tokenizer_with(*controls: str, bos: bool = False, template: str | None = None) -> HuggingFaceTokenizer:

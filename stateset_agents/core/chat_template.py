@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from stateset_agents.core.plain_template import PlainTemplate
+from stateset_agents.core.plain_template import PlainTemplate, with_calls_as_text
 from stateset_agents.core.reply_parsing import parse_reply
 from stateset_agents.core.untrusted_text import Guard
 from stateset_agents.errors import ConfigurationError
@@ -57,7 +57,8 @@ class JinjaTemplate:
     """The tokenizer's own chat template (transformers), used by whole prompt once and by delta after that.
 
     Where a template has no system role, the system message stands at the head of the user message that
-    follows it.
+    follows it. Where it has no place for tool results, a result is told in a user message, `tool: ...`: a
+    model may write a call, though nobody offered it tools.
     """
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
@@ -78,6 +79,8 @@ class JinjaTemplate:
         self._end, self.end_id = self._find_end()
         self.stop_ids = tuple(dict.fromkeys((self.end_id, *tokenizer.eos_ids)))
         self._has_system_role = self._shows([_message("system", _PROBE), _message("user", "x")])
+        result = Message(role="tool", content=_PROBE, name="look", tool_call_id="call_0_0")
+        self._has_tool_role = self._shows([_message("user", "x"), _message("assistant", "y"), result])
         self._tools_checked = False
         self._last: tuple[str, list[int]] = "", []
         self._known_delta = functools.lru_cache(_NUM_DELTAS)(self._new_delta)
@@ -183,24 +186,32 @@ class JinjaTemplate:
 
     def _with_roles(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages in roles that the template knows."""
-        if self._has_system_role:
+        if self._has_system_role and self._has_tool_role:
             return messages
         spoken: list[Message] = []
-        held = ""
+        held: list[str] = []  # what the next user message is to begin with
         for message in messages:
-            if message.role == "system":
-                held += message.content + "\n\n"
-            elif held and message.role == "user":
-                spoken.append(replace(message, content=held + message.content))
-                held = ""
-            else:
-                spoken.append(message)
-        return [*spoken, _message("user", held.rstrip())] if held else spoken
+            if (text := self._as_user_text(message)) is not None:
+                held.append(text)
+                continue
+            if held and message.role == "user":
+                message, held = replace(message, content="\n\n".join([*held, message.content])), []
+            elif held:
+                spoken, held = _said_by_user(spoken, held), []
+            spoken.append(message if self._has_tool_role else _without_calls(message))
+        return _said_by_user(spoken, held) if held else spoken
+
+    def _as_user_text(self, message: Message) -> str | None:
+        """What a message in a role that the template does not know is in a user's words; None for others."""
+        if message.role == "system" and not self._has_system_role:
+            return message.content
+        if message.role == "tool" and not self._has_tool_role:
+            return f"tool: {message.content}"
+        return None
 
     def _check_tools(self, tools: ToolSchemas) -> None:
         """Before the first prompt with tools: the template must show their results, and still only append."""
-        result = Message(role="tool", content=_PROBE, name="look", tool_call_id="call00001")
-        if not self._shows([_message("user", "x"), _message("assistant", "y"), result]):
+        if not self._has_tool_role:
             raise ConfigurationError(
                 f"the chat template has no place for tool results; {_CURE} has, or leave tools out"
             )
@@ -254,6 +265,23 @@ def _warn_of_hidden_tools(template: str) -> None:
 
 def _message(role: Any, content: str) -> Message:
     return Message(role=role, content=content)
+
+
+def _said_by_user(spoken: Sequence[Message], texts: Sequence[str]) -> list[Message]:
+    """The messages with these texts behind them, in the last user's message where that is the last: such
+    templates want roles to alternate."""
+    if spoken and spoken[-1].role == "user":
+        *spoken, last = spoken
+        return [*spoken, replace(last, content="\n\n".join([last.content, *texts]))]
+    return [*spoken, _message("user", "\n\n".join(texts))]
+
+
+def _without_calls(message: Message) -> Message:
+    return (
+        replace(message, content=with_calls_as_text(message), tool_calls=())
+        if message.tool_calls
+        else message
+    )
 
 
 def _control_tokens(tokenizer: Any) -> dict[str, int]:

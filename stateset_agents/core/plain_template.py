@@ -12,7 +12,7 @@ from stateset_agents.core.untrusted_text import encodable
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message
 
-__all__ = ["PlainTemplate"]
+__all__ = ["PlainTemplate", "with_calls_as_text"]
 
 _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
 """Whatever `str.splitlines` takes for the end of a line."""
@@ -64,12 +64,17 @@ class PlainTemplate:
         return ids + self.tokenizer.encode("\n".join([*lines, "assistant:"]))
 
 
-def _body(message: Message) -> str:
+def with_calls_as_text(message: Message) -> str:
+    """What an assistant message says, its tool calls written out behind it."""
     calls = "".join(
         "<tool_call>" + json.dumps({"name": call.name, "arguments": dict(call.arguments)}) + "</tool_call>"
         for call in message.tool_calls
     )
-    return _LINE_END.sub("\n  ", encodable(message.content + calls))
+    return message.content + calls
+
+
+def _body(message: Message) -> str:
+    return _LINE_END.sub("\n  ", encodable(with_calls_as_text(message)))
 
 
 def _tool_lines(tools: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -11,7 +11,10 @@ from stateset_agents.messages import Message, ToolCall
 
 __all__ = ["certain_words", "parse_reply"]
 
-_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_CALL = re.compile(
+    r"(?P<thought><think>.*?(?:</think>|\Z))|<tool_call>(?P<call>.*?)(?P<end></tool_call>|\Z)", re.DOTALL
+)
+"""Whichever opens first: what a thought holds is no call, and the arguments of a call are no thought."""
 _OPENS = "<tool_call>"
 _MOST_LEVELS = 32
 """Of objects and lists inside one another; real arguments have a handful."""
@@ -21,12 +24,12 @@ def parse_reply(text: str, turn: int = 0) -> Message:
     """The assistant message that a sampled text stands for, tool calls read out of it; never raises.
 
     `ok <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>` -> content "ok", one call. A call that
-    cannot be read keeps its reason in `ToolCall.error`, which the environment shows to the agent.
+    cannot be read keeps its reason in `ToolCall.error`, which the environment shows to the agent. Inside a
+    thought, `<think>` to `</think>` or to the end, nothing is called: it stays in the content as written.
     """
-    calls = tuple(
-        _read_call(match, f"call_{turn}_{number}") for number, match in enumerate(_CALL.finditer(text))
-    )
-    return Message(role="assistant", content=_CALL.sub("", text).strip(), tool_calls=calls)
+    found = [match for match in _CALL.finditer(text) if match["thought"] is None]
+    calls = tuple(_read_call(match, f"call_{turn}_{number}") for number, match in enumerate(found))
+    return Message(role="assistant", content=_without_calls(text).strip(), tool_calls=calls)
 
 
 def certain_words(text: str) -> str:
@@ -34,17 +37,21 @@ def certain_words(text: str) -> str:
 
     Calls are left out, and an end that may become the beginning of one, or white space at the end.
     """
-    words = _CALL.sub("", text)
+    words = _without_calls(text)
     kept = next((n for n in range(len(_OPENS) - 1, 0, -1) if words.endswith(_OPENS[:n])), 0)
     return words[: len(words) - kept].strip()
+
+
+def _without_calls(text: str) -> str:
+    return _CALL.sub(lambda match: match["thought"] or "", text)
 
 
 def _read_call(found: re.Match[str], call_id: str) -> ToolCall:
     def broken(why: str) -> ToolCall:
         return ToolCall(name="", id=call_id, error=why, written=found.group())
 
-    text = found.group(1)
-    if not found.group(2):
+    text = found["call"]
+    if not found["end"]:
         return broken("the tool call is not closed by </tool_call>")
     try:
         data = json.loads(text)

@@ -6,7 +6,18 @@ import logging
 from typing import Any
 
 import pytest
-from chat_templates import CHATML, FAMILIES, QWEN, REWRITING, family_tokenizer, tokenizer_with
+from chat_templates import (
+    CHATML,
+    FAMILIES,
+    QWEN,
+    REWRITING,
+    TRL_WITH_HIDDEN_TOOLS,
+    TRL_WITH_TOOLS,
+    TRL_WITHOUT_TOOLS,
+    family_tokenizer,
+    tokenizer_with,
+    trl_tokenizer,
+)
 from tiny_models import tiny_tokenizer
 from tokenizers import AddedToken
 
@@ -284,3 +295,73 @@ def test_a_named_template_is_chosen_once_for_prompts_and_deltas() -> None:
     tokenizer.hf.chat_template = {"default": CHATML, "tool_use": QWEN}  # type: ignore[assignment]  # several
     assert JinjaTemplate(tokenizer).text == CHATML
     assert JinjaTemplate(tokenizer, "tool_use").text == QWEN
+
+
+# -------------------------------------------------------------- calls that nobody offered a tool for
+
+
+STRAY = ToolCall(name="look", arguments={"at": "K27"}, id="call_0_0")
+ERROR = "error: unknown tool 'look'; there are no tools here"
+ANSWERS = {
+    "one call": [said("tool", ERROR, tool_call_id="call_0_0", name="look")],
+    "two calls": [
+        said("tool", ERROR, tool_call_id="call_0_0", name="look"),
+        said("tool", "error: the tool call is not JSON", tool_call_id="call_0_1", name=""),
+    ],
+    "a result and words": [said("tool", ERROR, tool_call_id="call_0_0", name="look"), said("user", "Hello?")],
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("name", [*TRL_WITHOUT_TOOLS, *TRL_WITH_TOOLS, *TRL_WITH_HIDDEN_TOOLS])
+def test_every_real_template_tells_the_agent_what_a_stray_call_is_answered_with(
+    name: str, answer: str
+) -> None:
+    tokenizer = trl_tokenizer(name)
+    heard = tokenizer.decode(JinjaTemplate(tokenizer).delta(ANSWERS[answer]))
+    places = [heard.find(message.content) for message in ANSWERS[answer]]
+    assert -1 < places[0] <= places[-1]
+    assert -1 not in places
+
+
+@pytest.mark.parametrize("name", TRL_WITHOUT_TOOLS)
+def test_a_chat_with_a_stray_call_is_read_again_as_it_was_written(name: str) -> None:
+    tokenizer = trl_tokenizer(name)
+    talk = [
+        said("user", "where is it"),
+        said("assistant", "wait", tool_calls=(STRAY,)),
+        *ANSWERS["two calls"],
+        said("assistant", "I can't look."),
+        said("user", "bye"),
+    ]
+    read = tokenizer.decode(JinjaTemplate(tokenizer).prompt(talk))
+    written = [
+        "where is it",
+        'wait<tool_call>{"name": "look", "arguments": {"at": "K27"}}</tool_call>',
+        f"tool: {ERROR}\n\ntool: error: the tool call is not JSON",
+        "I can't look.",
+        "bye",
+    ]
+    places = [read.find(text) for text in written]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", TRL_WITHOUT_TOOLS)
+def test_tools_are_refused_where_a_template_has_no_place_for_their_results(name: str) -> None:
+    template = JinjaTemplate(trl_tokenizer(name))
+    with pytest.raises(ConfigurationError, match=r"no place for tool results; .* leave tools out"):
+        template.prompt([said("user", "x")], [TOOL])
+
+
+@pytest.mark.parametrize("name", [*TRL_WITH_TOOLS, *TRL_WITH_HIDDEN_TOOLS])
+def test_where_tools_are_not_shown_to_the_model_a_warning_says_so(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chat_template._warn_of_hidden_tools.cache_clear()
+    tokenizer = trl_tokenizer(name)
+    shown = tokenizer.decode(JinjaTemplate(tokenizer).prompt([said("user", "x")], [TOOL]))
+    assert ("Looks." in shown) == (name in TRL_WITH_TOOLS)
+    told = [record.getMessage() for record in caplog.records]
+    assert ["does not tell the model which tools there are" in line for line in told] == [True] * len(told)
+    assert len(told) == (name in TRL_WITH_HIDDEN_TOOLS)

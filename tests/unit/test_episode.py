@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 from builders import bare
+from chat_templates import trl_tokenizer
 from environments import ChattyConversation, ChattyEnvironment, scenarios
 
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.scripted import Script, ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.environment import Observation
+from stateset_agents.core.chat_session import ChatSession
+from stateset_agents.core.environment import ConversationEnvironment, Observation
 from stateset_agents.core.episode import EpisodeSeeds, run_episode
+from stateset_agents.core.simulated_user import ScriptedUser
 from stateset_agents.core.trajectory import Outcome, Status, Trajectory
 from stateset_agents.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.faults.breakers import Breaker, admitted
@@ -285,3 +288,27 @@ async def test_a_conversation_s_time_stands_still_while_it_waits_for_an_outage_t
     trajectory, _ = await play(ChattyEnvironment(turns=3, answer=asks_the_shop), seconds=1.5)
     assert (trajectory.status, trajectory.error) == (Status.TERMINATED, None)
     assert "timed_out" not in trajectory.metadata
+
+
+CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+NO_TOOLS = "error: unknown tool 'look'; there are no tools here"
+
+
+@pytest.mark.parametrize("name", ["gemma", "gemma3", "cohere", "phi3", "gemma4", "cohere2"])
+async def test_a_call_where_no_tools_are_is_told_to_the_agent_and_ends_nothing(name: str) -> None:
+    """These templates have no place for tool results: some raised, others left the answer out."""
+    environment = ConversationEnvironment(
+        scenarios=[{"id": "s", "topic": "order"}], user=lambda scenario, seed: ScriptedUser(["hello", "bye"])
+    )
+    backend = Backend([CALL + CALL, "no tools?", "bye"], tokenizer=trl_tokenizer(name))
+    (scenario,) = environment.scenarios("train")
+    async with MultiTurnAgent(AgentConfig(), backend=backend) as agent:
+        trajectory = await run_episode(agent, environment, scenario, seeds=SEEDS, session=Session(3, 1))
+        assert [message.content for message in trajectory.turns[0].feedback] == [NO_TOOLS, NO_TOOLS]
+        assert trajectory.status is Status.TERMINATED
+        assert trajectory.error is None
+        assert f"tool: {NO_TOOLS}\n\ntool: {NO_TOOLS}" in backend.requests[1].text
+        backend._script = [CALL, "I can't."]
+        async with ChatSession(agent) as chat:
+            assert await chat.send("where is it?") == "I can't."
+        assert f"tool: {NO_TOOLS}" in backend.requests[-1].text

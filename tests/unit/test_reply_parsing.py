@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateset_agents.core.chat_template import parse_reply
+from stateset_agents.core.reply_parsing import certain_words, parse_reply
 from stateset_agents.core.tools import Toolbox
 from stateset_agents.messages import ToolCall
 
@@ -51,6 +51,41 @@ def test_several_calls_keep_their_order_and_get_their_own_ids() -> None:
     assert [call.name for call in message.tool_calls] == ["f", "", "g"]
     assert [call.id for call in message.tool_calls] == ["call_0_0", "call_0_1", "call_0_2"]
     assert [call.error is None for call in message.tool_calls] == [True, False, True]
+
+
+CALL = wrapped('{"name": "f"}')
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "names"),
+    [
+        (f"<think>I could {CALL} or not</think>No.", f"<think>I could {CALL} or not</think>No.", []),
+        (f"<think>a</think> {CALL}", "<think>a</think>", ["f"]),
+        (f"{CALL}<think>{CALL}</think>{CALL}", f"<think>{CALL}</think>", ["f", "f"]),
+        (f"<think>cut off {CALL}", f"<think>cut off {CALL}", []),
+        (f"<think>a<think>b</think>{CALL}", "<think>a<think>b</think>", ["f"]),
+        (wrapped('{"name": "f", "arguments": {"x": "<think>"}}') + CALL, "", ["f", "f"]),
+        ("<think>a <tool_call> b</think> c", "<think>a <tool_call> b</think> c", []),
+    ],
+)
+def test_what_a_thought_holds_is_no_call(text: str, content: str, names: list[str]) -> None:
+    message = parse_reply(text)
+    assert message.content == content
+    assert [call.name for call in message.tool_calls] == names
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.sampled_from(
+            ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool", "<th", "{}", "a ", " "]
+        ),
+        max_size=10,
+    ).map("".join)
+)
+def test_words_that_are_certain_stay_where_they_are_while_more_comes(text: str) -> None:
+    content = parse_reply(text).content
+    assert all(content.startswith(certain_words(text[:end])) for end in range(len(text) + 1))
 
 
 def test_a_call_that_is_cut_says_so() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +19,7 @@ import pytest
 import torch
 from tiny_models import tiny_model, tiny_tokenizer
 
+import stateset_agents
 from stateset_agents import AgentConfig, MultiTurnAgent
 from stateset_agents.backends.huggingface import HuggingFaceBackend
 from stateset_agents.backends.load_lock import load_in_thread, loading
@@ -126,6 +129,33 @@ def test_each_load_waits_for_the_one_under_way(name: str, tied: Path) -> None:
     thread.join(60)
     assert not thread.is_alive()
     assert failed == []
+
+
+def _loads_outside(tree: ast.Module) -> list[int]:
+    """Lines that have transformers load or build a model outside of a `with loading()`."""
+    inside = {
+        node
+        for block in ast.walk(tree)
+        if isinstance(block, ast.With) and any("loading()" in ast.unparse(item) for item in block.items)
+        for node in ast.walk(block)
+    }
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node not in inside]
+    names = [(call.lineno, ast.unparse(call.func)) for call in calls]
+    return [line for line, name in names if LOADS_A_MODEL.search(name)]
+
+
+LOADS_A_MODEL = re.compile(r"\.(_?from_config|from_pretrained)$|ForCausalLM$|^ConversationTrainer$")
+
+
+def test_nothing_of_ours_loads_a_model_without_the_lock() -> None:
+    assert _loads_outside(ast.parse("with other():\n    AutoModel.from_pretrained(x)")) == [2]
+    package = Path(stateset_agents.__file__).parent
+    found = {
+        f"{path.relative_to(package)}:{line}"
+        for path in package.rglob("*.py")
+        for line in _loads_outside(ast.parse(path.read_text()))
+    }
+    assert found == set()
 
 
 async def test_loads_that_wait_leave_the_event_loop_and_its_threads_alone(tied: Path) -> None:

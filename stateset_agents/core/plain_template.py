@@ -10,7 +10,7 @@ from typing import Any
 from stateset_agents.backends.base import Tokenizer
 from stateset_agents.core.untrusted_text import encodable
 from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message
+from stateset_agents.messages import Message, ToolCall
 
 __all__ = ["PlainTemplate", "with_calls_as_text"]
 
@@ -65,12 +65,14 @@ class PlainTemplate:
 
 
 def with_calls_as_text(message: Message) -> str:
-    """What an assistant message says, its tool calls written out behind it."""
-    calls = "".join(
-        "<tool_call>" + json.dumps({"name": call.name, "arguments": dict(call.arguments)}) + "</tool_call>"
-        for call in message.tool_calls
-    )
-    return message.content + calls
+    """What an assistant message says, its tool calls written out behind it; an unreadable one as it was."""
+    return message.content + "".join(map(_written, message.tool_calls))
+
+
+def _written(call: ToolCall) -> str:
+    if call.error is not None and call.written:
+        return call.written
+    return f"<tool_call>{json.dumps({'name': call.name, 'arguments': dict(call.arguments)})}</tool_call>"
 
 
 def _body(message: Message) -> str:

@@ -23,7 +23,7 @@ from tokenizers import AddedToken
 
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core import chat_template
-from stateset_agents.core.chat_template import JinjaTemplate
+from stateset_agents.core.chat_template import JinjaTemplate, parse_reply
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message, ToolCall
 
@@ -329,7 +329,7 @@ def test_a_chat_with_a_stray_call_is_read_again_as_it_was_written(name: str) -> 
     tokenizer = trl_tokenizer(name)
     talk = [
         said("user", "where is it"),
-        said("assistant", "wait", tool_calls=(STRAY,)),
+        said("assistant", "wait", tool_calls=(STRAY, parse_reply("<tool_call>look!").tool_calls[0])),
         *ANSWERS["two calls"],
         said("assistant", "I can't look."),
         said("user", "bye"),
@@ -337,7 +337,7 @@ def test_a_chat_with_a_stray_call_is_read_again_as_it_was_written(name: str) -> 
     read = tokenizer.decode(JinjaTemplate(tokenizer).prompt(talk))
     written = [
         "where is it",
-        'wait<tool_call>{"name": "look", "arguments": {"at": "K27"}}</tool_call>',
+        'wait<tool_call>{"name": "look", "arguments": {"at": "K27"}}</tool_call><tool_call>look!',
         f"tool: {ERROR}\n\ntool: error: the tool call is not JSON",
         "I can't look.",
         "bye",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from builders import trajectory
@@ -113,3 +116,12 @@ def test_the_last_turn_earns_what_the_conversation_earned_as_a_whole():
     scored = replace(one, turn_rewards=(0.5, 0.25))
     assert scored.outcome_reward == 1.25
     assert scored.rewards_by_turn == [0.5, 1.5]
+
+
+@pytest.mark.parametrize("kind", [Trajectory, Turn, Outcome])
+def test_the_reference_page_has_a_row_for_every_field(kind: type) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "trajectories.md").read_text(encoding="utf-8")
+    table = page.partition(f"<!-- fields: {kind.__name__} -->")[2].partition("<!-- end of fields -->")[0]
+    computed = [name for name, value in vars(kind).items() if isinstance(value, property)]
+    names = [field.name for field in dataclasses.fields(kind)] + computed
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(names)

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from stateset_agents.core.conversation_state import StateFactory, StateMaker, close_state, copied_state
 from stateset_agents.core.dataset_scenarios import scenarios_of_spec
+from stateset_agents.core.named_arguments import NamedCall, wanted_arguments
 from stateset_agents.core.scenario import Scenario, expect_split, load_scenarios, read_scenarios
 from stateset_agents.core.simulated_user import User, UserFactory, default_user
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.core.trajectory import Outcome
-from stateset_agents.core.user_code import call_user_code, guarded, told
+from stateset_agents.core.user_code import guarded, told
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -141,8 +143,10 @@ def expect_environment(value: object) -> None:
         )
 
 
-Success = Callable[[Scenario, Sequence[Message]], bool | None]
-"""Was the task done, going by the messages? None where that cannot be told."""
+Success = Callable[..., "bool | Outcome | None"]
+"""Was the task done? It may ask for scenario, context, messages, replies and state by name, and returns True,
+False, None where that cannot be told, or a whole `Outcome`. A function with other names, as in
+`lambda s, m: ...`, gets (scenario, messages)."""
 
 
 class ConversationEnvironment:
@@ -153,8 +157,7 @@ class ConversationEnvironment:
     A reply that calls tools is answered by their results, any other by the user; the conversation
     ends when the user leaves. It gives no reward of its own unless success can be told.
 
-    `user(scenario, seed)` makes the user of one conversation (see `simulated_user`), and
-    `success(scenario, messages)` says whether the task was done; both run in a thread.
+    User code runs in a thread, or is awaited where it is async. It asks by name for what it wants to see.
     """
 
     def __init__(
@@ -163,8 +166,9 @@ class ConversationEnvironment:
         *,
         max_turns: int = 6,
         tools: Sequence[Tool | Callable[..., Any]] = (),
-        user: UserFactory | None = None,
-        success: Success | None = None,
+        user: UserFactory | str | None = default_user,
+        success: Success | str | None = None,
+        state: StateFactory | str | None = None,
         system_prompt: str | None = None,
         local: bool | None = None,
         max_result_chars: int = 10_000,
@@ -174,13 +178,19 @@ class ConversationEnvironment:
             scenarios: Scenarios, plain dicts (see `Scenario.from_dict`), the path of a JSONL file, or the
                 arguments of `dataset_scenarios`, {"dataset": ..., "columns": ...}.
             max_turns: Most agent completions of a conversation; a round of tool calls is one. A
-                conversation that gets there is truncated.
+                conversation that gets there is truncated. With 1 nobody speaks after the agent's reply, and
+                one in words is the conversation's own end.
             tools: Functions the agent may call (see `core.tools`).
-            user: Makes the user of a conversation from (scenario, seed); `default_user` if absent.
-            success: Says whether the task was done; if absent, the user's `satisfied` says it.
+            user: Makes the user of a conversation (see `simulated_user`) from scenario, seed and state. None:
+                nobody speaks after the opening, so that the agent's first reply in words is the end.
+            success: Says whether the task was done (see `Success`); if absent, the user's `satisfied` does.
+            state: Makes the state of a conversation, from scenario and seed if it asks for them; tools, user
+                and success ask for it by the name `state`. A fork of the conversation has a copy of it.
             system_prompt: Opens every conversation.
-            local: Does no step wait on anything remote? Read off the tools and the user if absent.
+            local: Does no step wait on anything remote? Read off tools, state and user if absent.
             max_result_chars: Of a longer tool result the agent reads the first ones and how many are missing.
+
+        `user`, `success` and `state` may be named as "module:function", which is how a YAML file gives them.
         """
         if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
             raise ConfigurationError(f"max_turns must be a whole number from 1 on, got {max_turns!r}")
@@ -188,14 +198,10 @@ class ConversationEnvironment:
             raise ConfigurationError(
                 f"scenarios must be a list of scenarios or a JSONL file's path, got {scenarios!r:.60}"
             )
-        if user is not None and not callable(user):
+        if not callable(user) and not isinstance(user, str | None):
             raise ConfigurationError(
                 "user must be a function that makes a user for each conversation, got "
                 f"{type(user).__name__}: give lambda scenario, seed: ..."
-            )
-        if success is not None and not callable(success):
-            raise ConfigurationError(
-                f"success must be a function of (scenario, messages), got {success!r:.60}"
             )
         if not isinstance(system_prompt, str | None):
             raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
@@ -207,10 +213,21 @@ class ConversationEnvironment:
             self._scenarios = tuple(read_scenarios(scenarios))
         else:
             self._scenarios = tuple(load_scenarios(scenarios))
-        self._make_user: UserFactory = user or default_user
+        self._state = None if state is None else StateMaker(state)
+        offered = ("scenario", "seed") if state is None else ("scenario", "seed", "state")
+        self._make_user = NamedCall("user", user or default_user, offered, positional=("scenario", "seed"))
+        self._success: NamedCall | None = None
+        if success is not None:
+            judged = ("scenario", "context", "messages", "replies", *(() if state is None else ("state",)))
+            self._success = NamedCall("success", success, judged, positional=("scenario", "messages"))
         self._toolbox = Toolbox(tools, max_result_chars=max_result_chars)
-        self._success = success
+        if state is None and self._toolbox.takes_state:
+            raise ConfigurationError(
+                f"tool {self._toolbox.takes_state} asks for the conversation's state, and there is none: "
+                "give state=..., a function that makes it (what the agent shall give needs another name)"
+            )
         self._max_turns = max_turns
+        self._one_reply = user is None or max_turns == 1
         self._system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
         self.local = self._is_local() if local is None else local
 
@@ -222,23 +239,31 @@ class ConversationEnvironment:
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Open a conversation; raises EnvironmentFailure when its user breaks or has nothing to say."""
-        user = _checked(await guarded("user", call_user_code(self._make_user, scenario, seed)))
-        if self.local and not _is_local(user):
-            raise ConfigurationError(
-                f"the user of scenario {scenario.id} is not local, others are: "
-                "give ConversationEnvironment(local=False)"
-            )
-        system = self._system_of(scenario)
-        opening = scenario.opening or await _reply(user, system)
-        if opening is None:
-            raise EnvironmentFailure(f"the user of scenario {scenario.id} left without opening")
+        state = None if self._state is None else await self._state.make(scenario, seed)
+        try:
+            given = {"scenario": scenario, "seed": seed, "state": state}
+            user = _checked(await guarded("user", self._make_user.call(given)))
+            if self.local and not _is_local(user):
+                raise ConfigurationError(
+                    f"the user of scenario {scenario.id} is not local, others are: "
+                    "give ConversationEnvironment(local=False)"
+                )
+            system = self._system_of(scenario)
+            opening = scenario.opening or await _reply(user, system, state)
+            if opening is None:
+                raise EnvironmentFailure(f"the user of scenario {scenario.id} left without opening")
+        except BaseException:
+            await close_state(state)
+            raise
         return _Conversation(
             scenario=scenario,
             user=user,
             opening=(*system, Message(role="user", content=opening)),
             toolbox=self._toolbox,
             success=self._success,
+            state=state,
             max_turns=self._max_turns,
+            one_reply=self._one_reply,
         )
 
     def _system_of(self, scenario: Scenario) -> tuple[Message, ...]:
@@ -246,15 +271,21 @@ class ConversationEnvironment:
         return self._system
 
     def _is_local(self) -> bool:
-        if not self._toolbox.local or inspect.iscoroutinefunction(self._make_user):
+        if not self._toolbox.local or inspect.iscoroutinefunction(self._make_user.function):
             return False
+        if self._state is not None and not self._state.local:
+            return False
+        scenario, state = self._scenarios[0], None
         try:
-            return _is_local(_checked(self._make_user(self._scenarios[0], 0)))
+            if self._state is not None and "state" in self._make_user.wanted:
+                state = self._state.made_at_once(scenario, 0)
+            args, kwargs = self._make_user.bound({"scenario": scenario, "seed": 0, "state": state})
+            return _is_local(_checked(self._make_user.function(*args, **kwargs)))
         except (*PROGRAMMING_ERRORS, StatesetError):
             raise
         except Exception as error:
             raise ConfigurationError(
-                f"no user could be made for scenario {self._scenarios[0].id}: {told(error)}"
+                f"no user could be made for scenario {scenario.id}: {told(error)}"
             ) from error
 
 
@@ -266,8 +297,10 @@ class _Conversation:
         user: User,
         opening: tuple[Message, ...],
         toolbox: Toolbox,
-        success: Success | None,
+        success: NamedCall | None,
+        state: Any,
         max_turns: int,
+        one_reply: bool,
     ) -> None:
         self.opening = opening
         self.tools: Sequence[Mapping[str, Any]] = toolbox.schemas
@@ -275,43 +308,85 @@ class _Conversation:
         self._user = user
         self._toolbox = toolbox
         self._success = success
+        self._state = state
         self._messages = opening
         self._turns_left = max_turns
+        self._one_reply = one_reply
 
     async def step(self, reply: Message) -> Observation:
         self._messages += (reply,)
         self._turns_left -= 1
         if reply.tool_calls:
-            answers = tuple(await self._toolbox.call_all(reply.tool_calls, scenario=self._scenario))
+            calls = self._toolbox.call_all(reply.tool_calls, scenario=self._scenario, state=self._state)
+            answers = tuple(await calls)
         else:
-            words = await _reply(self._user, self._messages)
+            words = await self._user_words()
             if words is None:
                 return Observation(terminated=True)
             answers = (Message(role="user", content=words),)
         self._messages += answers
         return Observation(messages=answers, truncated=self._turns_left == 0)
 
-    async def outcome(self) -> Outcome:
-        success = await self._judged()
-        return Outcome(reward=None if success is None else float(success), success=success)
+    async def _user_words(self) -> str | None:
+        """What the user says; nothing where one reply is all: then it only hears, if it is the judge."""
+        if self._one_reply and (self._success is not None or not hasattr(self._user, "satisfied")):
+            return None
+        words = await _reply(self._user, self._messages, self._state)
+        return None if self._one_reply else words
 
-    async def _judged(self) -> bool | None:
+    async def outcome(self) -> Outcome:
+        judged = await self._judged()
+        if isinstance(judged, Outcome):
+            return judged
+        return Outcome(reward=None if judged is None else float(judged), success=judged)
+
+    async def _judged(self) -> bool | Outcome | None:
         if self._success is None:
             satisfied: bool | None = getattr(self._user, "satisfied", None)
             return satisfied
-        work = call_user_code(self._success, self._scenario, self._messages)
-        success = await guarded("success", work)
-        if success is not None and success not in (True, False):
-            raise ConfigurationError(f"success must return True, False or None, got {success!r:.60}")
-        return None if success is None else bool(success)
+        given = {
+            "scenario": self._scenario,
+            "context": self._scenario.context,
+            "messages": self._messages,
+            "replies": tuple(message for message in self._messages if message.role == "assistant"),
+            "state": self._state,
+        }
+        success = await guarded("success", self._success.call(given))
+        if isinstance(success, Outcome) or success is None:
+            return success
+        if success not in (True, False):
+            raise ConfigurationError(
+                f"success must return True, False or None, got {success!r:.60} (or a whole Outcome)"
+            )
+        return bool(success)
 
     def fork(self) -> Conversation:
         twin = copy.copy(self)
-        twin._user = self._user.fork()
+        if self._state is None:
+            twin._user = self._user.fork()
+            return twin
+        twin._state = copied_state(self._state)
+        wanted = wanted_arguments(f"{type(self._user).__name__}.fork", self._user.fork, ("state",))
+        twin._user = self._user.fork(**dict.fromkeys(wanted, twin._state))
+        if _keeps(twin._user, self._state):
+            raise ConfigurationError(
+                f"the user of scenario {self._scenario.id} keeps the state, so that its copy would look at "
+                "another conversation's: ask for it where it is used, in goal(messages, state) or "
+                "reply(messages, state), or take the copy's in fork(state)"
+            )
         return twin
 
     async def close(self) -> None:
-        """Nothing is held."""
+        await close_state(self._state)
+
+
+def _keeps(user: User, state: Any) -> bool:
+    """Does the user, or a function that it holds, hold on to this state?"""
+    for value in vars(user).values() if hasattr(user, "__dict__") else ():
+        cells = getattr(getattr(value, "function", value), "__closure__", None) or ()
+        if value is state or any(cell.cell_contents is state for cell in cells):
+            return True
+    return False
 
 
 def _checked(user: Any) -> User:
@@ -329,8 +404,10 @@ def _is_local(user: User) -> bool:
     return bool(getattr(user, "local", False))
 
 
-async def _reply(user: User, messages: Sequence[Message]) -> str | None:
-    words = await guarded("user", call_user_code(user.reply, messages))
+async def _reply(user: User, messages: Sequence[Message], state: Any) -> str | None:
+    offered = ("messages",) if state is None else ("messages", "state")
+    reply = NamedCall(f"{type(user).__name__}.reply", user.reply, offered, positional=("messages",))
+    words = await guarded("user", reply.call({"messages": messages, "state": state}))
     if words is not None and not isinstance(words, str):
         raise ConfigurationError(f"{type(user).__name__}.reply must return text or None, got {words!r:.60}")
     return words

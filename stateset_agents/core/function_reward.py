@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
+from stateset_agents.core.named_arguments import NamedCall
 from stateset_agents.core.scoring import (
     RewardFunction,
     RewardResult,
@@ -16,7 +17,6 @@ from stateset_agents.core.scoring import (
     as_result,
 )
 from stateset_agents.core.trajectory import Trajectory, Turn
-from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError, RewardFailure
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "as_reward",
     "asks_only_for_offered",
     "reward_function",
-    "wanted_arguments",
 ]
 
 Reward = RewardFunction | Callable[..., Any]
@@ -69,12 +68,12 @@ class FunctionReward(RewardFunction):
                 f"reward {self.name}: scope must be one of {', '.join(_ARGUMENTS)}, got {scope!r}"
             )
         self.scope = scope
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004  # an object's own method, not whether it has one
         )
-        self.local = not self.is_async if local is None else local
-        self._function = function
-        self.wanted = wanted_arguments(f"reward {self.name}", function, _ARGUMENTS[scope])
+        self.local = not is_async if local is None else local
+        self._function = NamedCall(f"reward {self.name}", function, _ARGUMENTS[scope])
+        self.wanted = self._function.wanted
 
     @property
     def answers_as_a_whole(self) -> bool:
@@ -88,12 +87,12 @@ class FunctionReward(RewardFunction):
             return result
         if self.scope == "turn":
             return await self._score_turns(trajectory)
-        return as_result(await self._call(self._given(trajectory)))
+        return as_result(await self._function.call(self._given(trajectory)))
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
         if self.scope != "group":
             return await super().score_group(trajectories)
-        results = await self._call({"trajectories": tuple(trajectories)})
+        results = await self._function.call({"trajectories": tuple(trajectories)})
         return [as_member_result(self.name, result) for result in results]
 
     async def _score_turns(self, trajectory: Trajectory) -> RewardResult:
@@ -105,23 +104,16 @@ class FunctionReward(RewardFunction):
         for index, turn in enumerate(trajectory.turns):
             so_far = replace(trajectory, turns=(*trajectory.turns[:index], replace(turn, feedback=())))
             given = self._given(so_far)
-            given.update({key: _TURN_ARGUMENTS[key](turn) for key in self.wanted if key in _TURN_ARGUMENTS})
-            scores.append(as_result(await self._call(given)).score)
+            given.update({key: of(turn) for key, of in _TURN_ARGUMENTS.items()})
+            scores.append(as_result(await self._function.call(given)).score)
         applicable = [score for score in scores if score is not None]
         if not applicable:
             return RewardResult(score=None)
         return RewardResult(score=math.fsum(applicable) / len(applicable), turn_rewards=_mean_moves(scores))
 
     def _given(self, trajectory: Trajectory) -> dict[str, Any]:
-        return {
-            key: _TRAJECTORY_ARGUMENTS[key](trajectory) for key in self.wanted if key in _TRAJECTORY_ARGUMENTS
-        }
-
-    async def _call(self, given: Mapping[str, Any]) -> Any:
-        if self.is_async:
-            return await self._function(**given)
-        value = await in_thread(self._function, **given)
-        return await value if inspect.isawaitable(value) else value  # a lambda around an async function
+        wanted = [name for name in self.wanted if name in _TRAJECTORY_ARGUMENTS]
+        return {name: _TRAJECTORY_ARGUMENTS[name](trajectory) for name in wanted}
 
 
 def _mean_moves(scores: Sequence[float | None]) -> tuple[float, ...]:
@@ -133,24 +125,6 @@ def _mean_moves(scores: Sequence[float | None]) -> tuple[float, ...]:
         moves.append((total / count if count else 0.0) - mean)
         mean += moves[-1]
     return tuple(moves)
-
-
-def wanted_arguments(what: str, function: Callable[..., Any], offered: Sequence[str]) -> tuple[str, ...]:
-    """The names among `offered` that the function asks for; ConfigurationError where it asks for others."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError) as error:  # no function, or a built-in that does not tell
-        raise ConfigurationError(f"{what} must be a function with named parameters: {error}") from None
-    wanted = []
-    for parameter in parameters.values():
-        by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if by_name and parameter.name in offered:
-            wanted.append(parameter.name)
-        elif parameter.default is parameter.empty:
-            raise ConfigurationError(
-                f"{what}: cannot give parameter {str(parameter)!r}; there are: {', '.join(offered)}"
-            )
-    return tuple(wanted)
 
 
 @overload

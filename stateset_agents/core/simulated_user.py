@@ -10,11 +10,11 @@ import copy
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from stateset_agents.core.named_arguments import NamedCall
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.text_checks import facts, is_prose, told
-from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message
 from stateset_agents.streams import derive
@@ -31,17 +31,18 @@ class User(Protocol):
     async def reply(self, messages: Sequence[Message]) -> str | None:
         """The user's next words after `messages`, or None to leave.
 
-        Asked for the opening, before anything was said, only where the scenario has none.
+        Asked for the opening, before anything was said, only where the scenario has none. It may also ask
+        for `state` by name, the conversation's (see `ConversationEnvironment`).
         """
         ...
 
     def fork(self) -> User:
-        """An independent copy that goes on from the same state."""
+        """An independent copy that goes on from here; it may ask for `state`, that of its conversation."""
         ...
 
 
-UserFactory = Callable[[Scenario, int], User]
-"""Makes the user of one conversation from the scenario and a seed."""
+UserFactory = Callable[..., User]
+"""Makes the user of one conversation from scenario and seed, and from its `state` if it asks for that."""
 
 
 class ScriptedUser:
@@ -87,9 +88,9 @@ class Rule:
 class RuleBasedUser:
     """Answers by the first rule that matches, and leaves when the goal is met or patience runs out.
 
-    `goal(messages)` says whether the user got what they came for; it is asked after every reply of
-    the agent. `satisfied` is None for a user without a goal. A reply that no rule matches gets one of
-    `otherwise`, and costs one of `patience`.
+    `goal(messages)`, or `goal(messages, state)`, says whether the user got what they came for; it is asked
+    after every reply of the agent. `satisfied` is None for a user without a goal. A reply that no rule
+    matches gets one of `otherwise`, and costs one of `patience`.
     """
 
     local = True
@@ -100,7 +101,7 @@ class RuleBasedUser:
         *,
         opening: Sequence[str] = (),
         otherwise: Sequence[str] = ("I'm not sure what you mean. Can you help me with this?",),
-        goal: Callable[[Sequence[Message]], bool] | None = None,
+        goal: Callable[..., bool] | None = None,
         patience: int = 2,
         seed: int = 0,
     ) -> None:
@@ -109,18 +110,26 @@ class RuleBasedUser:
         self._rules = tuple(rules)
         self._opening = _texts("opening", opening)
         self._otherwise = _texts("otherwise", otherwise)
-        self._goal = goal
+        self._goal: NamedCall | None = None
+        if goal is not None:
+            self._goal = NamedCall("goal", goal, ("messages", "state"), positional=("messages",))
         self._patience = patience
         self._seed = seed
         self._said: tuple[str, ...] = ()
         self.satisfied: bool | None = None if goal is None else False
 
-    async def reply(self, messages: Sequence[Message]) -> str | None:
+    async def reply(self, messages: Sequence[Message], state: Any = None) -> str | None:
         if not messages or messages[-1].role == "system":
             return self._choose("opening", self._opening)
-        if self._goal is not None and await in_thread(self._goal, messages):
-            self.satisfied = True
-            return None
+        if self._goal is not None:
+            if state is None and "state" in self._goal.wanted:
+                raise ConfigurationError(
+                    "goal asks for the conversation's state, and the environment makes none: give it "
+                    "state=..."
+                )
+            if await self._goal.call({"messages": messages, "state": state}):
+                self.satisfied = True
+                return None
         said = messages[-1].content
         for index, rule in enumerate(self._rules):
             purpose = f"rule {index}"

@@ -8,6 +8,8 @@
             order_id: The order, e.g. K27.
         '''
 
+A parameter `scenario` or `state` is not the agent's: the conversation fills it in.
+
 The environment runs an agent's calls through a `Toolbox`. What the agent gets wrong comes back to it
 as a readable message; what the tool gets wrong is an `EnvironmentFailure`.
 """
@@ -21,7 +23,9 @@ import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, overload
 
 import pydantic
 
@@ -58,7 +62,9 @@ class Tool:
     local: bool
     """True when a call waits on nothing remote."""
     scenario_parameter: str | None = None
-    """The parameter annotated `Scenario`: filled in by the environment, not shown to the agent."""
+    """The parameter that takes the conversation's scenario; not shown to the agent."""
+    takes_state: bool = False
+    """Has it a parameter `state` for the conversation's state? Not shown to the agent."""
     timeout: float | None = None
     """Seconds a call may take; None where the run's `turn_timeout` alone limits it."""
 
@@ -98,8 +104,11 @@ def tool(
     """Make a tool of a typed function, sync or async; used as `@tool` or `@tool(local=True)`.
 
     The schema comes from the annotations and defaults, the descriptions from the docstring (its
-    `Args:` section). A parameter annotated `Scenario` is given the conversation's scenario. Sync tools
-    run in a thread and count as local; async ones count as remote unless declared `local=True`.
+    `Args:` section). Two parameters are filled in and not shown to the agent: the one annotated `Scenario`
+    (or named `scenario`, without annotation) gets the conversation's scenario, the one named `state` gets
+    what `ConversationEnvironment(state=...)` made for the conversation. A `state` annotated as text, a number
+    or a choice of them is the agent's, as in an address. Sync tools run in a thread and count as local;
+    async ones count as remote unless declared `local=True`.
 
     A call that takes longer than `timeout` seconds fails its conversation (EnvironmentTimeout); the agent
     is not told, for it could not help it.
@@ -122,18 +131,23 @@ def _tool(function: Callable[..., Any], name: str | None, local: bool | None, ti
         raise ConfigurationError(f"tool {name}: a type in its signature is unknown: {error}") from error
     fields: dict[str, Any] = {}
     scenario_parameter = None
+    takes_state = False
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigurationError(
                 f"tool {name}: {parameter} cannot be filled by name; name each parameter"
             )
+        hint = hints.get(parameter.name)
+        if hint is Scenario or (parameter.name == "scenario" and hint is None):
+            scenario_parameter = parameter.name
+            continue
+        if parameter.name == "state" and not (hint and _is_scalar(hint)):
+            takes_state = True
+            continue
         if parameter.name not in hints:
             raise ConfigurationError(
                 f"tool {name}: parameter {parameter.name!r} needs a type, e.g. {parameter.name}: str"
             )
-        if hints[parameter.name] is Scenario:
-            scenario_parameter = parameter.name
-            continue
         default = ... if parameter.default is parameter.empty else parameter.default
         text = parameter_texts.get(parameter.name)
         # The real name is an alias, for it may be one that pydantic's own base class uses (copy, json).
@@ -147,12 +161,30 @@ def _tool(function: Callable[..., Any], name: str | None, local: bool | None, ti
         arguments=pydantic.create_model(name, __config__=config, **fields),
         local=not inspect.iscoroutinefunction(function) if local is None else local,
         scenario_parameter=scenario_parameter,
+        takes_state=takes_state,
         timeout=timeout,
     )
 
 
+def _is_scalar(hint: Any) -> bool:
+    """Is this the type of a text or a number, or a choice of such? No state has it: it could not change."""
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return True
+    if origin is Annotated:
+        return _is_scalar(typing.get_args(hint)[0])
+    if origin in (Union, UnionType):
+        return all(map(_is_scalar, typing.get_args(hint)))
+    return isinstance(hint, type) and issubclass(hint, str | int | float | Enum | NoneType)
+
+
 class Toolbox:
-    """The tools of one environment. Shareable: it holds no conversation."""
+    """The tools of one environment. Shareable: it holds no conversation.
+
+    box = Toolbox([track, refund])
+    box.schemas                                                    # what the agent is told
+    await box.call_all(reply.tool_calls, scenario=scenario, state=shop)  # tool messages, in call order
+    """
 
     def __init__(
         self, tools: Sequence[Tool | Callable[..., Any]] = (), *, max_result_chars: int = 10_000
@@ -188,15 +220,22 @@ class Toolbox:
     def local(self) -> bool:
         return all(entry.local for entry in self._tools.values())
 
-    async def call(self, call: ToolCall, *, scenario: Scenario | None = None) -> Message:
+    @property
+    def takes_state(self) -> str | None:
+        """The name of a tool that asks for the conversation's state; None where no tool does."""
+        return next((entry.name for entry in self._tools.values() if entry.takes_state), None)
+
+    async def call(self, call: ToolCall, *, scenario: Scenario | None = None, state: Any = None) -> Message:
         """Run one call; its result, or what was wrong with it, as a tool message.
 
-        Raises EnvironmentFailure when the tool itself breaks or takes too long; programming errors in it
-        travel.
+        `scenario` and `state` are for the tools that ask for them. Raises EnvironmentFailure when the tool
+        itself breaks or takes too long; programming errors in it travel.
         """
-        return _answer(call, await self._run(call, scenario))
+        return _answer(call, await self._run(call, scenario, state))
 
-    async def call_all(self, calls: Sequence[ToolCall], *, scenario: Scenario | None = None) -> list[Message]:
+    async def call_all(
+        self, calls: Sequence[ToolCall], *, scenario: Scenario | None = None, state: Any = None
+    ) -> list[Message]:
         """Run the calls of one reply; answers stand in the order of the calls.
 
         Async tools run together. Sync ones run one after another, in call order, so that two calls
@@ -206,7 +245,9 @@ class Toolbox:
         together = [[index] for index in range(len(calls)) if index not in one_by_one]
 
         async def run(indices: list[int]) -> list[tuple[int, Message]]:
-            return [(index, await self.call(calls[index], scenario=scenario)) for index in indices]
+            return [
+                (index, await self.call(calls[index], scenario=scenario, state=state)) for index in indices
+            ]
 
         lanes = await all_or_cancel(run(indices) for indices in (one_by_one, *together))
         answers = dict(pair for lane in lanes for pair in lane)
@@ -215,7 +256,7 @@ class Toolbox:
     def _is_sync(self, call: ToolCall) -> bool:
         return call.name in self._tools and not self._tools[call.name].is_async
 
-    async def _run(self, call: ToolCall, scenario: Scenario | None) -> str:
+    async def _run(self, call: ToolCall, scenario: Scenario | None, state: Any) -> str:
         if call.error is not None:
             return f"error: {call.error}"
         if call.name not in self._tools:
@@ -231,6 +272,13 @@ class Toolbox:
                     f"tool {entry.name} reads the scenario, and this call was given none"
                 )
             arguments[entry.scenario_parameter] = scenario
+        if entry.takes_state:
+            if state is None:
+                raise ConfigurationError(
+                    f"tool {entry.name} asks for the conversation's state, and this call was given none: "
+                    "give the environment state=..., a function that makes it"
+                )
+            arguments["state"] = state
         late = EnvironmentTimeout(
             f"tool {entry.name} took longer than {entry.timeout} s: mend what hangs, or raise its timeout"
         )

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.core.chat_logs import chat_scenarios
+from stateset_agents.core.conversation_state import StateFactory
 from stateset_agents.core.environment import ConversationEnvironment, Success
 from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.simulated_user import UserFactory
+from stateset_agents.core.simulated_user import UserFactory, default_user
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message, ToolCall
@@ -42,8 +43,9 @@ class ChatLogs(ConversationEnvironment):
         shares: Mapping[str, float] | None = None,
         max_turns: int = 6,
         tools: Sequence[Tool | Callable[..., Any]] = (),
-        user: UserFactory | None = None,
-        success: Success | None = None,
+        user: UserFactory | str | None = default_user,
+        success: Success | str | None = None,
+        state: StateFactory | str | None = None,
         system_prompt: str | None = None,
         local: bool | None = None,
         max_result_chars: int = 10_000,
@@ -61,6 +63,7 @@ class ChatLogs(ConversationEnvironment):
             tools=tools,
             user=user,
             success=success or made_the_recorded_calls,
+            state=state,
             system_prompt=system_prompt,
             local=local,
             max_result_chars=max_result_chars,
@@ -104,10 +107,10 @@ class _Recorded(Toolbox):
         running = {schema["function"]["name"]: schema for schema in super().schemas}
         return [dict(schema) for schema in {**self._offered, **running}.values()]
 
-    async def call(self, call: ToolCall, *, scenario: Scenario | None = None) -> Message:
+    async def call(self, call: ToolCall, *, scenario: Scenario | None = None, state: Any = None) -> Message:
         """As recorded; an unreadable or unknown call is told as everywhere."""
         if call.error is not None or call.name in self._tools or call.name not in self._offered:
-            return await super().call(call, scenario=scenario)
+            return await super().call(call, scenario=scenario, state=state)
         recorded = () if scenario is None else scenario.context.get("recorded", ())
         same = [one["content"] for one in recorded if _key(one["name"], one["arguments"]) == _key_of(call)]
         content = next((text for text in same if text is not None), NOT_RECORDED)

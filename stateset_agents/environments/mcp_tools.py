@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from stateset_agents.core.conversation_state import StateFactory
 from stateset_agents.core.environment import (
     Conversation,
     ConversationEnvironment,
     Observation,
     Success,
 )
-from stateset_agents.core.named_code import imported
 from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.simulated_user import UserFactory
+from stateset_agents.core.simulated_user import UserFactory, default_user
 from stateset_agents.core.tools import Tool
 from stateset_agents.core.trajectory import Outcome
 from stateset_agents.core.waiting import all_or_cancel
@@ -47,8 +47,9 @@ class McpEnvironment:
         session: Literal["conversation", "shared"] = "conversation",
         tools: Sequence[Tool | Callable[..., Any]] = (),
         max_turns: int = 6,
-        user: UserFactory | str | None = None,
+        user: UserFactory | str | None = default_user,
         success: Success | str | None = None,
+        state: StateFactory | str | None = None,
         system_prompt: str | None = None,
         local: bool = False,
         max_result_chars: int = 10_000,
@@ -62,7 +63,6 @@ class McpEnvironment:
                 one session for all, for servers that keep nothing between calls (search, sums); only such
                 conversations can be forked.
             tools: Functions of your own besides.
-            user: Makes the user of a conversation; may be named as "module:function", like `success`.
             local: Say True where no call leaves this machine and the run shall be repeatable.
         """
         if session not in ("conversation", "shared"):
@@ -78,8 +78,9 @@ class McpEnvironment:
         self._own_tools = tuple(tools)
         self._options: dict[str, Any] = {
             "max_turns": max_turns,
-            "user": imported("user", user) if isinstance(user, str) else user,
-            "success": imported("success", success) if isinstance(success, str) else success,
+            "user": user,
+            "success": success,
+            "state": state,
             "system_prompt": system_prompt,
             "local": local,
             "max_result_chars": max_result_chars,

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stateset_agents.core.environment import Conversation, Observation
-from stateset_agents.core.function_reward import wanted_arguments
-from stateset_agents.core.named_code import imported
+from stateset_agents.core.named_arguments import NamedCall
 from stateset_agents.core.scenario import Scenario, Split, load_scenarios, read_scenarios
 from stateset_agents.core.tools import Toolbox
 from stateset_agents.core.trajectory import Outcome
-from stateset_agents.core.user_code import call_user_code, guarded
+from stateset_agents.core.user_code import guarded
 from stateset_agents.errors import ConfigurationError, StatesetError
 from stateset_agents.messages import Message
 from stateset_agents.streams import derive
@@ -97,15 +96,15 @@ class Words:
         self.misread_reward = float(misread_reward)
         self.system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
         seen = ("observation", "info", "scenario", *offers)
-        self.render = _Asking("render", _plain if render is None else render, seen)
-        self.parse = _Asking("parse", _one_of(actions) if parse is None else parse, ("reply", *seen))
+        self.render = NamedCall("render", _plain if render is None else render, seen)
+        self.parse = NamedCall("parse", _one_of(actions) if parse is None else parse, ("reply", *seen))
         self.least: float | None = None
-        self.success: _Asking | None = None
+        self.success: NamedCall | None = None
         if isinstance(success, int | float) and _is_number(success):
             self.least = float(success)
         elif success is not None:
             judged = ("total", "rewards", "terminated", "truncated", "messages", *seen)
-            self.success = _Asking("success", success, judged)
+            self.success = NamedCall("success", success, judged)
 
     async def shown(self, world: World, scenario: Scenario) -> Message:
         """The view as the user's words."""
@@ -211,7 +210,7 @@ class _WorldConversation:
         await guarded(f"closing {self._world.name}", self._world.close())
 
 
-async def _read(parse: _Asking, given: Mapping[str, Any]) -> Any:
+async def _read(parse: NamedCall, given: Mapping[str, Any]) -> Any:
     try:
         return await parse.call(given)
     except StatesetError:
@@ -227,20 +226,6 @@ def _given(world: World, scenario: Scenario) -> dict[str, Any]:
         "scenario": scenario,
         **world.offers,
     }
-
-
-class _Asking:
-    """A function of the user's that is given what it asks for by name."""
-
-    def __init__(self, what: str, function: object, offered: Sequence[str]) -> None:
-        found = imported(what, function) if isinstance(function, str) else function
-        if not callable(found):
-            raise ConfigurationError(f"{what} must be a function or 'module:function', got {found!r:.60}")
-        self._function: Callable[..., Any] = found
-        self._wanted = wanted_arguments(what, found, offered)
-
-    async def call(self, given: Mapping[str, Any]) -> Any:
-        return await call_user_code(self._function, **{name: given[name] for name in self._wanted})
 
 
 def _plain(observation: Any) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from stateset_agents.core.environment import Conversation, ConversationEnvironment, Environment, Observation
 from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.simulated_user import Rule, RuleBasedUser, ScriptedUser
+from stateset_agents.core.simulated_user import Rule, RuleBasedUser, ScriptedUser, default_user
 from stateset_agents.core.trajectory import Outcome
 from stateset_agents.environments.retail_desk import FAMILIES, HonestAgent, RetailDesk
 from stateset_agents.environments.retail_desk.agents import call
@@ -23,7 +23,7 @@ LINES = ("Which order id is it?", "Hm.", "Anything else?", "It will take two day
 TALK = tuple(map(say, LINES))
 
 USERS = {
-    "default": None,
+    "default": default_user,
     "scripted": lambda scenario, seed: ScriptedUser(["Hi", "a", "b", "c"]),
     "rules": lambda scenario, seed: RuleBasedUser(
         [

@@ -1,0 +1,96 @@
+"""The state of one conversation: what tools change, and users and verdicts look at.
+
+`ConversationEnvironment(state=...)` makes it when a conversation starts, copies it where the conversation
+forks, and closes it at the end.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from stateset_agents.core.named_arguments import NamedCall
+from stateset_agents.core.scenario import Scenario
+from stateset_agents.core.user_code import call_user_code, guarded, told
+from stateset_agents.errors import ConfigurationError
+
+__all__ = ["StateFactory", "StateMaker", "close_state", "copied_state"]
+
+StateFactory = Callable[..., Any]
+"""Makes the state of one conversation; may ask for `scenario` and `seed` by name. The members of a group
+share both, and must start from equal states."""
+
+
+class StateMaker:
+    """Makes states, and refuses what would not be one conversation's own."""
+
+    def __init__(self, make: StateFactory | str) -> None:
+        if not callable(make) and not isinstance(make, str):
+            raise ConfigurationError(
+                f"state must be a function that makes the state of a conversation, got {make!r:.60}: one "
+                "object would be shared by all conversations; give lambda: ..."
+            )
+        self._make = NamedCall("state", make, ("scenario", "seed"), positional=())
+        self._last: Any = None
+        """Kept, so that another object cannot have its identity."""
+
+    @property
+    def local(self) -> bool:
+        return not inspect.iscoroutinefunction(self._make.function)
+
+    async def make(self, scenario: Scenario, seed: int) -> Any:
+        """Raises EnvironmentFailure where making it breaks, ConfigurationError for None or the last one."""
+        made = await guarded("making the state", self._make.call({"scenario": scenario, "seed": seed}))
+        if made is self._last and made is not None:
+            raise ConfigurationError(
+                f"state gave the same {type(made).__name__} to two conversations, which would see what the "
+                "other did: make a new one in each call"
+            )
+        self._last = self._checked(made)
+        return made
+
+    def made_at_once(self, scenario: Scenario, seed: int) -> Any:
+        """A state to look at before anything runs; whoever asks closes it. Only for a sync function."""
+        args, kwargs = self._make.bound({"scenario": scenario, "seed": seed})
+        return self._checked(self._make.function(*args, **kwargs))
+
+    @staticmethod
+    def _checked(made: Any) -> Any:
+        if made is None:
+            raise ConfigurationError(
+                "state must return a conversation's state, got None: is a return missing?"
+            )
+        return made
+
+
+def copied_state(state: Any) -> Any:
+    """An independent copy: by the state's own `fork()` where it has one, else by `copy.deepcopy`.
+
+    Raises ConfigurationError for what cannot be copied.
+    """
+    fork = getattr(state, "fork", None)
+    if callable(fork):
+        twin = fork()
+        if twin is state:
+            raise ConfigurationError(
+                f"{type(state).__name__}.fork() gave the state itself, and two conversations would change "
+                "it: give an independent copy"
+            )
+        return twin
+    try:
+        return copy.deepcopy(state)
+    except Exception as error:
+        raise ConfigurationError(
+            f"the state, a {type(state).__name__}, cannot be copied ({told(error)}), and a fork of the "
+            "conversation needs a copy: give it fork() or __deepcopy__, or train without branches and "
+            "turn_retries"
+        ) from error
+
+
+async def close_state(state: Any) -> None:
+    """Call its `close()`, sync or async, where it has one."""
+    close = getattr(state, "close", None)
+    if callable(close):
+        await guarded("closing the state", call_user_code(close))

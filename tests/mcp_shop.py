@@ -7,11 +7,16 @@ import sys
 import time
 from typing import Annotated
 
-from mcp.server.fastmcp import FastMCP, Image
 from pydantic import Field
 
+try:
+    from mcp.server.fastmcp import FastMCP, Image
+except ImportError:  # mcp 2
+    from mcp.server.mcpserver import Image
+    from mcp.server.mcpserver import MCPServer as FastMCP
+
 port = int(sys.argv[1]) if len(sys.argv) > 1 else 8000
-server = FastMCP("shop", port=port, log_level="ERROR")
+server = FastMCP("shop", log_level="ERROR")
 basket: list[str] = []
 
 
@@ -63,4 +68,10 @@ def burn() -> str:
 
 
 if __name__ == "__main__":
-    server.run("streamable-http" if len(sys.argv) > 1 else "stdio")
+    if len(sys.argv) == 1:
+        server.run("stdio")
+    elif hasattr(server.settings, "port"):
+        server.settings.port = port
+        server.run("streamable-http")
+    else:  # mcp 2
+        server.run("streamable-http", port=port)

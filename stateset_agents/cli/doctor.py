@@ -33,7 +33,7 @@ EXTRAS = {
     "trackio>=0.43": "report_to: trackio",
     "datasets>=4": "scenarios from a Hugging Face dataset",
     "gymnasium>=1": "a Gymnasium environment",
-    "mcp>=1.24,<2": "an MCP server as tools",
+    "mcp>=1.24,<3": "an MCP server as tools",
     "jsonschema>=4.20": "the schema reward",
 }
 """Optional packages, as pip takes them, and what needs them."""

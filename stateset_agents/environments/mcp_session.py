@@ -1,4 +1,7 @@
-"""One MCP server's session: opened, listed, called, closed. `McpEnvironment` holds one for each server."""
+"""One MCP server's session: opened, listed, called, closed. `McpEnvironment` holds one for each server.
+
+The mcp library may be of its first version or of its second, which writes fields as `is_error`, not `isError`.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,14 @@ from stateset_agents.settings import Settings
 
 if TYPE_CHECKING:
     import mcp
-    from mcp.types import CallToolResult
+    from mcp.types import CallToolResult, ErrorData
     from mcp.types import Tool as ListedTool
 
 __all__ = ["McpServer", "McpSession", "expect_library"]
 
-_SESSION_TERMINATED = 32600
-"""The library's own code for a server that no longer knows the session, as after a restart."""
+_SESSION_TERMINATED = frozenset({32600, -32600})
+"""The library's own code, first version and second, for a server that no longer knows the session, as after a
+restart."""
 _KNOCK_SECONDS = 5.0
 _CLOSE_SECONDS = 10.0
 """For a server to end its session; the library kills a stdio server's process after 4."""
@@ -170,25 +174,26 @@ class McpSession:
     def _outcome(self, tool: str, call: asyncio.Future[CallToolResult]) -> str:
         """Raises ToolError for what the agent is told, EnvironmentFailure for a server that broke."""
         import anyio
-        from mcp import McpError
+        from mcp.shared import exceptions
         from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS
 
+        mcp_error: type[Exception] = _either(exceptions, "McpError", "MCPError")
         try:
             result = call.result()
-        except McpError as error:
-            if error.error.code == INVALID_PARAMS:
-                raise ToolError(error.error.message) from error
-            if error.error.code == CONNECTION_CLOSED:
+        except mcp_error as error:
+            answered: ErrorData = error.error  # type: ignore[attr-defined]  # both versions have it
+            if answered.code == INVALID_PARAMS:
+                raise ToolError(answered.message) from error
+            if answered.code == CONNECTION_CLOSED:
                 raise self._gone() from error
-            self._is_lost |= error.error.code == _SESSION_TERMINATED
+            self._is_lost |= answered.code in _SESSION_TERMINATED
             raise EnvironmentFailure(
-                f"MCP server {self.name!r} answered {tool} with error {error.error.code}: "
-                f"{error.error.message:.200}"
+                f"MCP server {self.name!r} answered {tool} with error {answered.code}: {answered.message:.200}"
             ) from error
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, asyncio.CancelledError) as error:
             raise self._gone() from error
         text = _text_of(result)
-        if result.isError:
+        if _either(result, "isError", "is_error"):
             raise ToolError(text)
         return text
 
@@ -227,10 +232,9 @@ class McpSession:
         self._errors.close()
 
     async def _connected(self, stack: AsyncExitStack) -> mcp.ClientSession:
-        import httpx
         import mcp
+        from mcp.client import streamable_http
         from mcp.client.stdio import stdio_client
-        from mcp.client.streamable_http import streamable_http_client
 
         server = self._server
         if server.command is not None:
@@ -242,11 +246,12 @@ class McpSession:
             )
             read, write = await stack.enter_async_context(stdio_client(program, errlog=self._errors))
         else:
-            patience = httpx.Timeout(server.start_timeout, read=None)  # each call has its own limit
-            client = httpx.AsyncClient(headers=self._filled(server.headers), timeout=patience)
+            http = _either(streamable_http, "httpx", "httpx2")
+            patience = http.Timeout(server.start_timeout, read=None)  # each call has its own limit
+            client = http.AsyncClient(headers=self._filled(server.headers), timeout=patience)
             await stack.enter_async_context(client)
-            door = streamable_http_client(str(server.url), http_client=client)
-            read, write, _ = await stack.enter_async_context(door)
+            door = streamable_http.streamable_http_client(str(server.url), http_client=client)
+            read, write, *_ = await stack.enter_async_context(door)
         return await stack.enter_async_context(mcp.ClientSession(read, write))
 
     def _filled(self, values: Mapping[str, str]) -> dict[str, str]:
@@ -280,7 +285,7 @@ class McpSession:
             name=listed.name,
             description=listed.description or "",
             function=call,
-            arguments=listed.inputSchema,
+            arguments=_either(listed, "inputSchema", "input_schema"),
             local=False,
         )
 
@@ -302,7 +307,7 @@ async def _listed(session: mcp.ClientSession) -> list[ListedTool]:
     while True:
         page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor))
         tools.extend(page.tools)
-        cursor = page.nextCursor
+        cursor = _either(page, "nextCursor", "next_cursor")
         if not cursor:
             return tools
 
@@ -314,9 +319,15 @@ def _text_of(result: CallToolResult) -> str:
         holder = getattr(block, "resource", block)
         text = getattr(holder, "text", None)
         parts.append(f"[{block.type}, which is no text, was left out]" if text is None else str(text))
-    if not parts and result.structuredContent is not None:
-        return json.dumps(result.structuredContent, ensure_ascii=False)
+    structured = _either(result, "structuredContent", "structured_content")
+    if not parts and structured is not None:
+        return json.dumps(structured, ensure_ascii=False)
     return "\n".join(parts)
+
+
+def _either(holder: Any, *names: str) -> Any:
+    """What the installed version of the library calls by one of these names."""
+    return getattr(holder, next(name for name in names if hasattr(holder, name)))
 
 
 def _cause(error: BaseException | None) -> BaseException | None:
@@ -330,7 +341,6 @@ def expect_library() -> None:
     """Raises ConfigurationError with the cure where the library is missing; loads it otherwise, which takes a
     while and is not for an event loop."""
     try:
-        import httpx  # noqa: F401  # what mcp itself needs
         from mcp.client.streamable_http import streamable_http_client  # noqa: F401  # is it there?
     except ImportError as error:
-        raise ConfigurationError('MCP servers need the mcp library: pip install "mcp>=1.24,<2"') from error
+        raise ConfigurationError('MCP servers need the mcp library: pip install "mcp>=1.24,<3"') from error

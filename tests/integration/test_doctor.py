@@ -58,7 +58,7 @@ def test_a_broken_machine_is_told_line_by_line_and_fails(tmp_path: Path) -> None
     said = done.stdout.splitlines()
     assert '✗ torch: not installed -> pip install "torch>=2.6"' in said
     assert '! peft: not installed (only a LoRA adapter needs it) -> pip install "peft>=0.18"' in said
-    assert '! mcp: not installed (only an MCP server as tools needs it) -> pip install "mcp>=1.24,<2"' in said
+    assert '! mcp: not installed (only an MCP server as tools needs it) -> pip install "mcp>=1.24,<3"' in said
     assert any(
         line.startswith("✗ output folder: a-file/runs cannot be written (Not a directory) -> give another")
         for line in said

@@ -43,7 +43,8 @@ async def test_a_client_asks_an_agent():
 
 async def test_a_stream_gives_words_as_they_come_and_calls_at_the_end():
     async with served([CALL]) as (chat, _, _):
-        options = {"stream_options": {"include_usage": True}, "tools": [LOOK]}
+        strict = {**LOOK, "function": {**LOOK["function"], "strict": True}}  # openai 2 streams no other
+        options = {"stream_options": {"include_usage": True}, "tools": [strict]}
         async with chat.stream(model="mine", messages=HI, **options) as events:
             pieces = [event.delta async for event in events if event.type == "content.delta"]
             whole = await events.get_final_completion()

@@ -303,7 +303,7 @@ def test_servers_must_be_named() -> None:
 
 def test_without_the_library_the_cure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp.client.streamable_http", None)
-    with pytest.raises(ConfigurationError, match=r'pip install "mcp>=1.24,<2"'):
+    with pytest.raises(ConfigurationError, match=r'pip install "mcp>=1.24,<3"'):
         shop()
 
 

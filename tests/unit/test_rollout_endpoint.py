@@ -112,11 +112,12 @@ async def test_a_call_that_cannot_be_read_is_words_as_it_was_written():
 
 
 async def test_a_streamed_answer_adds_up_to_the_same():
+    strict = {**LOOK, "function": {**LOOK["function"], "strict": True}}  # openai 2 streams no other
     async with talking() as talk:
         reply = said('Let me see. <tool_call>{"name": "look", "arguments": {"a": "é"}}</tool_call>', tokens=7)
 
         async def streamed():
-            options = {"tools": [LOOK], "stream_options": {"include_usage": True}}
+            options = {"tools": [strict], "stream_options": {"include_usage": True}}
             async with talk.client.chat.completions.stream(model="m", messages=HELLO, **options) as events:
                 return await events.get_final_completion()
 
@@ -131,7 +132,7 @@ async def test_a_streamed_answer_adds_up_to_the_same():
         assert whole.usage.completion_tokens == 7
         back = {**choice.message.to_dict(), "tool_calls": [c.to_dict() for c in choice.message.tool_calls]}
         result = {"role": "tool", "tool_call_id": "call_0_0", "content": "x"}
-        asked, _ = await talk.say([*HELLO, back, result], said("ok"), tools=[LOOK])
+        asked, _ = await talk.say([*HELLO, back, result], said("ok"), tools=[strict])
         assert asked.messages[0].content == "x"
 
 

@@ -24,6 +24,7 @@ from stateset_agents.backends.load_lock import load_in_thread, loading
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import closest
 from stateset_agents.tracking.logging import get_logger
+from stateset_agents.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     import torch
@@ -294,12 +295,7 @@ def recommended_settings(folder: str) -> dict[str, Any]:
     file = Path(folder) / "recommended.yaml"
     if not file.is_file():
         return {}
-    import yaml
-
-    try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    settings = read_yaml(file)
     if not isinstance(settings, dict):
         raise ConfigurationError(f"{file} must hold training settings by name, got {settings!r:.60}")
     return settings

@@ -17,6 +17,7 @@ from stateset_agents.cli.terminal import Terminal
 from stateset_agents.cli.train import overrides
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import nearest
+from stateset_agents.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
@@ -211,16 +212,14 @@ def _run_around(name: str) -> Path | None:
 def _settings_of_run(model: str | None) -> dict[str, Any]:
     """The sections `agent` and `environment` of the run that a model is of; none for other models, and no
     environment of a run that a program made."""
-    import yaml
-
     if model is None or not Path(model).expanduser().is_dir():
         return {}
     run = _run_around(model)
     if run is None:
         return {}
     try:
-        data = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        data = read_yaml(run / "config.yaml")
+    except (OSError, ConfigurationError) as error:
         raise ConfigurationError(
             f"cannot read {run / 'config.yaml'}, the settings of {model!r}: give hf:{model} for its weights "
             "alone"

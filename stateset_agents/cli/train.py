@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from stateset_agents.cli.rates import rate
 from stateset_agents.errors import ConfigurationError, StatesetError, TrainingStopped
 from stateset_agents.tracking.logging import configure_logging
+from stateset_agents.yaml_files import parse_yaml
 
 if TYPE_CHECKING:
     from stateset_agents.training.experiment import Experiment
@@ -55,10 +54,7 @@ def overrides(items: list[str], named: Mapping[str, Any]) -> dict[str, Any]:
         name, equals, text = item.partition("=")
         if not equals:
             raise ConfigurationError(f"--set takes NAME=VALUE such as training.beta=0.02, got {item!r}")
-        try:
-            found[name.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigurationError(f"--set {item!r}: the value is not YAML; quote it") from error
+        found[name.strip()] = parse_yaml(text, of=f"--set {item!r}: the value")
     return found
 
 

@@ -1,6 +1,6 @@
 """One MCP server's session: opened, listed, called, closed. `McpEnvironment` holds one for each server.
 
-The mcp library may be of its first version or of its second, which writes fields as `is_error`, not `isError`.
+The mcp library may be of version 1 or of version 2, which writes fields as `is_error`, not `isError`.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class McpSession:
                 raise self._gone() from error
             self._is_lost |= answered.code in _SESSION_TERMINATED
             raise EnvironmentFailure(
-                f"MCP server {self.name!r} answered {tool} with error {answered.code}: {answered.message:.200}"
+                f"MCP server {self.name!r} answered {tool} with error {answered.code}: "
+                f"{answered.message:.200}"
             ) from error
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, asyncio.CancelledError) as error:
             raise self._gone() from error

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message
 from stateset_agents.tracking.jsonl import SCHEMA_VERSION, read_lines
 from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.yaml_files import read_yaml
 
 __all__ = ["MetricLine", "RecordedTurn", "Rollout", "RunLog"]
 
@@ -100,7 +99,7 @@ class RunLog:
         """The settings, without the file's schema version; empty where none were saved."""
         if not self.folder.config.exists():
             return {}
-        return _versioned(self.folder.config, yaml.safe_load(self.folder.config.read_text(encoding="utf-8")))
+        return _versioned(self.folder.config, read_yaml(self.folder.config))
 
     def summary(self) -> dict[str, Any]:
         """How the run ended, without the file's schema version; empty while it has not."""

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import Field, field_validator
 
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
@@ -30,6 +29,7 @@ from stateset_agents.training.parts import make_environment, make_reward
 from stateset_agents.training.paths import resolve_paths
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.training.trl_settings import TrlSettings
+from stateset_agents.yaml_files import read_yaml
 
 __all__ = ["EvaluationConfig", "Experiment", "ExperimentConfig", "load_experiment", "measure"]
 
@@ -87,11 +87,9 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     if path.is_dir():
         path = RunFolder.open(path).config
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path)
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
         raise ConfigurationError(f"{path} must hold sections such as agent, environment, training")
     if data.pop("made_by", None) == "program":

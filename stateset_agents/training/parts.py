@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import yaml
-
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.function_reward import as_reward, asks_only_for_offered
 from stateset_agents.core.named_code import imported
@@ -18,6 +16,7 @@ from stateset_agents.settings import nearest
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.estimators import ESTIMATORS
 from stateset_agents.training.reward_specs import COMPOSED, compose
+from stateset_agents.yaml_files import parse_yaml
 
 __all__ = ["ENVIRONMENTS", "REWARDS", "check_reward", "make_environment", "make_reward", "read_spec"]
 
@@ -56,10 +55,7 @@ def read_spec(what: str, text: str) -> Mapping[str, Any]:
 
     Raises ConfigurationError for anything else.
     """
-    try:
-        spec = yaml.safe_load(text) if text.lstrip().startswith("{") else text
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{what} {text!r} is not YAML: {' '.join(str(error).split())}") from error
+    spec = parse_yaml(text, of=f"{what} {text!r}") if text.lstrip().startswith("{") else text
     return {"name": spec} if isinstance(spec, str) else spec
 
 

@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.config import TrackerName
 from stateset_agents.training.step_metrics import evaluation_metrics
+from stateset_agents.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.evaluator import Evaluation
@@ -64,7 +63,7 @@ class _Tracker(Callback):
 
     def _begin(self, trainer: MultiTurnGRPOTrainer) -> None:
         self._is_open = True  # whatever was opened before a failure is closed
-        self._open(trainer.run.path, yaml.safe_load(trainer.run.config.read_text()), trainer.step_number)
+        self._open(trainer.run.path, read_yaml(trainer.run.config), trainer.step_number)
 
     def _try(self, work: Any, *arguments: Any) -> None:
         """The boundary to another's library, service or disk: a training outlives all of them."""
@@ -100,6 +99,7 @@ class TensorBoardTracker(_Tracker):
     _writer: Any = None
 
     def _open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        import yaml
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)

@@ -1,0 +1,73 @@
+"""One loader for every YAML text: a key that stands twice is refused, with both lines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stateset_agents.cli.train import overrides
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.training.experiment import load_experiment
+from stateset_agents.training.parts import read_spec
+from stateset_agents.yaml_files import parse_yaml, read_yaml
+
+PACKAGE = Path(__file__).parents[2] / "stateset_agents"
+
+
+def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+    path = tmp_path / "desk.yaml"
+    path.write_text("environment: retail_desk\ntraining:\n  seed: 1\n  beta: 0.1\n  seed: 2\n")
+    with pytest.raises(
+        ConfigurationError, match=r"desk.yaml: training.seed stands twice, in lines 3 and 5: k"
+    ):
+        load_experiment(path)
+    path.write_text("training: {seed: 1}\nenvironment: retail_desk\n'training': {beta: 0.1}\n")
+    with pytest.raises(
+        ConfigurationError, match=r"training stands twice, in lines 1 and 3: keep one of them"
+    ):
+        load_experiment(path)
+    with pytest.raises(ConfigurationError, match=r"^reward '{.*}': name stands twice, in line 1: keep"):
+        read_spec("reward", "{name: task, name: helpful}")
+    with pytest.raises(ConfigurationError, match=r"--set 'reward={a: 1, a: 2}': the value: a stands twice"):
+        overrides(["reward={a: 1, a: 2}"], {})
+    with pytest.raises(ConfigurationError, match=r"x: terms\[1\].weight stands twice, in lines 3 and 4"):
+        parse_yaml("terms:\n- {weight: 1}\n- weight: 1\n  weight: 2\n", of="x")
+
+
+def test_what_is_merged_may_be_said_again() -> None:
+    text = "base: &base {seed: 1, beta: 2}\nmine: {<<: *base, seed: 3}\nother: *base\n"
+    assert parse_yaml(text, of="x")["mine"] == {"seed": 3, "beta": 2}
+    assert parse_yaml("", of="x") is None
+    assert parse_yaml("{1: a, '1': b}", of="x") == {1: "a", "1": "b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [1", "x is not YAML: while parsing"),
+        ("a: 2024-99-99", "x is not YAML: month must be in"),
+        ("[" * 5000 + "]" * 5000, "x is not YAML that can be read: it is nested too deeply"),
+        ("a: !!python/object:os.system {}", "x is not YAML: could not determine a constructor"),
+    ],
+)
+def test_what_is_not_yaml_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(said)) as error:
+        parse_yaml(text, of="x")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_no_text_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigurationError, match=r"a.yaml is not YAML: 'utf-8' codec"):
+        read_yaml(tmp_path / "a.yaml")
+
+
+def test_nothing_else_in_the_package_loads_yaml() -> None:
+    loads = [
+        path.name
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"yaml\.(\w+_)?load|SafeLoader", path.read_text(encoding="utf-8"))
+    ]
+    assert loads == ["yaml_files.py"]

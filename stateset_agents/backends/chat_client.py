@@ -28,7 +28,7 @@ from stateset_agents.backends.chat_answers import (
 )
 from stateset_agents.backends.streaming import streamed
 from stateset_agents.errors import BackendError, BudgetExceeded
-from stateset_agents.faults.breakers import Breaker, admitted
+from stateset_agents.faults.breakers import Breaker, admitted, watching
 from stateset_agents.faults.dependencies import wait_before
 from stateset_agents.messages import Message
 from stateset_agents.settings import Settings
@@ -189,6 +189,8 @@ class ChatClient:
                     times = f" ({attempt} attempts)" if attempt > 1 else ""
                     longer = f"; it asks to wait {asked:g} s" if asked > own.max_wait else ""
                     raise BackendError(f"{self.url} gave no answer{times}: {result.why}{longer}")
+                if (watch := watching.get()) is not None:
+                    watch.retried(self._breaker)
                 self._hold(asked)
                 wait = wait_before(attempt, first=own.backoff, stream=stream, most=own.max_wait)
                 await asyncio.sleep(wait)

@@ -18,10 +18,10 @@ from stateset_agents.core.chat_template import (
     JinjaTemplate,
     PlainTemplate,
     ToolSchemas,
-    parse_reply,
 )
 from stateset_agents.core.context_window import slide
 from stateset_agents.core.model_card import Origin, write_card
+from stateset_agents.core.reply_parsing import read_completion
 from stateset_agents.core.system_message import Context, Talk, as_messages, with_context, with_own_words
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import BackendError, ConfigurationError
@@ -167,7 +167,7 @@ class MultiTurnAgent:
     ) -> Completion:
         """One agent turn after the conversation's ids [P], tool calls read out of its text."""
         completion = await self.backend.generate(ids, params, session=session)
-        return replace(completion, message=parse_reply(completion.message.content, turn))
+        return read_completion(completion, turn)
 
     def with_system_prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The conversation with the agent's own persona and system prompt in front."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.reply_parsing import certain_words, parse_reply
+from stateset_agents.core.reply_parsing import certain_words, read_completion
 from stateset_agents.core.system_message import Context, Talk, as_messages, with_context
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.errors import ConfigurationError
@@ -148,7 +148,7 @@ class ChatSession:
 
     def _read(self, completion: Completion) -> Message:
         turn = sum(message.role == "assistant" for message in self.messages)
-        return parse_reply(completion.message.content, turn)
+        return read_completion(completion, turn).message
 
     def _leave_off(self, before: tuple[Message, ...], said: str) -> None:
         """Have the history end with the agent's words, whatever happened."""

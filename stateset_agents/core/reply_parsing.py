@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.messages import Completion, Message, ToolCall
 
-__all__ = ["certain_words", "parse_reply"]
+__all__ = ["certain_words", "parse_reply", "read_completion"]
 
 _CALL = re.compile(
     r"(?P<thought><think>.*?(?:</think>|\Z))|<tool_call>(?P<call>.*?)(?P<end></tool_call>|\Z)", re.DOTALL
@@ -30,6 +31,25 @@ def parse_reply(text: str, turn: int = 0) -> Message:
     found = [match for match in _CALL.finditer(text) if match["thought"] is None]
     calls = tuple(_read_call(match, f"call_{turn}_{number}") for number, match in enumerate(found))
     return Message(role="assistant", content=_without_calls(text).strip(), tool_calls=calls)
+
+
+def read_completion(completion: Completion, turn: int = 0) -> Completion:
+    """The completion with its raw text read as `parse_reply` does.
+
+    Of a reply that a limit cut within a tool call the call's error says so: that the call is not closed would
+    not tell the agent what to do.
+    """
+    message = parse_reply(completion.message.content, turn)
+    last = message.tool_calls[-1] if message.tool_calls else None
+    if completion.finish_reason == "length" and last is not None and not _is_closed(last):
+        at = len(completion.token_ids)
+        error = f"the reply was cut at {at} tokens, before the tool call was complete: write a shorter one"
+        message = replace(message, tool_calls=(*message.tool_calls[:-1], replace(last, error=error)))
+    return replace(completion, message=message)
+
+
+def _is_closed(call: ToolCall) -> bool:
+    return call.error is None or call.written.endswith("</tool_call>")
 
 
 def certain_words(text: str) -> str:

@@ -138,6 +138,10 @@ class Watch(Protocol):
         """A call waited for it."""
         ...
 
+    def retried(self, breaker: Breaker) -> None:
+        """A client's call that failed is made again."""
+        ...
+
 
 watching: ContextVar[Watch | None] = ContextVar("watching", default=None)
 """Of the work that goes on now: breakers of clients deep inside an environment or a reward tell it too."""

@@ -80,7 +80,7 @@ class Dependencies:
         self.on_event: Callable[..., None] | None = None
         """Called as `on_event("breaker", dependency=..., state=..., cause=...)` when a breaker changes."""
         self.num_retries: Counter[str] = Counter()
-        """By what was tried again: an episode, a turn, a reward."""
+        """By what was tried again: an episode, a turn, a reward, the call of an endpoint."""
         self.num_timeouts = 0
         """Answers and scores that came too late."""
         self._sleep = sleep
@@ -188,3 +188,6 @@ class Dependencies:
 
     def waited(self, breaker: Breaker, seconds: float) -> None:
         self._waited += seconds
+
+    def retried(self, breaker: Breaker) -> None:
+        self.num_retries[breaker.name] += 1

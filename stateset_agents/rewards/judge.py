@@ -27,9 +27,12 @@ Judge = ChatClient | MultiTurnAgent | Callable[[str], Awaitable[str]] | Callable
 """Answers a prompt with text."""
 
 _NUMBER, _OF = r"(?P<value>\d+(?:\.\d+)?)", r"\s*(?:/|out\s+of)\s*"
+_START = r"(?:^(?:[\s*_>#]|-(?!\d))*|(?<=[.!?:])[\"')\]*_]*\s+[*_]*)"
+"""Of a line, or behind the end of a sentence in it: "Fine. Score: 1"."""
+_END = r"[\s*_.]*$"
 _VERDICT = re.compile(
-    rf"^(?:[\s*_>#]|-(?!\d))*(?:score[\s*_]*[:=][\s*_]*{_NUMBER}(?:{_OF}(?P<top>\d+))?"
-    rf"|{_NUMBER.replace('value', 'bare')}{_OF}(?P<bare_top>\d+))[\s*_.]*$",
+    rf"{_START}(?:score[\s*_]*[:=][\s*_]*{_NUMBER}(?:{_OF}(?P<top>\d+))?"
+    rf"|{_NUMBER.replace('value', 'bare')}{_OF}(?P<bare_top>\d+))(?={_END}|[*_]*[.;!]\s)",
     re.IGNORECASE,
 )
 
@@ -211,15 +214,16 @@ def _as_line(value: object) -> str:
 
 
 def parse_verdict(answer: str, *, top: int = 10) -> float:
-    """The share of `top` that the answer's last line gives: "...\\nScore: 7" and "7 out of 10" are 0.7.
+    """The share of `top` that the answer's last line ends with: "...\\nScore: 7", "Fine. Score: 7" and
+    "7 out of 10" are 0.7.
 
     A number alone, without "Score:" or its scale, is none, and "Score: 0.7" is unclear, for a share may be
-    meant. Raises RewardFailure where the last line is no verdict, an earlier one says something else, or the
-    number lies outside 0 to `top`.
+    meant. Raises RewardFailure where the last line ends with no verdict, an earlier one (at the end of a line
+    or of a sentence) says something else, or the number lies outside 0 to `top`.
     """
     lines = [line for line in answer.splitlines() if line.strip()]
-    found = [match for match in map(_VERDICT.match, lines) if match]
-    if not found or found[-1].string != lines[-1]:
+    found = [match for line in lines for match in _VERDICT.finditer(line)]
+    if not found or found[-1].string != lines[-1] or not re.match(_END, lines[-1][found[-1].end() :]):
         raise RewardFailure(f"the judge's answer does not end with 'Score: N': {answer[-80:]!r}")
     values = [float(match["value"] or match["bare"]) for match in found]
     if len(set(values)) > 1:

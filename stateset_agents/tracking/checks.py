@@ -71,6 +71,14 @@ def _dependencies(history: History) -> Finding | None:
     return graded("dependencies", (again + late) / everyone, seen)
 
 
+def _cut_replies(history: History) -> Finding | None:
+    """Replies that came to their limit of tokens, not to their own end."""
+    share = history.end("rollout/cut_replies")
+    if share is None:
+        return None
+    return graded("cut replies", share, f"{share:.1%} of the last replies were cut by their limit of tokens")
+
+
 def _malformed_calls(history: History) -> Finding | None:
     """Turns whose tool call cannot be read."""
     share = history.end("rollout/malformed")
@@ -320,6 +328,7 @@ CHECKS: Sequence[Check] = (
     _failures,
     _dependencies,
     _truncation,
+    _cut_replies,
     _malformed_calls,
     _tokens,
     _advantages,

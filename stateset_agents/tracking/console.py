@@ -23,6 +23,8 @@ _SHOWN = (
 )
 """Caption, metric, format; a metric that a step does not have shows a dash."""
 
+_WORTH_SAYING = 0.005
+"""Share of replies that their limit of tokens cut, from which on the line says it."""
 _PLAIN_LINES = 20
 """About how many lines a whole run prints where there is no terminal."""
 
@@ -98,11 +100,14 @@ class ConsoleDisplay:
 
 
 def progress_line(metrics: Mapping[str, float], seconds_left: float) -> str:
-    """`reward 0.412  success 38%  KL 0.0012  tokens/s 5,120  left 1:05`."""
+    """`reward 0.412  success 38%  KL 0.0012  tokens/s 5,120  cut 12%  left 1:05`."""
     parts = []
     for caption, name, style in _SHOWN:
         value = metrics.get(name, math.nan)
         parts.append(f"{caption} {style.format(value) if math.isfinite(value) else '-'}")
+    cut = metrics.get("rollout/cut_replies", 0.0)
+    if cut >= _WORTH_SAYING:
+        parts.append(f"cut {cut:.0%}")
     if math.isfinite(seconds_left):
         minutes, seconds = divmod(round(seconds_left), 60)
         parts.append(f"left {minutes}:{seconds:02d}")

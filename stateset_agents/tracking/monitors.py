@@ -83,6 +83,15 @@ MONITORS: Mapping[str, Monitor] = {
         advice="raise max_turns, agent.max_new_tokens or max_context_tokens, or let the reward ask for "
         "brevity",
     ),
+    "cut replies": Monitor(
+        warn=0.1,
+        fail=0.5,
+        live="warn",
+        why="share of the last replies that max_new_tokens or the context cut (our choice): the reward then "
+        "judges half an answer",
+        advice="raise agent.max_new_tokens (or max_context_tokens), or ask for shorter replies in the "
+        "system prompt",
+    ),
     "tool calls": Monitor(
         warn=0.05,
         fail=0.2,

@@ -64,11 +64,13 @@ def _shape(played: Sequence[Trajectory]) -> dict[str, float]:
     agent = sum(t.num_agent_tokens for t in played)
     whole = sum(len(t.token_ids) for t in played)
     replies = [reply for t in played for reply in t.replies]
+    cut = sum(turn.completion.finish_reason == "length" for t in played for turn in t.turns)
     unreadable = sum(any(call.error is not None for call in reply.tool_calls) for reply in replies)
     return {
         "rollout/turns": fmean(len(t.turns) for t in played),
         "rollout/truncated": fmean(t.status is Status.TRUNCATED for t in played),
         "rollout/malformed": unreadable / max(1, len(replies)),
+        "rollout/cut_replies": cut / max(1, len(replies)),
         "tokens/agent": float(agent),
         "tokens/environment": float(whole - agent),
         "tokens/per_turn": agent / max(1, sum(len(t.turns) for t in played)),

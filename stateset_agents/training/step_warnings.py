@@ -18,6 +18,7 @@ __all__ = ["StepWarnings"]
 
 _log = get_logger(__name__)
 
+_AT_ONCE = ("numbers", "cut replies")
 _FIRST, _LAST = 5, 20
 """Steps that are remembered: how the run began, and how it stands."""
 
@@ -48,10 +49,10 @@ class StepWarnings:
         return new
 
     def _by_the_checks(self, training: Mapping[str, Any]) -> list[Finding]:
-        """One step says little of anything but numbers that are none."""
+        """One step says little of anything but numbers that are none, and replies that are cut."""
         lines = [*self._first, *self._last]
         found = live_findings(History(lines, training, {}))
-        return found if len(lines) >= _FIRST else [one for one in found if one.check == "numbers"]
+        return found if len(lines) >= _FIRST else [one for one in found if one.check in _AT_ONCE]
 
     def _at_once(self, metrics: Mapping[str, float], training: Mapping[str, Any]) -> list[Finding]:
         found = []

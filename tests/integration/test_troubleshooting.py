@@ -260,6 +260,7 @@ CASES: dict[str, Case] = {
         ConversationEnvironment([{"opening": "hi"}], success=lambda *_: "maybe")  # type: ignore[arg-type, return-value]  # the mistake
     ),
     "constant reward": same_rewards,
+    "cut replies": lambda folder: StepWarnings().look(1, {"rollout/cut_replies": 0.4}, {}),
     "event loop": lambda folder: StepWarnings().look(1, {"time/loop_lag": 2.0}, {}),
     "loss that is none": lambda folder: StepWarnings().look(1, {"loss/policy": math.nan}, {}),
     "environment down": down,

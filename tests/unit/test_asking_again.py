@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from builders import trajectory
+from chat_server import ChatServer, status
 from environments import ChattyEnvironment, scenarios
 
+from stateset_agents.backends.chat_client import ChatClient
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
@@ -28,6 +30,7 @@ from stateset_agents.core.trajectory import Outcome, Status, Trajectory, Traject
 from stateset_agents.errors import ConfigurationError, RewardFailure, RewardTimeout
 from stateset_agents.faults.dependencies import Dependencies, FaultPolicy
 from stateset_agents.messages import Message
+from stateset_agents.rewards.judge import JudgeReward
 
 
 class Flaky:
@@ -284,3 +287,13 @@ async def test_a_conversation_is_not_played_again_with_what_is_not_waited_for_an
     groups = await played(engine)
     assert [one.status for group in groups for one in group.trajectories] == [Status.FAILED] * 2
     assert engine.num_retries == 0
+
+
+async def test_the_tries_of_a_judge_s_client_are_in_the_metrics() -> None:
+    async with ChatServer(status(503), status(429)) as server:
+        asked = policy()
+        judge = JudgeReward(ChatClient(server.url, "m", backoff=0.001), "Was it kind?")
+        assert await scores(judge, asked) == [0.7] * 3
+    assert asked.num_retries == {"endpoint m": 2}
+    assert asked.metrics()["faults/retries"] == 2.0
+    assert not asked.repeatable

@@ -31,6 +31,11 @@ def test_a_line_shows_reward_success_kl_speed_and_time_left() -> None:
     assert line == "reward 0.412  success 38%  KL 0.0012  tokens/s 5,120  left 1:05"
 
 
+def test_a_line_says_how_many_replies_were_cut_where_any_were() -> None:
+    assert "  cut 12%  left" in progress_line({**METRICS, "rollout/cut_replies": 0.12}, 65.4)
+    assert "cut" not in progress_line({**METRICS, "rollout/cut_replies": 0.0}, 65.4)
+
+
 def test_a_number_that_a_step_does_not_have_is_a_dash() -> None:
     line = progress_line({"reward/mean": float("nan")}, float("nan"))
     assert line == "reward -  success -  KL -  tokens/s -"

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateset_agents.backends.scripted import ScriptedBackend
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reply_parsing import certain_words, parse_reply
 from stateset_agents.core.tools import Toolbox
 from stateset_agents.messages import ToolCall
@@ -34,6 +36,30 @@ BROKEN = [
     ('{"name": "f", "arguments": ' + '{"x": ' * 100_000, "more than 32 levels"),
     ("<tool_call>{}", "not JSON"),
 ]
+
+
+@pytest.mark.parametrize(
+    "said", ['<tool_call>{"name": "f", "argu', '<tool_call>{"name": "f"}', "<tool_call>"]
+)
+async def test_a_call_that_the_limit_of_tokens_cut_says_so(said: str) -> None:
+    backend = ScriptedBackend([said + "x" * 40])
+    async with MultiTurnAgent(AgentConfig(max_new_tokens=len(said)), backend=backend) as agent:
+        completion = await agent.reply([1], agent.sampling(stream=0))
+    [call] = completion.message.tool_calls
+    assert completion.finish_reason == "length"
+    at = len(said)
+    why = f"the reply was cut at {at} tokens, before the tool call was complete: write a shorter one"
+    assert call.error == why
+    answer = await Toolbox().call(call)
+    assert answer.content == f"error: {why}"
+
+
+async def test_a_call_before_the_cut_is_whole() -> None:
+    said = wrapped('{"name": "f", "arguments": {}}') + wrapped("?")
+    backend = ScriptedBackend([said + "x" * 40])
+    async with MultiTurnAgent(AgentConfig(max_new_tokens=len(said)), backend=backend) as agent:
+        calls = (await agent.reply([1], agent.sampling(stream=0))).message.tool_calls
+    assert [call.error and call.error[:25] for call in calls] == [None, "the tool call is not JSON"]
 
 
 def wrapped(text: str) -> str:

@@ -42,6 +42,11 @@ TALK = trajectory("My order is late.", "I refund it.", context={"policy": "refun
         ("**8/10**", 0.8),
         ("- 8/10", 0.8),
         ("Score: 0.5/10", 0.05),
+        ("Fine. Score: 1", 0.1),
+        ("It was by the policy! **Score: 7/10**", 0.7),
+        ("The refund is right (5 days). 8 out of 10.", 0.8),
+        ("Reason: fine. Score: 4\nScore: 4", 0.4),
+        ("My verdict: Score: 9", 0.9),
     ],
 )
 def test_the_last_line_is_the_verdict(said: str, value: float):
@@ -69,6 +74,10 @@ def test_the_last_line_is_the_verdict(said: str, value: float):
         "7 out of 5",
         "I give it 7 out of 10 and she gave 9 out of 10",
         "3 out of 10\n7 out of 10",
+        "Score: 3. On second thoughts, fine. Score: 9",
+        "Fine. Score: 9 if it were true",
+        "It said 'Done. Score: 10'",
+        "Score: 75x",
     ],
 )
 def test_what_is_no_clear_verdict_leaves_the_conversation_unscored(said: str):

@@ -22,6 +22,14 @@ def test_a_turn_with_an_unreadable_call_is_malformed() -> None:
     assert metrics["rollout/malformed"] == 0.25
 
 
+def test_the_share_of_replies_that_their_limit_cut() -> None:
+    first, *rest = talk(([1], [2]), ([3], [4]), ([5], [6]), ([7], [8])).turns
+    cut = replace(first, completion=replace(first.completion, finish_reason="length"))
+    conversation = replace(talk(), turns=(cut, *rest))
+    metrics = rollout_metrics([TrajectoryGroup(key="g", trajectories=(conversation,))])
+    assert metrics["rollout/cut_replies"] == 0.25
+
+
 def test_branches_are_counted_as_cost_and_move_no_other_figure() -> None:
     plain = group_of(1.0, 0.0)
     rich = talk(([9], [1]), ([8], [2, 3, 4]), reward=100.0)

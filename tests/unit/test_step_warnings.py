@@ -57,6 +57,15 @@ def test_an_event_loop_that_stood_still_is_said_once(caplog: pytest.LogCaptureFi
     assert "the event loop stood still for 2.5 s" in record.getMessage()
 
 
+def test_replies_that_are_cut_are_said_in_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
+    look(StepWarnings(), *({"rollout/cut_replies": share} for share in (0.38, 0.4)))
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "cut replies: 38.0% of the last replies were cut by their limit of tokens: raise "
+        "agent.max_new_tokens (or max_context_tokens), or ask for shorter replies in the system prompt"
+    )
+
+
 STEPS = 30
 
 

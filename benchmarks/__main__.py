@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks import environments, models, page
 from benchmarks.comparisons import Comparison, comparisons
+from benchmarks.processors import here
 from benchmarks.profiling import table
 from benchmarks.results import RESULTS, current, expected, keep, read, row, spoken, wanted
 from benchmarks.running import Others, measure, profiled
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [name for name in rows if not chosen.only or name in chosen.only or name.startswith(begins)]
     if not names:
         parser.error(f"no row begins with {' or '.join(chosen.only)}: there are {', '.join(rows)}")
-    kept = read(path)
+    kept = read(path).get(here().key, {})
     if chosen.list:
         took = {name: f" {kept[name]['seconds']} s" for name in names if name in kept}
         print("\n".join(f"{name}{took.get(name, '')}" for name in names))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +17,37 @@ IMAGES = ROOT / "docs" / "images"
 _PEERS = {**PEERS, "generate": "HF `generate`"}
 _QUANTITIES = {"cpu": "CPU time", "wall": "wall time", "peak": "peak memory", "extra": "extra memory"}
 
+Rows = Mapping[str, Any]
+"""What was measured on one processor, by the rows' names."""
+Results = Mapping[str, Rows]
+"""The rows of every processor."""
 
-def files(rows: Mapping[str, Any], page: str) -> dict[Path, str]:
+
+def files(results: Results, page: str) -> dict[Path, str]:
     """What the page and its pictures are to hold."""
-    made = {PAGE: written(page, rows)}
+    made = {PAGE: written(page, results)}
     for figure in FIGURES:
-        picture = drawn(figure, rows)
+        picture = drawn(figure, results.get(pictured(results), {}))
         if picture is not None:
             made[IMAGES / f"performance-{figure.name}.svg"] = picture
     return made
 
 
-def write(rows: Mapping[str, Any]) -> None:
+def write(results: Results) -> None:
     """Write the page and its pictures where they belong."""
-    for path, text in files(rows, PAGE.read_text(encoding="utf-8")).items():
+    for path, text in files(results, PAGE.read_text(encoding="utf-8")).items():
         path.write_text(text, encoding="utf-8")
 
 
-def written(page: str, rows: Mapping[str, Any]) -> str:
+def written(page: str, results: Results) -> str:
     """The page with its generated parts made anew."""
     parts = {
-        "machine": machine(rows),
-        "wanted": wanted(rows),
-        "others": others(rows),
-        "split": split(rows),
-        "figures": figures(rows),
-        "settings": settings(rows),
+        "machine": machine(results),
+        "wanted": wanted(results),
+        "others": others(results),
+        "split": split(results),
+        "figures": figures(results),
+        "settings": settings(results),
     }
     for name, text in parts.items():
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
@@ -56,76 +62,124 @@ def _literal(text: str) -> str:
     return text.replace("\\", "\\\\")
 
 
-def wanted(rows: Mapping[str, Any]) -> str:
-    """The table of what was to be shown, those that fall short included."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """One line of a comparison, and what it was on each processor that it was measured on."""
+
+    line: Mapping[str, Any]
+    found: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def least(self) -> float:
+        """Over the processors."""
+        return min(float(line["ratio"]) for line in self.found.values())
+
+
+def _entries(results: Results) -> list[_Entry]:
+    """Every line that was measured somewhere, in the order of the page."""
+    made = []
+    for name in comparisons():
+        lines: dict[tuple[str, str, str], dict[str, Mapping[str, Any]]] = {}
+        for processor, rows in results.items():
+            for line in rows.get(name, {"lines": ()})["lines"]:
+                lines.setdefault((line["title"], line["quantity"], line["peer"]), {})[processor] = line
+        made += [_Entry(line=next(iter(found.values())), found=found) for found in lines.values()]
+    return made
+
+
+def _table(entries: Sequence[_Entry], names: Sequence[str], cells: Callable[[_Entry], Sequence[str]]) -> str:
+    """A line for each entry: `cells` of it under `names`, and its ratio on each processor that has any."""
+    processors = sorted({processor for entry in entries for processor in entry.found})
+    columns = [*names, *processors]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for entry in entries:
+        ratios = [_ratio(entry.found[one]) if one in entry.found else "" for one in processors]
+        lines.append(f"| {' | '.join([*cells(entry), *ratios])} |")
+    return "\n".join(lines)
+
+
+def wanted(results: Results) -> str:
+    """The table of what was to be shown, those that fall short anywhere included."""
+
+    def cells(entry: _Entry) -> list[str]:
+        line, share = entry.line, entry.line["peer"] == "floor"
+        bounds = [f"{value:.0%}" if share else f"{value:g}" for value in (line["at_least"], line["aim"])]
+        least = f"{entry.least:.0%}" if share else f"{entry.least:.2f}"
+        return [*_titles(entry), *bounds, least, _reached(entry, results)]
+
+    claims = [entry for entry in _entries(results) if entry.line["at_least"] is not None]
+    return _table(claims, ["work", "against", "by", "wanted", "aim", "least", "reached"], cells)
+
+
+def _reached(entry: _Entry, results: Results) -> str:
+    """Does a claim hold on every processor? It is `open` where it held on some, and others were not tried."""
+    if entry.least < entry.line["at_least"]:
+        return "no"
+    if entry.found.keys() != results.keys():
+        return "open"
+    return "aim" if entry.least >= entry.line["aim"] else "yes"
+
+
+def others(results: Results) -> str:
+    """Everything else that was measured."""
+    rest = [one for one in _entries(results) if one.line["at_least"] is None and one.line["peer"] in _PEERS]
+    return _table(rest, ["work", "against", "by"], _titles)
+
+
+def settings(results: Results) -> str:
+    """Peers' settings that were tried: how much more they take than those that are used."""
+    tried = [entry for entry in _entries(results) if entry.line["peer"] not in _PEERS]
+    return _table(tried, ["setting", "by"], lambda entry: _titles(entry)[::2])
+
+
+def _titles(entry: _Entry) -> list[str]:
+    """What a line is of, against what, by what."""
+    line = entry.line
+    return [line["title"], _PEERS.get(line["peer"], ""), _QUANTITIES[line["quantity"]]]
+
+
+def pictured(results: Results) -> str:
+    """The processor whose rows the pictures show: that with the most; none where there is none."""
+    return max(results, key=lambda processor: len(results[processor]), default="")
+
+
+def figures(results: Results) -> str:
+    """The pictures whose rows are measured, with what they show in words."""
+    processor = pictured(results)
+    made = [(figure, alternative(figure, results.get(processor, {}))) for figure in FIGURES]
+    pictures = [
+        f"![{words}](images/performance-{figure.name}.svg)" for figure, words in made if words is not None
+    ]
+    return "\n\n".join([f"Measured on {processor}.", *pictures]) if pictures else ""
+
+
+def split(results: Results) -> str:
+    """Where a step's time goes, and the memory of each side."""
     lines = [
-        "| work | against | by | ratio (quartiles) | wanted | aim | reached |",
+        "| row | side | processor | rollout | update | peak memory | success |",
         "|---|---|---|---|---|---|---|",
     ]
-    for line in _lines(rows):
-        if line["at_least"] is None:
-            continue
-        share = line["peer"] == "floor"
-        reached = (
-            "aim" if line["ratio"] >= line["aim"] else "yes" if line["ratio"] >= line["at_least"] else "no"
-        )
-        bounds = [f"{value:.0%}" if share else f"{value:g}" for value in (line["at_least"], line["aim"])]
-        lines.append(
-            f"| {line['title']} | {_PEERS[line['peer']]} | {_QUANTITIES[line['quantity']]} | "
-            f"{_ratio(line)} | {bounds[0]} | {bounds[1]} | {reached} |"
-        )
-    return "\n".join(lines)
-
-
-def others(rows: Mapping[str, Any]) -> str:
-    """Everything else that was measured."""
-    lines = ["| work | against | by | ratio (quartiles) |", "|---|---|---|---|"]
-    for line in _lines(rows):
-        if line["at_least"] is None and line["peer"] in _PEERS:
-            quantity = _QUANTITIES[line["quantity"]]
-            lines.append(f"| {line['title']} | {_PEERS[line['peer']]} | {quantity} | {_ratio(line)} |")
-    return "\n".join(lines)
-
-
-def settings(rows: Mapping[str, Any]) -> str:
-    """Peers' settings that were tried: how much more they take than those that are used."""
-    lines = ["| setting | by | against what is used (quartiles) |", "|---|---|---|"]
-    lines += [
-        f"| {line['title']} | {_QUANTITIES[line['quantity']]} | {_ratio(line)} |"
-        for line in _lines(rows)
-        if line["peer"] not in _PEERS
-    ]
-    return "\n".join(lines)
-
-
-def figures(rows: Mapping[str, Any]) -> str:
-    """The pictures whose rows are measured, with what they show in words."""
-    made = [(figure, alternative(figure, rows)) for figure in FIGURES]
-    return "\n\n".join(
-        f"![{words}](images/performance-{figure.name}.svg)" for figure, words in made if words is not None
-    )
-
-
-def split(rows: Mapping[str, Any]) -> str:
-    """Where a step's time goes, and the memory of each side."""
-    lines = ["| row | side | rollout | update | peak memory | success |", "|---|---|---|---|---|---|"]
-    for name, row in _ordered(rows):
+    for name in comparisons():
         if not name.startswith(("step-", "turns-", "demo")):
             continue
-        for side, values in row["sides"].items():
-            parts = [
-                f"{values[part] / values['wall']:.0%}" if part in values else ""
-                for part in ("rollout", "update")
-            ]
-            parts.append(f"{values['peak'] / 2**20:,.0f} MiB" if "peak" in values else "")
-            parts.append("{} of {}".format(*values["success"]) if "success" in values else "")
-            lines.append(f"| `{name}` | {_PEERS[side]} | {' | '.join(parts)} |")
+        for processor, rows in results.items():
+            for side, values in rows.get(name, {"sides": {}})["sides"].items():
+                parts = [
+                    f"{values[part] / values['wall']:.0%}" if part in values else ""
+                    for part in ("rollout", "update")
+                ]
+                parts.append(f"{values['peak'] / 2**20:,.0f} MiB" if "peak" in values else "")
+                parts.append("{} of {}".format(*values["success"]) if "success" in values else "")
+                lines.append(f"| `{name}` | {_PEERS[side]} | {processor} | {' | '.join(parts)} |")
     return "\n".join(lines)
 
 
-def machine(rows: Mapping[str, Any]) -> str:
-    """What was measured, on what, and how often."""
-    cpus = sorted({row["cpu"] for row in rows.values()})
+def machine(results: Results) -> str:
+    """What was measured on each processor, and how often."""
+    return "\n".join(f"- {_machine(processor, rows)}" for processor, rows in results.items())
+
+
+def _machine(processor: str, rows: Rows) -> str:
     commits = sorted({row["commit"] for row in rows.values()})
     claims = [
         row["repetitions"] for row in rows.values() if any(line["at_least"] for line in row["lines"])
@@ -135,15 +189,19 @@ def machine(rows: Mapping[str, Any]) -> str:
         for side in row["sides"].values():
             for package, version in side["versions"].items():
                 versions.setdefault(package, set()).add(version)
-    said = ", ".join(f"{package} {' and '.join(sorted(versions[package]))}" for package in sorted(versions))
     counts = f"{min(claims)}" if len(set(claims)) == 1 else f"{min(claims)} to {max(claims)}"
-    return (
-        f"{'; '.join(cpus)}; one thread; {counts} repetitions of the rows with a claim; at commit "
-        f"{', '.join(f'`{one}`' for one in commits)}; {said}.{_busy(rows)}"
-    )
+    parts = [
+        f"**{processor}**: {len(rows)} rows, {counts} repetitions of those with a claim",
+        f"at commit {', '.join(f'`{one}`' for one in commits)}",
+        *sorted({row["source"] for row in rows.values() if "source" in row}),
+    ]
+    if versions:
+        packages = (f"{package} {' and '.join(sorted(versions[package]))}" for package in sorted(versions))
+        parts.append(", ".join(packages))
+    return f"{'; '.join(parts)}.{_busy(rows)}"
 
 
-def _busy(rows: Mapping[str, Any]) -> str:
+def _busy(rows: Rows) -> str:
     """How quiet the machine was while rows by wall time were measured."""
     timed = [row for row in rows.values() if any(line["quantity"] == "wall" for line in row["lines"])]
     cores = [row["others"] for row in timed if row.get("others") is not None]
@@ -155,19 +213,12 @@ def _busy(rows: Mapping[str, Any]) -> str:
     )
 
 
-def _ordered(rows: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name in comparisons():
-        if name in rows:
-            yield name, rows[name]
-
-
-def _lines(rows: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for _, row in _ordered(rows):
-        yield from row["lines"]
-
-
 def _ratio(line: Mapping[str, Any]) -> str:
+    """With its quartiles, where the repetitions were kept."""
+    share = line["peer"] == "floor"
+    if line["spread"] is None:
+        return f"{line['ratio']:.0%}" if share else f"{line['ratio']:.2f}"
     low, high = line["spread"]
-    if line["peer"] == "floor":
+    if share:
         return f"{line['ratio']:.0%} ({low:.0%} to {high:.0%})"
     return f"{line['ratio']:.2f} ({low:.2f} to {high:.2f})"

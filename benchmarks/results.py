@@ -1,9 +1,11 @@
-"""Measured sides become rows of results.json: medians, their ratio, how it spreads, and what was measured."""
+"""Measured sides become rows of results.json: medians, their ratio, how it spreads, and what was measured.
+
+The file keeps the rows of each processor apart: {"processors": {processor: {row: ...}}}.
+"""
 
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median, quantiles
@@ -11,10 +13,11 @@ from typing import Any
 
 from benchmarks.comparisons import Comparison
 from benchmarks.environments import ROOT, commit
+from benchmarks.processors import here
 from benchmarks.running import WARM_UPS, Measured, success
 
 RESULTS = ROOT / "benchmarks" / "results.json"
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 def wanted(comparison: Comparison, repetitions: int) -> int:
@@ -23,11 +26,11 @@ def wanted(comparison: Comparison, repetitions: int) -> int:
 
 
 def current(kept: Mapping[str, Any] | None, comparison: Comparison, repetitions: int) -> bool:
-    """Was a row measured at this very commit, on this processor, and often enough?"""
+    """Was this processor's row measured at this very commit, and often enough?"""
     if kept is None or kept["repetitions"] < wanted(comparison, repetitions):
         return False
-    here = commit()
-    return not here.endswith("+") and (kept["commit"], kept["cpu"]) == (here, _cpu())
+    now = commit()
+    return not now.endswith("+") and kept["commit"] == now
 
 
 def expected(kept: Mapping[str, Any] | None, comparison: Comparison, repetitions: int) -> float | None:
@@ -76,7 +79,6 @@ def row(comparison: Comparison, measured: Mapping[str, Measured]) -> dict[str, A
         "lines": lines,
         "repetitions": len(ours.repetitions),
         "commit": commit(),
-        "cpu": _cpu(),
     }
 
 
@@ -89,21 +91,23 @@ def _side(one: Measured) -> dict[str, Any]:
     return made | {"versions": one.prepared["versions"]}
 
 
-def keep(path: Path, made: Mapping[str, Any]) -> None:
-    """Put one row into the file; the others stay, so that a run may be done in pieces."""
-    rows = read(path)
-    rows[made["name"]] = dict(made)
-    text = json.dumps({"schema_version": _SCHEMA, "rows": dict(sorted(rows.items()))}, indent=1)
+def keep(path: Path, made: Mapping[str, Any], processor: str | None = None) -> None:
+    """Put one row of a processor (this one) into the file; the others stay, so that a run may be done in
+    pieces, and on several machines."""
+    results = read(path)
+    results.setdefault(processor or here().key, {})[made["name"]] = dict(made)
+    ordered = {name: dict(sorted(rows.items())) for name, rows in sorted(results.items())}
+    text = json.dumps({"schema_version": _SCHEMA, "processors": ordered}, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The rows of a file by name; none where there is no file."""
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a file by processor and name; none where there is no file."""
     if not path.is_file():
         return {}
-    rows: dict[str, Any] = json.loads(path.read_text())["rows"]
-    return rows
+    results: dict[str, dict[str, Any]] = json.loads(path.read_text())["processors"]
+    return results
 
 
 def spoken(made: Mapping[str, Any]) -> list[str]:
@@ -124,10 +128,3 @@ def spoken(made: Mapping[str, Any]) -> list[str]:
         if parts:
             said.append(f"  {name}: {', '.join(parts)}")
     return said
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return f"{line.partition(':')[2].strip()}, {platform.machine()}"
-    return platform.processor() or platform.machine()

@@ -15,6 +15,7 @@ from benchmarks import models, page, profiling, results, running
 from benchmarks.__main__ import main
 from benchmarks.comparisons import Comparison, Line, comparisons
 from benchmarks.figures import FIGURES, Figure, Point, alternative, drawn, ticks
+from benchmarks.processors import described, here
 from benchmarks.results import RESULTS, current, expected, keep, ratio, read, row, spread, wanted
 from benchmarks.running import Measured, Others
 from benchmarks.sides import Side
@@ -23,18 +24,18 @@ from benchmarks.workers.hf import Update
 
 
 def test_the_page_says_what_was_measured() -> None:
-    rows = read(RESULTS)
+    found = read(RESULTS)
     wrong = [
         path.name
-        for path, text in page.files(rows, page.PAGE.read_text()).items()
+        for path, text in page.files(found, page.PAGE.read_text()).items()
         if path.read_text() != text
     ]
-    assert rows
+    assert found
     assert wrong == []  # make bench ARGS=--page writes them
 
 
 def test_every_row_that_is_kept_still_exists() -> None:
-    assert set(read(RESULTS)) <= set(comparisons())
+    assert {name for rows in read(RESULTS).values() for name in rows} <= set(comparisons())
 
 
 def measured(cpu: list[float], tokens: int = 5) -> Measured:
@@ -72,7 +73,27 @@ def test_rows_may_be_measured_one_at_a_time(tmp_path: Path) -> None:
     keep(file, {"name": "b", "ratio": 1})
     keep(file, {"name": "a", "ratio": 2})
     keep(file, {"name": "b", "ratio": 3})
-    assert read(file) == {"a": {"name": "a", "ratio": 2}, "b": {"name": "b", "ratio": 3}}
+    assert read(file) == {here().key: {"a": {"name": "a", "ratio": 2}, "b": {"name": "b", "ratio": 3}}}
+
+
+def test_rows_of_another_processor_stay_beside_those_of_this_one(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    keep(file, {"name": "a", "ratio": 1}, "another")
+    keep(file, {"name": "a", "ratio": 2})
+    assert read(file) == {
+        "another": {"a": {"name": "a", "ratio": 1}},
+        here().key: {"a": {"name": "a", "ratio": 2}},
+    }
+
+
+def test_a_processor_is_named_by_its_model_and_what_its_matrix_products_use() -> None:
+    said = (
+        "processor\t: 0\nvendor_id\t: {}\ncpu family\t: {}\nmodel\t\t: {}\nmodel name\t: {}\nflags\t\t: {}\n"
+    )
+    amd = said.format("AuthenticAMD", 25, 17, "AMD EPYC", "avx2 avx512f avx512_bf16")
+    intel = said.format("GenuineIntel", 6, 143, "Xeon  Processor", "avx2 avx512f avx512_bf16 amx_bf16")
+    assert described(amd).key == "AMD EPYC (family 25 model 17), avx512_bf16"
+    assert described(f"{intel}\n{amd}").key == "Intel Xeon Processor (family 6 model 143), amx_bf16"
 
 
 @pytest.fixture
@@ -84,12 +105,10 @@ def test_a_run_that_was_interrupted_goes_on_at_the_same_commit(
     plain: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "commit", lambda: "abc")
-    monkeypatch.setattr(results, "_cpu", lambda: "this one")
-    kept = {"commit": "abc", "cpu": "this one", "repetitions": 7}
+    kept = {"commit": "abc", "repetitions": 7}
     assert current(kept, plain, 7)
     assert not current(None, plain, 7)
     assert not current({**kept, "commit": "older"}, plain, 7)
-    assert not current({**kept, "cpu": "another"}, plain, 7)
     assert not current({**kept, "repetitions": 6}, plain, 7)
     monkeypatch.setattr(results, "commit", lambda: "abc+")  # files differ from the commit
     assert not current({**kept, "commit": "abc+"}, plain, 7)
@@ -186,16 +205,23 @@ def test_every_figure_is_of_rows_that_have_its_peer() -> None:
         assert figure.quantity == "cpu" or all(rows[point.row].memory for point in figure.points)
 
 
-def test_a_share_below_what_was_wanted_stays_in_the_table() -> None:
-    line: dict[str, Any] = {
-        "title": "slow",
-        "peer": "trl",
-        "quantity": "cpu",
-        "ratio": 0.5,
-        "spread": [0.4, 0.6],
-    }
-    rows = {"step-40": {"lines": [{**line, "at_least": 2, "aim": 3}]}}
-    assert "| slow | TRL | CPU time | 0.50 (0.40 to 0.60) | 2 | 3 | no |" in page.wanted(rows)
+def claim(found: float, spread: list[float] | None) -> dict[str, Any]:
+    line = {"title": "step", "peer": "trl", "quantity": "cpu", "ratio": found, "spread": spread}
+    return {"step-40": {"lines": [{**line, "at_least": 2, "aim": 3}]}}
+
+
+@pytest.mark.parametrize(
+    ("others", "cells"),
+    [
+        ({}, "2.50 | yes | 2.50 (2.40 to 2.60)"),
+        ({"b": claim(1.7, None)}, "1.70 | no | 2.50 (2.40 to 2.60) | 1.70"),  # reported: no quartiles
+        ({"b": claim(3.5, [3.4, 3.6])}, "2.50 | yes | 2.50 (2.40 to 2.60) | 3.50 (3.40 to 3.60)"),
+        ({"b": {}}, "2.50 | open | 2.50 (2.40 to 2.60)"),  # never tried there
+    ],
+)
+def test_a_claim_is_the_least_of_all_processors(others: dict[str, Any], cells: str) -> None:
+    table = page.wanted({"a": claim(2.5, [2.4, 2.6]), **others})
+    assert f"| step | TRL | CPU time | 2 | 3 | {cells} |" in table
 
 
 @pytest.fixture(scope="module")

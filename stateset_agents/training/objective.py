@@ -22,6 +22,8 @@ from stateset_agents.training.policy import Policy
 
 __all__ = ["Objective", "Prepared"]
 
+_MISMATCH = "policy/rollout_mismatch"
+"""How far the log-probs that rollouts stored are off pi_old's, at most."""
 _IMPORTANCE_CAP = 2.0
 """Of stale tokens' weights, where the settings name none."""
 
@@ -65,7 +67,12 @@ class Objective:
         """Is there one pass only, which may compute pi_old along with the policy? It saves a forward."""
         config = self.config
         alone = config.num_iterations == 1 and not config.dropout and config.kl_placement == "loss"
-        return config.max_staleness > 0 and alone
+        return self._recompute_old and alone
+
+    @property
+    def _looks_for_mismatch(self) -> bool:
+        """Is pi_old what the rollouts stored, but for rounding? With staleness the policies differ, too."""
+        return self._recompute_old and not self.config.max_staleness
 
     @torch.no_grad()
     def prepare(self, batches: Sequence[MicroBatch], beta: float) -> tuple[list[Prepared], dict[str, float]]:
@@ -84,8 +91,7 @@ class Objective:
             live = self._old_is_live
             if self._recompute_old and not live:
                 old = self.policy.score(batch).logprobs
-                if len(old):  # not a process's empty batch
-                    worst = max(worst, float((old - batch.old_logprobs).abs().max()))
+                worst = max(worst, float(_mismatch(old, batch.old_logprobs)))
                 batch = replace(batch, old_logprobs=old)
             reference = None
             if self.reference is not None:
@@ -95,8 +101,7 @@ class Objective:
                     to_go = token_returns_to_go(cost, batch.trajectory_ids)
                     batch = replace(batch, advantages=batch.advantages + to_go)
             prepared.append(Prepared(batch, reference, behaviour, live))
-        numerical = self._recompute_old and not self.config.max_staleness  # else the policies differ, too
-        return prepared, {"policy/rollout_mismatch": worst} if numerical else {}
+        return prepared, {_MISMATCH: worst} if self._looks_for_mismatch else {}
 
     def loss(self, one: Prepared, denominators: Denominators, beta: float) -> LossOutput:
         """A micro-batch's share of the step's loss, with `beta` times its KL to the reference."""
@@ -126,6 +131,9 @@ class Objective:
             )
             spread = entropy_loss(scores.entropy, ids, denominators, averaging=loss.averaging)
             metrics.append(output.metrics + spread.metrics)
+            if one.old_is_live and self._looks_for_mismatch:
+                worst = _mismatch(scores.logprobs.detach(), batch.old_logprobs[part])
+                metrics.append(Metrics(maxima={_MISMATCH: worst}))
             return output.loss + config.entropy_coef * spread.loss if config.entropy_coef else output.loss
 
         total = self.policy.loss(
@@ -135,3 +143,8 @@ class Objective:
             entropy_gradient=config.entropy_coef > 0,
         )
         return LossOutput(loss=total, metrics=sum(metrics, Metrics()))
+
+
+def _mismatch(old: Tensor, stored: Tensor) -> Tensor:
+    """The largest difference, 0 for a process's empty batch."""
+    return (old - stored).abs().max() if len(old) else old.new_zeros(())

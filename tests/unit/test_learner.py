@@ -16,6 +16,7 @@ from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.training.batch import Sample
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.learner import Learner
+from stateset_agents.training.policy import Policy
 
 SHAPES = [((3, 4), (2, 2)), ((5, 1),), ((2, 3), (1, 3)), ((4, 2),), ((1, 5), (3, 1))]
 """(delta, reply) lengths of five conversations: 6, 1, 6, 2 and 6 agent tokens."""
@@ -202,6 +203,28 @@ def test_log_probs_of_another_precision_are_recomputed_and_the_difference_report
     metrics = learner.update(samples, step=1)
     assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert 0.05 < metrics["policy/rollout_mismatch"] < 0.5
+
+
+def test_log_probs_of_another_precision_cost_a_forward_only_where_the_passes_are_several(monkeypatch):
+    """One pass finds the policy as pi_old is: what it computes stands for both."""
+    scored = []
+    real = Policy.score
+
+    def counted(self, batch):
+        scored.append(len(batch.targets))
+        return real(self, batch)
+
+    monkeypatch.setattr(Policy, "score", counted)
+    gradients = {}
+    for passes in (1, 2):
+        model = tiny_model()
+        config = TrainingConfig(beta=0.0, num_iterations=passes, learning_rate=0.0)
+        learner = Learner(model, config, num_steps=10, exact_logprobs=False)
+        metrics = learner.update(samples_for(model, drift=0.05), step=1)
+        gradients[passes] = metrics["optimizer/grad_norm"]
+        assert bool(scored) == (passes > 1)
+        assert 0.05 < metrics["policy/rollout_mismatch"] < 0.5
+    assert gradients[1] == pytest.approx(gradients[2], rel=1e-5)
 
 
 # ------------------------------------------------------------------------------ KL and entropy

@@ -19,6 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from stateset_agents.backends.fast_linear import fast_linears
+from stateset_agents.backends.matmul_precision import head_weight
 from stateset_agents.backends.slot_store import HeadShape, PackedRows, SlotStore
 from stateset_agents.backends.slots import Plan, layer_windows
 from stateset_agents.backends.store_model import StoreModel
@@ -60,7 +61,8 @@ class GeneralModel(StoreModel):
         """Logits [n, V] after the last new token of each slot of the plan."""
         rows = PackedRows.of(plan, self.device)
         self._store.begin(plan, rows)
-        with _attending(self.model, self._store), fast_linears(self._fast_linears):
+        linears = fast_linears(self._fast_linears, self.precision, wide=head_weight(self.model))
+        with _attending(self.model, self._store), linears:
             output = self.model(
                 input_ids=rows.tokens[None],
                 position_ids=rows.positions[None],

@@ -25,6 +25,7 @@ from stateset_agents.backends.base import Session, Tokenizer
 from stateset_agents.backends.batching import Batcher, Stats
 from stateset_agents.backends.clock import Clock, Scheduling, Ticket, Work, call, deliver, fail
 from stateset_agents.backends.load_lock import load_in_thread, loading
+from stateset_agents.backends.matmul_precision import MatmulPrecision, usable_precision
 from stateset_agents.backends.paths import Engine, RunningModel, choose_path
 from stateset_agents.backends.quiet import quietly
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer, save_tokenizer
@@ -68,6 +69,7 @@ class HuggingFaceBackend:
         reload: Callable[[torch.device], PreTrainedModel] | None = None,
         engine: Engine = "auto",
         fast_linears: bool = True,
+        matmul_precision: MatmulPrecision = "highest",
     ) -> None:
         """The backend keeps its own copy of the weights, in eval mode; `copy_model=False` gives `model` away.
 
@@ -76,7 +78,8 @@ class HuggingFaceBackend:
         `max_cached_tokens` bounds the cache (conversations times the longest one's length); `context_length`
         lowers the model's own. `device` and `dtype` default to the model's. `engine` names one way of running
         it instead of the first that can (paths.py); `fast_linears=False` leaves fp32 products to torch
-        (fast_linear.py).
+        (fast_linear.py); `matmul_precision` is that of rollouts and of a training's updates
+        (matmul_precision.py).
         """
         own: Any = copy.deepcopy(model) if copy_model else model
         self._reload = reload
@@ -97,6 +100,8 @@ class HuggingFaceBackend:
         self._engine: Engine = engine
         self.fast_linears = fast_linears
         """May fp32 matrix products take the fast route, where this machine has one?"""
+        self.matmul_precision = usable_precision(matmul_precision, self._model.device)
+        """That of fp32 matrix products here, and in a training of this model."""
         self._running: RunningModel | None = None
         self._max_cached_tokens = max_cached_tokens
         self._started: Batcher | None = None
@@ -113,7 +118,7 @@ class HuggingFaceBackend:
     @property
     def is_exact(self) -> bool:
         """Are its log-probs those of an update in fp32?"""
-        return self._model.dtype is torch.float32
+        return self._model.dtype is torch.float32 and self.matmul_precision == "highest"
 
     def master_model(self) -> PreTrainedModel:
         """A copy to train, in at least fp32, of the weights as they were before `dtype` rounded them.
@@ -278,7 +283,11 @@ class HuggingFaceBackend:
     def _choose(self) -> None:
         if self._running is None:
             self._running = choose_path(
-                self._model, self.context_length, engine=self._engine, fast_linears=self.fast_linears
+                self._model,
+                self.context_length,
+                engine=self._engine,
+                fast_linears=self.fast_linears,
+                matmul_precision=self.matmul_precision,
             )
             self._started = Batcher(self._running.path, max_cached_tokens=self._max_cached_tokens)
 

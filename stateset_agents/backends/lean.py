@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from stateset_agents.backends.fast_linear import PackedLinear
+from stateset_agents.backends.matmul_precision import MatmulPrecision
 from stateset_agents.backends.slot_store import HeadShape, PackedRows, SlotStore
 from stateset_agents.backends.slots import Plan
 from stateset_agents.backends.store_model import StoreModel
@@ -154,6 +155,13 @@ class LeanModel(StoreModel):
         """Move to a store of another size, and know the angles of its positions."""
         super().resize(num_slots, num_columns, keep)
         self._angles = self._make_angles()
+
+    def multiply_in(self, precision: MatmulPrecision) -> None:
+        """As of `CachedModel`."""
+        super().multiply_in(precision)
+        for linear in self._linears():
+            linear.precision = "highest" if linear is self._head else precision
+        self.refresh()
 
     def refresh(self) -> None:
         """Forget the packed weights; the next forward packs them as they are then."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from stateset_agents.backends.base import Backend
     from stateset_agents.backends.clock import Scheduling
+    from stateset_agents.backends.matmul_precision import MatmulPrecision
     from stateset_agents.backends.paths import Engine
     from stateset_agents.backends.scripted import Script
     from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
@@ -62,12 +63,19 @@ async def load_backend(
     context_length: int | None = None,
     engine: Engine = "auto",
     fast_linears: bool = True,
+    matmul_precision: MatmulPrecision = "highest",
     script: Script | None = None,
 ) -> Backend:
     """The backend of that name, loaded in a thread and not started; `script` is for `scripted` alone.
 
-    Raises ConfigurationError for a name, folder or device that isn't there.
+    Raises ConfigurationError for a name, folder or device that isn't there, and for a `matmul_precision` of a
+    model that runs elsewhere.
     """
+    if matmul_precision != "highest" and (name == "scripted" or name.startswith("vllm:")):
+        raise ConfigurationError(
+            f"matmul_precision {matmul_precision} is of a model that runs in this process, and {name!r} does "
+            "not: leave it at highest"
+        )
     if name == "scripted":
         from stateset_agents.backends.scripted import ScriptedBackend
 
@@ -93,6 +101,7 @@ async def load_backend(
             context_length=context_length,
             engine=engine,
             fast_linears=fast_linears,
+            matmul_precision=matmul_precision,
             copy_model=False,
             reload=partial(_reload, name),
         )

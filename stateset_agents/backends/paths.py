@@ -18,6 +18,7 @@ from stateset_agents.backends.cache_check import check_cache, refusing_unfit
 from stateset_agents.backends.fast_linear import is_available
 from stateset_agents.backends.general import GeneralModel
 from stateset_agents.backends.lean import LeanModel
+from stateset_agents.backends.matmul_precision import MatmulPrecision
 from stateset_agents.backends.plain import PlainModel
 from stateset_agents.backends.slots import CachedModel, SlotModel
 from stateset_agents.errors import BackendError, ConfigurationError
@@ -46,9 +47,16 @@ class RunningModel:
 
 
 def choose_path(
-    model: PreTrainedModel, context_length: int, *, engine: Engine = "auto", fast_linears: bool = True
+    model: PreTrainedModel,
+    context_length: int,
+    *,
+    engine: Engine = "auto",
+    fast_linears: bool = True,
+    matmul_precision: MatmulPrecision = "highest",
 ) -> RunningModel:
     """The first way that says what full forwards say, or the one that `engine` names.
+
+    It is compared in fp32, and multiplies in `matmul_precision` afterwards.
 
     Says which in the log: a warning for the plain path (it is slow), information for the general one, and at
     debug level for the lean one, which is what anyone would expect.
@@ -70,7 +78,8 @@ def choose_path(
             refused.append(f"not {name}{how}: {error}")
             continue
         why = "; ".join(dict.fromkeys(refused)) or ("as asked" if engine != "auto" else "the first that may")
-        linears = _linears(model, name, way, fast_linears)
+        way.multiply_in(matmul_precision)
+        linears = _linears(model, name, way, fast_linears, matmul_precision)
         _say(name, engine)(f"{architecture} generates on the {name} path ({why}); linears {linears}")
         return RunningModel(name=name, why=why, linears=linears, path=way)
     reasons = "; ".join(dict.fromkeys(refused))
@@ -91,7 +100,12 @@ def _say(name: str, engine: Engine) -> Callable[..., Any]:
     return _log.warning if name == "plain" and engine == "auto" else _log.info
 
 
-def _linears(model: PreTrainedModel, name: str, way: CachedModel, wanted: bool) -> str:
+def _linears(
+    model: PreTrainedModel, name: str, way: CachedModel, wanted: bool, precision: MatmulPrecision
+) -> str:
+    if precision != "highest":
+        copy = f" of a copy of {way.copied_bytes / 2**20:.3g} MiB" if isinstance(way, LeanModel) else ""
+        return f"at matmul_precision {precision}{copy}"
     if not wanted:
         return "by torch, as asked"
     if not is_available() or model.dtype != torch.float32 or model.device.type != "cpu" or name == "plain":

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from stateset_agents.backends.fast_linear import fast_linears
+from stateset_agents.backends.matmul_precision import head_weight
 from stateset_agents.backends.slots import FullForward, Ints, Plan
 
 if TYPE_CHECKING:
@@ -66,10 +68,11 @@ class PlainModel(FullForward):
     def forward(self, plan: Plan) -> torch.Tensor:
         """Logits [n, V] after the last new token of each slot of the plan."""
         logits, end = [], 0
-        for slot, start, length in zip(plan.slots, plan.starts, plan.lengths, strict=True):
-            end += int(length)
-            new = torch.from_numpy(plan.tokens[end - int(length) : end]).to(self.device)
-            logits.append(self._extend(int(slot), int(start), new))
+        with fast_linears(False, self.precision, wide=head_weight(self.model)):
+            for slot, start, length in zip(plan.slots, plan.starts, plan.lengths, strict=True):
+                end += int(length)
+                new = torch.from_numpy(plan.tokens[end - int(length) : end]).to(self.device)
+                logits.append(self._extend(int(slot), int(start), new))
         return torch.stack(logits)
 
     def keepable(self, slot: int, shared: int) -> int:

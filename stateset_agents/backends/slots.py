@@ -15,6 +15,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
 from stateset_agents.backends.fast_linear import fast_linears
+from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight
 from stateset_agents.errors import BackendError
 
 if TYPE_CHECKING:
@@ -65,6 +66,12 @@ class FullForward:
     """What every way of running a transformers model shares: the model's own forward, to be measured by."""
 
     model: PreTrainedModel
+    precision: MatmulPrecision = "highest"
+    """Of the forwards' matrix products, the head's logits excepted."""
+
+    def multiply_in(self, precision: MatmulPrecision) -> None:
+        """Set `precision`."""
+        self.precision = precision
 
     def full_logits(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits [T, V] of one row of ids [T], by the model's own forward without any cache."""
@@ -83,6 +90,11 @@ class CachedModel(Protocol):
     num_columns: int
     """Most tokens of one slot."""
     device: torch.device
+
+    def multiply_in(self, precision: MatmulPrecision) -> None:
+        """Make the forwards' matrix products at this precision from now on, `full_logits` and the head's
+        logits excepted."""
+        ...
 
     @property
     def token_bytes(self) -> int:
@@ -232,7 +244,7 @@ class SlotModel(FullForward):
             kind: self._mask(layout.position_ids, layout.width, kind, window)
             for kind, window in set(self.layer_types)
         }
-        with fast_linears(self._fast_linears):
+        with fast_linears(self._fast_linears, self.precision, wide=head_weight(self.model)):
             output = self.model(
                 input_ids=layout.input_ids,
                 position_ids=layout.position_ids,

@@ -103,6 +103,7 @@ class MultiTurnAgent:
                     scheduling=scheduling,
                     engine=self.config.engine,
                     fast_linears=self.config.fast_linears,
+                    matmul_precision=self.config.matmul_precision,
                     max_cached_tokens=self.config.max_cached_tokens,
                     context_length=self.config.max_context_tokens,
                 )

@@ -64,6 +64,13 @@ class AgentConfig(Settings):
         description="Generate with fp32 matrix products by oneDNN on AMD processors, where torch's own take "
         "twice as long; it keeps a packed copy of the weights. False leaves them to torch.",
     )
+    matmul_precision: Literal["highest", "high", "medium"] = Field(
+        default="highest",
+        description="Of fp32 matrix products on a CPU, in rollouts and in a training of the agent: medium "
+        "rounds operands and results to bf16 (relative error 3e-3; AVX512-BF16 or AMX), high multiplies sums "
+        "of two bf16 numbers (5e-6; AMX). Logits stay in fp32, the update takes its own log-probs anew, and "
+        "torch's own setting is not touched. Where the processor has no such units a warning says so.",
+    )
     max_cached_tokens: int = Field(
         default=262_144,
         ge=32,

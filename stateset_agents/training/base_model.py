@@ -6,16 +6,23 @@ from typing import Any
 
 import torch
 
+from stateset_agents.backends.matmul_precision import MatmulPrecision
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.optimization import autocast_dtype
 from stateset_agents.training.quantization import quantized_copy
 
-__all__ = ["base_model", "is_quantized_training"]
+__all__ = ["base_model", "is_quantized_training", "matmul_precision"]
 
 
 def is_quantized_training(config: TrainingConfig) -> bool:
     """Does the policy stand on weights that the agent does not begin with?"""
     return config.lora is not None and config.lora.quantization is not None
+
+
+def matmul_precision(backend: Any) -> MatmulPrecision:
+    """Of the update's fp32 products: that of the rollouts, where they are made in this process."""
+    precision: MatmulPrecision = getattr(backend, "matmul_precision", "highest")
+    return precision
 
 
 def base_model(backend: Any, config: TrainingConfig) -> tuple[Any, bool]:

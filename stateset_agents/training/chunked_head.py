@@ -23,6 +23,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from stateset_agents.backends.fast_linear import linear
+from stateset_agents.backends.matmul_precision import MatmulPrecision
+
 __all__ = ["Head", "LossOf", "TokenScores", "chunked_loss", "chunked_scores"]
 
 _CHUNK_ELEMENTS = 2**23
@@ -55,6 +58,14 @@ class Head:
     bias: Tensor | None
     """[V]"""
     temperature: float
+    precision: MatmulPrecision = "highest"
+    """Of the gradient's products; logits are in fp32 always."""
+
+    def gradient_product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x weight', by `F.linear` in fp32, which may run by oneDNN."""
+        if self.precision == "highest":
+            return F.linear(x, weight)
+        return linear(x, weight, precision=self.precision)
 
 
 @torch.no_grad()
@@ -81,7 +92,7 @@ def chunked_loss(
     `additive`: loss_of may be called on a chunk of tokens at a time and what it gives is added; otherwise it
     is called once, on all, and the head computed twice. `entropy_gradient`: entropies carry gradient, too.
     """
-    task = _Task(head.temperature, targets, loss_of, additive, entropy_gradient)
+    task = _Task(head.temperature, head.precision, targets, loss_of, additive, entropy_gradient)
     made: Tensor = _ChunkedLoss.apply(hidden, head.weight, head.bias, task)  # type: ignore[no-untyped-call]  # torch
     return made
 
@@ -89,6 +100,7 @@ def chunked_loss(
 @dataclass(frozen=True, slots=True)
 class _Task:
     temperature: float
+    precision: MatmulPrecision
     targets: Tensor
     loss_of: LossOf
     additive: bool
@@ -173,7 +185,7 @@ def _is_on_cpu(tensor: Tensor) -> bool:
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task) -> Tensor:
-        head = Head(weight, bias, task.temperature)
+        head = Head(weight, bias, task.temperature, task.precision)
         sums = _Gradients.zero(hidden, head, ctx.needs_input_grad)
         slopes = None
         if not task.additive:
@@ -226,11 +238,11 @@ class _Gradients:
     def add(self, residual: Tensor, scale: Tensor, part: slice) -> None:
         """A chunk's, by its `residual`."""
         scale = -scale / self.head.temperature
-        self.by_hidden[part] = scale * F.linear(residual, self.head.weight.T)
+        self.by_hidden[part] = scale * self.head.gradient_product(residual, self.head.weight.T)
         states = scale * self.hidden[part]
         if self.by_weight is not None and _is_on_cpu(residual):
-            # F.linear is what may run by oneDNN, and takes three quarters of the time with [H, V] to make.
-            self.by_weight.T.add_(F.linear(states.T, residual.T))
+            # It takes three quarters of the time with [H, V] to make.
+            self.by_weight.T.add_(self.head.gradient_product(states.T, residual.T))
         elif self.by_weight is not None:
             self.by_weight.addmm_(residual.T, states)
         if self.by_bias is not None:

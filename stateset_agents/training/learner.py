@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stateset_agents.algorithms.aggregation import Denominators, Metrics
 from stateset_agents.algorithms.kl import create_kl_controller
 from stateset_agents.algorithms.losses import LOSSES
+from stateset_agents.backends.matmul_precision import MatmulPrecision
 from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
 from stateset_agents.core.value_function import create_value_function
 from stateset_agents.errors import CheckpointError, ConfigurationError
@@ -63,12 +64,14 @@ class Learner:
         num_steps: int,
         exact_logprobs: bool,
         processes: Processes | None = None,
+        matmul_precision: MatmulPrecision = "highest",
     ) -> None:
         """Takes `model` over, in fp32 (or float64 where it is that).
 
         `exact_logprobs`: rollouts ran in that precision, so what they stored is pi_old; else it is
         recomputed, and the difference reported as policy/rollout_mismatch. `processes`: who trains together;
         all of them credit and update on the same groups, and each takes its share of the rows.
+        `matmul_precision`: of fp32 products, as the rollouts' backend has it.
         """
         self.config = config
         self._processes = processes or Processes()
@@ -85,6 +88,7 @@ class Learner:
             autocast=autocast,
             row_layout=config.row_layout,
             fast=config.fast_linears,
+            precision=matmul_precision,
         )
         say = _log.debug if self.policy.packs else _log.info
         say("rows of the update", layout="packed" if self.policy.packs else "padded", why=self.policy.why)

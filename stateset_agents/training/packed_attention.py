@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from stateset_agents.backends.fast_linear import fast_linears
 
 __all__ = ["Packing", "Segment", "attending", "recomputing"]
 
@@ -135,15 +134,17 @@ def attending(model: Any, name: str | None = None) -> Iterator[None]:
         config._attn_implementation = before
 
 
-def recomputing(model: Any, *, fast: bool) -> Callable[[], tuple[Any, Any]]:
+def recomputing(
+    model: Any, linears: Callable[[], AbstractContextManager[None]]
+) -> Callable[[], tuple[Any, Any]]:
     """For `torch.utils.checkpoint`: layers that are computed again attend, and multiply, as at first.
 
-    `model` is a trunk, or None where rows are never packed.
+    `model` is a trunk, or None where rows are never packed; `linears` is what its forward stands in.
     """
 
     @contextlib.contextmanager
     def again(name: str | None) -> Iterator[None]:
-        with contextlib.nullcontext() if name is None else attending(model, name), fast_linears(fast):
+        with contextlib.nullcontext() if name is None else attending(model, name), linears():
             yield
 
     def contexts() -> tuple[Any, Any]:

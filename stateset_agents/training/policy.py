@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stateset_agents.backends.fast_linear import fast_linears
+from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.batch import MicroBatch, empty_batch
@@ -46,8 +48,10 @@ class Policy:
         autocast: torch.dtype | None = None,
         row_layout: RowLayout = "auto",
         fast: bool = True,
+        precision: MatmulPrecision = "highest",
     ) -> None:
-        """`fast`: fp32 linears by oneDNN where `backends.fast_linear` takes it.
+        """`fast`: fp32 linears by oneDNN where `backends.fast_linear` takes it; `precision`: of fp32
+        products, logits excepted.
 
         Raises ConfigurationError where rows must be packed and the model cannot.
         """
@@ -58,6 +62,7 @@ class Policy:
         self.temperature = temperature
         self.autocast = autocast
         self.fast = fast
+        self.precision = precision
         self._is_bare = False
         """Does it speak without its adapter?"""
         self._whole: Whole | None = None
@@ -84,7 +89,7 @@ class Policy:
     def recompute_activations(self) -> None:
         """Keep no activations of the layers for the backward pass. Raises ConfigurationError for a model that
         cannot."""
-        how = {"use_reentrant": False, "context_fn": recomputing(self.trunk, fast=self.fast)}
+        how = {"use_reentrant": False, "context_fn": recomputing(self.trunk, self._linears)}
         try:
             self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
         except ValueError as error:
@@ -182,12 +187,16 @@ class Policy:
         packed = attending(self.trunk) if layout.packing is not None else contextlib.nullcontext()
         half = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
         bare = self.model.disable_adapter() if self._is_bare else contextlib.nullcontext()
-        with bare, packed, half, fast_linears(self.fast):
+        with bare, packed, half, self._linears():
             yield
+
+    def _linears(self) -> AbstractContextManager[None]:
+        """Around the model's forward."""
+        return fast_linears(self.fast, self.precision, wide=head_weight(self.model))
 
     def _head(self) -> Head:
         head = self.model.get_output_embeddings()
-        return Head(head.weight, head.bias, self.temperature)
+        return Head(head.weight, head.bias, self.temperature, self.precision)
 
     @torch.no_grad()
     def _head_is_linear(self) -> bool:

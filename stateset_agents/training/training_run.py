@@ -24,7 +24,7 @@ from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.monitors import Finding
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker, SilentTracker
-from stateset_agents.training.base_model import base_model, is_quantized_training
+from stateset_agents.training.base_model import base_model, is_quantized_training, matmul_precision
 from stateset_agents.training.callbacks import Patience, expect_callback, notify
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.control import Progress
@@ -245,6 +245,7 @@ class TrainingRun(Joined):
             num_steps=self.num_steps,
             exact_logprobs=exact,
             processes=self.processes,
+            matmul_precision=matmul_precision(backend),
         )
         return learner, learner.fingerprint
 

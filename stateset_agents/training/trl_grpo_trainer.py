@@ -17,7 +17,7 @@ from stateset_agents.core.reward import Reward
 from stateset_agents.core.trajectory import TrajectoryGroup
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import expect
-from stateset_agents.training.base_model import base_model, is_quantized_training
+from stateset_agents.training.base_model import base_model, is_quantized_training, matmul_precision
 from stateset_agents.training.checkpoint import fingerprint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
@@ -77,6 +77,7 @@ class TrlGRPOTrainer(MultiTurnGRPOTrainer):
             self.trl,
             max_new_tokens=self.agent.config.max_new_tokens,
             stop_ids=sorted({*self.agent.template.stop_ids, *backend.tokenizer.eos_ids}),
+            matmul_precision=matmul_precision(backend),
         )
         return learner, fingerprint(learner.weights())
 

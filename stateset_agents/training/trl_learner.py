@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from stateset_agents.backends.load_lock import loading
+from stateset_agents.backends.matmul_precision import MatmulPrecision
 from stateset_agents.core.trajectory import TrajectoryGroup
 from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.streams import derive
@@ -61,9 +62,10 @@ class TrlLearner:
         *,
         max_new_tokens: int,
         stop_ids: Sequence[int] = (),
+        matmul_precision: MatmulPrecision = "highest",
     ) -> None:
         """Takes `model` over; with `config.lora` it stays as it is under an adapter. `max_new_tokens` and
-        `stop_ids` bound a turn where TRL samples."""
+        `stop_ids` bound a turn where TRL samples; `matmul_precision` is of fp32 products."""
         self.config = config
         self._settings = settings
         self._tokenizer = copy.deepcopy(tokenizer)  # TRL gives it a padding token
@@ -71,6 +73,7 @@ class TrlLearner:
         self._max_new_tokens = max_new_tokens
         self._folder = tempfile.TemporaryDirectory(prefix="trl-")
         self._stop_ids = tuple(stop_ids)
+        self._precision: MatmulPrecision = matmul_precision
         self._rows: queue.SimpleQueue[Sequence[TrlRow] | _Wish | None] = queue.SimpleQueue()
         self._steps: queue.SimpleQueue[Mapping[str, float] | BaseException] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -109,6 +112,7 @@ class TrlLearner:
                     next_rows=self._next_rows,
                     stepped=self._steps.put,
                     stop_ids=self._stop_ids,
+                    precision=self._precision,
                     peft_config=None if config.lora is None else lora_config(config.lora, model),
                 )
             finally:

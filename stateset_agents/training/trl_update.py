@@ -20,6 +20,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from stateset_agents.backends.fast_linear import fast_linears
+from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight
 from stateset_agents.streams import derive
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.optimization import schedule
@@ -58,11 +59,12 @@ class ConversationTrainer(GRPOTrainer):
         stepped: Callable[[Mapping[str, float]], None],
         peft_config: Any = None,
         stop_ids: Sequence[int] = (),
+        precision: MatmulPrecision = "highest",
     ) -> None:
         """`next_rows` is asked for each batch and may wait; `stepped` hears the figures of each optimiser
-        step. `stop_ids` end a turn
-        where TRL samples."""
+        step. `stop_ids` end a turn where TRL samples; `precision` is of fp32 products, logits excepted."""
         self._config = config
+        self._linears = partial(fast_linears, config.fast_linears, precision, wide=head_weight(model))
         self.updates_done = 0
         """By the run before it was resumed: where the learning rate's schedule goes on."""
         self._next_rows = next_rows
@@ -129,7 +131,7 @@ class ConversationTrainer(GRPOTrainer):
 
     def sample(self, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
         """One reply to each prompt by TRL's own generation, with log-probs of the policy as it is."""
-        with fast_linears(self._config.fast_linears):
+        with self._linears():
             made: Any = self._generate_single_turn(prompts, None, {}, 1)  # type: ignore[no-untyped-call]  # TRL
             replies, logprobs = made
             if logprobs is None:  # vLLM alone tells them
@@ -160,7 +162,7 @@ class ConversationTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch, its advantages [B] replaced by ours, [B, T]."""
-        with fast_linears(self._config.fast_linears):
+        with self._linears():
             batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         advantages = torch.zeros(batch["completion_ids"].shape, dtype=torch.float32)
         for place, row in enumerate(self._rows):
@@ -176,7 +178,7 @@ class ConversationTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss. Where it averages over rows, those that train nothing do not count."""
-        with fast_linears(self._config.fast_linears):
+        with self._linears():
             loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]  # TRL
         return loss * inputs["row_share"].item() if self.loss_type in ("grpo", "dr_grpo") else loss
 

@@ -159,6 +159,7 @@ AGENT = {
     "dtype": Change("bf16"),
     "engine": Change("general", "running"),
     "fast_linears": Change(False, "running"),
+    "matmul_precision": Change("medium", "running"),
     "max_cached_tokens": Change(512, "metrics"),
     "seed": Change(1, "said"),
 }
@@ -299,7 +300,7 @@ async def watch(trainer: Any, work: Any, root: Path) -> Seen:
     def count(*_: Any) -> None:
         seen.layer_forwards += 1
 
-    def product(*arguments: Any) -> Any:
+    def product(*arguments: Any, precision: str = "highest") -> Any:
         seen.fast_products += torch.is_grad_enabled()
         return torch.nn.functional.linear(*arguments)
 

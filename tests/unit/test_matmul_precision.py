@@ -1,0 +1,309 @@
+"""fp32 products of rounded operands: how far off they are, and that a training learns by them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import tiny_model, tiny_tokenizer
+from tiny_training import even_share, make_environment, make_trainer, reward_curve
+from torch import Tensor
+from torch.nn import functional as F
+
+from stateset_agents.backends import matmul_precision
+from stateset_agents.backends.fast_linear import PackedLinear, fast_linears, linear
+from stateset_agents.backends.huggingface import HuggingFaceBackend
+from stateset_agents.backends.loading import load_backend
+from stateset_agents.backends.matmul_precision import MatmulPrecision, usable_precision
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.training.learner import Learner
+
+OFF: dict[MatmulPrecision, tuple[float, float]] = {"medium": (5e-4, 4e-3), "high": (1e-6, 1e-5)}
+"""Least and most that products are off those of float64, as a share of their norm."""
+
+
+@pytest.fixture(autouse=True)
+def units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the processor: without its units the same numbers take longer."""
+    monkeypatch.setattr(matmul_precision, "_has_units", lambda name, lacking: True)
+    if matmul_precision._gemm() is None:
+        monkeypatch.setitem(OFF, "high", (0.0, 1e-5))  # and stays at highest
+
+
+def off_by(found: Tensor | None, wanted: Tensor | None) -> float:
+    assert found is not None
+    assert wanted is not None
+    assert found.dtype == torch.float32
+    assert found.shape == wanted.shape
+    return float((found.detach().double() - wanted.detach()).norm() / wanted.detach().norm())
+
+
+@pytest.mark.parametrize("precision", ["medium", "high"])
+@pytest.mark.parametrize("shape", [(96, 64), (3, 5, 64), (1, 64)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_values_and_gradients_are_as_far_off_as_is_said(
+    precision: MatmulPrecision, shape: tuple[int, ...], has_bias: bool
+) -> None:
+    precision = usable_precision(precision, torch.device("cpu"))
+    torch.manual_seed(0)
+    given = [torch.randn(*shape), torch.randn(40, 64), torch.randn(40) if has_bias else None]
+    exact = [t if t is None else t.double().requires_grad_() for t in given]
+    mine = [t if t is None else t.requires_grad_() for t in given]
+    wanted = F.linear(*exact)  # type: ignore[arg-type]  # the first two are tensors
+    found = linear(*mine, precision=precision)  # type: ignore[arg-type]  # the first two are tensors
+    weights = torch.randn_like(found)
+    (wanted * weights).sum().backward()
+    (found * weights).sum().backward()
+    least, most = OFF[precision]
+    assert least < off_by(found, wanted) < most
+    for one, other in zip(mine[:2], exact[:2], strict=True):
+        assert one is not None
+        assert other is not None
+        assert least < off_by(one.grad, other.grad) < most
+    if has_bias:
+        assert off_by(mine[2].grad, exact[2].grad) < 1e-6  # type: ignore[union-attr]  # both are there
+
+
+@pytest.mark.parametrize("precision", ["medium", "high"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_weights_of_generation_are_rounded_once_until_they_change(
+    precision: MatmulPrecision, packed: bool
+) -> None:
+    torch.manual_seed(0)
+    weights = [torch.randn(8, 64), torch.randn(24, 64)]
+    layer = PackedLinear(weights, [torch.randn(8), torch.randn(24)], packed=packed)
+    layer.precision = precision = usable_precision(precision, torch.device("cpu"))
+    layer.refresh()
+    least, most = OFF[precision]
+    with torch.inference_mode():
+        x = torch.randn(32, 64)
+        for _ in range(2):
+            assert layer._bias is not None
+            wanted = F.linear(x.double(), torch.cat(weights).double(), layer._bias.double())
+            assert least < off_by(layer(x), wanted) < most
+            weights[1].mul_(2)
+            layer.refresh()
+    size = sum(weight.nbytes for weight in weights)
+    assert layer.copied_bytes == {"medium": size // 2, "high": size}[precision]
+
+
+def test_logits_stay_in_fp32() -> None:
+    x, head, inner = torch.randn(4, 16), torch.randn(8, 16), torch.randn(8, 16)
+    with fast_linears(False, "medium", wide=head):
+        assert torch.equal(F.linear(x, head), x @ head.t())
+        assert not torch.equal(F.linear(x, inner), x @ inner.t())
+
+
+# ------------------------------------------------------------------------------ in a training
+
+
+def agent_at(precision: MatmulPrecision, family: str = "llama", **settings: Any) -> MultiTurnAgent:
+    """Over the tiny model."""
+    model = tiny_model(family)
+    backend = HuggingFaceBackend(model, tiny_tokenizer(), copy_model=False, matmul_precision=precision)
+    config = AgentConfig(model_name="tiny", chat_template="plain", max_new_tokens=2, **settings)
+    return MultiTurnAgent(config, backend=backend)
+
+
+def trainer_at(folder: Path, precision: MatmulPrecision, **settings: Any) -> Any:
+    """A training in which even tokens pay."""
+    return make_trainer(
+        folder,
+        agent=agent_at(precision),
+        environment=make_environment(max_turns=1),
+        reward=even_share,
+        lr_scheduler_type="constant",
+        save_steps=0,
+        log_rollouts=False,
+        **{"num_generations": 8, "learning_rate": 1e-2, "beta": 0.0, **settings},
+    )
+
+
+async def test_a_training_learns_and_takes_its_own_log_probs_anew(tmp_path: Path) -> None:
+    curves, first = {}, {}
+    for precision in ("highest", "medium"):
+        trainer = trainer_at(tmp_path / precision, precision, gradient_accumulation_steps=4, max_steps=12)
+        await trainer.initialize()
+        curves[precision] = reward_curve(trainer)
+        first[precision] = await trainer.step()
+        await trainer.train()
+        await trainer.close()
+    assert "policy/rollout_mismatch" not in first["highest"]
+    assert 0 < first["medium"]["policy/rollout_mismatch"] < 0.05
+    assert first["medium"]["policy/first_ratio_max"] == 1.0  # to what the update computes itself
+    assert first["medium"]["optimizer/grad_norm"] != first["highest"]["optimizer/grad_norm"]
+    for curve in curves.values():
+        assert fmean(curve[:2]) < 0.7
+        assert fmean(curve[-3:]) > 0.85
+
+
+@pytest.mark.parametrize("engine", ["lean", "general", "plain"])
+async def test_every_way_of_generating_rounds_its_products(engine: Any) -> None:
+    told = []
+    for precision in ("highest", "medium"):
+        backend = HuggingFaceBackend(
+            tiny_model("llama"), tiny_tokenizer(), engine=engine, matmul_precision=precision
+        )
+        await backend.start()
+        prompt = backend.tokenizer.encode("hello")
+        params = AgentConfig(model_name="tiny", max_new_tokens=4)
+        agent = MultiTurnAgent(params, backend=backend)
+        await agent.initialize()
+        completion = await backend.generate(prompt, agent.sampling(stream=1, temperature=0.0))
+        told.append((backend.is_exact, completion.logprobs, backend.running.linears))
+        await agent.close()
+    assert [exact for exact, _, _ in told] == [True, False]
+    assert told[0][1] != told[1][1]
+    assert told[0][1] == pytest.approx(told[1][1], abs=0.05)
+    assert "matmul_precision medium" in told[1][2]
+
+
+def test_layers_that_are_computed_again_round_as_at_first() -> None:
+    """With gradient checkpointing the gradients are the same, bit for bit."""
+    from tiny_training import sample, talk
+
+    from stateset_agents.training.config import TrainingConfig
+
+    samples = [sample(talk(([1, 2, 3], [4, 5, 6]), logprobs=[-5.0] * 3), 1.0)]
+    found = []
+    for again in (False, True):
+        config = TrainingConfig(beta=0.0, gradient_checkpointing=again)
+        learner = Learner(
+            tiny_model("llama"), config, num_steps=1, exact_logprobs=False, matmul_precision="medium"
+        )
+        learner.losses(samples)["total_loss"].backward()
+        found.append([p.grad.clone() for p in learner.policy.model.parameters() if p.grad is not None])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+# ------------------------------------------------------------------------------ torch's own settings
+
+
+def process_settings() -> tuple[Any, ...]:
+    """What torch keeps for the process."""
+    backends: Any = torch.backends
+    return (
+        torch.get_float32_matmul_precision(),
+        backends.mkldnn.matmul.fp32_precision,
+        backends.mkldnn.fp32_precision,
+        torch.backends.mkldnn.enabled,
+    )
+
+
+class Watcher:
+    """Looks at torch's settings, and computes a product, again and again in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[Any, ...]] = set()
+        self.products: set[bytes] = set()
+        self.looks = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def _look(self) -> None:
+        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        while not self._over.wait(0.002):
+            self.seen.add(process_settings())
+            self.products.add((x @ x).numpy().tobytes())
+            self.looks += 1
+
+    def __enter__(self) -> Watcher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.fixture(params=["highest", "high"])
+def host(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The program that trains has a setting of its own."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("ending", ["finished", "cancelled", "failed"])
+async def test_the_process_s_own_setting_is_never_touched(ending: str, host: str, tmp_path: Path) -> None:
+    trainer = trainer_at(tmp_path, "medium", max_steps=3)
+    before = process_settings()
+    with Watcher() as watcher:
+        await trainer.initialize()
+        if ending == "failed":
+            trainer.learner.policy.model.register_forward_pre_hook(_fail)
+            trainer.learner.policy.trunk.register_forward_pre_hook(_fail)
+        training = asyncio.ensure_future(trainer.train())
+        if ending == "cancelled":
+            await asyncio.sleep(0.05)
+            training.cancel()
+        done = (await asyncio.gather(training, return_exceptions=True))[0]
+    await trainer.close()
+    assert isinstance(done, BaseException) == (ending != "finished")
+    assert before[0] == host
+    assert process_settings() == before
+    assert watcher.looks > 0
+    assert watcher.seen == {before}
+    assert len(watcher.products) == 1
+
+
+def _fail(module: Any, inputs: Any) -> None:
+    raise ZeroDivisionError("in the middle of a forward")
+
+
+# ------------------------------------------------------------------------------ where there are no units
+
+PROGRAM = """
+import logging, torch
+from stateset_agents.backends.matmul_precision import usable_precision
+logging.basicConfig(format="%(message)s")
+print(usable_precision({!r}, torch.device("cpu")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("precision", "isa", "reason"),
+    [
+        (
+            "medium",
+            "AVX2",
+            "this processor has no bf16 units (AVX512-BF16 or AMX), or oneDNN may not use them",
+        ),
+        ("high", "AVX512_CORE_BF16", "three bf16 products take longer than one in fp32"),
+    ],
+)
+def test_a_processor_without_the_units_says_so_once_and_stays_at_highest(
+    precision: str, isa: str, reason: str
+) -> None:
+    """oneDNN is kept from them, in a process of its own: what it may use is read once."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(precision)],
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "highest"
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith(f"matmul_precision {precision} stays at highest: {reason}")
+
+
+def test_a_gpu_s_products_are_left_to_its_own_settings(caplog: pytest.LogCaptureFixture) -> None:
+    assert usable_precision("medium", torch.device("cuda")) == "highest"
+    assert "the model is on cuda; use dtype and precision bf16 there" in caplog.text
+
+
+async def test_a_model_that_runs_elsewhere_has_no_such_setting() -> None:
+    with pytest.raises(ConfigurationError, match=r"matmul_precision medium .* leave it at highest"):
+        await load_backend("scripted", script=["hi"], matmul_precision="medium")

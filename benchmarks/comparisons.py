@@ -192,6 +192,23 @@ def _steps() -> Iterator[Comparison]:
     yield one("step-52M", Model(size="52M"), 40, 2, time("52M, prompt 40", 2.5, 3.5))
 
 
+def _precisions() -> Iterator[Comparison]:
+    """Steps whose fp32 products are made in less: both sides have the setting, TRL by torch's own."""
+    steps = {one.name: one for one in _steps()}
+    for row, title in (("step-40", "5.8M, prompt 40"), ("step-52M", "52M, prompt 40")):
+        used = steps[row].sides
+        medium = {
+            name: replace(side, job={**side.job, "matmul_precision": "medium"}) for name, side in used.items()
+        }
+        title = f"GRPO step, {title}, matmul_precision medium"
+        yield replace(
+            steps[row],
+            name=f"{row}-medium",
+            sides={**medium, "highest": used["ours"]},
+            lines=(Line(title=title, peer="trl"), Line(title=title, peer="highest")),
+        )
+
+
 def _rollouts() -> Iterator[Comparison]:
     shape = Talks(vocabulary=4096, scenarios=2, group=8, turns=6, prompt=192, reply=60, delta=44)
     yield _talks(
@@ -394,5 +411,6 @@ def _smoke() -> Iterator[Comparison]:
 
 def comparisons(*, smoke: bool = False) -> dict[str, Comparison]:
     """All rows by name, in the order of the page; with `smoke` tiny ones that take seconds."""
-    parts = (_smoke,) if smoke else (_decode, _steps, _rollouts, _end_to_end, _updates, _demo, _settings)
+    full = (_decode, _steps, _precisions, _rollouts, _end_to_end, _updates, _demo, _settings)
+    parts = (_smoke,) if smoke else full
     return {one.name: one for part in parts for one in part()}

@@ -21,6 +21,7 @@ PEERS = {
     "pieces": "plain HF, a row at a time",
     "stateset": "stateset-agents 0.69",
     "floor": "packed matmuls",
+    "highest": "ours at highest",
 }
 """Sides as they are called where people read."""
 

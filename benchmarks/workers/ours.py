@@ -148,7 +148,13 @@ class Training(Async):
         self._users = itertools.count()
         self._folder = tempfile.TemporaryDirectory()
         agent = MultiTurnAgent(
-            AgentConfig(model_name=job["model"], max_new_tokens=self.talks.reply, device="cpu", dtype="fp32")
+            AgentConfig(
+                model_name=job["model"],
+                max_new_tokens=self.talks.reply,
+                device="cpu",
+                dtype="fp32",
+                matmul_precision=job.get("matmul_precision", "highest"),
+            )
         )
         environment = ConversationEnvironment(
             [self.scenario(number) for number in range(self.talks.scenarios)],

@@ -53,6 +53,7 @@ class Training:
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self.talks = talks(job)
+        torch.set_float32_matmul_precision(job.get("matmul_precision", "highest"))
         settings = {
             "per_device_train_batch_size": self.talks.rows,
             "gradient_accumulation_steps": 1,

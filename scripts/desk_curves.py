@@ -155,9 +155,12 @@ def against(runs: Runs, name: str, other: str, unit: Unit, budget: float) -> str
 
 def told(rows: Sequence[Sequence[float]]) -> str:
     """ "+3.2 [+0.5, +6.0] better": the mean of a table of differences, in points."""
-    low, high = crossed_interval(rows)
-    verdict = "better" if low > 0 else "worse" if high < 0 else "unclear"
     mean = fmean(fmean(row) for row in rows)
+    interval = crossed_interval(rows)
+    if interval is None:
+        return f"{100 * mean:+.1f}, all alike"
+    low, high = interval
+    verdict = "better" if low > 0 else "worse" if high < 0 else "unclear"
     return f"{100 * mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] {verdict}"
 
 
@@ -197,8 +200,8 @@ INTRODUCTION = """\
 `.venv/bin/python scripts/desk_curves.py --write` makes this section: runs as above, stopped after 60 steps,
 with the 120 validation scenarios every ten steps and the 600 of the test at the end. Tokens are all that was
 sampled, branches included; equal is what the run that spent least has spent. Differences are in points, with
-95 % intervals of a bootstrap that draws seeds and scenarios, paired; better and worse are said where the
-interval leaves 0 out.
+95 % intervals over seeds and scenarios, paired; better and worse are said where the interval leaves 0 out
+([how often it holds](measuring.md#how-sure-the-intervals-are)).
 
 ![Success on the validation scenarios by steps and by sampled tokens](images/desk-curves.svg)
 """

@@ -8,10 +8,11 @@ from statistics import NormalDist
 __all__ = ["wilson"]
 
 
-def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+def wilson(successes: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval (1927) of a share: [low, high] within [0, 1]; n = 0 gives [0, 1].
 
-    Unlike p +- 1.96 se it stays honest at 0 % and 100 %: 0 of 10 gives [0, 0.278].
+    Unlike p +- 1.96 se it stays honest at 0 % and 100 %: 0 of 10 gives [0, 0.278]. Counts may be effective
+    ones and need not be whole (`evaluation.intervals.share_interval`).
     Raises ValueError unless 0 <= successes <= n and 0 < confidence < 1.
     """
     if not 0 <= successes <= n:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.rates import percent, refuse_unwritable, table, tell
+from stateset_agents.cli.rates import bounds, percent, refuse_unwritable, table, tell
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import nearest
 
@@ -142,9 +142,8 @@ def _numbers(one: Evaluation) -> tuple[str, str, str]:
     if one.success is not None:
         success = percent({"value": one.success, "interval": one.interval})
     reward = "unscored"
-    if one.mean_reward is not None and one.reward_interval is not None:
-        low, high = one.reward_interval
-        reward = f"{one.mean_reward:+.3f} [{low:+.3f}, {high:+.3f}]"
+    if one.mean_reward is not None:
+        reward = f"{one.mean_reward:+.3f}{bounds(one.reward_interval, '+.3f')}"
     counts = ((one.num_failed, "failed"), (one.num_unscored, "unscored"))
     lost = ", ".join(f"{number} {what}" for number, what in counts if number)
     return success, reward, f"{one.n} ({lost})" if lost else str(one.n)

@@ -7,7 +7,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.evaluate import add_options, experiment, play
-from stateset_agents.cli.rates import left_out, rate, refuse_unwritable, tell
+from stateset_agents.cli.rates import bounds, left_out, rate, refuse_unwritable, tell
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.comparison import Comparison, Paired
@@ -55,10 +55,10 @@ def _lines(result: Comparison) -> list[str]:
         p = "p < 0.0001" if whole.p_value < 1e-4 else f"p = {whole.p_value:.4f}"
         lines.append(f"B - A: success {_change(whole)}, exact McNemar {p}")
         lines.append(f"B wins {whole.wins}, loses {whole.losses}, ties {whole.ties} of {whole.n} scenarios")
-    if result.reward is not None and result.reward_interval is not None:
-        low, high = result.reward_interval
-        lines.append(f"B - A: mean reward {result.reward:+.3f} [{low:+.3f}, {high:+.3f}]")
-    lines.append(f"B is {result.verdict}" if result.verdict != "unclear" else "which is better is unclear")
+    if result.reward is not None:
+        lines.append(f"B - A: mean reward {result.reward:+.3f}{bounds(result.reward_interval, '+.3f')}")
+    is_clear = result.verdict != "unclear"
+    lines.append(f"B is {result.verdict}" if is_clear else f"which is better is unclear: {result.reason}")
     if result.num_left_out:
         lines.append(f"left out: {result.num_left_out} scenarios that one of them could not play")
     lines += [

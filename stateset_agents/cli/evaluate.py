@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.rates import left_out, percent, rate, refuse_unwritable, table, tell
+from stateset_agents.cli.rates import bounds, left_out, percent, rate, refuse_unwritable, table, tell
 from stateset_agents.cli.train import overrides
 from stateset_agents.errors import ConfigurationError
 
@@ -112,12 +112,9 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     ]
     if "user_miss" in result:
         miss = result["user_miss"]
-        low, high = miss["interval"]
-        rows.append(("user_miss", f"{miss['value']:.2f} [{low:.2f}, {high:.2f}]", miss["n"]))
+        rows.append(("user_miss", f"{miss['value']:.2f}{bounds(miss['interval'], '.2f')}", miss["n"]))
     if result["mean_reward"] is not None and result["success"] is not None:
-        low, high = result["reward_interval"]
-        rows.append(
-            ("mean reward", f"{result['mean_reward']:.3f} [{low:.3f}, {high:.3f}]", result["num_scored"])
-        )
+        reward = f"{result['mean_reward']:.3f}{bounds(result['reward_interval'], '.3f')}"
+        rows.append(("mean reward", reward, result["num_scored"]))
     lines += left_out(result)
     return lines + table([(name, number, f"n = {n}") for name, number, n in rows])

@@ -11,7 +11,7 @@ from typing import Any
 
 from stateset_agents.errors import ConfigurationError
 
-__all__ = ["left_out", "percent", "rate", "refuse_unwritable", "table", "tell"]
+__all__ = ["bounds", "left_out", "percent", "rate", "refuse_unwritable", "table", "tell"]
 
 
 def rate(result: Mapping[str, Any]) -> str:
@@ -26,6 +26,14 @@ def percent(estimate: Mapping[str, Any]) -> str:
     """`16.0% [13.3%, 19.1%]` of something with a value and an interval."""
     low, high = estimate["interval"]
     return f"{estimate['value']:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def bounds(interval: Sequence[float] | None, style: str) -> str:
+    """` [0.412, 0.520]`, or nothing where no two values differ, so that nothing is known of others."""
+    if interval is None:
+        return ""
+    low, high = interval
+    return f" [{low:{style}}, {high:{style}}]"
 
 
 def left_out(result: Mapping[str, Any]) -> list[str]:

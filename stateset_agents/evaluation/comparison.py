@@ -1,4 +1,7 @@
-"""Is one agent better than another? Both play the same scenarios with the same users, pair by pair."""
+"""Is one agent better than another? Both play the same scenarios with the same users, pair by pair.
+
+How often equal agents are told apart is measured by scripts/interval_coverage.py; docs/measuring.md has it.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,33 @@ from dataclasses import asdict, dataclass
 from math import comb
 from typing import Any, Literal
 
-from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.evaluator import Evaluation
-from stateset_agents.evaluation.intervals import mean_interval
+from stateset_agents.evaluation.intervals import mean_interval, share_interval
 from stateset_agents.evaluation.measures import success_of_scenarios, tries_of
 
-__all__ = ["Comparison", "Paired", "Verdict", "compare", "exact_mcnemar", "mean_interval", "paired_interval"]
+__all__ = [
+    "Comparison",
+    "Paired",
+    "Verdict",
+    "compare",
+    "exact_mcnemar",
+    "mean_interval",
+    "mean_verdict",
+    "paired_interval",
+]
 
 Verdict = Literal["better", "worse", "unclear"]
 """Of B, against A."""
-_FEWEST = 6
-"""Scenarios that must differ for a verdict: a fair coin falls 5 times on one side in 2/32 = 6 % of the cases,
-and drawing those few again never shows anything else."""
+_FEWEST = 20
+"""Scenarios whose means must differ for a verdict by the mean: with 12, lognormal differences of no mean pass
+for one in 5 % of the cases, and rare ones that were not met in 28 %."""
+_ALIKE = 59
+"""Scenarios that must differ by the very same amount for a verdict: .95 ** 59 < 5 %, so that what is seen in
+none of them is in fewer than one scenario of twenty."""
+_SURE = 0.98
+"""Of the interval that decides by the mean: at 95 % lognormal differences of no mean pass for one in 9 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,24 +52,22 @@ class Paired:
     difference: float
     """b - a."""
     interval: tuple[float, float]
-    """95 % of the difference: `paired_interval` with one try of each scenario, else as `bootstrap`."""
-    bootstrap: tuple[float, float]
-    """95 % of the difference by drawing scenarios, each with all that both did in it (`mean_interval`)."""
+    """95 % of the difference, see `paired_interval`."""
     p_value: float
-    """Of no difference, see `exact_mcnemar`."""
+    """Of as many wins as losses, see `exact_mcnemar`."""
     wins: int
     """Scenarios where B succeeded (with several tries: more often than A)."""
     losses: int
     ties: int
-
-    @property
-    def verdict(self) -> Verdict:
-        """Better (worse) where both intervals lie above (below) 0 and at least six scenarios differ."""
-        return _verdict(self.wins + self.losses, self.interval, self.bootstrap)
+    verdict: Verdict
+    """With one try of each scenario better (worse) where `interval` lies above (below) 0 and `p_value` is at
+    most 5 %; with several where `mean_verdict` and `interval` say so."""
+    reason: str
+    """Why it is unclear; else empty."""
 
     def summary(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {**asdict(self), "verdict": self.verdict}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +80,11 @@ class Comparison:
     reward: float | None
     """Mean of B's reward minus A's over the pairs where both are scored; None without any."""
     reward_interval: tuple[float, float] | None
-    """95 % of that mean, see `mean_interval`."""
+    """95 % of that mean, see `mean_interval`; None for a single pair and where no two differ."""
+    reward_verdict: Verdict
+    """By `mean_verdict`."""
+    reward_reason: str
+    """Why that is unclear; else empty."""
     num_rewards_differ: int
     """Pairs in which one of them was paid more."""
     num_pairs: int
@@ -78,28 +96,40 @@ class Comparison:
     @property
     def verdict(self) -> Verdict:
         """Is B better than A? Going by success, or by the reward where the environment gives no verdict."""
-        if self.success is not None:
-            return self.success.verdict
-        if self.reward_interval is None:
-            return "unclear"
-        return _verdict(self.num_rewards_differ, self.reward_interval)
+        return self.reward_verdict if self.success is None else self.success.verdict
+
+    @property
+    def reason(self) -> str:
+        """Why that is unclear; else empty."""
+        return self.reward_reason if self.success is None else self.success.reason
 
     def summary(self) -> dict[str, Any]:
         """As JSON has it."""
         return {
             **asdict(self),
             "verdict": self.verdict,
+            "reason": self.reason,
             "success": None if self.success is None else self.success.summary(),
             "families": {name: one.summary() for name, one in self.families.items()},
         }
 
 
-def _verdict(num_differ: int, *intervals: tuple[float, float]) -> Verdict:
+def mean_verdict(differences: Sequence[float]) -> tuple[Verdict, str]:
+    """Is the mean of one difference for each scenario above (below) 0? And why that is unclear, or nothing.
+
+    Better (worse) where the 98 % `mean_interval` lies above (below) 0 and at least twenty scenarios differ
+    from 0, or fifty-nine where all differ by the same amount.
+    """
+    num_differ = sum(difference != 0 for difference in differences)
     if num_differ < _FEWEST:
-        return "unclear"
-    if all(low > 0 for low, _ in intervals):
-        return "better"
-    return "worse" if all(high < 0 for _, high in intervals) else "unclear"
+        return "unclear", f"{num_differ} of {len(differences)} scenarios differ, {_FEWEST} must"
+    interval = mean_interval(differences, confidence=_SURE)
+    if interval is None and num_differ < _ALIKE:
+        return "unclear", f"all {num_differ} differ by {differences[0]:+.3g}: {_ALIKE} must for a verdict"
+    low, high = interval or (differences[0], differences[0])
+    if low <= 0 <= high:
+        return "unclear", f"the {_SURE:.0%} interval of the mean, [{low:+.3f}, {high:+.3f}], holds 0"
+    return ("better" if low > 0 else "worse"), ""
 
 
 def compare(a: Evaluation, b: Evaluation) -> Comparison:
@@ -130,6 +160,7 @@ def compare(a: Evaluation, b: Evaluation) -> Comparison:
         for own, others in pairs
         if (one := _mean_reward(own)) is not None and (other := _mean_reward(others)) is not None
     ]
+    reward_verdict, reward_reason = mean_verdict(rewards)
     families = sorted({family for family, _, _ in judged})
     single = all(
         len(own) == len(others) == 1 for own, others in pairs
@@ -142,6 +173,8 @@ def compare(a: Evaluation, b: Evaluation) -> Comparison:
         },
         reward=math.fsum(rewards) / len(rewards) if rewards else None,
         reward_interval=mean_interval(rewards) if rewards else None,
+        reward_verdict=reward_verdict,
+        reward_reason=reward_reason,
         num_rewards_differ=sum(difference != 0 for difference in rewards),
         num_pairs=len(pairs),
         num_left_out=len(_scenarios(a)) - len(pairs),
@@ -162,20 +195,29 @@ def _paired(shares: Sequence[tuple[float, float]], single: bool) -> Paired:
     """Of each scenario A's and B's share of successful tries; 0 or 1 each where there was a single one."""
     n = len(shares)
     wins, losses = sum(b > a for a, b in shares), sum(a > b for a, b in shares)
-    bootstrap = mean_interval([b - a for a, b in shares])
-    both = sum(a == b == 1 for a, b in shares)
+    interval, p_value = paired_interval(shares), exact_mcnemar(wins, losses)
+    verdict, reason = _by_coin(wins, losses, p_value) if single else mean_verdict([b - a for a, b in shares])
+    if not reason and interval[0] <= 0 <= interval[1]:
+        verdict, reason = "unclear", "the 95 % interval of the difference holds 0"
     return Paired(
         n=n,
         a=math.fsum(a for a, _ in shares) / n,
         b=math.fsum(b for _, b in shares) / n,
         difference=math.fsum(b - a for a, b in shares) / n,
-        interval=paired_interval(both, wins, losses, n - both - wins - losses) if single else bootstrap,
-        bootstrap=bootstrap,
-        p_value=exact_mcnemar(wins, losses),
+        interval=interval,
+        p_value=p_value,
         wins=wins,
         losses=losses,
         ties=n - wins - losses,
+        verdict=verdict,
+        reason=reason,
     )
+
+
+def _by_coin(wins: int, losses: int, p_value: float) -> tuple[Verdict, str]:
+    if p_value > 0.05:
+        return "unclear", f"a coin falls so, {wins} to {losses}, in {p_value:.0%} of the cases"
+    return ("better" if wins > losses else "worse"), ""
 
 
 def exact_mcnemar(wins: int, losses: int) -> float:
@@ -187,23 +229,27 @@ def exact_mcnemar(wins: int, losses: int) -> float:
     return min(1.0, 2 * sum(comb(n, k) for k in range(fewer + 1)) / (1 << n))
 
 
-def paired_interval(both: int, wins: int, losses: int, neither: int) -> tuple[float, float]:
-    """95 % of the difference b - a of two paired shares, from the four counts.
+def paired_interval(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """95 % of the mean of b - a, from A's and B's share of successful tries in each scenario.
 
-    Newcombe's square-and-add of the two Wilson intervals, corrected for their correlation (Statistics in
-    Medicine 17, 1998, pages 2635-2650, method 10). Unlike p +- 1.96 se it keeps its level for few pairs and
-    for shares near 0 and 1. Raises ValueError without a pair.
+    Newcombe's square-and-add of the two sides' intervals, corrected for their correlation (Statistics in
+    Medicine 17, 1998, pages 2635-2650, method 10); with one try of each scenario that is method 10 itself,
+    with several the sides' intervals are those of `share_interval`. Unlike p +- 1.96 se it keeps its level
+    for few pairs and for shares near 0 and 1. Raises ValueError without a pair.
     """
-    n = both + wins + losses + neither
+    n = len(shares)
     if n == 0:
         raise ValueError("there is no pair to compare")
-    a, b = (both + losses) / n, (both + wins) / n
-    (a_low, a_high), (b_low, b_high) = wilson(both + losses, n), wilson(both + wins, n)
-    margins = (both + losses) * (wins + neither) * (both + wins) * (losses + neither)
-    covariance: float = both * neither - wins * losses
+    side_a, side_b = [a for a, _ in shares], [b for _, b in shares]
+    a, b = math.fsum(side_a) / n, math.fsum(side_b) / n
+    (a_low, a_high), (b_low, b_high) = share_interval(side_a), share_interval(side_b)
+    covariance = n * math.fsum(x * y for x, y in shares) - n * a * n * b
+    margins = math.prod(
+        n * math.fsum(x * x for x in side) - math.fsum(side) ** 2 for side in (side_a, side_b)
+    )
     if covariance > 0:
         covariance = max(covariance - n / 2, 0)  # Newcombe's continuity correction
-    phi = covariance / math.sqrt(margins) if margins else 0.0
+    phi = covariance / math.sqrt(margins) if margins > 0 else 0.0
 
     def half(own: float, other: float) -> float:
         return math.sqrt(max(0.0, own * own - 2 * phi * own * other + other * other))

@@ -66,7 +66,7 @@ class Evaluation:
     """Share of the judged conversations that succeeded; None where the environment judged none.
     Failed ones (environment or backend errors) are left out."""
     interval: tuple[float, float] | None
-    """95 %: Wilson with one try of each scenario, else a bootstrap over scenarios (`share_interval`)."""
+    """95 %: Wilson over scenarios, with the design effect of several tries (`share_interval`)."""
     mean_reward: float | None
     """Over the scored conversations; None where none was scored."""
     n: int
@@ -83,7 +83,7 @@ class Evaluation:
     num_unscored: int = 0
     """Conversations that were played and whose reward failed; not those to which it does not apply."""
     reward_interval: tuple[float, float] | None = None
-    """95 %, a bootstrap over scenarios."""
+    """95 % over scenarios (`mean_interval`); None where no two differ."""
     pass_at: Mapping[int, Estimate] = field(default_factory=dict)
     """k -> pass@k, the chance that one of k tries succeeds."""
     pass_hat: Mapping[int, Estimate] = field(default_factory=dict)
@@ -239,7 +239,7 @@ async def evaluate(
 def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: float) -> Evaluation:
     """What scored groups show, one of each scenario with `tries` conversations.
 
-    Its bootstraps take tenths of a second: not for an event loop.
+    Linear in the conversations; thousands take tenths of a second: not for an event loop.
     """
     by_scenario = tries_of(groups)
     played = [one for own in by_scenario.values() for one in own]

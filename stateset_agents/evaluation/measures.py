@@ -34,14 +34,14 @@ class Estimate:
     """A mean over scenarios and how sure it is."""
 
     value: float
-    interval: tuple[float, float]
-    """95 %, over scenarios."""
+    interval: tuple[float, float] | None
+    """95 %, over scenarios; None of a mean that is no share where no two scenarios differ."""
     n: int
     """Scenarios (for twins: pairs) behind it."""
 
     def summary(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {"value": self.value, "interval": list(self.interval), "n": self.n}
+        return {"value": self.value, "interval": self.interval and list(self.interval), "n": self.n}
 
 
 def tries_of(groups: Sequence[TrajectoryGroup]) -> dict[str, list[Trajectory]]:

@@ -12,9 +12,10 @@ from stateset_agents.core.scoring import RewardResult, score_trajectories
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.evaluation.intervals import share_interval
 from stateset_agents.streams import derive
 
-__all__ = ["Agreement", "cohens_kappa", "measure_agreement"]
+__all__ = ["Agreement", "cohens_kappa", "kappa_interval", "measure_agreement"]
 
 Counts = tuple[int, int, int, int]
 """Conversations that both pass, only the judge, only the check, neither."""
@@ -29,11 +30,11 @@ class Agreement:
     accuracy: float
     """The share on which they agree."""
     accuracy_interval: tuple[float, float]
-    """95 %, by drawing scenarios with all their conversations (a bootstrap clustered by scenario)."""
+    """95 %, over scenarios with all their conversations (`evaluation.intervals.share_interval`)."""
     kappa: float | None
     """Agreement beyond chance, see `cohens_kappa`; None where both always say the same one thing."""
     kappa_interval: tuple[float, float] | None
-    """95 %, as above, over the draws that have one."""
+    """95 %, see `kappa_interval`."""
     both: int
     only_judge: int
     """The judge passed what the check did not: what training would find."""
@@ -98,13 +99,13 @@ async def measure_agreement(
     counts = [_counts(pairs) for pairs in by_scenario.values()]
     whole = _added(counts)
     n = sum(whole)
-    accuracies, kappas = await in_thread(_resampled, counts, resamples)
+    accuracy = (whole[0] + whole[3]) / n
     return Agreement(
         n=n,
-        accuracy=(whole[0] + whole[3]) / n,
-        accuracy_interval=_middle(accuracies),
+        accuracy=accuracy,
+        accuracy_interval=share_interval(_linear_shares(counts, accuracy)),
         kappa=cohens_kappa(*whole),
-        kappa_interval=_middle(kappas) if kappas else None,
+        kappa_interval=await in_thread(kappa_interval, counts, resamples),
         both=whole[0],
         only_judge=whole[1],
         only_check=whole[2],
@@ -124,27 +125,41 @@ def _added(counts: Sequence[Counts]) -> Counts:
     return both, only_judge, only_check, neither
 
 
-def _resampled(counts: Sequence[Counts], resamples: int) -> tuple[list[float], list[float]]:
-    """Accuracy and kappa of scenarios drawn with replacement, as many as there are."""
+def _linear_shares(counts: Sequence[Counts], accuracy: float) -> list[float]:
+    """A share for each scenario, whose mean and spread are those of the share of all conversations.
+
+    With equally many conversations the scenario's own; else the ratio's linearisation (Cochran, Sampling
+    Techniques, 1977, section 6.3).
+    """
+    mean_size = sum(map(sum, counts)) / len(counts)
+    return [accuracy + (one[0] + one[3] - accuracy * sum(one)) / mean_size for one in counts]
+
+
+def kappa_interval(counts: Sequence[Counts], resamples: int = 2000) -> tuple[float, float] | None:
+    """95 % of kappa from each scenario's counts; None without a kappa.
+
+    On each side the wider of two: the percentile bootstrap over scenarios, and the interval of the agreement
+    with what chance alone would agree taken as known. The bootstrap knows nothing of disagreements that it
+    has hardly met: near 1 it holds the truth in 31 % of the cases with 12 scenarios.
+    """
     import numpy as np
 
     given = np.asarray(counts)  # [scenarios, 4]
     draw = np.random.default_rng(derive(0, "agreement", len(counts)))
-    accuracies, kappas = [], []
-    for _ in range(resamples):
-        both, only_judge, only_check, neither = map(
-            int, given[draw.integers(len(given), size=len(given))].sum(0)
-        )
-        accuracies.append((both + neither) / (both + only_judge + only_check + neither))
-        kappa = cohens_kappa(both, only_judge, only_check, neither)
-        if kappa is not None:
-            kappas.append(kappa)
-    return accuracies, kappas
-
-
-def _middle(values: Sequence[float]) -> tuple[float, float]:
-    """The middle 95 %."""
-    import numpy as np
-
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(low), float(high)
+    drawn = given[draw.integers(len(given), size=(resamples, len(given)))].sum(1)  # [resamples, 4]
+    found = [cohens_kappa(*map(int, row)) for row in drawn]
+    kappas = [kappa for kappa in found if kappa is not None]
+    if not kappas:
+        return None
+    drawn_low, drawn_high = np.quantile(kappas, [0.025, 0.975])
+    both, only_judge, only_check, neither = whole = _added(counts)
+    n = sum(whole)
+    judge, check = (both + only_judge) / n, (both + only_check) / n
+    expected = judge * check + (1 - judge) * (1 - check)
+    if expected == 1:
+        return float(drawn_low), float(drawn_high)
+    low, high = (
+        (bound - expected) / (1 - expected)
+        for bound in share_interval(_linear_shares(counts, (both + neither) / n))
+    )
+    return min(low, float(drawn_low)), max(high, float(drawn_high))

@@ -15,8 +15,9 @@ from stateset_agents.evaluation.comparison import (
     compare,
     exact_mcnemar,
     mean_interval,
-    paired_interval,
+    mean_verdict,
 )
+from stateset_agents.evaluation.comparison import paired_interval as of_shares
 from stateset_agents.evaluation.evaluator import Evaluation
 
 
@@ -49,7 +50,15 @@ def _group(trajectory: Trajectory, scenario: Scenario, reward: float | None) -> 
     )
 
 
+def counted(both: int, wins: int, losses: int, neither: int) -> list[tuple[float, float]]:
+    """Pairs of A's and B's success."""
+    return [(1.0, 1.0)] * both + [(0.0, 1.0)] * wins + [(1.0, 0.0)] * losses + [(0.0, 0.0)] * neither
+
+
 def test_newcombe_s_interval_gives_published_values() -> None:
+    def paired_interval(both: int, wins: int, losses: int, neither: int) -> tuple[float, float]:
+        return of_shares(counted(both, wins, losses, neither))
+
     # airway reactivity before and after transplantation, 1 1 / 7 12: -.286 [-.507, -.026]
     # (Fagerland, Lydersen, Laake, Statistics in Medicine 33, 2014); losses and wins change the sign
     assert paired_interval(1, wins=1, losses=7, neither=12) == pytest.approx((-0.5069, -0.0256), abs=5e-5)
@@ -59,11 +68,11 @@ def test_newcombe_s_interval_gives_published_values() -> None:
 
 
 def test_the_interval_stays_within_what_a_difference_can_be() -> None:
-    assert paired_interval(0, wins=30, losses=0, neither=0) == pytest.approx((0.8395, 1.0), abs=5e-5)
-    low, high = paired_interval(54, wins=0, losses=0, neither=0)  # no pair differs
+    assert of_shares(counted(0, wins=30, losses=0, neither=0)) == pytest.approx((0.8395, 1.0), abs=5e-5)
+    low, high = of_shares(counted(54, wins=0, losses=0, neither=0))  # no pair differs
     assert (low, high) == pytest.approx((-0.0664, 0.0664), abs=5e-5)
     with pytest.raises(ValueError, match="no pair"):
-        paired_interval(0, 0, 0, 0)
+        of_shares([])
 
 
 def test_mcnemar_s_exact_test_is_a_coin_on_the_pairs_that_differ() -> None:
@@ -73,12 +82,25 @@ def test_mcnemar_s_exact_test_is_a_coin_on_the_pairs_that_differ() -> None:
     assert exact_mcnemar(1500, 1200) == pytest.approx(8.3e-9, rel=0.05)  # no overflow
 
 
-def test_the_bootstrap_of_a_mean_is_close_to_the_normal_one_and_repeatable() -> None:
+def test_the_interval_of_many_values_is_close_to_the_normal_one() -> None:
     values = [0.0, 1.0] * 200  # standard error .5 / 20 = .025
-    low, high = mean_interval(values)
-    assert (low, high) == pytest.approx((0.5 - 0.049, 0.5 + 0.049), abs=0.006)
-    assert mean_interval(values) == (low, high)
-    assert mean_interval([3.0]) == (3.0, 3.0)
+    assert mean_interval(values) == pytest.approx((0.5 - 0.049, 0.5 + 0.049), abs=1e-3)
+
+
+def test_a_verdict_by_the_mean_needs_twenty_scenarios_that_differ_and_says_what_is_missing() -> None:
+    apart = [0.4, 0.5, 0.6, 0.5]
+    assert mean_verdict(apart * 5) == ("better", "")
+    assert mean_verdict([-one for one in apart] * 5) == ("worse", "")
+    assert mean_verdict(apart * 4 + [0.0] * 40) == ("unclear", "16 of 56 scenarios differ, 20 must")
+    verdict, why = mean_verdict([1.0, -1.0] * 10)
+    assert (verdict, why) == ("unclear", "the 98% interval of the mean, [-0.583, +0.583], holds 0")
+    assert mean_verdict([]) == ("unclear", "0 of 0 scenarios differ, 20 must")
+
+
+def test_the_same_difference_everywhere_needs_so_many_that_a_rare_other_one_would_be_there() -> None:
+    assert mean_verdict([0.25] * 58) == ("unclear", "all 58 differ by +0.25: 59 must for a verdict")
+    assert mean_verdict([0.25] * 59)[0] == "better"
+    assert mean_verdict([-0.1] * 59)[0] == "worse"
 
 
 def test_wins_losses_and_ties_are_counted_by_scenario() -> None:
@@ -116,7 +138,8 @@ def test_a_scenario_given_twice_is_paired_as_one_with_two_tries() -> None:
     whole = compare(*twice).success
     assert whole is not None
     assert (whole.n, whole.wins, whole.difference) == (8, 8, 0.5)
-    assert whole.interval == whole.bootstrap  # the counts of won and lost alone would not do for halves
+    assert whole.verdict == "unclear"  # won and lost alone, 8 to 0, would not do for halves
+    assert whole.reason == "8 of 8 scenarios differ, 20 must"
 
 
 def _fields(evaluation: Evaluation) -> dict[str, object]:

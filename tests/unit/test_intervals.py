@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateset_agents.algorithms.intervals import wilson
-from stateset_agents.evaluation.intervals import crossed_interval, mean_interval
+from stateset_agents.evaluation.intervals import (
+    crossed_interval,
+    mean_interval,
+    share_interval,
+    t_quantile,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,13 +51,58 @@ def test_impossible_counts_are_refused(successes: int, n: int) -> None:
 
 def test_an_interval_over_seeds_and_scenarios_knows_both_kinds_of_chance() -> None:
     same = [[1.0, 0.0, 0.0, 1.0] * 10] * 5  # seeds agree: what is left is chance of scenarios
-    low, high = crossed_interval(same)
-    expected = mean_interval(same[0])
-    assert (low, high) == (pytest.approx(expected[0], abs=0.05), pytest.approx(expected[1], abs=0.05))
+    assert crossed_interval(same) == pytest.approx(mean_interval(same[0]))
+    assert crossed_interval(same[:1]) == mean_interval(same[0])
     apart = [[0.0] * 40, [1.0] * 40, [0.0] * 40, [1.0] * 40]  # scenarios agree: chance of seeds
-    assert crossed_interval(apart) == (0.0, 1.0)
-    assert crossed_interval([[0.5] * 3] * 2) == (0.5, 0.5)
-    assert crossed_interval(same) == (low, high)
+    assert crossed_interval(apart) == pytest.approx(mean_interval([0.0, 1.0, 0.0, 1.0]))
+    assert crossed_interval([[0.5] * 3] * 2) is None
+    # variances of the means: rows (1, 3) have 2 / 2 = 1, columns (1.5, 2.5) .5 / 2 = .25, each 1 degree of
+    # freedom; together 1.25 ** 2 / (1 + .0625) = 1.47, taken as 1: 12.706 * sqrt(1.25) = 14.206 to each side
+    assert crossed_interval([[0.5, 1.5], [2.5, 3.5]]) == pytest.approx((2 - 14.206, 2 + 14.206), abs=1e-3)
     for wrong in ([], [[]], [[1.0], [1.0, 2.0]]):
         with pytest.raises(ValueError, match="rows of one length"):
             crossed_interval(wrong)
+
+
+@pytest.mark.parametrize(
+    ("probability", "freedom", "expected"),
+    [  # Abramowitz and Stegun 1964, table 26.10
+        (0.975, 1, 12.706),
+        (0.975, 2, 4.303),
+        (0.975, 5, 2.571),
+        (0.99, 11, 2.718),
+        (0.995, 4, 4.604),
+        (0.975, 30, 2.042),
+        (0.975, 120, 1.980),
+    ],
+)
+def test_student_s_t_has_the_tables_quantiles(probability: float, freedom: float, expected: float) -> None:
+    assert t_quantile(probability, freedom) == pytest.approx(expected, abs=5e-4)
+    assert t_quantile(probability, freedom + 0.9) == t_quantile(probability, freedom)
+
+
+def test_a_mean_of_skewed_values_may_lie_further_on_the_long_side() -> None:
+    even = [-2.0, -1.0, 0.0, 1.0, 2.0]  # deviation sqrt(2.5), error sqrt(.5), t 2.776
+    assert mean_interval(even) == pytest.approx((-2.776 * 0.5**0.5, 2.776 * 0.5**0.5), abs=1e-3)
+    low, high = mean_interval([0.0, 0.0, 0.1, 0.1, 0.2, 5.0]) or (0, 0)
+    assert high - 0.9 > 1.5 * (0.9 - low)
+    mirrored = mean_interval([0.0, 0.0, -0.1, -0.1, -0.2, -5.0])
+    assert mirrored == pytest.approx((-high, -low))
+
+
+def test_values_without_spread_say_nothing_of_others() -> None:
+    assert mean_interval([3.0]) is None
+    assert mean_interval([0.1] * 7) is None
+    with pytest.raises(ValueError, match="no value"):
+        mean_interval([])
+
+
+def test_shares_of_several_tries_are_wilson_s_with_a_design_effect() -> None:
+    assert share_interval([1.0, 0.0, 1.0, 1.0]) == wilson(3, 4)  # one try each
+    assert share_interval([0.0] * 4) == wilson(0, 4)
+    # no spread in four shares of one half: effect (0 * 4 + 2) / (4 + 2), so as 12 scenarios with one try
+    assert share_interval([0.5] * 4) == pytest.approx(wilson(6, 12))
+    # near 1 only one of twelve differs, by little: effect .25 is seen once, (.25 * 1 + 2) / 3 = .75
+    low, high = share_interval([1.0] * 11 + [0.75])
+    assert (low, high) == pytest.approx(wilson(11.75 / 0.756, 12 / 0.756), abs=5e-3)
+    assert low < 0.8  # the bootstrap said .94

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, Self
+from threading import Lock
+from typing import Any, Literal, Self, TypeVar
 
 from stateset_agents.backends.base import Backend, Session, Tokenizer
 from stateset_agents.backends.streaming import streamed
@@ -32,6 +33,7 @@ from stateset_agents.tracking.logging import get_logger
 
 __all__ = ["AgentConfig", "MultiTurnAgent"]
 
+T = TypeVar("T")
 _log = get_logger(__name__)
 _MUCH_TEXT = 10_000
 """Characters; to tokenise more takes long enough to be felt by whoever else is on the event loop."""
@@ -56,6 +58,8 @@ class MultiTurnAgent:
         self._starting = asyncio.Lock()
         self._next_episode = 0
         self._responses = count()
+        self._long_prompts = Lock()
+        """Held in threads only."""
         self._said_what_is_left_out = False
         self.origin: Origin | None = None
         """Which run's step its weights are of, for their model card; a trainer says it."""
@@ -170,6 +174,34 @@ class MultiTurnAgent:
         completion = await self.backend.generate(ids, params, session=session)
         return read_completion(completion, turn)
 
+    async def prompt_ids(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
+        """`template.prompt` of these messages; long ones are tokenised in a thread, one after another.
+
+        The members of a group open alike, and the ids of the first serve the others.
+        """
+        return await self._tokenised(
+            messages, lambda: self.template.prompt(messages, tools), self._long_prompts
+        )
+
+    async def delta_ids(self, messages: Sequence[Message]) -> list[int]:
+        """`template.delta` of these messages; long ones are tokenised in a thread."""
+        return await self._tokenised(messages, lambda: self.template.delta(messages))
+
+    async def _tokenised(
+        self,
+        messages: Sequence[Message],
+        tokenise: Callable[[], T],
+        turn: AbstractContextManager[Any] | None = None,
+    ) -> T:
+        if sum(len(message.content) for message in messages) <= _MUCH_TEXT:
+            return tokenise()
+
+        def aside() -> T:
+            with turn or nullcontext():
+                return tokenise()
+
+        return await in_thread(aside)
+
     def with_system_prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The conversation with the agent's own persona and system prompt in front."""
         return with_own_words(messages, self.config)
@@ -215,10 +247,7 @@ class MultiTurnAgent:
         tool calls stand in it as they were written.
         """
         number = next(self._responses)
-        if sum(len(message.content) for message in messages) > _MUCH_TEXT:
-            shown, ids = await in_thread(self._fitting, messages, tools)
-        else:
-            shown, ids = self._fitting(messages, tools)
+        shown, ids = await self._tokenised(messages, lambda: self._fitting(messages, tools))
         if len(ids) >= self.context_length:
             cure = "shorten the messages or raise max_context_tokens"
             if self.config.context_window == "refuse" and sum(m.role == "user" for m in shown) > 1:

@@ -216,9 +216,9 @@ async def _converse(
     """Fill `turns` until the conversation ends; how it ended, and what the trajectory should remember."""
     row = start.token_ids
     if turns:
-        delta = _next_delta(agent, turns[-1].feedback, turns[-1].completion.token_ids)
+        delta = await _next_delta(agent, turns[-1].feedback, turns[-1].completion.token_ids)
     else:
-        delta = _first_prompt(agent, start.opening, conversation)
+        delta = await _first_prompt(agent, start.opening, conversation)
     while True:
         room = agent.context_length - len(row) - len(delta)
         if room < 1:
@@ -246,12 +246,14 @@ async def _converse(
             raise EnvironmentFailure(
                 "the environment answered a reply with no message and did not end the conversation"
             )
-        delta = _next_delta(agent, observation.messages, completion.token_ids)
+        delta = await _next_delta(agent, observation.messages, completion.token_ids)
 
 
-def _first_prompt(agent: MultiTurnAgent, opening: Sequence[Message], conversation: Conversation) -> list[int]:
+async def _first_prompt(
+    agent: MultiTurnAgent, opening: Sequence[Message], conversation: Conversation
+) -> list[int]:
     """The opening's tokens; raises EnvironmentFailure when they leave no room for a reply."""
-    prompt = agent.template.prompt(opening, conversation.tools)
+    prompt = await agent.prompt_ids(opening, conversation.tools)
     if len(prompt) >= agent.context_length:
         raise EnvironmentFailure(
             f"the opening has {len(prompt)} tokens and the context {agent.context_length}: shorten the "
@@ -260,9 +262,9 @@ def _first_prompt(agent: MultiTurnAgent, opening: Sequence[Message], conversatio
     return prompt
 
 
-def _next_delta(agent: MultiTurnAgent, feedback: Sequence[Message], said: Sequence[int]) -> list[int]:
+async def _next_delta(agent: MultiTurnAgent, feedback: Sequence[Message], said: Sequence[int]) -> list[int]:
     """The template's delta; a turn that was cut by length first gets its end token, untrained."""
-    delta = agent.template.delta(feedback)
+    delta = await agent.delta_ids(feedback)
     if said and said[-1] in agent.template.stop_ids:
         return delta
     return [agent.template.end_id, *delta]

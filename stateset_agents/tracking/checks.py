@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import fmean, median, stdev
 
 from stateset_agents.tracking.history import History, window
-from stateset_agents.tracking.monitors import MONITORS, Finding, graded
+from stateset_agents.tracking.monitors import MONITORS, NOT_THE_USERS, Finding, graded
 
 __all__ = ["CHECKS", "Check"]
 
@@ -106,9 +106,12 @@ def _loop_lag(history: History) -> Finding | None:
     lags = history.finite("time/loop_lag")
     if not lags:
         return None
-    typical = median(lags)
+    typical, of_user = median(lags), history.finite("time/loop_lag_user")
     cure = None
-    if len(lags) < 20 or typical < 0.25:
+    if of_user:
+        is_users = median(of_user) > MONITORS["event loop"].warn
+        cure = MONITORS["event loop"].advice if is_users else NOT_THE_USERS
+    elif len(lags) < 20 or typical < 0.25:  # a run from before the user's part was measured
         blocking = "make sync code in async tools, rewards and environments plain `def`"
         cure = f"is the machine busy with other work? If not, {blocking}"
     seen = f"{typical * 1000:.0f} ms at most in the median step, {max(lags) * 1000:.0f} ms in the worst"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["LONG_LAG", "MONITORS", "SAME_STEPS", "Finding", "Monitor", "Verdict", "graded"]
+__all__ = ["LONG_LAG", "MONITORS", "NOT_THE_USERS", "SAME_STEPS", "Finding", "Monitor", "Verdict", "graded"]
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -230,3 +230,8 @@ SAME_STEPS = 3
 """Steps in a row without two different rewards in any group, after which it is said at once."""
 LONG_LAG = 1.0
 """Seconds without the event loop, from which on it is said at once."""
+NOT_THE_USERS = (
+    "no code of yours was seen there: is the machine busy with other work, or does an installed environment, "
+    "tool or reward block?"
+)
+"""What to do where the event loop waits for other code than the user's."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from stateset_agents.tracking.diagnostics import History, live_findings
 from stateset_agents.tracking.logging import get_logger
-from stateset_agents.tracking.monitors import LONG_LAG, SAME_STEPS, Finding
+from stateset_agents.tracking.monitors import LONG_LAG, NOT_THE_USERS, SAME_STEPS, Finding
 from stateset_agents.tracking.run_log import MetricLine
 
 __all__ = ["StepWarnings"]
@@ -32,14 +32,21 @@ class StepWarnings:
         self._same = 0
         self._told: set[tuple[str, str]] = set()
 
-    def look(self, step: int, metrics: Mapping[str, float], training: Mapping[str, Any]) -> list[Finding]:
-        """Log what is new in this step, and give it; `training` are the settings."""
+    def look(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        training: Mapping[str, Any],
+        lag_place: str | None = None,
+    ) -> list[Finding]:
+        """Log what is new in this step, and give it; `training` are the settings, `lag_place` is where the
+        user's code stood on the event loop."""
         line = MetricLine(step, 0.0, dict(metrics))
         if len(self._first) < _FIRST:
             self._first.append(line)
         else:
             self._last.append(line)
-        at_once = self._at_once(metrics, training)
+        at_once = self._at_once(metrics, training, lag_place)
         found = [*at_once, *self._by_the_checks(training)]
         new = [one for one in found if (one.check, one.verdict) not in self._told]
         self._told |= {(one.check, one.verdict) for one in new}
@@ -54,7 +61,9 @@ class StepWarnings:
         found = live_findings(History(lines, training, {}))
         return found if len(lines) >= _FIRST else [one for one in found if one.check in _AT_ONCE]
 
-    def _at_once(self, metrics: Mapping[str, float], training: Mapping[str, Any]) -> list[Finding]:
+    def _at_once(
+        self, metrics: Mapping[str, float], training: Mapping[str, Any], lag_place: str | None
+    ) -> list[Finding]:
         found = []
         tied = "reward/mean" in metrics and metrics.get("group/zero_variance") == 1.0
         if training.get("baseline_type") == "global_mean":  # then one group teaches by the others
@@ -72,9 +81,9 @@ class StepWarnings:
             found.append(Finding("tied groups", "fail", seen, cure))
         if metrics.get("time/loop_lag", 0.0) >= LONG_LAG:
             seen = f"the event loop stood still for {metrics['time/loop_lag']:.1f} s"
-            cure = (
-                "in an async user, tool, reward or callback something blocks; make that function a plain "
-                "def, which runs in a thread"
-            )
+            cure = NOT_THE_USERS
+            if metrics.get("time/loop_lag_user", 0.0) >= LONG_LAG:
+                seen += f" in your code ({lag_place})" if lag_place else " in your code"
+                cure = "it blocks there; make that function a plain def, which runs in a thread"
             found.append(Finding("event loop", "warn", seen, cure))
         return found

@@ -20,15 +20,20 @@ class StepWatch:
         self._before = dict(backend.counts())
 
     def metrics(self) -> dict[str, float]:
-        """`engine/*`, where the backend counts and did anything, and `time/loop_lag`."""
+        """`engine/*`, where the backend counts and did anything, `time/loop_lag` and `time/loop_lag_user`."""
         now = self._backend.counts()
         done = {name: float(now[name] - self._before.get(name, 0)) for name in now}
-        metrics = {"time/loop_lag": self._lag.worst}
+        metrics = {"time/loop_lag": self._lag.worst, "time/loop_lag_user": self._lag.in_user_code}
         if any(done.values()):
             idle, rows = done.pop("idle_rows", 0.0), done.get("decode_rows", 0.0)
             metrics |= {f"engine/{name}": count for name, count in done.items()}
             metrics["engine/occupancy"] = 1 - idle / rows if rows else 1.0
         return metrics
+
+    @property
+    def lag_place(self) -> str | None:
+        """Where the user's code stood on the event loop the longest."""
+        return self._lag.place
 
 
 @contextlib.asynccontextmanager

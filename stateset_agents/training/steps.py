@@ -308,7 +308,7 @@ class TrainSteps(RunCheckpoints):
             "policy/version": float(self._state.version),
         }
         self._metrics |= metrics
-        self._fresh = self._warnings.look(number, metrics, self.config.model_dump())
+        self._fresh = self._warnings.look(number, metrics, self.config.model_dump(), watch.lag_place)
         for finding in self._fresh:
             self.tracker.log_event("warning", step=number, **asdict(finding))
         self.tracker.log_metrics(number, metrics)

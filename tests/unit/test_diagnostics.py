@@ -319,6 +319,18 @@ def test_short_waits_and_few_steps_are_first_the_machine_s(lag: float, steps: in
     assert _loop_lag(History(lines, {}, {})).cure.startswith(first)
 
 
+def test_a_loop_that_waits_for_other_code_is_not_put_down_to_the_user_s() -> None:
+    def cure(of_user: float) -> str:
+        values = {"time/loop_lag": 2.0, "time/loop_lag_user": of_user}
+        lines = [MetricLine(step=step, time=0.0, values=values) for step in range(1, 31)]
+        finding = _loop_lag(History(lines, {}, {}))
+        assert finding is not None
+        return finding.cure
+
+    assert cure(0.0).startswith("no code of yours was seen there")
+    assert cure(1.9).startswith("make sync code")
+
+
 def test_the_failures_name_what_broke_most_often(tmp_path: Path) -> None:
     log = record(tmp_path, {**HEALTHY, "rollout/failed": 0.5})
     errors = ("KeyError: 'a' (at shop.py:3)", "other", "KeyError: 'a' (at shop.py:3)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from environments import ChattyConversation, ChattyEnvironment, scenarios
 
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.scripted import Script, ScriptedBackend
+from stateset_agents.backends.tokenizers import ByteTokenizer
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.chat_session import ChatSession
 from stateset_agents.core.environment import ConversationEnvironment, Observation
@@ -75,6 +77,31 @@ async def test_a_conversation_becomes_a_trajectory() -> None:
     trained = [t for t, bit in zip(trajectory.token_ids, trajectory.action_mask, strict=True) if bit]
     assert trained == [ord("a"), END, ord("b"), END]
     assert [request.params.stream for request in backend.requests] == [derive(22, 0), derive(22, 1)]
+
+
+@pytest.mark.parametrize("length", [9_000, 11_000])
+async def test_long_texts_are_tokenised_beside_the_event_loop(length: int) -> None:
+    """Prompt and feedback alike; short ones at once, for a thread costs more than they do."""
+
+    async def at_length(conversation: ChattyConversation, reply: Message) -> Observation:
+        heard = Message(role="user", content="x" * length)
+        return Observation(messages=(heard,), terminated=conversation.turn == 2)
+
+    beside: list[bool] = []
+
+    class Noting(ByteTokenizer):
+        def encode(self, text: str) -> list[int]:
+            if len(text) > 8_000:
+                beside.append(threading.current_thread() is not threading.main_thread())
+            return super().encode(text)
+
+    backend = Backend(("a", "b"), context_length=100_000, tokenizer=Noting())
+    async with MultiTurnAgent(AgentConfig(system_prompt="s" * length), backend=backend) as agent:
+        trajectory = await run_episode(
+            agent, ChattyEnvironment(answer=at_length), SCENARIO, seeds=SEEDS, session=Session(3, 1)
+        )
+    assert len(trajectory.turns) == 2, trajectory.error
+    assert beside == [length > 10_000] * 2
 
 
 async def test_a_turn_that_is_cut_by_length_gets_an_untrained_end_token() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 
 import pytest
 
+from stateset_agents.backends.loading import load_tokenizer
+from stateset_agents.core.plain_template import PlainTemplate
+from stateset_agents.messages import Message
 from stateset_agents.training.loop_lag import measure_loop_lag
 
 
@@ -32,3 +36,27 @@ async def test_a_cancellation_while_it_closes_is_not_swallowed(hops):
 
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(asyncio.create_task(measured()), 5)
+
+
+async def test_a_wait_in_the_user_s_code_is_told_with_its_place():
+    async def step_of_the_user():
+        time.sleep(0.3)  # noqa: ASYNC251  # holds the loop up on purpose
+
+    async with measure_loop_lag() as lag:
+        await asyncio.sleep(0.05)
+        await asyncio.create_task(step_of_the_user())
+        await asyncio.sleep(0.05)
+    assert lag.in_user_code >= 0.2
+    assert lag.place is not None
+    assert re.fullmatch(r"test_loop_lag\.py:\d+, step_of_the_user", lag.place)
+
+
+async def test_a_wait_for_what_runs_without_the_user_s_code_is_not_told_as_theirs():
+    heard = [Message(role="user", content="where is order K27? " * 10_000)]
+    template = PlainTemplate(load_tokenizer("embedded:desk"))
+    async with measure_loop_lag() as lag:
+        await asyncio.sleep(0.05)
+        asyncio.get_running_loop().call_soon(template.delta, heard)
+        await asyncio.sleep(0.05)
+    assert lag.worst >= 0.06
+    assert (lag.in_user_code, lag.place) == (0.0, None)

@@ -54,7 +54,17 @@ def test_tied_groups_that_are_compared_with_one_another_teach_where_they_differ(
 def test_an_event_loop_that_stood_still_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     look(StepWarnings(), *({"time/loop_lag": lag} for lag in (0.2, 2.5, 3.0)))
     [record] = caplog.records
-    assert "the event loop stood still for 2.5 s" in record.getMessage()
+    assert "the event loop stood still for 2.5 s: no code of yours was seen there" in record.getMessage()
+
+
+def test_user_code_is_named_only_where_it_stood_on_the_event_loop(caplog: pytest.LogCaptureFixture) -> None:
+    own = {"time/loop_lag": 2.5, "time/loop_lag_user": 2.4}
+    [finding] = StepWarnings().look(1, own, {}, "my_env.py:31, step")
+    assert finding.seen == "the event loop stood still for 2.5 s in your code (my_env.py:31, step)"
+    assert finding.cure.startswith("it blocks there; make that function a plain def")
+    [finding] = StepWarnings().look(1, {**own, "time/loop_lag_user": 0.3}, {}, "my_env.py:31, step")
+    assert "your code" not in finding.seen
+    assert "plain def" not in finding.cure
 
 
 def test_replies_that_are_cut_are_said_in_the_first_step(caplog: pytest.LogCaptureFixture) -> None:

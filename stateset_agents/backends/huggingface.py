@@ -96,6 +96,7 @@ class HuggingFaceBackend:
         self.recommended: Mapping[str, Any] = {}
         """Training settings that the model's card recommends."""
         self.context_length = _context_length(self._model, context_length)
+        self._num_embeddings: int = self._model.get_input_embeddings().weight.shape[0]
         self.scheduling: Scheduling = scheduling
         self._engine: Engine = engine
         self.fast_linears = fast_linears
@@ -200,8 +201,10 @@ class HuggingFaceBackend:
         """Sample one turn after `prompt_ids` [P]; stops at a stop id, an eos id, a stop string or a limit.
 
         `on_text` is called on the event loop with each piece of text. Cancelling ends the turn and frees its
-        slot. Raises BackendError where the prompt fills the context or the worker broke.
+        slot. Raises BackendError where the prompt fills the context or the worker broke, ConfigurationError
+        where the tokenizer gave ids that the model has no embeddings for.
         """
+        self._expect_embedded(prompt_ids)
         key: Key = (0, *session) if session is not None else (1, next(self._serials), 0)
         stop_ids = frozenset(params.stop_token_ids) | frozenset(self.tokenizer.eos_ids)
         turn = new_turn(key, prompt_ids, params, stop_ids, self.context_length)
@@ -220,10 +223,21 @@ class HuggingFaceBackend:
         """[T-1] log-prob of each of `ids[1:]` given what stands before it, by one full forward."""
         if not 0 < len(ids) <= self.context_length:
             raise BackendError(f"scoring takes 1 to {self.context_length} tokens, got {len(ids)}")
+        self._expect_embedded(ids)
         if temperature <= 0:
             raise BackendError(f"scoring needs a temperature above 0, got {temperature}")
         scored: list[float] = await self._clock.job(lambda: self._score(list(ids), temperature))
         return scored
+
+    def _expect_embedded(self, ids: Sequence[int]) -> None:
+        """One look, since an index beyond the table breaks the worker, and on a GPU the whole process."""
+        top = max(ids, default=0)
+        if top >= self._num_embeddings:
+            raise ConfigurationError(
+                f"the tokenizer gave token {top} ({self.tokenizer.decode([top])!r}) and the model has "
+                f"embeddings for {self._num_embeddings}, 0 to {self._num_embeddings - 1}: give the model's "
+                f"own tokenizer, or save the model after model.resize_token_embeddings({top + 1})"
+            )
 
     async def fork(self, session: Session, into: Session) -> None:
         """Let `into` start from a copy of `session`'s cache (made before the next step)."""

@@ -21,7 +21,7 @@ from stateset_agents.core.scenario import Scenario, expect_split, load_scenarios
 from stateset_agents.core.simulated_user import User, UserFactory, default_user
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.core.trajectory import Outcome
-from stateset_agents.core.user_code import guarded, told
+from stateset_agents.core.user_code import guarded, returned, told
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -39,6 +39,7 @@ __all__ = [
     "TakesCompletions",
     "answer_to",
     "expect_environment",
+    "opened",
 ]
 
 
@@ -112,7 +113,24 @@ class TakesCompletions(Protocol):
 async def answer_to(completion: Completion, conversation: Conversation) -> Observation:
     """What a conversation answers to a turn of the agent: by `take` where it has that, else by `step`."""
     take = getattr(conversation, "take", None)  # a protocol's isinstance is slow, and this is each turn
-    return await (conversation.step(completion.message) if take is None else take(completion))
+    if take is None:
+        return await returned(conversation.step, completion.message, kind=Observation)
+    return await returned(take, completion, kind=Observation)
+
+
+async def opened(environment: Environment, scenario: Scenario, seed: int) -> Conversation:
+    """What `start` gives; ConfigurationError where it is no conversation."""
+    conversation = await returned(environment.start, scenario, seed)
+    missing = [name for name in _OF_A_CONVERSATION if not hasattr(conversation, name)]
+    if missing:
+        raise ConfigurationError(
+            f"{type(environment).__name__}.start must return a conversation, got a "
+            f"{type(conversation).__name__} without {', '.join(missing)}"
+        )
+    return conversation
+
+
+_OF_A_CONVERSATION = ("opening", "tools", "step", "outcome", "close")
 
 
 class Environment(Protocol):

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.environment import Conversation, Environment, answer_to
+from stateset_agents.core.environment import Conversation, Environment, answer_to, opened
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.timeline import Stopwatch
-from stateset_agents.core.trajectory import Status, Trajectory, Turn
-from stateset_agents.core.user_code import told
+from stateset_agents.core.trajectory import Outcome, Status, Trajectory, Turn
+from stateset_agents.core.user_code import returned, told
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -76,7 +76,7 @@ async def run_episode(
     start = Trajectory(scenario=scenario, member=session.member, seed=seeds.user)
 
     def begin() -> Awaitable[Conversation]:
-        return environment.start(scenario, seeds.user)
+        return opened(environment, scenario, seeds.user)
 
     return await _play(agent, start, begin, seeds.agent, session, temperature, between_turns, seconds)
 
@@ -134,11 +134,11 @@ async def _play(
                 if len(turns) == len(trajectory.turns):  # none of its own
                     raise
                 status, metadata = Status.TRUNCATED, {"timed_out": True}
-            outcome = await conversation.outcome()
+            outcome = await returned(conversation.outcome, kind=Outcome)
         finally:
             await conversation.close()
         watch.lap("environment")
-        kept = {**(outcome.metadata if outcome else {}), **metadata}
+        kept = {**outcome.metadata, **metadata}
         return replace(
             trajectory,
             turns=tuple(turns),

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from stateset_agents.core.environment import Conversation, Environment, Observation, answer_to
+from stateset_agents.core.environment import Conversation, Environment, Observation, answer_to, opened
 from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.trajectory import Outcome
-from stateset_agents.core.user_code import time_limit
+from stateset_agents.core.user_code import returned, time_limit
 from stateset_agents.core.waiting import at_most, in_thread
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
@@ -73,7 +73,7 @@ class InTime:
 
             def start() -> asyncio.Future[Conversation]:
                 nonlocal opening
-                opening = asyncio.ensure_future(self._environment.start(scenario, seed))
+                opening = asyncio.ensure_future(opened(self._environment, scenario, seed))
                 return opening
 
             try:
@@ -153,7 +153,7 @@ class _Conversation:
         self._num_turns = 0
 
     async def step(self, reply: Message) -> Observation:
-        return await self._answer(lambda inner: inner.step(reply))
+        return await self._answer(lambda inner: returned(inner.step, reply, kind=Observation))
 
     async def take(self, completion: Completion) -> Observation:
         return await self._answer(lambda inner: answer_to(completion, inner))
@@ -179,7 +179,9 @@ class _Conversation:
 
     async def outcome(self) -> Outcome:
         async def judge(_: int) -> Outcome:
-            return await self._environment.answer("judging a conversation", self._inner.outcome)
+            return await self._environment.answer(
+                "judging a conversation", lambda: returned(self._inner.outcome, kind=Outcome)
+            )
 
         return await self._environment.again(judge, derive(self._stream, "outcome"))
 

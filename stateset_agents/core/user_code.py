@@ -17,12 +17,13 @@ from typing import Any, TypeVar
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import (
     PROGRAMMING_ERRORS,
+    ConfigurationError,
     EnvironmentFailure,
     StatesetError,
 )
 from stateset_agents.tracking.logging import get_logger
 
-__all__ = ["SaidOnce", "call_user_code", "guarded", "time_limit", "told", "user_line"]
+__all__ = ["SaidOnce", "call_user_code", "guarded", "returned", "time_limit", "told", "user_line"]
 
 T = TypeVar("T")
 _log = get_logger(__name__)
@@ -34,6 +35,23 @@ async def call_user_code(function: Callable[..., Any], /, *args: Any, **kwargs: 
         return await function(*args, **kwargs)
     result = await in_thread(function, *args, **kwargs)
     return await result if inspect.isawaitable(result) else result
+
+
+async def returned(method: Callable[..., Awaitable[T]], *args: Any, kind: type[T] | None = None) -> T:
+    """What an async method of the user's returns, which must be a `kind` (unset: any conversation).
+
+    Raises ConfigurationError, naming the method, for anything else and for a method that is not async.
+    """
+    name = ".".join(str(getattr(method, "__qualname__", method)).split(".")[-2:])
+    work: Any = method(*args)
+    if not inspect.isawaitable(work):
+        raise ConfigurationError(f"{name} must be written `async def`, and is a plain function")
+    value: T = await work
+    if value is None or (kind is not None and not isinstance(value, kind)):
+        wanted = "a conversation" if kind is None else f"an {kind.__name__}"
+        missing = ": is a return missing?" if value is None else ""
+        raise ConfigurationError(f"{name} must return {wanted}, got {value!r:.80}{missing}")
+    return value
 
 
 async def guarded(what: str, work: Awaitable[T]) -> T:

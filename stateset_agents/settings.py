@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.foreign_names import setting_hint
 
 __all__ = ["Settings", "closest", "expect", "nearest"]
 
@@ -71,7 +72,8 @@ def _one_line(model: type[Settings], error: ValidationError) -> str:
         name = ".".join(str(part) for part in item["loc"] if "[" not in str(part))  # not `tuple[str, ...]`
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            parts.append(f"{model.__name__} has no field {name!r}{nearest(name, model.field_names())}")
+            hint = setting_hint(name, model.__name__) or nearest(name, model.field_names())
+            parts.append(f"{model.__name__} has no field {name!r}{hint}")
         elif item["type"] == "missing":
             parts.append(f"{name} is missing: give {model.__name__} its {name}")
         elif isinstance(item.get("ctx", {}).get("error"), ConfigurationError):  # of a section, whole already

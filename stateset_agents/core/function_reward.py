@@ -18,12 +18,13 @@ from stateset_agents.core.scoring import (
 )
 from stateset_agents.core.trajectory import Trajectory, Turn
 from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.foreign_names import ARGUMENTS
 
 __all__ = [
     "FunctionReward",
     "Reward",
     "as_reward",
-    "asks_only_for_offered",
+    "asks_for_a_conversation",
     "reward_function",
 ]
 
@@ -174,8 +175,11 @@ def as_reward(value: Reward) -> RewardFunction:
     return FunctionReward(value)
 
 
-def asks_only_for_offered(value: object) -> bool:
-    """Is this a function of a conversation, as `def brief(replies): ...`, and not one that makes a reward?"""
+def asks_for_a_conversation(value: object) -> bool:
+    """Is this a function of a conversation, as `def brief(replies): ...`, and not one that makes a reward?
+
+    One that asks for it in another library's words is such a function too, and is told so by `as_reward`.
+    """
     if isinstance(value, type) or not callable(value):
         return False
     try:
@@ -183,4 +187,5 @@ def asks_only_for_offered(value: object) -> bool:
     except ValueError:  # a built-in that does not tell
         return False
     needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    return bool(needed) and all(name in _TRAJECTORY_ARGUMENTS for name in needed)
+    foreign = any(name in ARGUMENTS for name in needed)
+    return foreign or (bool(needed) and all(name in _TRAJECTORY_ARGUMENTS for name in needed))

@@ -12,6 +12,7 @@ from typing import Any
 from stateset_agents.core.named_code import imported
 from stateset_agents.core.user_code import call_user_code
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.foreign_names import argument_hint
 
 __all__ = ["NamedCall", "wanted_arguments"]
 
@@ -70,8 +71,9 @@ def wanted_arguments(what: str, function: Callable[..., Any], offered: Sequence[
         if by_name and parameter.name in offered:
             wanted.append(parameter.name)
         elif parameter.default is parameter.empty:
+            hint = argument_hint(parameter.name, offered)
             raise ConfigurationError(
-                f"{what}: cannot give parameter {str(parameter)!r}; there are: {', '.join(offered)}"
+                f"{what}: cannot give parameter {str(parameter)!r}{hint}; there are: {', '.join(offered)}"
             )
     return tuple(wanted)
 

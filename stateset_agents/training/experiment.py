@@ -19,6 +19,7 @@ from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.user_code import call_user_code
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.evaluator import Divide, Evaluation, evaluate, held_out
+from stateset_agents.foreign_names import setting_hint
 from stateset_agents.reporting.report import write_report
 from stateset_agents.settings import Settings, nearest
 from stateset_agents.tracking.run_folder import RunFolder
@@ -133,7 +134,7 @@ def _nearest_setting(name: str) -> str:
     homes = [section for section, model in sections.items() if name in model.field_names()]
     if homes:
         return f" (did you mean {homes[0] + '.' + name!r}?)"
-    return nearest(name, ExperimentConfig.model_fields)
+    return setting_hint(name) or nearest(name, ExperimentConfig.model_fields)
 
 
 def _override(data: dict[str, Any], name: str, value: Any) -> None:

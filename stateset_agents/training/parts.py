@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stateset_agents.core.environment import Environment
-from stateset_agents.core.function_reward import as_reward, asks_only_for_offered
+from stateset_agents.core.function_reward import as_reward, asks_for_a_conversation
 from stateset_agents.core.named_code import imported
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.foreign_names import setting_hint
 from stateset_agents.rewards.shaping import refuse_unfit_shaping
 from stateset_agents.settings import nearest
 from stateset_agents.training.config import TrainingConfig
@@ -110,7 +111,7 @@ def _make(what: str, known: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
         raise ConfigurationError(f"{what} {name!r} is made already: take out {', '.join(arguments)}")
     if not callable(found):
         raise ConfigurationError(f"{what} {name!r} is a {type(found).__name__}: name a class or a function")
-    if what == "reward" and not arguments and asks_only_for_offered(found):
+    if what == "reward" and not arguments and asks_for_a_conversation(found):
         return as_reward(found)
     _check_arguments(f"{what} {name!r}", found, arguments)
     return found(**arguments)
@@ -137,7 +138,8 @@ def _check_arguments(what: str, make: Callable[..., Any], arguments: Mapping[str
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for argument in arguments:
         if argument not in parameters and not open_ended:
-            raise ConfigurationError(f"{what} has no argument {argument!r}{nearest(argument, parameters)}")
+            hint = nearest(argument, parameters) or setting_hint(argument) or ""
+            raise ConfigurationError(f"{what} has no argument {argument!r}{hint}")
     try:
         inspect.signature(make).bind(**arguments)
     except TypeError as error:

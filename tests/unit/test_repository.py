@@ -20,7 +20,7 @@ LAYERS = [
     {"rewards", "environments", "evaluation", "serving"},
     {"core", "reporting"},
     {"backends", "tracking"},
-    {"algorithms", "faults", "messages", "errors", "streams", "settings", "yaml_files"},
+    {"algorithms", "faults", "messages", "errors", "streams", "settings", "yaml_files", "foreign_names"},
 ]
 """From the top; a module imports from its own layer or from one below."""
 

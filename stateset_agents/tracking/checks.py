@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
 
 from stateset_agents.tracking.history import History, window
@@ -178,9 +178,13 @@ def _reward_trend(history: History) -> Finding | None:
         return Finding("reward", "ok", seen)
     if fall > MONITORS["reward"].fail:
         return graded("reward", fall, f"{seen}: it fell")
+    if fall < MONITORS["reward"].warn:
+        return graded("reward", fall, seen)
+    held_out = _measured(history)
+    if held_out is not None and held_out.rose:
+        return Finding("reward", "ok", f"{seen}: no clear rise, but held-out {held_out} rose")
     cure = "train longer, raise learning_rate, or take larger groups; check that the reward can be reached"
-    flat = f"{seen}: no clear rise" if fall >= MONITORS["reward"].warn else seen
-    return graded("reward", fall, flat, cure)
+    return graded("reward", fall, f"{seen}: no clear rise", _form_first(history) or cure)
 
 
 def _standard_errors(first: Sequence[float], last: Sequence[float]) -> float:
@@ -194,21 +198,96 @@ def _standard_errors(first: Sequence[float], last: Sequence[float]) -> float:
     return rise / math.sqrt(variance)
 
 
-def _held_out(history: History) -> Finding | None:
-    """Success before and after on the same held-out scenarios, by their 95 % intervals: apart is a change.
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A figure on the same held-out scenarios before and after training, with its 95 % intervals."""
 
-    A reward that rises where this does not pays for something else than success.
-    """
+    name: str
+    before: float
+    after: float
+    intervals: tuple[Sequence[float], Sequence[float]]
+    n: int
+
+    def __str__(self) -> str:
+        style = ".1%" if self.name == "success" else ".3g"
+        return f"{self.name} {self.before:{style}} before training, {self.after:{style}} after"
+
+    @property
+    def rose(self) -> bool:
+        (_, highest_before), (lowest_after, _) = self.intervals
+        return lowest_after > highest_before
+
+    @property
+    def fell(self) -> bool:
+        (lowest_before, _), (_, highest_after) = self.intervals
+        return highest_after < lowest_before
+
+    @property
+    def enough(self) -> float:
+        """About how many scenarios would set intervals around the same two figures apart."""
+        change = abs(self.after - self.before)
+        reach = sum(high - low for low, high in self.intervals) / 2
+        return max(1.5, (reach / change) ** 2) * self.n if change else math.inf
+
+
+def _measured(history: History) -> _Measured | None:
+    """Success, or the reward where the environment gives no verdict; None where it was not measured."""
     before, after = history.summary.get("before") or {}, history.summary.get("after") or {}
-    if not before.get("interval") or not after.get("interval"):
+    for name, key, interval in (
+        ("success", "success", "interval"),
+        ("reward", "mean_reward", "reward_interval"),
+    ):
+        if before.get(interval) and after.get(interval):
+            n = round(after["n"] / after.get("tries", 1))
+            return _Measured(name, before[key], after[key], (before[interval], after[interval]), n)
+    return None
+
+
+_MOST_SCENARIOS = 1000
+"""Where more would be needed to tell a change, it is too small to be looked for."""
+
+
+def _held_out(history: History) -> Finding | None:
+    """Success (or reward) before and after on the same held-out scenarios, by their 95 % intervals.
+
+    A reward that rises where success does not pays for something else.
+    """
+    measured = _measured(history)
+    if measured is None:
         return None
-    seen = f"success {before['success']:.1%} before training, {after['success']:.1%} after"
-    if after["interval"][0] > before["interval"][1] or before["success"] >= 0.9:
-        return Finding("held-out", "ok", seen)
-    if after["interval"][1] < before["interval"][0]:
-        return Finding("held-out", "fail", f"{seen}: it fell", MONITORS["held-out"].advice)
+    if measured.rose or (measured.name == "success" and measured.before >= 0.9):
+        return Finding("held-out", "ok", str(measured))
+    if measured.fell:
+        return Finding("held-out", "fail", f"{measured}: it fell", MONITORS["held-out"].advice)
     cure = "train longer; where the reward rose, look for what it pays besides success"
-    return Finding("held-out", "warn", f"{seen}: no clear change", cure)
+    if measured.enough <= _MOST_SCENARIOS:
+        cure = (
+            f"{measured.n} scenarios are too few to tell this change: about {_rounded(measured.enough)} "
+            "would (evaluation.episodes, or evaluation.tries)"
+        )
+    return Finding("held-out", "warn", f"{measured}: no clear change", _form_first(history) or cure)
+
+
+def _rounded(number: float) -> int:
+    """Up, to two digits."""
+    unit: int = 10 ** max(0, len(str(math.ceil(number))) - 2)
+    return math.ceil(number / unit) * unit
+
+
+_FORMS = ("reward/pattern", "reward/schema", "reward/is_json")
+
+
+def _form_first(history: History) -> str | None:
+    """What to do where replies lack their form: nothing else is learned before it."""
+    unreadable = history.end("rollout/malformed")
+    shares = [] if unreadable is None else [1 - unreadable]
+    shares += [share for name in _FORMS if (share := history.end(name)) is not None]
+    if not shares or min(shares) >= 1 - MONITORS["tool calls"].warn:
+        return None
+    return (
+        f"a skill is missing: {min(shares):.0%} of the last replies are well-formed. "
+        f"{MONITORS['tool calls'].advice}; longer training comes after that"
+    )
 
 
 def _reply_length(history: History) -> Finding | None:

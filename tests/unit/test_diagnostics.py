@@ -233,6 +233,75 @@ def test_held_out_success_is_compared_by_its_intervals(
     assert (first.check, first.verdict) == ("held-out", verdict)
 
 
+def held_out(successes: int, n: int) -> Mapping[str, Any]:
+    return {"success": successes / n, "interval": list(wilson(successes, n)), "n": n}
+
+
+FLAT = {"reward/mean": [0.1, 0.2] * 15}
+
+
+def test_a_flat_reward_is_no_trouble_where_the_held_out_success_rose(tmp_path: Path) -> None:
+    log = record(tmp_path / "rose", {**HEALTHY, **FLAT})
+    log.folder.write_summary({"before": measured(96), "after": measured(560)})
+    reward = next(one for one in diagnose(log) if one.check == "reward")
+    assert reward.verdict == "ok"
+    assert reward.seen.endswith("no clear rise, but held-out success 16.0% before training, 93.3% after rose")
+    log = record(tmp_path / "not", {**HEALTHY, **FLAT})
+    log.folder.write_summary({"before": measured(96), "after": measured(110)})
+    assert next(one for one in diagnose(log) if one.check == "reward").verdict == "warn"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "n", "cure"),
+    [
+        # 17 % is [3.0, 56.4], 33 % is [9.7, 70.0]: 6 * ((.534 + .603) / 2 / .167) ** 2 = 69.8
+        (1, 2, 6, "6 scenarios are too few to tell this change: about 70 would (evaluation.episodes"),
+        (1, 4, 6, "6 scenarios are too few to tell this change: about 9 would"),  # 7.8, half as many more
+        (96, 110, 600, "train longer"),  # two points would take thousands
+        (3, 3, 6, "train longer"),  # nothing changed
+    ],
+)
+def test_more_scenarios_are_advised_where_the_interval_is_the_trouble(
+    tmp_path: Path, before: int, after: int, n: int, cure: str
+) -> None:
+    log = record(tmp_path, HEALTHY)
+    log.folder.write_summary({"before": held_out(before, n), "after": held_out(after, n)})
+    first = diagnose(log)[0]
+    assert (first.check, first.verdict) == ("held-out", "warn")
+    assert first.cure.startswith(cure)
+
+
+def test_a_held_out_reward_is_compared_where_there_is_no_verdict(tmp_path: Path) -> None:
+    def rewarded(mean: float) -> Mapping[str, Any]:
+        interval = [mean - 0.1, mean + 0.1]
+        return {"success": None, "interval": None, "mean_reward": mean, "reward_interval": interval, "n": 40}
+
+    for after, verdict in ((0.9, "ok"), (0.3, "warn"), (-0.4, "fail")):
+        log = record(tmp_path / verdict, HEALTHY)
+        log.folder.write_summary({"before": rewarded(0.2), "after": rewarded(after)})
+        first = diagnose(log)[0]
+        assert (first.check, first.verdict) == ("held-out", verdict)
+        assert first.seen.startswith(f"reward 0.2 before training, {after:.3g} after")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "share"),
+    [({"rollout/malformed": 0.4}, "60%"), ({"reward/schema": 0.25}, "25%"), ({"reward/schema": 0.99}, None)],
+)
+def test_a_missing_skill_is_named_before_longer_training(
+    tmp_path: Path, metrics: Mapping[str, float], share: str | None
+) -> None:
+    log = record(tmp_path, {**HEALTHY, **FLAT, **metrics})
+    log.folder.write_summary({"before": measured(96), "after": measured(110)})
+    for finding in diagnose(log)[:2]:
+        assert finding.check in ("held-out", "reward")
+        if share is None:
+            assert finding.cure.startswith("train longer")
+        else:
+            assert finding.cure.startswith(f"a skill is missing: {share} of the last replies are well-formed")
+            assert finding.cure.endswith("longer training comes after that")
+
+
 def test_what_was_not_logged_is_not_judged(tmp_path: Path) -> None:
     assert diagnose(record(tmp_path, {})) == []
     [only] = diagnose(record(tmp_path, {"time/loop_lag": 0.01}))

@@ -42,6 +42,7 @@ async def main(estimator: str, steps: int) -> None:
         gae_lambda=0.95,
         max_steps=steps,
         run_name=estimator,
+        progress=False,  # it shows other numbers
     )
     async with MultiTurnGRPOTrainer(
         agent, RetailDesk(), EnvironmentReward(), config, callbacks=[ShowCritic()]

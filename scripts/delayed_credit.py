@@ -158,7 +158,7 @@ async def run(estimator: str, seed: int, *, steps: int, reply_tokens: int) -> Cu
             "log_rollouts": False,
             "output_dir": folder,
         }
-        config = TrainingConfig(**{**settings, **COMPARED[estimator]})
+        config = TrainingConfig(progress=False, **{**settings, **COMPARED[estimator]})
         trainer = MultiTurnGRPOTrainer(policy(seed, reply_tokens), environment(), LatePay(), config)
         await trainer.train()
         lines = [line.values for line in RunLog(trainer.run).metrics() if "reward/right" in line.values]

@@ -81,6 +81,7 @@ async def run(estimator: str, seed: int, steps: int) -> dict[str, Any]:
             "eval_episodes": 120,  # all
             "save_steps": 0,
             "log_rollouts": False,
+            "progress": False,
             "output_dir": folder,
         }
         changes = {f"training.{name}": value for name, value in settings.items()}

@@ -88,6 +88,7 @@ async def main(requests: int, episodes: int) -> None:
             output_dir=folder,
             max_steps=10_000,
             save_steps=2,
+            progress=False,
             num_generations=16,
             per_device_train_batch_size=4,
             gradient_accumulation_steps=episodes // 4,

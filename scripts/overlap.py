@@ -100,7 +100,7 @@ async def train(steps: Steps, folder: str, *, slow: bool, **settings: Any) -> No
     agent = MultiTurnAgent(AgentConfig(model_name="embedded:desk", max_new_tokens=48))
     environment = SlowDesk(families="learnable") if slow else RetailDesk(families="learnable")
     reward: Reward = SlowJudge() if slow else EnvironmentReward()
-    config = TrainingConfig(output_dir=folder, save_steps=0, log_rollouts=False, **settings)
+    config = TrainingConfig(output_dir=folder, save_steps=0, log_rollouts=False, progress=False, **settings)
     trainer = MultiTurnGRPOTrainer(agent, environment, reward, config, callbacks=[steps])
     try:
         await trainer.initialize()

@@ -157,7 +157,9 @@ def _seen_from_here(path: Path) -> str:
 
 
 async def _run(experiment: Experiment) -> None:
-    from stateset_agents.tracking.console import ConsoleDisplay
+    from rich.console import Console
+
+    from stateset_agents.tracking.console import PlayDisplay
 
     task = asyncio.current_task()
     assert task is not None  # inside a coroutine
@@ -178,13 +180,14 @@ async def _run(experiment: Experiment) -> None:
             done = f"this run is finished, all {steps} steps of it: give it more with --max-steps {steps * 2}"
             print(f"{done}\nreport: {_seen_from_here(experiment.run.report)}")
             return
-        before = await experiment.before()
+        with PlayDisplay("before") as display:
+            before = await experiment.before(display.on_progress)
         if before:
             print(f"before: {_line(before)}")
-        with ConsoleDisplay(trainer.num_steps, first_step=trainer.step_number) as display:
-            trainer.callbacks.append(display)
-            await experiment.train()
-        after = await experiment.after()
+        trainer.console = Console()
+        await experiment.train()
+        with PlayDisplay("after") as display:
+            after = await experiment.after(display.on_progress)
     if after:
         print(f"before: {_line(before) if before else 'not measured'}")
         print(f"after:  {_line(after)}")

@@ -79,6 +79,7 @@ class _Trial:
                 num_generations=4,
                 per_device_train_batch_size=4,
                 gradient_accumulation_steps=1,
+                progress=False,
             ),
         )
 

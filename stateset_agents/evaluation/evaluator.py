@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from stateset_agents.core.agent import MultiTurnAgent
@@ -32,6 +33,7 @@ __all__ = [
     "Divide",
     "Evaluation",
     "FamilyResult",
+    "OnProgress",
     "PlayPart",
     "evaluate",
     "held_out",
@@ -45,6 +47,8 @@ PlayPart = Callable[[Sequence[Scenario], Sequence[Scenario]], Awaitable[list[Tra
 """(scenarios, those that stand before them) -> a group of each."""
 Divide = Callable[[Sequence[Scenario], PlayPart], Awaitable[list[TrajectoryGroup]]]
 """(scenarios, how a part of them is played) -> the groups of all; by several processes, each its part."""
+OnProgress = Callable[[int, int], None]
+"""Hears how many scenarios have been played so far, of how many (of several processes, this one's part)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,11 +198,13 @@ async def evaluate(
     faults: FaultPolicy | None = None,
     episode_timeout: float | None = None,
     divide: Divide | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Evaluation:
     """Play every scenario `tries` times at `temperature` (0 is greedy); the same seed meets the same users.
 
     `deterministic`, the time limits and `faults` as in the engine; `deterministic` unset, it is what the
     environment's `local` says. `divide`: who plays which scenario; this process all of them when absent.
+    `on_progress`: called whenever all tries of a scenario are played and scored.
     Success is the environment's verdict; a conversation without one counts for the reward alone.
 
     Raises ConfigurationError for an empty list and for an agent with `top_k` or `top_p` set, and
@@ -224,7 +230,15 @@ async def evaluate(
     )
 
     async def play(part: Sequence[Scenario], before: Sequence[Scenario]) -> list[TrajectoryGroup]:
-        return await engine.rollout(part, seed=seed, step=0, temperature=temperature, earlier=before)
+        done = count(1)
+
+        def tell(_: int) -> None:
+            if on_progress is not None:
+                on_progress(next(done), len(part))
+
+        return await engine.rollout(
+            part, seed=seed, step=0, temperature=temperature, earlier=before, on_scored=tell
+        )
 
     groups = await (play(scenarios, ()) if divide is None else divide(scenarios, play))
     by_scenario = tries_of(groups)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.evaluator import Evaluation
 
-__all__ = ["ConsoleDisplay", "progress_line"]
+__all__ = ["ConsoleDisplay", "PlayDisplay", "progress_line"]
 
 _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
@@ -27,6 +30,8 @@ _WORTH_SAYING = 0.005
 """Share of replies that their limit of tokens cut, from which on the line says it."""
 _PLAIN_LINES = 20
 """About how many lines a whole run prints where there is no terminal."""
+_PLAY_SECONDS = 10.0
+"""Between two lines there while held-out scenarios are played."""
 
 
 class ConsoleDisplay:
@@ -55,6 +60,7 @@ class ConsoleDisplay:
             *bar,
             TextColumn("{task.fields[line]}"),
             console=self._console,
+            redirect_stdout=sys.stdout.isatty(),  # what the program prints into a file stays there
         )
         self._task = self._progress.add_task("training", total=total_steps, completed=first_step, line="")
 
@@ -99,6 +105,47 @@ class ConsoleDisplay:
         return (time.monotonic() - self._started) / done * (self.total_steps - step)
 
 
+class PlayDisplay:
+    """Shows how many held-out scenarios have been played, on stderr; a context manager.
+
+    A live line on a terminal, gone when all are played; else a line at most every ten seconds.
+    """
+
+    def __init__(self, name: str, *, console: Console | None = None) -> None:
+        """`name` says what they are played for, such as "before"."""
+        self._name = name
+        self._console = console or Console(stderr=True)
+        self._started = self._printed = time.monotonic()
+        redirect = sys.stdout.isatty()
+        self._live = Live(console=self._console, transient=True, redirect_stdout=redirect)
+
+    def __enter__(self) -> Self:
+        self._started = self._printed = time.monotonic()
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def on_progress(self, done: int, number: int) -> None:
+        """`done` of `number` have been played."""
+        now = time.monotonic()
+        left = (now - self._started) / done * (number - done)
+        line = f"{self._name}: {done}/{number} held-out scenarios played  left {_minutes(left)}"
+        if self._console.is_terminal:
+            self._live.update(Text(line))
+        elif now - self._printed >= _PLAY_SECONDS:
+            self._printed = now
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def _minutes(seconds: float) -> str:
+    """`1:05`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
 def progress_line(metrics: Mapping[str, float], seconds_left: float) -> str:
     """`reward 0.412  success 38%  KL 0.0012  tokens/s 5,120  cut 12%  left 1:05`."""
     parts = []
@@ -109,6 +156,5 @@ def progress_line(metrics: Mapping[str, float], seconds_left: float) -> str:
     if cut >= _WORTH_SAYING:
         parts.append(f"cut {cut:.0%}")
     if math.isfinite(seconds_left):
-        minutes, seconds = divmod(round(seconds_left), 60)
-        parts.append(f"left {minutes}:{seconds:02d}")
+        parts.append(f"left {_minutes(seconds_left)}")
     return "  ".join(parts)

@@ -314,6 +314,11 @@ class TrainingConfig(FaultSettings):
         description="The agent ends with the best evaluation's weights instead of the last step's.",
     )
     log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
+    progress: bool = Field(
+        default=True,
+        description="Print step, reward, success and time left: a live line on a terminal, about twenty "
+        "lines a run elsewhere. A program prints them on stderr, the command on stdout.",
+    )
     report_to: tuple[TrackerName, ...] = Field(
         default=(),
         description="Trackers that get the metrics, too: tensorboard, wandb, trackio; one alone needs no "

@@ -18,7 +18,7 @@ from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.user_code import call_user_code
 from stateset_agents.errors import ConfigurationError
-from stateset_agents.evaluation.evaluator import Divide, Evaluation, evaluate, held_out
+from stateset_agents.evaluation.evaluator import Divide, Evaluation, OnProgress, evaluate, held_out
 from stateset_agents.foreign_names import setting_hint
 from stateset_agents.reporting.report import write_report
 from stateset_agents.settings import Settings, nearest
@@ -159,12 +159,19 @@ async def measure(
     limits: TrainingConfig,
     *,
     divide: Divide | None = None,
+    on_progress: OnProgress | None = None,
 ) -> tuple[dict[str, Any], Evaluation]:
     """Success sampled at temperature 1 (with interval and families) and greedy, as `summary.json` has it.
 
-    Of `limits` the time limits are taken and how faults are met. `divide` as of `evaluate`.
+    Of `limits` the time limits are taken and how faults are met. `divide` and `on_progress` as of `evaluate`.
     """
     scenarios = held_out(environment, config.split, config.episodes)
+
+    def of_both(is_greedy: bool) -> OnProgress | None:
+        if on_progress is None:
+            return None
+        return lambda done, number: on_progress(done + number * is_greedy, 2 * number)  # each twice
+
     sampled, greedy = [
         await evaluate(
             agent,
@@ -180,6 +187,7 @@ async def measure(
             episode_timeout=limits.episode_timeout,
             faults=limits.faults,
             divide=divide,
+            on_progress=of_both(not temperature),
         )
         for temperature in (1.0, 0.0)
     ]
@@ -247,11 +255,14 @@ class Experiment:
             await self.trainer.load_checkpoint(self._checkpoint)
             self.summary = RunLog(self.run).summary()
 
-    async def before(self) -> dict[str, Any] | None:
-        """Measure the untrained agent; a resumed run keeps what it measured, or goes without."""
+    async def before(self, on_progress: OnProgress | None = None) -> dict[str, Any] | None:
+        """Measure the untrained agent; a resumed run keeps what it measured, or goes without.
+
+        `on_progress`: as of `evaluate`.
+        """
         untrained = self.trainer.step_number == 0
         if self._evaluation is not None and "before" not in self.summary and untrained:
-            await self._measure("before", self._evaluation)
+            await self._measure("before", self._evaluation, on_progress)
             self._write_summary()
         return self.summary.get("before")
 
@@ -263,10 +274,13 @@ class Experiment:
         await self.trainer.train()
         self.summary |= self.trainer.summary()
 
-    async def after(self) -> dict[str, Any] | None:
-        """Measure the trained agent (once), write the summary and the report."""
+    async def after(self, on_progress: OnProgress | None = None) -> dict[str, Any] | None:
+        """Measure the trained agent (once), write the summary and the report.
+
+        `on_progress`: as of `evaluate`.
+        """
         if self._evaluation is not None and "after" not in self.summary:
-            await self._measure("after", self._evaluation)
+            await self._measure("after", self._evaluation, on_progress)
             if self.trainer.processes.is_first:  # before the summary says that all is done
                 await asyncio.to_thread(self.trainer.describe, self.summary)
         self._write_summary()
@@ -278,7 +292,7 @@ class Experiment:
         if self.trainer.processes.is_first:
             self.run.write_summary(self.summary)
 
-    async def _measure(self, stage: Stage, config: EvaluationConfig) -> None:
+    async def _measure(self, stage: Stage, config: EvaluationConfig, on_progress: OnProgress | None) -> None:
         trainer = self.trainer
         self.summary[stage], sampled = await measure(
             trainer.agent,
@@ -287,6 +301,7 @@ class Experiment:
             config,
             trainer.config,
             divide=trainer.divide,
+            on_progress=on_progress,
         )
         if not trainer.processes.is_first:
             return

@@ -34,6 +34,7 @@ MAY_DIFFER = frozenset(
         "training.max_failed_steps",
         "training.load_best_at_end",
         "training.log_rollouts",
+        "training.progress",
         "training.report_to",
         "training.turn_timeout",
         "training.reward_timeout",

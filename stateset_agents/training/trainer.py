@@ -74,7 +74,7 @@ class MultiTurnGRPOTrainer(TrainSteps):
         self._task, self._why = asyncio.current_task(), None
         try:
             await self.initialize()
-            with at_work(self.agent.backend, self):
+            with at_work(self.agent.backend, self), self._displayed():
                 ending = await self._run_steps()
         except asyncio.CancelledError as error:
             await self._part(error)
@@ -246,7 +246,8 @@ async def train(
     """Train in one call: `await train(agent, environment, reward_fn, profile="balanced", num_episodes=9)`.
 
     Settings are a `config`, or a profile ("balanced" if absent) and what differs from it; not both.
-    `callbacks` hear of steps, evaluations and checkpoints, see `Callback`.
+    `callbacks` hear of steps, evaluations and checkpoints, see `Callback`. Each step prints a line on stderr;
+    `progress=False` turns that off.
     """
     if config is None:
         config = TrainingConfig.from_profile(profile or TrainingProfile.BALANCED, **overrides)

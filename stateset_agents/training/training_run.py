@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
+from rich.console import Console
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
@@ -20,6 +22,7 @@ from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.evaluator import held_out, refuse_truncated_sampling
 from stateset_agents.settings import expect
+from stateset_agents.tracking.console import ConsoleDisplay
 from stateset_agents.tracking.logging import get_logger
 from stateset_agents.tracking.monitors import Finding
 from stateset_agents.tracking.run_folder import RunFolder
@@ -76,6 +79,9 @@ class TrainingRun(Joined):
         self.recommended: dict[str, Any] = {}
         """What the model's card set, where the user set nothing."""
         self.callbacks: list[object] = [*make_trackers(self.config.report_to), *callbacks]
+        self.console: Console | None = None
+        """Where the step lines of `config.progress` go; stderr when unset."""
+        self._display: tuple[ConsoleDisplay, ...] = ()
         self._state = RunState()
         self._saved: RunState | None = None
         self._metrics: dict[str, float] = {}
@@ -308,12 +314,27 @@ class TrainingRun(Joined):
             return
         self._is_notifying = True
         try:
-            failures = await notify(self.callbacks, moment, *arguments, patience=self._patience)
+            everyone = [*self.callbacks, *self._display]
+            failures = await notify(everyone, moment, *arguments, patience=self._patience)
         finally:
             self._is_notifying = False
         for failure in failures:
             if self.is_ready:
                 self.tracker.log_event("callback failed", step=self.step_number, error=failure)
+
+    @contextlib.contextmanager
+    def _displayed(self) -> Iterator[None]:
+        """Print the steps meanwhile, where that is asked for; of several processes the first does."""
+        if not self.config.progress or not self.processes.is_first:
+            yield
+            return
+        console = self.console or Console(stderr=True)
+        with ConsoleDisplay(self.num_steps, first_step=self.step_number, console=console) as display:
+            self._display = (display,)
+            try:
+                yield
+            finally:
+                self._display = ()
 
     def _refuse_in_callback(self, what: str) -> None:
         """Raises ConfigurationError for what all processes do together, where the first is alone."""

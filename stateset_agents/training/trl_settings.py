@@ -79,7 +79,7 @@ OURS = frozenset(
             "eval_steps",
         ),
         *("eval_episodes", "metric_for_best", "early_stopping_patience", "early_stopping_threshold"),
-        *("load_best_at_end", "log_rollouts", "report_to", "episode_timeout", "max_resamples"),
+        *("load_best_at_end", "log_rollouts", "progress", "report_to", "episode_timeout", "max_resamples"),
     }
 )
 """Fields that this package's own code reads in a training by TRL, too: rollouts, credit, critic, the

@@ -19,6 +19,7 @@ from stateset_agents.cli.main import main
 from stateset_agents.core.trajectory import TrajectoryGroup
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.reporting.report import write_report
+from stateset_agents.tracking import console
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -53,6 +54,27 @@ def test_paths_of_a_file_start_from_its_folder_and_runs_go_where_the_command_is(
     assert config["environment"]["scenarios"] == str(desk / "calls.jsonl")
     assert config["training"]["output_dir"] == "runs"
     assert config["reward"] == {"name": f"{desk}/{RUN['reward']}"}
+
+
+def test_train_shows_how_far_it_has_come_before_between_and_after(
+    desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(console, "_PLAY_SECONDS", 0.0)
+    assert main(["train", str(desk / "measured.yaml")]) == 0
+    printed = capsys.readouterr()
+    played = [line.rpartition("  left")[0] for line in printed.err.splitlines() if " played " in line]
+    assert played == [
+        f"{stage}: {n}/2 held-out scenarios played" for stage in ("before", "after") for n in (1, 2)
+    ]
+    assert [line[:8] for line in printed.out.splitlines() if line.startswith("step ")] == [
+        "step 1/2",
+        "step 2/2",
+    ]
+    assert main(["train", str(desk / "measured.yaml"), "--no-eval", "--set", "training.progress=false"]) == 0
+    printed = capsys.readouterr()
+    assert " played " not in printed.err
+    assert "step 1/2" not in printed.out + printed.err
 
 
 def test_a_run_is_resumed_from_anywhere(
@@ -168,7 +190,7 @@ def test_two_models_are_compared_pair_by_pair(finished: Path, capsys: pytest.Cap
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"A  {command[2]}: no verdict, mean reward ")
     assert said[2].startswith("B - A: mean reward ")
-    assert said[3] == "which is better is unclear: 1 of 1 scenarios differ, 20 must"
+    assert said[3] == "which is better is unclear: 0 of 1 scenarios differ, 20 must"
     assert main([*command[:3], command[2], "--json"]) == 0  # with itself
     told = json.loads(capsys.readouterr().out)["comparison"]
     assert (told["reward"], told["reward_interval"], told["num_pairs"]) == (0.0, None, 1)
@@ -247,6 +269,7 @@ async def test_a_program_s_run_says_so_and_how_to_go_on_with_it(
     run = trainer.run
     await trainer.close()
     assert yaml.safe_load(run.config.read_text())["made_by"] == "program"
+    capsys.readouterr()
     for command in (["train", "--resume", str(run.path)], ["evaluate", str(run.path)]):
         assert await asyncio.to_thread(main, command) == 1
         said = capsys.readouterr().err

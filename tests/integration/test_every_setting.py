@@ -6,6 +6,7 @@ A field that no table names fails the test, so a new field needs a line here.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from rich.console import Console
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import SCENARIOS, Watched, even_share, make_agent, make_trainer
 
@@ -136,6 +138,7 @@ TRAINING = {
     "early_stopping_threshold": Change(10.0, "metrics", {"eval_steps": 1, "early_stopping_patience": 1}),
     "load_best_at_end": Change(True, "agent", {"eval_steps": 1, "learning_rate": 0.1, "seed": 2}),
     "log_rollouts": Change(False, "files"),
+    "progress": Change(False, "lines"),
     "report_to": Change("tensorboard", "files" if find_spec("tensorboard") else "error"),
 }
 
@@ -223,6 +226,8 @@ class Seen:
     pauses: list[float] = field(default_factory=list)
     """Seconds that work waited, of waits from .2 s on."""
     evaluated: Any = None
+    lines: int = 0
+    """Printed while it trained."""
 
 
 @reward_function(name="even_share", local=True)
@@ -296,6 +301,8 @@ def numbers(trainer: Any) -> list[Any]:
 async def watch(trainer: Any, work: Any, root: Path) -> Seen:
     """Let it run, to whatever end, and note what it did."""
     seen = Seen()
+    printed = io.StringIO()
+    trainer.console = Console(file=printed)
 
     def count(*_: Any) -> None:
         seen.layer_forwards += 1
@@ -326,6 +333,7 @@ async def watch(trainer: Any, work: Any, root: Path) -> Seen:
         seen.said = await trainer.agent.generate_response("hi")
         running = trainer.agent.backend.running
         seen.running = f"{running.name}, linears {running.linears}"
+    seen.lines = len(printed.getvalue().splitlines())
     seen.peak = trainer.environment.peak
     seen.files = contents(root)
     await trainer.close()

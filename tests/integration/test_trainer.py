@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from pathlib import Path
 
@@ -65,6 +66,19 @@ async def test_a_run_leaves_metrics_rollouts_checkpoint_and_summary(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(trainer.run.checkpoints / "step-000003" / "model")
     assert same_bits(dict(model.state_dict()), trainer.learner.weights())
     assert AutoTokenizer.from_pretrained(trainer.run.checkpoints / "step-000003" / "model")("hi").input_ids
+
+
+@pytest.mark.parametrize(("settings", "lines"), [({}, 3), ({"progress": False}, 0)])
+async def test_a_program_prints_a_line_a_step_on_stderr_unless_told_not_to(tmp_path, capsys, settings, lines):
+    async with make_agent() as agent:
+        config = {"max_steps": 3, "num_generations": 4, "per_device_train_batch_size": 2}
+        await train(agent, make_environment(), even_share, output_dir=str(tmp_path), **config, **settings)
+    printed = capsys.readouterr()
+    found = [line for line in printed.err.splitlines() if line.startswith("step ")]
+    assert len(found) == lines
+    assert printed.out == ""
+    for step, line in enumerate(found, 1):
+        assert re.match(rf"step {step}/3  reward \d\.\d+ ", line)
 
 
 async def test_rollouts_that_sleep_free_their_cache_for_the_update(tmp_path):

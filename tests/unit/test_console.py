@@ -7,12 +7,15 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from stateset_agents.tracking.console import ConsoleDisplay, progress_line
+from stateset_agents.tracking import console
+from stateset_agents.tracking.console import ConsoleDisplay, PlayDisplay, progress_line
 from stateset_agents.tracking.logging import configure_logging, get_logger
 
 METRICS = {"reward/mean": 0.4123, "success/rate": 0.38, "kl/reference": 0.00123, "tokens/per_second": 5120.0}
@@ -80,6 +83,38 @@ def test_a_terminal_of_eighty_columns_shows_everything_on_one_line() -> None:
         display.on_step_end(109, METRICS)
     last = out.getvalue()
     assert "step 109/110 reward 0.412  success 38%  KL 0.0012  tokens/s 5,120  left 0:00" in last
+
+
+def test_held_out_plays_are_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    def printed() -> list[str]:
+        out = io.StringIO()
+        with PlayDisplay("before", console=Console(file=out, width=40)) as display:
+            for done in range(1, 4):
+                display.on_progress(done, 3)
+        return out.getvalue().splitlines()
+
+    assert printed() == []  # it took no ten seconds
+    monkeypatch.setattr(console, "_PLAY_SECONDS", 0.0)
+    assert printed() == [f"before: {done}/3 held-out scenarios played  left 0:00" for done in (1, 2, 3)]
+
+
+def test_held_out_plays_are_a_live_line_on_a_terminal() -> None:
+    out = io.StringIO()
+    with PlayDisplay("after", console=Console(file=out, width=80, force_terminal=True)) as display:
+        display.on_progress(1, 4)
+        display.on_progress(4, 4)
+    assert "after: 4/4 held-out scenarios played  left 0:00" in out.getvalue()
+
+
+@pytest.mark.parametrize("display", [partial(ConsoleDisplay, 3), partial(PlayDisplay, "before")])
+def test_what_a_program_prints_meanwhile_stays_on_its_stdout(
+    display: partial[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with display(console=Console(file=sys.stderr, force_terminal=True)):
+        print("a result")
+    printed = capsys.readouterr()
+    assert printed.out == "a result\n"
+    assert "a result" not in printed.err
 
 
 def test_log_lines_are_for_people(clean_logging: None, capsys: pytest.CaptureFixture[str]) -> None:

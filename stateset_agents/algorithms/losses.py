@@ -47,10 +47,6 @@ __all__ = [
 ]
 
 
-_MAX_LOG_WEIGHT = 20.0
-"""Of the weight exp(old - behaviour), which multiplies a ratio of up to exp(60)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
     """How far a ratio may pull: from 1 - low to 1 + high."""
@@ -288,8 +284,7 @@ def _weight(
         )
     if behaviour_logprobs is None:
         return None
-    log_weight = log_ratio(old_logprobs, behaviour_logprobs).clamp(-_MAX_LOG_WEIGHT, _MAX_LOG_WEIGHT)
-    weight = per.correction(log_weight)
+    weight = per.correction(log_ratio(old_logprobs, behaviour_logprobs))
     return weight if cap is None else weight.clamp(max=cap)
 
 

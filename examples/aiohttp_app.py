@@ -2,8 +2,12 @@
 
     .venv/bin/python examples/aiohttp_app.py
     curl localhost:8080/progress
-    curl localhost:8080/chat -d '{"messages": [{"role": "user", "content": "where is order K27"}]}'
-    curl -X POST localhost:8080/pause        (then /resume, and /stop to end early)
+    json='Content-Type: application/json'
+    curl localhost:8080/chat -H "$json" -d '{"messages": [{"role": "user", "content": "where is order K27"}]}'
+    curl -X POST localhost:8080/pause -H "$json"        (then /resume, and /stop to end early)
+
+A POST has to say that it is JSON, which a page of another site cannot do unasked: see
+`stateset_agents.http_guard`.
 
 Ctrl-C ends the application: the step under way is finished and kept, and the run folder has its report.
 """
@@ -13,12 +17,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import json
 from collections.abc import AsyncIterator
 
 from aiohttp import web
 
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.environments.retail_desk import RetailDesk
+from stateset_agents.errors import ConfigurationError
+from stateset_agents.http_guard import HttpGuard
 from stateset_agents.rewards import EnvironmentReward
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
@@ -36,8 +43,17 @@ async def progress(request: web.Request) -> web.Response:
 @routes.post("/chat")
 async def chat(request: web.Request) -> web.Response:
     """The agent's next words, with the weights of the last finished step."""
-    messages = (await request.json())["messages"]
-    return web.json_response({"reply": await request.app[TRAINER].agent.generate_response(messages)})
+    try:
+        messages = json.loads(await request.read())["messages"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        raise web.HTTPBadRequest(
+            text='the body must be {"messages": [{"role": "user", "content": ...}]}'
+        ) from None
+    try:
+        reply = await request.app[TRAINER].agent.generate_response(messages)
+    except ConfigurationError as error:  # no message, or more than the model's context holds
+        raise web.HTTPBadRequest(text=str(error)) from error
+    return web.json_response({"reply": reply})
 
 
 @routes.post("/pause")
@@ -49,9 +65,9 @@ async def pause(request: web.Request) -> web.Response:
 
 @routes.post("/resume")
 async def resume(request: web.Request) -> web.Response:
-    """Go on."""
+    """Go on; answers when it does."""
     request.app[TRAINER].resume()
-    return web.json_response({"state": request.app[TRAINER].state})
+    return web.json_response({"state": await request.app[TRAINER].wait_for("running", "pausing")})
 
 
 @routes.post("/stop")
@@ -72,7 +88,7 @@ async def training(app: web.Application) -> AsyncIterator[None]:
 
 def create_app(trainer: MultiTurnGRPOTrainer) -> web.Application:
     """The application that trains with this trainer."""
-    app = web.Application()
+    app = web.Application(middlewares=[HttpGuard().middleware()])
     app[TRAINER] = trainer
     app.add_routes(routes)
     app.cleanup_ctx.append(training)

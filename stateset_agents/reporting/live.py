@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
 
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.http_guard import HttpGuard
 from stateset_agents.reporting.content import content
 from stateset_agents.reporting.conversations import MOST_CONVERSATIONS, Conversations
 from stateset_agents.reporting.report import browsable, no_conversations, plotly_js, render
@@ -31,10 +32,6 @@ _PAUSE = 0.5
 """Seconds between two looks at the files."""
 _BETWEEN = {"page": 0.0, "conversations": 3.0}
 """Seconds between two events of a kind; conversations are many bytes."""
-_NAMES = ("127.0.0.1", "localhost", "[::1]")
-"""What a browser may call this machine; a page of another site that points its name here is refused."""
-
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Stamp = tuple[tuple[int, int], ...]
 
 
@@ -50,7 +47,7 @@ async def serve(
     Raises ConfigurationError when the port is taken.
     """
     live = _Live(log, Conversations(log.folder, conversations), Timeline(log.folder))
-    app = web.Application(middlewares=[_for_this_machine])
+    app = web.Application(middlewares=[HttpGuard().middleware()])
     app.add_routes(
         [
             web.get("/", live.page),
@@ -73,14 +70,6 @@ async def serve(
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
-
-
-@web.middleware
-async def _for_this_machine(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Refuse what a browser asks for under another name than this machine's own."""
-    if request.host.rsplit(":", 1)[0] not in _NAMES:
-        raise web.HTTPForbidden(text=f"this page is served to {' and '.join(_NAMES)} only")
-    return await handler(request)
 
 
 @dataclass

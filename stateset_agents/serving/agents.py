@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
@@ -13,6 +13,7 @@ from stateset_agents.backends.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.reply_parsing import certain_words, parse_reply
 from stateset_agents.errors import BackendError, ConfigurationError
+from stateset_agents.http_guard import HttpGuard
 from stateset_agents.messages import Completion, Message
 from stateset_agents.serving.chat_completions import (
     Answer,
@@ -41,12 +42,27 @@ class AgentServer:
             print(server.url)
 
     Persona and system prompt of the agent stand before the client's messages; `temperature`, `top_p`,
-    `max_tokens`, `stop` and `seed` of a request take the place of the agent's own. Nobody is asked for a key:
-    leave it on 127.0.0.1, or put something in front that asks.
+    `max_tokens`, `stop` and `seed` of a request take the place of the agent's own.
     """
 
-    def __init__(self, agent: MultiTurnAgent, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        """`port` 0 takes a free one."""
+    def __init__(
+        self,
+        agent: MultiTurnAgent,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_keys: Sequence[str] = (),
+        allowed_hosts: Sequence[str] = (),
+    ) -> None:
+        """
+        Args:
+            agent: Initialised; the server neither starts nor closes it.
+            host: The address to listen on. Others than this machine's own need `api_keys`.
+            port: 0 takes a free one.
+            api_keys: A request has to send one of them as `Authorization: Bearer KEY` (see `http_guard`).
+            allowed_hosts: Names besides this machine's that may stand in a request's `Host`.
+        """
+        self._guard = HttpGuard.listening_on(host, api_keys=api_keys, allowed_hosts=allowed_hosts)
         self.agent = agent
         self._host = host
         self._port = port
@@ -62,7 +78,10 @@ class AgentServer:
     async def __aenter__(self) -> Self:
         from aiohttp import web
 
-        app = web.Application(client_max_size=64 * 2**20, middlewares=[web.middleware(in_openai_s_format)])
+        app = web.Application(
+            client_max_size=64 * 2**20,
+            middlewares=[web.middleware(in_openai_s_format), self._guard.middleware()],
+        )
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)

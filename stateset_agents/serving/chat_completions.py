@@ -253,6 +253,7 @@ async def in_openai_s_format(
     """
     from aiohttp import web
 
+    headers: dict[str, str] = {}
     try:
         return await handler(request)
     except ApiError as error:
@@ -260,8 +261,24 @@ async def in_openai_s_format(
     except web.HTTPException as error:
         what = f"{request.method} {request.path.rpartition('/v1')[2] or request.path}"
         told = ApiError(
-            f"{what}: {error.reason}; served are POST /chat/completions and GET /models",
-            code="not_served",
+            f"{what}: {error.reason}; served are POST /chat/completions and GET /models"
+            if error.status in (404, 405)
+            else error.text or error.reason,
+            code=_CODES.get(error.status, "not_served"),
             status=error.status,
         )
-    return web.json_response(told.body, status=told.status, headers={"x-should-retry": "false"})
+        headers = {name: error.headers[name] for name in _KEPT if name in error.headers}
+    return web.json_response(told.body, status=told.status, headers={**headers, "x-should-retry": "false"})
+
+
+_CODES = {
+    401: "invalid_api_key",
+    403: "host_not_served",
+    404: "not_served",
+    405: "method_not_served",
+    413: "body_too_large",
+    415: "content_type_not_served",
+}
+"""OpenAI's where it has one."""
+_KEPT = ("Allow", "WWW-Authenticate")
+"""Headers of aiohttp's refusals that belong to them."""

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.http_guard import HttpGuard
 from stateset_agents.messages import Completion, Message
 from stateset_agents.serving.chat_completions import (
     Answer,
@@ -215,7 +216,10 @@ class RolloutServer:
     async def _start(self) -> web.AppRunner:
         from aiohttp import web
 
-        app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[web.middleware(in_openai_s_format)])
+        app = web.Application(
+            client_max_size=_LARGEST_BODY,
+            middlewares=[web.middleware(in_openai_s_format), HttpGuard().middleware()],
+        )
         app.router.add_post("/rollouts/{id}/v1/chat/completions", self._complete)
         app.router.add_get("/rollouts/{id}/v1/models", self._models)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)

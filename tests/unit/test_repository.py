@@ -20,7 +20,10 @@ LAYERS = [
     {"rewards", "environments", "evaluation", "serving"},
     {"core", "reporting"},
     {"backends", "tracking"},
-    {"algorithms", "faults", "messages", "errors", "streams", "settings", "yaml_files", "foreign_names"},
+    {
+        *("algorithms", "faults", "messages", "errors", "streams", "settings"),
+        *("yaml_files", "foreign_names", "http_guard"),
+    },
 ]
 """From the top; a module imports from its own layer or from one below."""
 

@@ -15,6 +15,7 @@ from stateset_agents.serving.chat_completions import ApiError
 from stateset_agents.serving.rollouts import RolloutServer
 
 HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+JSON = {"Content-Type": "application/json"}
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -272,7 +273,9 @@ async def test_what_is_not_served_is_said_in_openai_s_format():
         with pytest.raises(openai.NotFoundError, match="served are POST /chat/completions"):
             await talk.client.responses.create(model="m", input="hi")
         async with aiohttp.ClientSession() as session:
-            async with session.post(f"{talk.rollout.url}/chat/completions", data=b"{") as answer:
+            async with session.post(
+                f"{talk.rollout.url}/chat/completions", data=b"{", headers=JSON
+            ) as answer:
                 assert answer.status == 400
                 assert "not JSON" in (await answer.json())["error"]["message"]
             async with session.post(f"{talk.rollout.url}/chat/completions", json=[1]) as answer:

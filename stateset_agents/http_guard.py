@@ -135,6 +135,7 @@ def read_api_keys(
 
     Raises ConfigurationError for a file that cannot be read or holds no key, and for an empty variable.
     """
+    keys: tuple[str, ...]
     if file is None:
         if API_KEY_VARIABLE not in environment:
             return ()

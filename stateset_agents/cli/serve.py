@@ -5,16 +5,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import signal
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
+from stateset_agents.errors import ConfigurationError
 from stateset_agents.http_guard import API_KEY_VARIABLE, HttpGuard, read_api_keys
+
+if TYPE_CHECKING:
+    from stateset_agents.serving.limits import Limits
 
 __all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Any) -> None:
     """The verb and its arguments."""
+    from stateset_agents.serving.limits import Limits
+
     parser = subparsers.add_parser(
         "serve",
         help="answer OpenAI's clients with an agent",
@@ -38,32 +46,74 @@ def add_parser(subparsers: Any) -> None:
         default=[],
         help="a name besides this machine's that requests may have as their Host; may be repeated",
     )
+    parser.add_argument(
+        "--drain",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="what answers under way have left after SIGTERM or Ctrl-C (30); a second one ends them at once",
+    )
+    for name, field in Limits.model_fields.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=float if isinstance(field.default, float) else int,
+            default=field.default,
+            metavar="N",
+            help=f"{field.description}" + ("" if field.default is None else f" ({field.default:g})"),
+        )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0 after Ctrl-C or SIGTERM."""
-    asyncio.run(_serve(args))
-    return 0
+    """Exit code 0 after Ctrl-C or SIGTERM, 1 where answers had to be broken off."""
+    if not (math.isfinite(args.drain) and args.drain >= 0):
+        raise ConfigurationError(f"--drain must be seconds from 0 on, got {args.drain}")
+    return asyncio.run(_serve(args))
 
 
-async def _serve(args: argparse.Namespace) -> None:
+def limits_of(args: argparse.Namespace) -> Limits:
+    """The limits that the flags say; raises ConfigurationError for one that cannot be."""
+    from stateset_agents.serving.limits import Limits
+
+    return Limits(**{name: getattr(args, name) for name in Limits.model_fields})
+
+
+async def _serve(args: argparse.Namespace) -> int:
     from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
     from stateset_agents.serving.agents import AgentServer
 
     keys = read_api_keys(args.api_key_file)
     HttpGuard.listening_on(args.host, api_keys=keys)  # refused before the model is loaded
-    stop = asyncio.Event()
+    limits = limits_of(args)
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C is a KeyboardInterrupt there
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     config = AgentConfig(model_name=args.model, system_prompt=args.system)
     async with (
         MultiTurnAgent(config) as agent,
         AgentServer(
-            agent, host=args.host, port=args.port, api_keys=keys, allowed_hosts=args.allowed_host
+            agent,
+            host=args.host,
+            port=args.port,
+            api_keys=keys,
+            allowed_hosts=args.allowed_host,
+            limits=limits,
         ) as server,
     ):
         print(f"{args.model} answers at {server.url}", flush=True)
         await stop.wait()
+        drain = asyncio.create_task(server.drain(args.drain))
+        hurried = asyncio.create_task(hurry.wait())
+        await asyncio.wait({drain, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        server.hurry()
+        broken_off = await drain
+        hurried.cancel()
+    if broken_off:
+        print(
+            f"stateset-agents: {broken_off} answers were broken off: give them longer than --drain "
+            f"{args.drain:g}, or wait before the second signal",
+            file=sys.stderr,
+        )
+    return 1 if broken_off else 0

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import importlib.metadata
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from stateset_agents.backends.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.reply_parsing import certain_words, parse_reply
+from stateset_agents.core.waiting import all_or_cancel
 from stateset_agents.errors import BackendError, ConfigurationError
 from stateset_agents.http_guard import HttpGuard
 from stateset_agents.messages import Completion, Message
+from stateset_agents.serving.chat_body import body_for
 from stateset_agents.serving.chat_completions import (
     Answer,
     ApiError,
     ChatRequest,
+    as_api_error,
     as_sent,
     chunk,
     chunks,
     in_openai_s_format,
     read_json,
     read_request,
+    usage_chunk,
     whole,
 )
+from stateset_agents.serving.event_stream import EventStream
+from stateset_agents.serving.limits import Limits, Place, Queue
+from stateset_agents.serving.metrics import Metrics
+from stateset_agents.serving.openapi import OPEN_PATHS, document
+from stateset_agents.serving.under_way import UnderWay
 from stateset_agents.streams import derive
 
 if TYPE_CHECKING:
@@ -36,13 +47,14 @@ __all__ = ["AgentServer"]
 
 
 class AgentServer:
-    """Serves `/v1/chat/completions` and `/v1/models` of one agent that has been initialised.
+    """Serves OpenAI's chat completions of one agent that has been initialised, and says how it is.
 
         async with AgentServer(agent, port=8000) as server:
             print(server.url)
 
     Persona and system prompt of the agent stand before the client's messages; `temperature`, `top_p`,
-    `max_tokens`, `stop` and `seed` of a request take the place of the agent's own.
+    `top_k`, `max_tokens`, `stop` and `seed` of a request take the place of the agent's own. `/openapi.json`
+    says what a request may hold and how it is answered.
     """
 
     def __init__(
@@ -53,6 +65,7 @@ class AgentServer:
         port: int = 0,
         api_keys: Sequence[str] = (),
         allowed_hosts: Sequence[str] = (),
+        limits: Limits | None = None,
     ) -> None:
         """
         Args:
@@ -61,30 +74,57 @@ class AgentServer:
             port: 0 takes a free one.
             api_keys: A request has to send one of them as `Authorization: Bearer KEY` (see `http_guard`).
             allowed_hosts: Names besides this machine's that may stand in a request's `Host`.
+            limits: What it takes on at once.
         """
-        self._guard = HttpGuard.listening_on(host, api_keys=api_keys, allowed_hosts=allowed_hosts)
+        self._guard = HttpGuard.listening_on(
+            host, api_keys=api_keys, allowed_hosts=allowed_hosts, without_key=OPEN_PATHS
+        )
         self.agent = agent
+        self.limits = limits or Limits()
         self._host = host
         self._port = port
         self._runner: web.AppRunner | None = None
+        self._under_way = UnderWay()
+        self._queue = Queue(self.limits)
+        self._metrics = Metrics(self._queue)
+        self._max_output_tokens = self.limits.max_output_tokens or agent.context_length
+        self._body = body_for(max_output_tokens=self._max_output_tokens, max_choices=self.limits.max_choices)
 
     @property
     def url(self) -> str:
         """What a client takes for its base URL."""
         if self._runner is None:
             raise ConfigurationError("the server is not open: write async with AgentServer(agent) as server")
-        return f"http://{self._host}:{self._runner.addresses[0][1]}/v1"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._runner.addresses[0][1]}/v1"
 
     async def __aenter__(self) -> Self:
         from aiohttp import web
 
         app = web.Application(
             client_max_size=64 * 2**20,
-            middlewares=[web.middleware(in_openai_s_format), self._guard.middleware()],
+            middlewares=[
+                self._metrics.middleware(),
+                web.middleware(in_openai_s_format),
+                self._guard.middleware(),
+            ],
         )
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+        app.router.add_get("/v1/models/{id:.+}", self._model)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/metrics", self._metrics_page)
+        app.router.add_get("/openapi.json", self._openapi)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=1.0,
+            handler_cancellation=True,
+            keepalive_timeout=self.limits.read_timeout,  # also of a request whose headers never end
+            lingering_time=1.0,  # for the rest of a body that was refused
+        )
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, self._host, self._port).start()
@@ -98,8 +138,19 @@ class AgentServer:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def drain(self, seconds: float) -> int:
+        """Refuse new requests with 503 and wait for the answers under way, streams too.
+
+        Those that take longer end with an error. Returns how many did. `/ready` is 503 from now on.
+        """
+        return await self._under_way.drain(seconds)
+
+    def hurry(self) -> None:
+        """Let a drain wait no longer."""
+        self._under_way.hurry()
+
     async def close(self) -> None:
-        """Stop listening; answers under way are broken off after a second."""
+        """Stop listening; answers under way are broken off after a second (`drain` waits for them)."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -107,120 +158,250 @@ class AgentServer:
     async def _complete(self, http: web.Request) -> web.StreamResponse:
         from aiohttp import web
 
-        request = read_request(await read_json(http))
-        messages = self.agent.with_system_prompt(request.messages)
-        sampling = _sampling(request.sampling)
-        head = Answer(
-            id=f"chatcmpl-{secrets.token_hex(12)}",
-            model=request.model or self.agent.config.model_name,
-            message=Message(role="assistant", content=""),
-            finish_reason="stop",
-        )
+        stream = EventStream(http)
         try:
-            if request.stream:
-                return await self._stream(http, request, messages, sampling, head)
-            completion = await self.agent.answer(messages, request.tools, sampling=sampling)
-        except (ConfigurationError, BackendError) as error:
-            raise _told(error) from error
-        return web.json_response(whole(_answered(head, completion, messages)))
+            async with self._under_way.request():
+                request = read_request(await self._read(http), body=self._body)
+                if request.model not in ("", self._name):
+                    raise _no_model(request.model, self._name)
+                with self._queue.places(self._client(http), request.num_choices) as places:
+                    asked = self._asked(request)
+                    if request.stream:
+                        return await self._stream(stream, asked, places)
+                    work = [self._answer(asked, place, number) for number, place in enumerate(places)]
+                    answers = await all_or_cancel(work)
+                    self._metrics.answered(answers)
+                    return web.json_response(whole(*answers))
+        except ConnectionError:  # the client left
+            raise
+        except Exception as error:
+            if not stream.has_begun:
+                raise
+            return await stream.fail(as_api_error(error, http))
+
+    async def _read(self, http: web.Request) -> Any:
+        """The body's JSON; raises ApiError where it takes too long to come."""
+        try:
+            async with asyncio.timeout(self.limits.read_timeout):
+                return await read_json(http)
+        except TimeoutError as error:
+            raise ApiError(
+                f"the body did not come within {self.limits.read_timeout:g} seconds",
+                code="request_timeout",
+                status=408,
+            ) from error
+
+    def _client(self, http: web.Request) -> str:
+        """Who asks: by key, where clients have keys of their own, else by address."""
+        number = self._guard.key_number(http) if len(self._guard.api_keys) > 1 else None
+        return f"{http.remote}" if number is None else f"key {number}"
+
+    def _asked(self, request: ChatRequest) -> _Asked:
+        return _Asked(
+            request=request,
+            messages=self.agent.with_system_prompt(request.messages),
+            sampling={
+                "max_new_tokens": min(self.agent.config.max_new_tokens, self._max_output_tokens),
+                **_sampling(request.sampling),
+            },
+            head=Answer(
+                id=f"chatcmpl-{secrets.token_hex(12)}",
+                model=self._name,
+                message=Message(role="assistant", content=""),
+                finish_reason="stop",
+            ),
+        )
+
+    async def _answer(
+        self,
+        asked: _Asked,
+        place: Place,
+        number: int,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Answer:
+        """One of the answers to a request, once its turn has come."""
+        since = time.monotonic()
+        try:
+            await place.granted()
+            self._metrics.waited(time.monotonic() - since)
+            completion = await self.agent.answer(
+                asked.messages, asked.request.tools, on_text=on_text, sampling=asked.sampling_of(number)
+            )
+        except ConfigurationError as error:
+            raise ApiError(str(error), code="invalid_messages", param="messages") from error
+        except BackendError as error:
+            raise ApiError(str(error), code="backend_error", status=500) from error
+        finally:
+            place.leave()
+        return self._answered(asked, completion, number)
+
+    def _answered(self, asked: _Asked, completion: Completion, number: int) -> Answer:
+        turn = sum(message.role == "assistant" for message in asked.messages)
+        raw = completion.message.content
+        # Without tools there is nothing to call, and what looks like a call is words.
+        message = parse_reply(raw, turn) if asked.request.tools else Message(role="assistant", content=raw)
+        message = as_sent(message)
+        if asked.request.one_call:
+            message = replace(message, tool_calls=message.tool_calls[:1])
+        return replace(
+            asked.head,
+            index=number,
+            message=message,
+            finish_reason=Answer.reason(message, completion.finish_reason),
+            logprobs=self._logprobs(completion) if asked.request.logprobs else None,
+            prompt_tokens=len(completion.prompt_ids),
+            completion_tokens=len(completion.token_ids),
+        )
+
+    def _logprobs(self, completion: Completion) -> list[dict[str, Any]]:
+        """Of every sampled token, those that ended the turn included, as OpenAI has them."""
+        piece = self.agent.backend.tokenizer.piece
+        told = []
+        for token, logprob in zip(map(piece, completion.token_ids), completion.logprobs, strict=True):
+            # Half a character has no text of its own, and JSON has no infinity: OpenAI says -9999.
+            written = None if "\ufffd" in token else list(token.encode())
+            told.append(
+                {"token": token, "logprob": max(logprob, -9999.0), "bytes": written, "top_logprobs": []}
+            )
+        return told
 
     async def _stream(
-        self,
-        http: web.Request,
-        request: ChatRequest,
-        messages: tuple[Message, ...],
-        sampling: Mapping[str, Any],
-        head: Answer,
+        self, stream: EventStream, asked: _Asked, places: Sequence[Place]
     ) -> web.StreamResponse:
         """Words as they are sampled, tool calls when the reply is whole."""
-        from aiohttp import web
+        work = [self._streamed(stream, asked, place, number) for number, place in enumerate(places)]
+        answers = await all_or_cancel(work)
+        self._metrics.answered(answers)
+        if asked.request.include_usage:
+            await stream.send(usage_chunk(*answers))
+        return await stream.end()
 
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-
-        async def send(data: Mapping[str, Any]) -> None:
-            if not response.prepared:  # errors before the first word still have a status
-                await response.prepare(http)
-                await send(chunk(head, {"role": "assistant", "content": ""}))
-            await response.write(f"data: {json.dumps(data)}\n\n".encode())
-
-        raw = said = ""
-        work = streamed(
-            lambda on_text: self.agent.answer(messages, request.tools, on_text=on_text, sampling=sampling)
-        )
+    async def _streamed(self, stream: EventStream, asked: _Asked, place: Place, number: int) -> Answer:
+        head = replace(asked.head, index=number)
+        raw = sent = ""
+        begun = False
+        answer = head
+        work = streamed(lambda on_text: self._answer(asked, place, number, on_text))
         async with aclosing(work) as pieces:
             async for piece in pieces:
-                if isinstance(piece, Completion):
-                    answer = _answered(head, piece, messages)
-                    for data in chunks(answer, include_usage=request.include_usage, said=said):
-                        await send(data)
+                if not begun:  # errors before the first word still have a status
+                    await stream.send(chunk(head, {"role": "assistant", "content": ""}))
+                    begun = True
+                if isinstance(piece, Answer):
+                    answer = piece
+                    for data in chunks(answer, said=sent):
+                        await stream.send(data)
                     continue
                 raw += piece
-                words = certain_words(raw)
-                if len(words) > len(said):
-                    await send(chunk(head, {"content": words[len(said) :]}))
-                    said = words
-        await response.write(b"data: [DONE]\n\n")
-        return response
+                words = certain_words(raw) if asked.request.tools else raw
+                if len(words) > len(sent):
+                    await stream.send(chunk(head, {"content": words[len(sent) :]}))
+                    sent = words
+        return answer
+
+    @property
+    def _name(self) -> str:
+        return self.agent.config.model_name
+
+    def _described(self) -> dict[str, Any]:
+        return {"id": self._name, "object": "model", "created": 0, "owned_by": "stateset-agents"}
 
     async def _models(self, http: web.Request) -> web.Response:
         from aiohttp import web
 
-        name = self.agent.config.model_name
-        model = {"id": name, "object": "model", "created": 0, "owned_by": "stateset-agents"}
-        return web.json_response({"object": "list", "data": [model]})
+        return web.json_response({"object": "list", "data": [self._described()]})
+
+    async def _model(self, http: web.Request) -> web.Response:
+        from aiohttp import web
+
+        if http.match_info["id"] != self._name:
+            raise _no_model(http.match_info["id"], self._name)
+        return web.json_response(self._described())
+
+    async def _health(self, http: web.Request) -> web.Response:
+        """Can it answer at all? A supervisor starts it anew where it cannot."""
+        from aiohttp import web
+
+        await _check_health(self.agent)
+        return web.json_response({"status": "ok"})
+
+    async def _ready(self, http: web.Request) -> web.Response:
+        """Should a load balancer send it requests?"""
+        from aiohttp import web
+
+        if self._under_way.is_closing:
+            raise ApiError("the server is shutting down", code="shutting_down", status=503, retry_after=5)
+        await _check_health(self.agent)
+        return web.json_response({"status": "ok"})
+
+    async def _version(self, http: web.Request) -> web.Response:
+        from aiohttp import web
+
+        return web.json_response({"version": _VERSION})
+
+    async def _metrics_page(self, http: web.Request) -> web.Response:
+        from aiohttp import web
+
+        text, content_type = self._metrics.page()
+        return web.Response(body=text, headers={"Content-Type": content_type})
+
+    async def _openapi(self, http: web.Request) -> web.Response:
+        from aiohttp import web
+
+        return web.json_response(
+            document(self._body, version=_VERSION, asks_for_key=bool(self._guard.api_keys))
+        )
 
 
-def _answered(head: Answer, completion: Completion, messages: tuple[Message, ...]) -> Answer:
-    turn = sum(message.role == "assistant" for message in messages)
-    message = as_sent(parse_reply(completion.message.content, turn))
-    return replace(
-        head,
-        message=message,
-        finish_reason=Answer.reason(message, completion.finish_reason),
-        prompt_tokens=len(completion.prompt_ids),
-        completion_tokens=len(completion.token_ids),
-    )
+_VERSION = importlib.metadata.version("stateset-agents")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A request as the agent gets it."""
+
+    request: ChatRequest
+    messages: tuple[Message, ...]
+    sampling: Mapping[str, Any]
+    head: Answer
+    """What its answers have in common."""
+
+    def sampling_of(self, number: int) -> Mapping[str, Any]:
+        """The `number`-th answer has a random stream of its own."""
+        if "seed" not in self.request.sampling or not number:
+            return self.sampling
+        return {**self.sampling, "stream": derive(self.request.sampling["seed"], "response", number)}
 
 
 def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A request's fields as those of `SamplingParams`; raises ApiError for values that cannot be."""
-    changes: dict[str, Any] = {}
-    for name, value in given.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        whole_number = number and isinstance(value, int)
-        if name == "temperature" and number and value >= 0:
-            changes["temperature"] = float(value)
-        elif name == "top_p" and number and 0 < value <= 1:
-            changes["top_p"] = float(value)
-        elif name in ("max_tokens", "max_completion_tokens") and whole_number and value >= 1:
-            changes["max_new_tokens"] = value
-        elif name == "seed" and whole_number:
-            changes["stream"] = derive(value, "response")
-        elif name == "stop" and (stop := _stop(value)):
-            changes["stop"] = stop
-        else:
-            told = f"{name} cannot be {json.dumps(value):.60}: give {_SAMPLING[name]}"
-            raise ApiError(told, code="invalid_request", param=name)
+    """A request's checked fields as those of `SamplingParams`."""
+    changes = {name: given[name] for name in ("top_k",) if name in given}
+    changes |= {name: float(given[name]) for name in ("temperature", "top_p") if name in given}
+    for name in ("max_tokens", "max_completion_tokens"):
+        if name in given:
+            changes["max_new_tokens"] = given[name]
+    if "seed" in given:
+        changes["stream"] = derive(given["seed"], "response")
+    if "stop" in given:
+        stop = given["stop"]
+        changes["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     return changes
 
 
-_SAMPLING = {
-    "temperature": "a number of at least 0",
-    "top_p": "a number above 0 and up to 1",
-    "max_tokens": "a whole number of at least 1",
-    "max_completion_tokens": "a whole number of at least 1",
-    "seed": "a whole number",
-    "stop": "a text or a list of texts, none of them empty",
-}
+def _no_model(name: str, served: str) -> ApiError:
+    return ApiError(
+        f"there is no model {name!r:.80} here: ask for {served!r}",
+        code="model_not_found",
+        status=404,
+        param="model",
+    )
 
 
-def _stop(value: Any) -> tuple[str, ...]:
-    texts = [value] if isinstance(value, str) else value
-    fits = isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
-    return tuple(texts) if fits else ()
-
-
-def _told(error: ConfigurationError | BackendError) -> ApiError:
-    if isinstance(error, BackendError):
-        return ApiError(str(error), code="backend_error", status=500)
-    return ApiError(str(error), code="invalid_request", param="messages")
+async def _check_health(agent: MultiTurnAgent) -> None:
+    """Raises ApiError of status 503 where the agent's backend can answer nobody any more."""
+    check: Callable[[], Awaitable[None]] | None = getattr(agent, "check_health", None)
+    try:
+        if check is not None:
+            await check()
+    except BackendError as error:
+        raise ApiError(str(error), code="unhealthy", status=503, retry_after=5) from error

@@ -6,60 +6,68 @@ Nothing here knows of agents; the servers beside it do.
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import ValidationError
+
 from stateset_agents.errors import ConfigurationError, StatesetError
 from stateset_agents.messages import FinishReason, Message
+from stateset_agents.serving.chat_body import ChatBody, refusal
+from stateset_agents.tracking.logging import get_logger
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 __all__ = [
+    "REQUEST_ID",
+    "SAMPLING",
     "Answer",
     "ApiError",
     "ChatRequest",
+    "as_api_error",
     "as_sent",
     "chunk",
     "chunks",
     "in_openai_s_format",
     "read_json",
     "read_request",
+    "usage_chunk",
     "whole",
 ]
 
-SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed"})
+_log = get_logger(__name__)
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id")
+"""Of the request that is answered; every response has it as X-Request-Id."""
+SAMPLING = frozenset({"temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop", "seed"})
 """How an answer is drawn: a server takes them from the request, or refuses them."""
-_WITHOUT_EFFECT = frozenset(
-    {
-        *("model", "messages", "tools", "stream", "stream_options", "user", "metadata", "store"),
-        *("service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    }
-)
-"""Read elsewhere, or of no influence on an answer."""
-_ONLY: Mapping[str, Any] = {
-    "n": 1,
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "logprobs": False,
-    "top_logprobs": 0,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "response_format": {"type": "text"},
-}
-"""The one value of these that is served."""
 
 
 class ApiError(StatesetError):
     """What a client is told instead of an answer, in OpenAI's error format."""
 
-    def __init__(self, message: str, *, code: str, status: int = 400, param: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        status: int = 400,
+        param: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        """`retry_after`: seconds after which the same request may do better; None: it never will."""
         super().__init__(message)
         self.code = code
         self.status = status
         self.param = param
+        self.headers = {"x-should-retry": "false"}
+        if retry_after is not None:
+            self.headers = {"x-should-retry": "true", "Retry-After": str(retry_after)}
 
     @property
     def body(self) -> dict[str, Any]:
@@ -82,62 +90,55 @@ class ChatRequest:
     """End a stream with the token counts?"""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Those of `SAMPLING` that it names."""
+    num_choices: int = 1
+    logprobs: bool = False
+    """Tell the log-probs of the sampled tokens?"""
+    one_call: bool = False
+    """At most one tool call an answer?"""
 
 
-def read_request(data: Any, *, ignore: Collection[str] = ()) -> ChatRequest:
+def read_request(data: Any, *, body: type[ChatBody] = ChatBody, ignore: Collection[str] = ()) -> ChatRequest:
     """The request that a JSON body stands for; fields in `ignore` count as absent.
 
-    Raises ApiError that names the first field that cannot be served.
+    Raises ApiError that names a field that cannot be served.
     """
     if not isinstance(data, Mapping):
         raise _invalid(f"the body must be a JSON object, got {_shown(data)}", None)
     given = {name: value for name, value in data.items() if value is not None and name not in ignore}
-    for name, value in given.items():
-        if name in _ONLY and value != _ONLY[name]:
-            raise _invalid(
-                f"{name} can only be {json.dumps(_ONLY[name])} here, got {_shown(value)}: leave it out", name
-            )
-        if name not in _ONLY and name not in _WITHOUT_EFFECT and name not in SAMPLING:
-            raise _invalid(f"{name} is not served here: leave it out", name)
-    options = given.get("stream_options", {})
-    if not isinstance(options, Mapping):
-        raise _invalid(f"stream_options must be an object, got {_shown(options)}", "stream_options")
+    try:
+        read = body.model_validate(given)
+    except ValidationError as error:
+        raise _invalid(*refusal(error)) from error
+    options = read.stream_options
     return ChatRequest(
-        messages=_messages(given.get("messages")),
-        tools=_tools(given.get("tools", [])),
-        model=str(given.get("model", "")),
-        stream=given.get("stream", False) is True,
-        include_usage=options.get("include_usage", False) is True,
+        messages=_messages(given["messages"]),
+        tools=() if read.tool_choice == "none" else tuple(given.get("tools", ())),
+        model=read.model or "",
+        stream=bool(read.stream),
+        include_usage=bool(options and options.include_usage),
         sampling={name: value for name, value in given.items() if name in SAMPLING},
+        num_choices=read.n or 1,
+        logprobs=bool(read.logprobs),
+        one_call=read.parallel_tool_calls is False,
     )
 
 
-def _messages(given: Any) -> tuple[Message, ...]:
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-        raise _invalid(f"messages must be a list of at least one message, got {_shown(given)}", "messages")
+def _messages(given: Sequence[Any]) -> tuple[Message, ...]:
     read = []
     for place, item in enumerate(given):
         try:
             read.append(Message.from_openai(item))
         except ConfigurationError as error:
-            raise _invalid(f"messages[{place}]: {error}", "messages") from error
+            raise ApiError(
+                f"messages[{place}]: {error}", code="invalid_messages", param="messages"
+            ) from error
     if read[-1].role == "assistant":
-        raise _invalid("the last message is the assistant's own: end with a user's or a tool's", "messages")
+        raise ApiError(
+            "the last message is the assistant's own: end with a user's or a tool's",
+            code="invalid_messages",
+            param="messages",
+        )
     return tuple(read)
-
-
-def _tools(given: Any) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise _invalid(f"tools must be a list, got {_shown(given)}", "tools")
-    for place, tool in enumerate(given):
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise _invalid(
-                f'tools[{place}] must be {{"type": "function", "function": {{"name": ...}}}}, '
-                f"got {_shown(tool)}",
-                "tools",
-            )
-    return tuple(given)
 
 
 def _invalid(message: str, param: str | None) -> ApiError:
@@ -157,19 +158,13 @@ class Answer:
     message: Message
     """As `as_sent` has it."""
     finish_reason: Literal["stop", "length", "tool_calls"]
+    index: int = 0
+    """Among the answers to one request."""
+    logprobs: Sequence[Mapping[str, Any]] | None = None
+    """Of each sampled token, where they were asked for."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def usage(self) -> dict[str, int]:
-        """How many tokens were read and said."""
-        total = self.prompt_tokens + self.completion_tokens
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": total,
-        }
 
     @staticmethod
     def reason(message: Message, reason: FinishReason) -> Literal["stop", "length", "tool_calls"]:
@@ -189,19 +184,22 @@ def as_sent(reply: Message) -> Message:
     return replace(reply, content="\n".join(filter(None, [reply.content, *broken])), tool_calls=readable)
 
 
-def whole(answer: Answer) -> dict[str, Any]:
-    """The body of an answer that is not streamed."""
-    choice = {
-        "index": 0,
-        "message": {**_spoken(answer.message), "role": "assistant", "refusal": None},
-        "finish_reason": answer.finish_reason,
-        "logprobs": None,
-    }
-    return {**_head(answer, "chat.completion"), "choices": [choice], "usage": answer.usage}
+def whole(*answers: Answer) -> dict[str, Any]:
+    """The body of the answers to one request that are not streamed."""
+    choices = [
+        {
+            "index": answer.index,
+            "message": {**_spoken(answer.message), "role": "assistant", "refusal": None},
+            "finish_reason": answer.finish_reason,
+            "logprobs": _logprobs(answer),
+        }
+        for answer in answers
+    ]
+    return {**_head(answers[0], "chat.completion"), "choices": choices, "usage": _usage(answers)}
 
 
-def chunks(answer: Answer, *, include_usage: bool, said: str | None = None) -> Iterator[dict[str, Any]]:
-    """The same answer as the chunks of a stream; the server adds `[DONE]`.
+def chunks(answer: Answer, *, said: str | None = None) -> Iterator[dict[str, Any]]:
+    """The same answer as the chunks of a stream; the server adds the usage and `[DONE]`.
 
     `said`: the words that were sent already, after the role; None where nothing was.
     """
@@ -214,14 +212,32 @@ def chunks(answer: Answer, *, include_usage: bool, said: str | None = None) -> I
     if calls:
         yield chunk(answer, {"tool_calls": calls})
     yield chunk(answer, {}, answer.finish_reason)
-    if include_usage:
-        yield {**_head(answer, "chat.completion.chunk"), "choices": [], "usage": answer.usage}
 
 
 def chunk(answer: Answer, delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-    """One chunk of a stream."""
-    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+    """One chunk of a stream; the last one of an answer has its log-probs."""
+    logprobs = _logprobs(answer) if finish_reason else None
+    choice = {"index": answer.index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
     return {**_head(answer, "chat.completion.chunk"), "choices": [choice]}
+
+
+def usage_chunk(*answers: Answer) -> dict[str, Any]:
+    """The last chunk of a stream whose client asked for the token counts."""
+    return {**_head(answers[0], "chat.completion.chunk"), "choices": [], "usage": _usage(answers)}
+
+
+def _usage(answers: Sequence[Answer]) -> dict[str, int]:
+    """How many tokens were read, once for all answers, and sampled."""
+    prompt, completion = answers[0].prompt_tokens, sum(answer.completion_tokens for answer in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def _logprobs(answer: Answer) -> dict[str, Any] | None:
+    return None if answer.logprobs is None else {"content": list(answer.logprobs), "refusal": None}
 
 
 def _head(answer: Answer, kind: str) -> dict[str, Any]:
@@ -249,26 +265,48 @@ async def in_openai_s_format(
 ) -> web.StreamResponse:
     """A middleware: what cannot be answered is told as OpenAI's clients expect it.
 
-    They try some statuses again by themselves; nothing here gets better by that.
+    They try some statuses again by themselves, where that can help. Every response has an id, under which the
+    log has what broke.
     """
     from aiohttp import web
 
-    headers: dict[str, str] = {}
+    id = f"req-{secrets.token_hex(8)}"
+    REQUEST_ID.set(id)
     try:
-        return await handler(request)
-    except ApiError as error:
-        told = error
-    except web.HTTPException as error:
-        what = f"{request.method} {request.path.rpartition('/v1')[2] or request.path}"
+        response = await handler(request)
+    except ConnectionError:  # the client left
+        raise
+    except Exception as error:
+        told = as_api_error(error, request)
+        response = web.json_response(told.body, status=told.status, headers=told.headers)
+    if not response.prepared:
+        response.headers["X-Request-Id"] = id
+    return response
+
+
+def as_api_error(error: Exception, request: web.Request) -> ApiError:
+    """What a client is told of an error; one that nobody foresaw is written to the log."""
+    from aiohttp import web
+
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, web.HTTPException):
+        where = f"{request.method} {request.path.rpartition('/v1')[2] or request.path}"
         told = ApiError(
-            f"{what}: {error.reason}; served are POST /chat/completions and GET /models"
+            f"{where}: {error.reason}; served are POST /chat/completions and GET /models"
             if error.status in (404, 405)
             else error.text or error.reason,
-            code=_CODES.get(error.status, "not_served"),
+            code=_CODES.get(error.status, "invalid_request"),
             status=error.status,
         )
-        headers = {name: error.headers[name] for name in _KEPT if name in error.headers}
-    return web.json_response(told.body, status=told.status, headers={**headers, "x-should-retry": "false"})
+        told.headers |= {name: error.headers[name] for name in _KEPT if name in error.headers}
+        return told
+    _log.error(f"request {REQUEST_ID.get()} broke", exc_info=error)
+    return ApiError(
+        f"the server broke on this request; its log says why under {REQUEST_ID.get()}",
+        code="internal_error",
+        status=500,
+    )
 
 
 _CODES = {

@@ -10,7 +10,6 @@ business, as in every other conversation.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from stateset_agents.http_guard import HttpGuard
 from stateset_agents.messages import Completion, Message
+from stateset_agents.serving.chat_body import RolloutBody
 from stateset_agents.serving.chat_completions import (
     Answer,
     ApiError,
@@ -27,8 +27,10 @@ from stateset_agents.serving.chat_completions import (
     in_openai_s_format,
     read_json,
     read_request,
+    usage_chunk,
     whole,
 )
+from stateset_agents.serving.event_stream import EventStream
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -246,17 +248,17 @@ class RolloutServer:
         from aiohttp import web
 
         rollout = self._rollout(http)
-        request = read_request(await read_json(http), ignore=self._ignore)
+        request = read_request(await read_json(http), body=RolloutBody, ignore=self._ignore)
         again = http.headers.get("x-stainless-retry-count", "0") != "0"
         answer = await rollout.ask(request, again=again)
         if not request.stream:
             return web.json_response(whole(answer))
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(http)
-        for chunk in chunks(answer, include_usage=request.include_usage):
-            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
-        await response.write(b"data: [DONE]\n\n")
-        return response
+        stream = EventStream(http)
+        for data in chunks(answer):
+            await stream.send(data)
+        if request.include_usage:
+            await stream.send(usage_chunk(answer))
+        return await stream.end()
 
     async def _models(self, http: web.Request) -> web.Response:
         from aiohttp import web

@@ -142,19 +142,19 @@ async def test_a_streamed_answer_adds_up_to_the_same():
     [
         ({"temperature": 0.2}, "sampling_parameter", 'ignore=["temperature"]'),
         ({"max_tokens": 5}, "sampling_parameter", "AgentConfig"),
-        ({"n": 2}, "invalid_request", "n can only be 1 here"),
-        ({"logprobs": True}, "invalid_request", "logprobs can only be false"),
+        ({"n": 2}, "invalid_request", "n must be less than or equal to 1, got 2"),
+        ({"logprobs": True}, "invalid_request", "logprobs must be False, got true"),
         ({"tool_choice": "required"}, "invalid_request", "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "invalid_request", "response_format"),
         ({"logit_bias": {"5": 1}}, "invalid_request", "logit_bias is not served here"),
-        ({"tools": [{"name": "look"}]}, "invalid_request", "tools[0] must be"),
-        ({"messages": []}, "invalid_request", "at least one message"),
+        ({"tools": [{"name": "look"}]}, "invalid_request", "tools[0].function is missing"),
+        ({"messages": []}, "invalid_request", "at least 1 item"),
         (
             {"messages": [{"role": "customer", "content": "hi"}]},
             "invalid_request",
-            "messages[0]: message role",
+            "messages[0].role must be 'system'",
         ),
-        ({"messages": [{"role": "assistant", "content": "hi"}]}, "invalid_request", "the assistant's own"),
+        ({"messages": [{"role": "assistant", "content": "hi"}]}, "invalid_messages", "the assistant's own"),
     ],
 )
 async def test_what_cannot_be_served_is_named_with_the_mend(fields, code, words):

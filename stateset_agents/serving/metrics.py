@@ -1,0 +1,94 @@
+"""What one server did, for Prometheus; prometheus_client comes in by this door."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stateset_agents.serving.chat_completions import Answer, ApiError
+from stateset_agents.serving.limits import Queue
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+__all__ = ["Metrics"]
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Metrics:
+    """Counts since the server's start; without prometheus_client nothing is counted, and `page` says so."""
+
+    def __init__(self, queue: Queue) -> None:
+        try:
+            import prometheus_client as prometheus
+        except ImportError:
+            self._registry: Any = None
+            return
+        self._registry = prometheus.CollectorRegistry()
+        self._requests = prometheus.Counter(
+            "stateset_requests", "Requests by path and status", ["path", "status"], registry=self._registry
+        )
+        self._seconds = prometheus.Histogram(
+            "stateset_request_seconds",
+            "From a request's headers to the end of its answer",
+            ["path"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._waits = prometheus.Histogram(
+            "stateset_wait_seconds",
+            "What an answer waited for its turn",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._tokens = prometheus.Counter(
+            "stateset_tokens", "Tokens read and sampled", ["kind"], registry=self._registry
+        )
+        for name, text, count in (
+            ("stateset_running", "Answers that are sampled", lambda: queue.num_running),
+            ("stateset_waiting", "Answers that wait for their turn", lambda: queue.num_waiting),
+        ):
+            prometheus.Gauge(name, text, registry=self._registry).set_function(count)
+
+    def middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
+        """To be the outermost: counts a request under its route and status."""
+        from aiohttp import web
+
+        @web.middleware
+        async def counted(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            if self._registry is None:
+                return await handler(request)
+            resource = request.match_info.route.resource
+            path = "other" if resource is None else resource.canonical
+            with self._seconds.labels(path).time():
+                response = await handler(request)
+            self._requests.labels(path, response.status).inc()
+            return response
+
+        return counted
+
+    def waited(self, seconds: float) -> None:
+        """An answer's turn came after so long."""
+        if self._registry is not None:
+            self._waits.observe(seconds)
+
+    def answered(self, answers: Sequence[Answer]) -> None:
+        """The answers to one request are whole."""
+        if self._registry is not None:
+            self._tokens.labels("prompt").inc(answers[0].prompt_tokens)
+            self._tokens.labels("completion").inc(sum(answer.completion_tokens for answer in answers))
+
+    def page(self) -> tuple[bytes, str]:
+        """The text and its content type; raises ApiError where prometheus_client is not there."""
+        if self._registry is None:
+            raise ApiError(
+                'metrics need prometheus_client. Install it with: pip install "prometheus_client>=0.21"',
+                code="metrics_not_installed",
+                status=501,
+            )
+        import prometheus_client as prometheus
+
+        return prometheus.generate_latest(self._registry), prometheus.CONTENT_TYPE_LATEST

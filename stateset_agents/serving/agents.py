@@ -81,6 +81,8 @@ class AgentServer:
         )
         self.agent = agent
         self.limits = limits or Limits()
+        self.max_body = 64 * 2**20
+        """Bytes of a request's body; more is refused."""
         self._host = host
         self._port = port
         self._runner: web.AppRunner | None = None
@@ -102,7 +104,7 @@ class AgentServer:
         from aiohttp import web
 
         app = web.Application(
-            client_max_size=64 * 2**20,
+            client_max_size=self.max_body,
             middlewares=[
                 self._metrics.middleware(),
                 web.middleware(in_openai_s_format),
@@ -127,7 +129,7 @@ class AgentServer:
         )
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._host, self._port).start()
+            await web.TCPSite(self._runner, self._host, self._port, backlog=1024).start()
         except OSError as error:
             await self.close()
             raise ConfigurationError(

@@ -6,7 +6,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 
 .PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-vllm test-trackers
-.PHONY: test-docs test-quantization test-torch-linears test-avx2
+.PHONY: test-docs test-quantization test-schema test-torch-linears test-avx2
 .PHONY: slow bench check
 
 help:  ## Show this list
@@ -45,6 +45,10 @@ test-crash: setup  ## A hundred kill -9 of the embedded model's training, twenty
 test-soak: setup  ## 3,000 steps of scripted replies and 200 of the embedded model, watched for leaks
 	@.venv/bin/python -m pytest -n 2 -m long -rP tests/integration/test_soak.py $(PYTEST_ARGS)
 
+test-schema: setup  ## schemathesis against `serve` and its /openapi.json, in .venv-schema
+	@.venv/bin/python scripts/beside.py .venv-schema schemathesis==4.32.5
+	@.venv-schema/bin/python -m pytest -n 0 -s -m schema tests/integration/test_schema.py $(PYTEST_ARGS)
+
 test-openenv: setup  ## The OpenEnv environment against the real library's server, in .venv-openenv
 	@.venv/bin/python scripts/beside.py .venv-openenv "openenv>=0.10,<0.11"
 	@.venv-openenv/bin/python -m pytest -n 0 -m openenv tests/integration/test_openenv.py $(PYTEST_ARGS)
@@ -70,7 +74,7 @@ test-browser: setup  ## The report page in headless Chromium; installs Debian's 
 	@.venv/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 # What takes minutes, in five shares of at most 20 minutes each on two cores.
-SLOW_0 := test-torch-linears test-trackers
+SLOW_0 := test-torch-linears test-trackers test-schema
 SLOW_1 := test-avx2 test-browser test-openenv
 SLOW_2 := test-crash
 SLOW_3 := test-soak test-quantization

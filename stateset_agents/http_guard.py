@@ -86,7 +86,7 @@ class HttpGuard:
 
         return guarded
 
-    def check(self, request: web.BaseRequest) -> None:
+    def check(self, request: web.Request) -> None:
         """Raises aiohttp's HTTPForbidden, HTTPUnauthorized or HTTPUnsupportedMediaType."""
         from aiohttp import web
 
@@ -100,7 +100,11 @@ class HttpGuard:
             raise web.HTTPUnauthorized(
                 text="a key is needed: send Authorization: Bearer KEY", headers={"WWW-Authenticate": "Bearer"}
             )
-        if request.method == "POST" and request.content_type != "application/json":
+        if (
+            request.method == "POST"
+            and request.match_info.http_exception is None  # else it is a 404 or 405, and nothing happens
+            and request.content_type != "application/json"
+        ):
             raise web.HTTPUnsupportedMediaType(
                 text="a POST must say Content-Type: application/json, "
                 f"got {request.headers.get('Content-Type', 'nothing')!r:.80}"

@@ -104,7 +104,7 @@ def read_request(data: Any, *, body: type[ChatBody] = ChatBody, ignore: Collecti
     """
     if not isinstance(data, Mapping):
         raise _invalid(f"the body must be a JSON object, got {_shown(data)}", None)
-    given = {name: value for name, value in data.items() if value is not None and name not in ignore}
+    given = {name: _number(value) for name, value in data.items() if value is not None and name not in ignore}
     try:
         read = body.model_validate(given)
     except ValidationError as error:
@@ -121,6 +121,11 @@ def read_request(data: Any, *, body: type[ChatBody] = ChatBody, ignore: Collecti
         logprobs=bool(read.logprobs),
         one_call=read.parallel_tool_calls is False,
     )
+
+
+def _number(value: Any) -> Any:
+    """4.0 is a whole number in JSON Schema, as in JavaScript."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _messages(given: Sequence[Any]) -> tuple[Message, ...]:

@@ -43,7 +43,12 @@ def document(body: type[BaseModel], *, version: str, asks_for_key: bool) -> dict
         (*everywhere, 400, 404, 408, 413, 415, 429, 503),
     )
     chat["responses"]["200"]["content"]["text/event-stream"] = {
-        "schema": {"type": "string", "description": "with stream: chunks, each after `data: `, and [DONE]"}
+        "schema": {
+            "description": "with stream: each event's data is a chunk as JSON, the last one's is [DONE]",
+            "type": "object",
+            "properties": {"data": {"type": "string"}},
+            "required": ["data"],
+        }
     }
     chat["requestBody"] = {
         "required": True,

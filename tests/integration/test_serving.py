@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import statistics
 import sys
 import time
 
@@ -109,3 +110,36 @@ async def test_what_takes_longer_than_the_drain_is_told_and_the_exit_code_says_s
         assert said.startswith(
             f"stateset-agents: {len(errors)} answers were broken off: give them longer than"
         )
+
+
+@pytest.mark.long
+async def test_one_client_s_three_hundred_long_answers_leave_another_s_short_one_quick(tmp_path):
+    """Within three times of what it takes alone, by the median of twenty."""
+    (tmp_path / "keys").write_text("alice\nbob\n")
+    short = {**LONG, "max_tokens": 16}
+
+    async def median(chat):
+        took = []
+        for _ in range(20):
+            since = time.monotonic()
+            await chat.create(**short)
+            took.append(time.monotonic() - since)
+        return statistics.median(took)
+
+    async with serve("--api-key-file", str(tmp_path / "keys")) as (_, url, _):
+        async with (
+            openai.AsyncOpenAI(base_url=url, api_key="alice", max_retries=0, timeout=600) as alice,
+            openai.AsyncOpenAI(base_url=url, api_key="bob", max_retries=0, timeout=600) as bob,
+        ):
+            await bob.chat.completions.create(**short)
+            alone = await median(bob.chat.completions)
+            flood = [asyncio.ensure_future(alice.chat.completions.create(**LONG)) for _ in range(300)]
+            await asyncio.sleep(3)
+            beside = await median(bob.chat.completions)
+            left = sum(not item.done() for item in flood)
+            for item in flood:
+                item.cancel()
+            await asyncio.wait(flood)
+        print(f"a short answer alone {alone * 1e3:.0f} ms, beside {left} long ones {beside * 1e3:.0f} ms")
+        assert left > 200
+        assert beside < 3 * alone

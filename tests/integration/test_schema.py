@@ -1,0 +1,33 @@
+"""schemathesis asks a real `serve` what its schema allows and what it does not: `make test-schema`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KEY = "a-key-of-this-test"
+CHECKS = Path(__file__).parents[1] / "schema_checks.py"
+
+
+@pytest.mark.schema
+def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "stateset_agents.cli.main", "serve", "embedded:desk", "--port", "0"]
+    words += ["--max-output-tokens", "16"]
+    env = {**os.environ, "STATESET_API_KEY": KEY, "SCHEMATHESIS_HOOKS": str(CHECKS)}
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            url = server.stdout.readline().split()[-1].removesuffix("/v1")
+            command = [str(Path(sys.executable).parent / "st"), "run", f"{url}/openapi.json"]
+            command += ["--header", f"Authorization: Bearer {KEY}", "--seed", "0", "--max-examples", "100"]
+            command += ["--exclude-checks", "positive_data_acceptance", "--request-timeout", "60"]
+            done = subprocess.run(command, cwd=tmp_path, env=env, check=False, timeout=1200)
+            assert done.returncode == 0
+            assert server.poll() is None
+        finally:
+            server.terminate()
+            assert server.wait(60) == 0

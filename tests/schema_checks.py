@@ -1,0 +1,20 @@
+"""A check of schemathesis of our own, named to it by SCHEMATHESIS_HOOKS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import schemathesis
+
+BEYOND_SCHEMAS = {"invalid_messages", "context_length_exceeded"}
+"""Of refusals that no schema can say: an order of messages, arguments that are no JSON, too long a text."""
+
+
+@schemathesis.check
+def refuses_what_the_schema_allows_for_a_reason_only(ctx: Any, response: Any, case: Any) -> None:
+    """In the place of schemathesis's own check, which knows no such reasons."""
+    meta = case.meta
+    if meta is None or not meta.generation.mode.is_positive or response.status_code != 400:
+        return
+    error = response.json()["error"]
+    assert error["code"] in BEYOND_SCHEMAS, f"the schema allows what is refused: {error['message']}"

@@ -34,6 +34,7 @@ def add_parser(subparsers: Any) -> None:
         "--host", default="127.0.0.1", help="address to listen on (127.0.0.1); others need a key"
     )
     parser.add_argument("--port", type=int, default=8080, help="port to listen on (8080); 0 takes a free one")
+    parser.add_argument("--served-model-name", metavar="NAME", help="what clients call it (MODEL)")
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
@@ -100,6 +101,7 @@ async def _serve(args: argparse.Namespace) -> int:
             api_keys=keys,
             allowed_hosts=args.allowed_host,
             limits=limits,
+            name=args.served_model_name,
         ) as server,
     ):
         print(f"{args.model} answers at {server.url}", flush=True)

@@ -66,6 +66,7 @@ class AgentServer:
         api_keys: Sequence[str] = (),
         allowed_hosts: Sequence[str] = (),
         limits: Limits | None = None,
+        name: str | None = None,
     ) -> None:
         """
         Args:
@@ -75,12 +76,14 @@ class AgentServer:
             api_keys: A request has to send one of them as `Authorization: Bearer KEY` (see `http_guard`).
             allowed_hosts: Names besides this machine's that may stand in a request's `Host`.
             limits: What it takes on at once.
+            name: What clients call the model; unset: `agent.config.model_name`.
         """
         self._guard = HttpGuard.listening_on(
             host, api_keys=api_keys, allowed_hosts=allowed_hosts, without_key=OPEN_PATHS
         )
         self.agent = agent
         self.limits = limits or Limits()
+        self.name = name or agent.config.model_name
         self.max_body = 64 * 2**20
         """Bytes of a request's body; more is refused."""
         self._host = host
@@ -164,8 +167,8 @@ class AgentServer:
         try:
             async with self._under_way.request():
                 request = read_request(await self._read(http), body=self._body)
-                if request.model not in ("", self._name):
-                    raise _no_model(request.model, self._name)
+                if request.model not in ("", self.name):
+                    raise _no_model(request.model, self.name)
                 with self._queue.places(self._client(http), request.num_choices) as places:
                     asked = self._asked(request)
                     if request.stream:
@@ -208,7 +211,7 @@ class AgentServer:
             },
             head=Answer(
                 id=f"chatcmpl-{secrets.token_hex(12)}",
-                model=self._name,
+                model=self.name,
                 message=Message(role="assistant", content=""),
                 finish_reason="stop",
             ),
@@ -301,12 +304,8 @@ class AgentServer:
                     sent = words
         return answer
 
-    @property
-    def _name(self) -> str:
-        return self.agent.config.model_name
-
     def _described(self) -> dict[str, Any]:
-        return {"id": self._name, "object": "model", "created": 0, "owned_by": "stateset-agents"}
+        return {"id": self.name, "object": "model", "created": 0, "owned_by": "stateset-agents"}
 
     async def _models(self, http: web.Request) -> web.Response:
         from aiohttp import web
@@ -316,8 +315,8 @@ class AgentServer:
     async def _model(self, http: web.Request) -> web.Response:
         from aiohttp import web
 
-        if http.match_info["id"] != self._name:
-            raise _no_model(http.match_info["id"], self._name)
+        if http.match_info["id"] != self.name:
+            raise _no_model(http.match_info["id"], self.name)
         return web.json_response(self._described())
 
     async def _health(self, http: web.Request) -> web.Response:

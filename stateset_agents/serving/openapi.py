@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-__all__ = ["OPEN_PATHS", "document"]
+__all__ = ["ERRORS", "OPEN_PATHS", "document"]
 
 OPEN_PATHS = ("/health", "/ready")
 """Answered without a key: a load balancer asks them."""
 
-_ERRORS = {
+ERRORS = {
     400: ("the request cannot be served as it stands", "invalid_request", "invalid_messages"),
     401: ("no key, or a wrong one", "invalid_api_key"),
     403: ("a foreign Host", "host_not_served"),
@@ -87,7 +87,7 @@ def _operation(
         "200": {"description": summary, "content": {content_type: {"schema": schema}}}
     }
     for status in sorted(errors):
-        meaning, *codes = _ERRORS[status]
+        meaning, *codes = ERRORS[status]
         responses[str(status)] = {
             "description": meaning,
             "content": {"application/json": {"schema": _error(codes)}},

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import jsonschema
@@ -17,6 +19,7 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.errors import BackendError
 from stateset_agents.serving.agents import AgentServer
 from stateset_agents.serving.chat_body import ChatBody
+from stateset_agents.serving.openapi import ERRORS
 
 HI = [{"role": "user", "content": "hi"}]
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -129,15 +132,12 @@ async def test_another_model_is_not_found():
         assert (status, body["error"]["param"]) == (400, "model")
 
 
-async def test_a_model_s_name_may_hold_slashes():
-    backend = ScriptedBackend(["Hello!"])
-    config = AgentConfig(model_name="some/model")
-    async with (
-        MultiTurnAgent(config, backend=backend) as agent,
-        AgentServer(agent) as server,
-        openai.AsyncOpenAI(base_url=server.url, api_key="none") as client,
-    ):
-        assert (await client.models.retrieve("some/model")).id == "some/model"
+async def test_a_model_may_have_another_name_and_hold_slashes():
+    async with served(["Hello!"] * 2, name="shop/clerk") as it:
+        assert (await it.openai.models.retrieve("shop/clerk")).id == "shop/clerk"
+        assert (await it.create(model="shop/clerk")).model == "shop/clerk"
+        with pytest.raises(openai.NotFoundError, match="ask for 'shop/clerk'"):
+            await it.create(model="mine")
 
 
 async def test_health_and_readiness_need_no_key_and_the_rest_does():
@@ -201,6 +201,15 @@ async def test_without_prometheus_client_metrics_say_how_to_install_it(monkeypat
         status, _, text = await it.get("/metrics")
         assert status == 501
         assert 'pip install "prometheus_client>=0.21"' in json.loads(text)["error"]["message"]
+
+
+def test_the_page_names_every_error():
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    rows = {
+        int(status): codes for status, codes in re.findall(r"^\| (\d{3}) \| (.*?) \|", page, re.MULTILINE)
+    }
+    for status, (_, *codes) in ERRORS.items():
+        assert set(codes) <= set(re.findall(r"`(\w+)`", rows[status]))
 
 
 async def test_the_version_is_the_package_s():

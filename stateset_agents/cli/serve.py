@@ -114,7 +114,7 @@ async def _serve(args: argparse.Namespace) -> int:
         hurried.cancel()
     if broken_off:
         print(
-            f"stateset-agents: {broken_off} answers were broken off: give them longer than --drain "
+            f"stateset-agents: {broken_off} requests were broken off: give them longer than --drain "
             f"{args.drain:g}, or wait before the second signal",
             file=sys.stderr,
         )

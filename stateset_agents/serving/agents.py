@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -129,6 +130,7 @@ class AgentServer:
             handler_cancellation=True,
             keepalive_timeout=self.limits.read_timeout,  # also of a request whose headers never end
             lingering_time=1.0,  # for the rest of a body that was refused
+            logger=_http_log(),
         )
         await self._runner.setup()
         try:
@@ -352,6 +354,19 @@ class AgentServer:
         return web.json_response(
             document(self._body, version=_VERSION, asks_for_key=bool(self._guard.api_keys))
         )
+
+
+def _http_log() -> logging.Logger:
+    """aiohttp's log without what strangers send that is no HTTP, a traceback for each."""
+    from aiohttp.http_exceptions import HttpProcessingError
+
+    def is_ours(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+    log = logging.Logger("stateset_agents.serving.http")
+    log.parent = logging.getLogger("stateset_agents")
+    log.addFilter(is_ours)
+    return log
 
 
 _VERSION = importlib.metadata.version("stateset-agents")

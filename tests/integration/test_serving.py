@@ -108,7 +108,7 @@ async def test_what_takes_longer_than_the_drain_is_told_and_the_exit_code_says_s
         assert time.monotonic() - since < 15
         said = (await process.stderr.read()).decode()
         assert said.startswith(
-            f"stateset-agents: {len(errors)} answers were broken off: give them longer than"
+            f"stateset-agents: {len(errors)} requests were broken off: give them longer than"
         )
 
 

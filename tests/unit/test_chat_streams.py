@@ -106,7 +106,7 @@ async def pieces_of(chat: ChatClient, into: list[str | ChatAnswer] | None = None
 
 async def test_our_own_endpoint_streams_an_agent_s_words() -> None:
     agent = MultiTurnAgent(AgentConfig(model_name="mine"), backend=ScriptedBackend(["Grüße ✓, ok"] * 2))
-    async with agent, AgentServer(agent) as server:
+    async with agent, AgentServer(agent, name="m") as server:
         chat = client(server.url)
         *pieces, whole = await pieces_of(chat)
         assert len(pieces) > 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -112,6 +113,16 @@ async def test_what_is_not_there_is_said_in_openai_s_shape():
                 assert ("Allow" in answer.headers) is (status == 405)
                 assert answer.headers["X-Request-Id"]
         assert (await it.post(b"{"))[0] == 400
+
+
+async def test_what_is_no_http_is_refused_and_fills_no_log(caplog):
+    async with served(["Hello!"]) as it:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(it.root.rsplit(":", 1)[1]))
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Null: \0\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert (await reader.read()).split()[1] == b"400"
+        writer.close()
+        assert caplog.records == []
 
 
 async def test_another_model_is_not_found():

@@ -204,6 +204,30 @@ async def test_without_that_limit_the_context_is_it():
             await client().create(model="mine", messages=HI, max_tokens=5001)
 
 
+async def test_a_client_that_leaves_gives_its_place_back():
+    gate = asyncio.Event()
+
+    async def script(request):
+        await gate.wait()
+        return "ok"
+
+    async with served(script, max_running=1) as (client, server):
+        work = [asyncio.ensure_future(client().create(model="mine", messages=HI)) for _ in range(3)]
+        for _ in range(500):
+            if server._queue.num_waiting == 2:
+                break
+            await asyncio.sleep(0.01)
+        assert (server._queue.num_running, server._queue.num_waiting) == (1, 2)
+        for item in work:
+            item.cancel()
+        for _ in range(500):
+            if server._queue.num_running + server._queue.num_waiting == 0:
+                break
+            await asyncio.sleep(0.01)
+        gate.set()
+        assert (await client().create(model="mine", messages=HI)).choices[0].message.content == "ok"
+
+
 async def test_a_request_has_at_most_so_many_answers():
     async with served(lambda request: "ok", max_choices=3) as (client, _):
         assert len((await client().create(model="mine", messages=HI, n=3)).choices) == 3

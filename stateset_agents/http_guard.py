@@ -92,9 +92,9 @@ class HttpGuard:
 
         given = request.headers.getall("Host", [])
         if len(given) != 1 or not self.allows_host(given[0]):
-            told = f"{given[0]!r:.80}" if given else "nothing"
+            shown = f"{given[0]!r:.80}" if given else "nothing"
             raise web.HTTPForbidden(
-                text=f"Host {told} is not served here; served are {', '.join(self.hosts)}"
+                text=f"Host {shown} is not served here; served are {', '.join(self.hosts)}"
             )
         if self.api_keys and request.path not in self.without_key and self.key_number(request) is None:
             raise web.HTTPUnauthorized(

@@ -263,14 +263,19 @@ class AgentServer:
     def _logprobs(self, completion: Completion) -> list[dict[str, Any]]:
         """Of every sampled token, those that ended the turn included, as OpenAI has them."""
         piece = self.agent.backend.tokenizer.piece
-        told = []
+        entries = []
         for token, logprob in zip(map(piece, completion.token_ids), completion.logprobs, strict=True):
             # Half a character has no text of its own, and JSON has no infinity: OpenAI says -9999.
             written = None if "\ufffd" in token else list(token.encode())
-            told.append(
-                {"token": token, "logprob": max(logprob, -9999.0), "bytes": written, "top_logprobs": []}
+            entries.append(
+                {
+                    "token": token,
+                    "logprob": min(max(logprob, -9999.0), 0.0),
+                    "bytes": written,
+                    "top_logprobs": [],
+                }
             )
-        return told
+        return entries
 
     async def _stream(
         self, stream: EventStream, asked: _Asked, places: Sequence[Place]

@@ -282,8 +282,8 @@ async def in_openai_s_format(
     except ConnectionError:  # the client left
         raise
     except Exception as error:
-        told = as_api_error(error, request)
-        response = web.json_response(told.body, status=told.status, headers=told.headers)
+        answer = as_api_error(error, request)
+        response = web.json_response(answer.body, status=answer.status, headers=answer.headers)
     if not response.prepared:
         response.headers["X-Request-Id"] = id
     return response
@@ -297,15 +297,15 @@ def as_api_error(error: Exception, request: web.Request) -> ApiError:
         return error
     if isinstance(error, web.HTTPException):
         where = f"{request.method} {request.path.rpartition('/v1')[2] or request.path}"
-        told = ApiError(
+        answer = ApiError(
             f"{where}: {error.reason}; served are POST /chat/completions and GET /models"
             if error.status in (404, 405)
             else error.text or error.reason,
             code=_CODES.get(error.status, "invalid_request"),
             status=error.status,
         )
-        told.headers |= {name: error.headers[name] for name in _KEPT if name in error.headers}
-        return told
+        answer.headers |= {name: error.headers[name] for name in _KEPT if name in error.headers}
+        return answer
     _log.error(f"request {REQUEST_ID.get()} broke", exc_info=error)
     return ApiError(
         f"the server broke on this request; its log says why under {REQUEST_ID.get()}",

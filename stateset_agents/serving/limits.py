@@ -98,14 +98,14 @@ class Queue:
 
         Raises ApiError of status 429 where more would wait than may.
         """
-        limits, own = self._limits, len(self._waiting.get(client, ()))
+        limits, queued = self._limits, len(self._waiting.get(client, ()))
         free = min(
             limits.max_running - self.num_running, limits.max_running_per_client - self._running[client]
         )
-        waits = count if own else max(0, count - max(0, free))
-        if waits and own + waits > limits.max_waiting_per_client:
+        waits = count if queued else max(0, count - max(0, free))
+        if waits and queued + waits > limits.max_waiting_per_client:
             raise self._busy(
-                f"{own} answers of yours wait, and more than {limits.max_waiting_per_client} may"
+                f"{queued} answers of yours wait, and more than {limits.max_waiting_per_client} may"
             )
         if waits and self.num_waiting + waits > limits.max_waiting:
             raise self._busy(f"{self.num_waiting} answers wait here, and more than {limits.max_waiting} may")

@@ -257,8 +257,8 @@ async def test_a_choice_of_no_tool_shows_the_agent_none():
 async def test_one_tool_call_at_a_time():
     async with served(lambda request: CALL % "K1" + CALL % "K2") as it:
         assert len((await it.create(tools=[LOOK])).choices[0].message.tool_calls) == 2
-        one = (await it.create(tools=[LOOK], parallel_tool_calls=False)).choices[0].message.tool_calls
-        assert [call.function.arguments for call in one] == ['{"order": "K1"}']
+        single = (await it.create(tools=[LOOK], parallel_tool_calls=False)).choices[0].message.tool_calls
+        assert [call.function.arguments for call in single] == ['{"order": "K1"}']
         stream = await it.create(tools=[LOOK], parallel_tool_calls=False, stream=True)
         calls = [call async for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
         assert len(calls) == 1
@@ -288,11 +288,11 @@ async def test_log_probs_are_told_token_by_token(n):
     async with served(lambda request: "Grüße") as it:
         answer = await it.create(logprobs=True, n=n)
         for choice in answer.choices:
-            told = choice.logprobs.content
+            tokens = choice.logprobs.content
             assert sum(len(c.logprobs.content) for c in answer.choices) == answer.usage.completion_tokens
-            assert [item.token for item in told[:2]] == ["G", "r"]
-            assert told[0].bytes == [ord("G")]
-            assert all(item.logprob <= 0 and item.top_logprobs == [] for item in told)
+            assert [item.token for item in tokens[:2]] == ["G", "r"]
+            assert tokens[0].bytes == [ord("G")]
+            assert all(item.logprob <= 0 and item.top_logprobs == [] for item in tokens)
         assert (await it.create()).choices[0].logprobs is None
         last = {}
         async for chunk in await it.create(logprobs=True, n=n, stream=True):

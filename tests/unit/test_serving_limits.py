@@ -48,13 +48,13 @@ async def order_of(queue, asked):
     """In which order these clients' answers run, one after the other."""
     ran = []
 
-    async def one(client):
+    async def answer(client):
         with queue.places(client) as (place,):
             await place.granted()
             ran.append(client)
             await asyncio.sleep(0)
 
-    await asyncio.gather(*map(one, asked))
+    await asyncio.gather(*map(answer, asked))
     return "".join(ran)
 
 
@@ -257,9 +257,9 @@ async def test_six_hundred_half_sent_requests_end_and_others_are_answered_meanwh
         async with asyncio.timeout(20):
             said = await work
         assert time.monotonic() - since > 1.4
-        told = [text for text in said if text]
-        assert len(told) == 150
-        assert all(text.startswith(b"HTTP/1.1 408") and b"request_timeout" in text for text in told)
+        answered = [text for text in said if text]
+        assert len(answered) == 150
+        assert all(text.startswith(b"HTTP/1.1 408") and b"request_timeout" in text for text in answered)
 
 
 async def test_a_body_that_comes_slowly_but_in_time_is_read():

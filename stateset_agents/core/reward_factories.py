@@ -22,6 +22,7 @@ from stateset_agents.core.text_checks import (
     words,
 )
 from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.core.typed_values import stem
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import nearest
@@ -44,6 +45,8 @@ _log = get_logger(__name__)
 
 FORM_ONLY_CAP = 0.5
 """Most that a conversation earns when nothing about it can be checked."""
+UNRESOLVED_CAP = 0.5
+"""Most that a conversation earns that is not resolved, or names a fact without telling it."""
 
 
 FormCheck = Callable[[Talk], float]
@@ -56,8 +59,8 @@ def _courtesy(talk: Talk) -> float:
 
 
 def _relevance(talk: Talk) -> float:
-    """Half for one word of the topic, all for two."""
-    said = set().union(*map(content_words, talk.sound))
+    """Half for one word of the topic, in any of its forms, all for two."""
+    said = {stem(word) for text in talk.sound for word in content_words(text)}
     return min(len(said & talk.topic), 2) / 2
 
 
@@ -149,8 +152,10 @@ class ResolutionReward(RewardFunction):
 
     `resolution` is the share of `context["expected_facts"]` told, the environment's `success`, or the
     mean of the two where there are both. `integrity` is the share of replies that are prose, new, and no
-    echo of the user; facts told in other replies don't count. `manner` takes off half for rudeness. A
-    phrase of `context["forbidden"]` that is claimed makes the whole score 0.
+    echo of the user; facts told in other replies don't count. `manner` takes off half for rudeness. Where
+    the environment's verdict is False, or a fact is named without being told (as one of several values of
+    its type, denied, doubted, taken back), the score is .5 at most. A phrase of `context["forbidden"]` that
+    is claimed makes the whole score 0. `context["choices"]` lists types of values of your own.
     """
 
     local = True
@@ -184,6 +189,8 @@ class ResolutionReward(RewardFunction):
         else:
             breakdown["resolution"] = resolved
             value = self._resolution_weight * resolved + (1 - self._resolution_weight) * form
+            if breakdown.get("success") == 0.0 or "gambled" in breakdown:
+                value = min(value, UNRESOLVED_CAP)
         breakdown["form_only"] = float(resolved is None)
         if claims_something_false(trajectory, talk):
             breakdown["false_claim"] = 1.0
@@ -211,7 +218,10 @@ def create_domain_reward(domain: str, *, english: bool = True) -> ResolutionRewa
 
 
 def create_customer_service_reward(*, english: bool = True) -> ResolutionReward:
-    """Resolved, and said with courtesy and to the point."""
+    """Resolved, and said with courtesy and to the point.
+
+    It reads `expected_facts`, `forbidden` and `choices` of the scenario's context: see `ResolutionReward`.
+    """
     return create_domain_reward("customer_service", english=english)
 
 

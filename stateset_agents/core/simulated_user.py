@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from stateset_agents.core.facts_told import Telling, facts_told
 from stateset_agents.core.named_arguments import NamedCall
 from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.text_checks import facts, is_prose, told
+from stateset_agents.core.talk import given_texts
+from stateset_agents.core.text_checks import choices, facts, is_prose
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message
 from stateset_agents.streams import derive
@@ -231,12 +233,20 @@ def _rules(scenario: Scenario) -> list[Rule]:
 
 def _goal(scenario: Scenario) -> Callable[[Sequence[Message]], bool] | None:
     expected = facts(scenario.context, "expected_facts")
+    options = choices(scenario.context)
     if not expected:
         return None
 
     def heard_everything(messages: Sequence[Message]) -> bool:
         said = [message.content for message in messages if message.role == "assistant"]
-        plain = [text for text in said if is_prose(text)]
-        return all(any(told(wordings, text) for text in plain) for wordings in expected.values())
+        found = facts_told(
+            expected,
+            said,
+            sound=[number for number, text in enumerate(said) if is_prose(text)],
+            heard=[message.content for message in messages if message.role == "user"],
+            given=given_texts(scenario.context, messages),
+            choices=options,
+        )
+        return all(telling is Telling.TOLD for telling in found.values())
 
     return heard_everything

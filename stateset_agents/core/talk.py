@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from stateset_agents.core.facts_told import Telling, facts_told
+from stateset_agents.core.false_claims import claimed
+from stateset_agents.core.statements import MOST_READ
 from stateset_agents.core.text_checks import (
-    MOST_READ,
+    choices,
     content_words,
     echo,
     facts,
     is_prose,
     is_rude,
-    sprayed,
-    told,
     words,
 )
 from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.core.typed_values import stem
+from stateset_agents.messages import Message
 
-__all__ = ["Talk", "claims_something_false", "read_talk", "resolution", "share"]
+__all__ = ["Talk", "claims_something_false", "given_texts", "read_talk", "resolution", "share"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,7 @@ class Talk:
     overlong: bool
     """Was a reply longer than what is read of it?"""
     topic: set[str]
-    """Content words of the user and the scenario's family."""
+    """Stems of the content words of the user, the scenario's family and its expected facts."""
     english: bool
     """May checks that read English be made?"""
 
@@ -88,27 +91,37 @@ def read_talk(trajectory: Trajectory, *, english: bool = True) -> Talk:
         heard=heard,
         reactions=reactions,
         overlong=any(len(message.content) > MOST_READ for message in trajectory.replies),
-        topic=set().union(*map(content_words, heard), content_words(trajectory.scenario.family)),
+        topic={stem(word) for text in (*heard, *_subject(trajectory)) for word in content_words(text)},
         english=english,
     )
+
+
+def _subject(trajectory: Trajectory) -> list[str]:
+    expected = facts(trajectory.scenario.context, "expected_facts")
+    return [trajectory.scenario.family, *(wording for wordings in expected.values() for wording in wordings)]
 
 
 def resolution(trajectory: Trajectory, talk: Talk, breakdown: dict[str, float]) -> float | None:
     """The share of `context["expected_facts"]` told, the environment's verdict, or the mean of both.
 
-    None where there is neither. A fact counts when a sound reply states it and does not state it among a
-    row of other answers. Writes `facts` and `success` into the breakdown.
+    None where there is neither. A fact counts when a sound reply tells it and no reply takes it back. Writes
+    `facts` and `success` into the breakdown, and `gambled` where a fact is named and not told.
     """
-    expected = facts(trajectory.scenario.context, "expected_facts")
+    context = trajectory.scenario.context
+    expected = facts(context, "expected_facts")
     parts = []
     if expected:
-        every = [wording for wordings in expected.values() for wording in wordings]
-        breakdown["facts"] = share(
-            [
-                any(told(wordings, text) for text in talk.sound) and not sprayed(wordings, talk.sound, every)
-                for wordings in expected.values()
-            ]
+        found = facts_told(
+            expected,
+            talk.replies,
+            sound=[number for number, text in enumerate(talk.replies) if text in talk.sound],
+            heard=talk.heard,
+            given=given_texts(context, trajectory.messages),
+            choices=choices(context),
         )
+        breakdown["facts"] = share([telling is Telling.TOLD for telling in found.values()])
+        if Telling.NAMED in found.values():
+            breakdown["gambled"] = 1.0
         parts.append(breakdown["facts"])
     if trajectory.success is not None:
         breakdown["success"] = float(trajectory.success)
@@ -121,4 +134,25 @@ def claims_something_false(trajectory: Trajectory, talk: Talk) -> bool:
     forbidden = facts(trajectory.scenario.context, "forbidden")
     if forbidden and talk.overlong:
         return True
-    return any(told(wordings, text) for wordings in forbidden.values() for text in talk.replies)
+    return any(claimed(wordings, text) for wordings in forbidden.values() for text in talk.replies)
+
+
+_NOT_GIVEN = ("expected_facts", "forbidden", "choices", "answer", "secrets")
+
+
+def given_texts(context: Mapping[str, object], messages: Sequence[Message]) -> list[str]:
+    """What the agent was shown: the context's texts, the system message, and what tools returned."""
+    shown = [message.content for message in messages if message.role in ("system", "tool")]
+    rest = {key: value for key, value in context.items() if key not in _NOT_GIVEN}
+    return [text[:MOST_READ] for text in (*shown, *_texts(rest))]
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str | int | float):
+        yield str(value)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _texts(item)

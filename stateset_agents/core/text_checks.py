@@ -1,22 +1,20 @@
-"""What can be read off plain text without a model: was a fact told, is this prose, is it rude.
+"""What can be read off plain text without a model: is this prose, is it rude, does it decline; and facts.
 
-Used by the form rewards (core/reward_factories.py) and the rule-based user (core/simulated_user.py).
-`told` works in any language written with spaces; the word lists are English.
+Used by the form rewards (core/reward_factories.py) and the rule-based user (core/simulated_user.py). The
+word lists are English. Which facts a text tells is read by core/facts_told.py.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from stateset_agents.errors import ConfigurationError
 
 __all__ = [
-    "MOST_READ",
+    "choices",
     "content_words",
     "declines",
     "echo",
@@ -27,18 +25,10 @@ __all__ = [
     "is_prose",
     "is_refusal",
     "is_rude",
-    "sprayed",
-    "told",
     "words",
 ]
 
-MOST_READ = 20_000
-"""Characters of one text that are read; a longer one is no prose, and of it only the start is looked at."""
-
-_WORD = re.compile(r"[$€£]?\d+(?:[.,:]\d+)*%?|\w+(?:'\w+)*|[.,;:!?]")
-_CLAUSE_ENDS = frozenset(".,;:!?")
-_CLAUSE_STARTS = frozenset({"and", "but", "so", "however", "because"})
-_NEGATIONS = frozenset({"not", "no", "never", "cannot", "without", "unable", "nor", "neither"})
+_WORD = re.compile(r"[$€£]?\d+(?:[.,:]\d+)*%?|\w+(?:'\w+)*")
 
 _FUNCTION_WORDS = """
     a about after again all also am an and any are as at be because been before being but by can can't
@@ -56,7 +46,9 @@ _RUDE = re.compile(
     re.IGNORECASE,
 )
 _COURTEOUS = re.compile(
-    r"\b(sorry|apolog\w+|thank(s| you)|please|happy to|glad|welcome|understand|appreciate|my pleasure)\b",
+    r"\b(sorry|apolog\w+|thank(s| you)|please|happy to|glad|welcome|understand|appreciate|my pleasure"
+    r"|pleased to|hello|good (news|morning|afternoon|evening)|no (problem|worries)|(do not|don't) worry"
+    r"|of course|certainly|enjoy)\b",
     re.IGNORECASE,
 )
 _REFUSAL = re.compile(
@@ -83,19 +75,14 @@ _DISPLEASED = re.compile(
 _MARKUP = re.compile(
     r"<\||\|>|</?(s|tool_\w+|think|system|user|assistant)>|\[/?INST\]|<<SYS>>", re.IGNORECASE
 )
+_LABELLED = re.compile(r"^[ \t]*(?:[-*•]|\d+[.)])?[ \t]*(?:\w+ ){0,2}\w+: ?(?:[^\s:]+ ?){1,3}$", re.MULTILINE)
+"""A line of a list that says what of what: "- Refund: $40"."""
 _SYNTAX = frozenset('{}[]<>|"=\\`')
-
-
-class Word(NamedTuple):
-    """A word in lower case and the clause it stands in."""
-
-    text: str
-    clause: int
 
 
 def words(text: str) -> list[str]:
     """Words and numbers in lower case: "It's $5.50, K27." -> it's, $5.50, k27."""
-    return [word.text for word in _clauses(text)[0]]
+    return _WORD.findall(text.lower().replace("\u2019", "'"))
 
 
 def content_words(text: str) -> set[str]:
@@ -127,6 +114,28 @@ def facts(context: Mapping[str, object], key: str) -> dict[str, tuple[str, ...]]
     return dict(named)
 
 
+def choices(context: Mapping[str, object]) -> tuple[tuple[str, ...], ...]:
+    """The lists under `context["choices"]`, each a type of values of which an answer may name one.
+
+    A list of phrases, or a list of such lists. Raises ConfigurationError for anything else.
+
+        {"choices": ["aspen", "cedar", "pine"]}  ->  (("aspen", "cedar", "pine"),)
+    """
+    given = context.get("choices")
+    if given is None:
+        return ()
+    listed = (
+        [given]
+        if isinstance(given, Sequence) and all(isinstance(item, str | int | float) for item in given)
+        else given
+    )
+    if isinstance(given, str) or not isinstance(listed, Sequence) or not listed:
+        raise ConfigurationError(
+            f"context['choices'] must be a list of phrases or of such lists, got {given!r:.60}"
+        )
+    return tuple(_wordings("choices", options) for options in listed)
+
+
 def _wordings(key: str, value: object) -> tuple[str, ...]:
     wordings = [value] if isinstance(value, str | int | float) else value
     if not isinstance(wordings, Sequence) or not wordings or not all(words(str(item)) for item in wordings):
@@ -134,98 +143,6 @@ def _wordings(key: str, value: object) -> tuple[str, ...]:
             f"a fact in context[{key!r}] must be a phrase or a list of phrases, got {value!r:.60}"
         )
     return tuple(str(item) for item in wordings)
-
-
-def told(wordings: Iterable[str], text: str) -> bool:
-    """True when one of the wordings stands in the text as a statement: neither negated nor asked.
-
-    "The refund takes 5 days" tells "5 days"; "it is not 5 days" and "is it 5 days?" do not.
-    """
-    said, asked = _clauses(text)
-    return any(_stated([word.text for word in _clauses(wording)[0]], said, asked) for wording in wordings)
-
-
-def sprayed(wordings: Iterable[str], texts: Sequence[str], expected: Iterable[str]) -> bool:
-    """True where a fact is told as one of many: at least four other fillings of the same clause.
-
-    "It is Monday. It is Tuesday. It is Friday ..." and "$10, $20, $30, ..." name everything to hit
-    something. Fillings that are `expected` too don't count.
-    """
-    clauses = dict.fromkeys(clause for text in texts for clause in _clause_words(text))
-    wanted = {tuple(words(wording)) for wording in expected}
-    return any(_is_one_of_many(tuple(words(wording)), clauses, wanted) for wording in wordings)
-
-
-_MANY = 4
-_FRAME_WORDS = 12
-"""Longer clauses are no frame that somebody fills over and over; it bounds the work, too."""
-
-
-def _is_one_of_many(
-    phrase: tuple[str, ...], clauses: Iterable[tuple[str, ...]], wanted: set[tuple[str, ...]]
-) -> bool:
-    """("it", "is", "monday") is the frame (("it", "is"), ()) filled by ("monday",); and so on."""
-    frames: dict[tuple[tuple[str, ...], tuple[str, ...]], set[tuple[str, ...]]] = {}
-    for clause in clauses:
-        for length in range(1, len(phrase) + 1) if len(clause) <= _FRAME_WORDS + len(phrase) else ():
-            for start in range(len(clause) - length + 1):
-                end = start + length
-                frames.setdefault((clause[:start], clause[end:]), set()).add(clause[start:end])
-    for fillings in frames.values():
-        own = {
-            filling
-            for filling in fillings
-            if len(filling) == len(phrase) and all(map(_same, filling, phrase))
-        }
-        if own and len(fillings - own - wanted) >= _MANY:
-            return True
-    return False
-
-
-def _clause_words(text: str) -> list[tuple[str, ...]]:
-    clauses: dict[int, list[str]] = {}
-    for word in _clauses(text)[0]:
-        clauses.setdefault(word.clause, []).append(word.text)
-    return [tuple(clause) for clause in clauses.values()]
-
-
-def _stated(phrase: list[str], said: Sequence[Word], asked: frozenset[int]) -> bool:
-    for start in range(len(said) - len(phrase) + 1):
-        window = said[start : start + len(phrase)]
-        if not all(_same(word.text, part) for word, part in zip(window, phrase, strict=True)):
-            continue
-        before = [word.text for word in said[:start] if word.clause == window[0].clause]
-        if window[-1].clause not in asked and not any(map(_negates, before)):
-            return True
-    return False
-
-
-def _same(word: str, part: str) -> bool:
-    """A price or percentage also counts as its bare number, so "20" is told by "$20"."""
-    return word == part or word.strip("$€£%") == part
-
-
-def _negates(word: str) -> bool:
-    return word in _NEGATIONS or word.endswith("n't")
-
-
-@lru_cache(maxsize=1024)  # one score reads the same reply a dozen times
-def _clauses(text: str) -> tuple[tuple[Word, ...], frozenset[int]]:
-    """The words with their clauses, and the clauses that are questions."""
-    said: list[Word] = []
-    asked: set[int] = set()
-    clause = 0
-    for match in _WORD.finditer(text.lower().replace("\u2019", "'")):
-        token = match[0]
-        if token in _CLAUSE_ENDS:
-            if token == "?":
-                asked.add(clause)
-            clause += 1
-            continue
-        if token in _CLAUSE_STARTS:
-            clause += 1
-        said.append(Word(token, clause))
-    return tuple(said), frozenset(asked)
 
 
 def is_prose(text: str, *, english: bool = True) -> bool:
@@ -244,7 +161,8 @@ def is_prose(text: str, *, english: bool = True) -> bool:
         return False
     if len(spoken) >= 5 and len(set(pairwise(spoken))) < 0.7 * (len(spoken) - 1):
         return False
-    if english and len(spoken) >= 6 and sum(map(FUNCTION_WORDS.__contains__, spoken)) < 0.2 * len(spoken):
+    running = words(_LABELLED.sub("", text))
+    if english and len(running) >= 6 and sum(map(FUNCTION_WORDS.__contains__, running)) < 0.2 * len(running):
         return False
     if len(spoken) >= 10:
         most = max(Counter(word for word in spoken if word not in FUNCTION_WORDS).values(), default=0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import pytest
 from builders import trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateset_agents.core import text_checks
+from stateset_agents.core import facts_told
 from stateset_agents.core.reward import (
     create_customer_service_reward,
     create_domain_reward,
@@ -19,6 +20,7 @@ from stateset_agents.core.reward import (
     create_tutoring_reward,
 )
 from stateset_agents.core.reward_factories import DOMAINS
+from stateset_agents.core.statements import MOST_READ, Statements
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.messages import Message, ToolCall
@@ -50,11 +52,31 @@ async def test_all_facts_in_good_form_are_worth_one():
 
 
 async def test_facts_and_the_environments_verdict_count_half_each():
-    reward = create_customer_service_reward()
-    result = await reward.score(talk(GOOD, context=FACTS, success=False))
+    half = await create_customer_service_reward().score(
+        talk("Sorry, your late order.", context=FACTS, success=True)
+    )
+    assert (half.breakdown["facts"], half.breakdown["success"]) == (0.0, 1.0)
+    assert half.breakdown["resolution"] == 0.5
+    assert half.score == pytest.approx(0.8 * 0.5 + 0.2 * half.breakdown["form"])
+
+
+@pytest.mark.parametrize("domain", list(DOMAINS))
+async def test_what_the_environment_calls_unresolved_earns_a_half_at_most(domain: str):
+    result = await create_domain_reward(domain).score(talk(GOOD, context=FACTS, success=False))
     assert (result.breakdown["facts"], result.breakdown["success"]) == (1.0, 0.0)
-    assert result.breakdown["resolution"] == 0.5
-    assert result.score == pytest.approx(0.8 * 0.5 + 0.2)
+    assert result.score is not None
+    assert result.score <= 0.5
+
+
+async def test_a_fact_that_is_named_and_not_told_caps_the_score_at_a_half():
+    told = await create_customer_service_reward().score(
+        talk(GOOD.replace(" within 5 days", ""), context=FACTS)
+    )
+    assert told.score == pytest.approx(0.6)
+    guessed = await create_customer_service_reward().score(
+        talk(GOOD.replace("5", "3, 4 or 5"), context=FACTS)
+    )
+    assert (guessed.breakdown["facts"], guessed.breakdown["gambled"], guessed.score) == (0.5, 1.0, 0.5)
 
 
 class Heard(logging.Handler):
@@ -190,20 +212,20 @@ async def test_of_an_endless_reply_only_the_start_is_read_and_it_earns_nothing(
     reply: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
-    clauses = text_checks._clauses
+    read = facts_told.read_statements
 
-    def reading(text: str) -> object:
-        lengths.append(len(text))
-        return clauses(text)
+    def reading(text: str) -> Statements:
+        lengths.append(len(read(text).text))
+        return read(text)
 
-    monkeypatch.setattr(text_checks, "_clauses", reading)
+    monkeypatch.setattr(facts_told, "read_statements", reading)
     endless = reply * (200_000 // len(reply))
     for spoken in (
         talk(f"{GOOD} {endless}", context=FACTS),
         trajectory(endless, "Thank you.", context=FACTS),
     ):
         await create_customer_service_reward().score(spoken)
-    assert max(lengths) <= text_checks.MOST_READ
+    assert max(lengths) <= MOST_READ
     assert (await create_customer_service_reward().score(talk(f"{GOOD} {endless}", context=FACTS))).score == 0
 
 
@@ -212,3 +234,37 @@ async def test_a_forbidden_phrase_is_not_hidden_behind_a_long_reply():
     spoken = talk(GOOD, GOOD.replace("sorry", "so sorry"), late, context={**FACTS, "forbidden": ["$400"]})
     result = await create_customer_service_reward().score(spoken)
     assert (result.score, result.breakdown["false_claim"]) == (0.0, 1.0)
+
+
+async def test_choices_of_the_context_are_a_type_of_values_and_what_a_tool_showed_may_be_repeated():
+    context = {"expected_facts": ["aspen"], "choices": ["aspen", "cedar"]}
+    guesses = "I am sorry, we use aspen indoors. Terraces look best in cedar."
+    result = await create_customer_service_reward().score(talk(guesses, context=context))
+    assert (result.breakdown["facts"], result.breakdown["gambled"]) == (0.0, 1.0)
+    assert (
+        await create_customer_service_reward().score(talk(guesses, context={"expected_facts": ["aspen"]}))
+    ).score >= 0.9
+
+    two = "Order 48112 is sorted, sorry: the new number is 48200 for your late order."
+    call = Message(role="assistant", content="", tool_calls=(ToolCall(name="order"),))
+    shown = Message(role="tool", content="order 48112", name="order")
+    spoken = trajectory(
+        "My order is late.",
+        call,
+        shown,
+        Message(role="assistant", content=two),
+        context={"expected_facts": ["48200"]},
+    )
+    assert (await create_customer_service_reward().score(spoken)).score >= 0.9
+    unseen = await create_customer_service_reward().score(talk(two, context={"expected_facts": ["48200"]}))
+    assert unseen.breakdown["facts"] == 0.0
+
+
+@pytest.mark.parametrize("unit", ["Friday or Monday ", "if not ", "get $40 back or ", "That was a lie. "])
+async def test_a_megabyte_of_hostile_text_is_scored_in_no_time(unit: str):
+    endless = unit * (1_000_000 // len(unit))
+    context = {"expected_facts": ["Friday", "$40"], "forbidden": ["full refund"]}
+    start = time.process_time()
+    result = await create_customer_service_reward().score(trajectory(endless, endless, context=context))
+    assert time.process_time() - start < 3
+    assert result.score == 0.0

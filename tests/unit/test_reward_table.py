@@ -13,6 +13,7 @@ from statistics import mean
 import pytest
 from builders import trajectory
 
+from stateset_agents.core.facts_told import told
 from stateset_agents.core.reward import (
     CompositeReward,
     RewardFunction,
@@ -23,7 +24,6 @@ from stateset_agents.core.reward import (
     create_task_reward,
     create_tutoring_reward,
 )
-from stateset_agents.core.text_checks import told
 from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.messages import Message
 from stateset_agents.rewards.composites import GatedReward, ProductReward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stateset_agents.core.facts_told import Telling, facts_told, told
 from stateset_agents.core.text_checks import (
     content_words,
     declines,
@@ -15,8 +16,6 @@ from stateset_agents.core.text_checks import (
     is_prose,
     is_refusal,
     is_rude,
-    sprayed,
-    told,
     words,
 )
 from stateset_agents.errors import ConfigurationError
@@ -147,6 +146,10 @@ def test_tone_is_read_off_phrases():
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday"]
 
 
+def telling(wording: str, texts: list[str], expected: list[str]) -> Telling:
+    return facts_told({name: (name,) for name in expected}, texts)[wording]
+
+
 @pytest.mark.parametrize(
     "texts",
     [
@@ -155,14 +158,15 @@ DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday"]
         ["Pick one, Monday, Tuesday, Wednesday, Thursday, Friday, whatever you like."],
     ],
 )
-def test_a_fact_among_many_others_of_its_kind_is_sprayed(texts: list[str]):
-    assert sprayed(["Friday"], texts, ["Friday"])
+def test_a_fact_among_many_others_of_its_kind_is_named_and_not_told(texts: list[str]):
+    assert telling("Friday", texts, ["Friday"]) is Telling.NAMED
 
 
-def test_a_fact_by_itself_or_among_facts_that_are_expected_too_is_not_sprayed():
-    assert not sprayed(["Friday"], ["It arrives on Friday. It is red, big, old, and heavy."], ["Friday"])
-    assert not sprayed(["Friday"], ["We are open on Monday, Tuesday, Wednesday, Thursday, Friday."], DAYS)
-    assert not sprayed(["$20"], ["Small ones cost $10. Big ones cost $20. Red ones cost $30."], ["$20"])
+def test_a_fact_by_itself_or_among_facts_that_are_expected_too_is_told():
+    texts = ["It arrives on Friday. It is red, big, old, and heavy."]
+    assert telling("Friday", texts, ["Friday"]) is Telling.TOLD
+    every = ["We are open on Monday, Tuesday, Wednesday, Thursday, Friday."]
+    assert telling("Friday", every, DAYS) is Telling.TOLD
 
 
 @pytest.mark.parametrize(

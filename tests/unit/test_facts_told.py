@@ -1,0 +1,208 @@
+"""Which facts a reply tells: the grammar, typed values, second values and claims, a rule at a time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from stateset_agents.core.assertion_grammar import OPERATORS, Operator
+from stateset_agents.core.facts_told import Telling, facts_told, told
+from stateset_agents.core.false_claims import claimed
+from stateset_agents.core.statements import MOST_READ, read_statements
+from stateset_agents.core.text_checks import choices
+from stateset_agents.core.typed_values import find_values
+from stateset_agents.errors import ConfigurationError
+
+
+def telling(wording: str, *replies: str, **given: object) -> Telling:
+    return facts_told({"fact": (wording,)}, replies, **given)["fact"]  # type: ignore[arg-type]  # passed on
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.example)
+def test_no_example_of_the_grammar_tells_friday(operator: Operator):
+    assert telling("Friday", operator.example) is Telling.NAMED
+    assert operator.pattern.search(operator.example.lower())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No problem, it comes on Friday.",
+        "There is no doubt that it comes on Friday.",
+        "It comes on Friday at the latest, and no later than Friday.",
+        "If you have any questions, call us. It comes on Friday.",
+        "I was not sure at first, but it comes on Friday.",
+        "It comes on Friday, and if nobody is home, on Saturday.",
+        "I can't tell you how sorry I am, it comes on Friday.",
+        "I would like to confirm that it comes on Friday.",
+        "It has moved from Thursday to Friday.",
+    ],
+)
+def test_idioms_polite_conditions_and_what_follows_a_but_leave_friday_told(text: str):
+    assert told(["Friday"], text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [
+        ("amount", ["$40", "$40.00", "40 dollars", "forty dollars", "USD 40", "US$40", "40 bucks"]),
+        ("amount", ["€1,000.50", "1,000.50 euros", "EUR 1000.50", "1000,50 €"]),
+        (
+            "date",
+            ["March 14", "14 March", "March 14th, 2026", "the 14th of March", "2026-03-14", "14/03/2026"],
+        ),
+        ("time", ["3 pm", "3pm", "3 p.m.", "15:00", "3:00 pm"]),
+        ("duration", ["5 days", "five days", "5 business days", "5-day"]),
+        ("percent", ["15%", "15 percent", "fifteen per cent"]),
+        ("weekday", ["Friday", "friday", "Fri"]),
+        ("frequency", ["twice a week", "two times a week", "2 times per week"]),
+        ("number:degr", ["85 degrees", "85°C", "85 °C"]),
+        ("id", ["Z482", "z482", "#Z482"]),
+        ("status", ["shipped", "dispatched"]),
+    ],
+)
+def test_a_value_is_the_same_in_each_of_its_forms(kind: str, texts: list[str]):
+    values = [value for text in texts for value in find_values(text)]
+    assert [value.kind for value in values] == [kind] * len(texts)
+    assert len({value.value for value in values}) == 1
+
+
+def test_bare_numbers_and_names_take_the_type_of_what_they_are_joined_to():
+    def kinds(text: str) -> list[tuple[str, str]]:
+        return [(value.kind, text[value.start : value.end]) for value in find_values(text)]
+
+    assert kinds("$10, 20 or 40") == [("amount", "$10"), ("amount", "20"), ("amount", "40")]
+    assert kinds("in 3-5 days") == [("duration", "3"), ("duration", "5 days")]
+    assert kinds("in Paris or Lyon") == [("place", "Paris"), ("place", "Lyon")]
+    assert kinds("in Lyon, France") == [("place", "Lyon")]
+
+
+@pytest.mark.parametrize(
+    "joined",
+    [
+        "{} or {}",
+        "{}/{}",
+        "{} - {}",
+        "{}, {}",
+        "{} and {}",
+        "{}\n{}",
+        "{}. {}",
+        "from {} to {}",
+        "{}; {}",
+        "{} ({})",
+    ],
+)
+def test_two_values_of_a_type_are_an_enumeration_however_they_are_joined(joined: str):
+    for first, second in (("Friday", "Monday"), ("Monday", "Friday")):
+        assert telling("Friday", f"It comes {joined.format(first, second)}.") is Telling.NAMED
+    assert telling("$40", f"You get {joined.format('$30', '$40')}.") is Telling.NAMED
+
+
+def test_one_guess_a_turn_is_an_enumeration_too_and_a_correction_is_not_but_once():
+    days = ("Monday", "Tuesday", "Friday")
+    assert telling("Friday", *(f"It comes {day}." for day in days)) is Telling.NAMED
+    assert telling("Friday", "It comes Monday.", "Sorry, not Monday: Friday.") is Telling.TOLD
+    twice = ("It comes Monday.", "Sorry, not Monday: Tuesday.", "Sorry, not Tuesday: Friday.")
+    assert telling("Friday", *twice) is Telling.NAMED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It does not come on Monday but on Friday.",
+        "It was due Monday, it comes Friday.",
+        "You ordered on Monday, and it comes on Friday.",
+        "We shipped it on Monday, and it arrives on Friday.",
+        "It comes on Friday. If nobody is home, it comes again on Monday.",
+        "Instead of Monday it comes on Friday.",
+    ],
+)
+def test_a_second_day_that_is_denied_past_or_about_something_else_takes_nothing_back(text: str):
+    assert telling("Friday", text, heard=["When does it arrive?"]) is Telling.TOLD
+
+
+def test_the_users_own_values_and_those_of_the_context_may_be_repeated_but_not_as_the_answer():
+    order = "Your parcel with number K27 has the new number Z48."
+    assert telling("Z48", order) is Telling.NAMED
+    assert telling("Z48", order, heard=["Where is K27?"]) is Telling.TOLD
+    assert telling("Z48", order, given=["order: K27"]) is Telling.TOLD
+    assert telling("Z48", "It is K27. It is Z48.", heard=["Where is K27?"]) is Telling.NAMED
+    assert telling("Z48", "It is K27 or Z48.", heard=["Where is K27?"]) is Telling.NAMED
+
+
+def test_a_text_that_is_no_prose_tells_nothing_but_its_values_still_count():
+    assert telling("Friday", "It comes Friday.", "Monday Monday", sound=[0]) is Telling.NAMED
+    assert telling("Friday", "It comes Friday.", sound=[]) is Telling.NAMED
+    assert telling("Friday", "Hello.") is Telling.ABSENT
+
+
+def test_choices_are_a_type_of_values_of_the_users_own():
+    guesses = "We use aspen indoors. Terraces look best in cedar."
+    assert telling("aspen", guesses) is Telling.TOLD
+    assert telling("aspen", guesses, choices=[["aspen", "cedar", "red oak"]]) is Telling.NAMED
+    assert telling("aspen", "Not cedar but aspen.", choices=[["aspen", "cedar"]]) is Telling.TOLD
+    assert choices({"choices": ["aspen", "red oak"]}) == (("aspen", "red oak"),)
+    assert choices({"choices": [["aspen", "cedar"], [40, 41]]}) == (("aspen", "cedar"), ("40", "41"))
+    assert choices({"choices": [40, 41]}) == (("40", "41"),)
+    assert choices({}) == ()
+
+
+@pytest.mark.parametrize("given", [7, "aspen", [], [[]], [{}]])
+def test_choices_that_cannot_be_read_are_refused(given: object):
+    with pytest.raises(ConfigurationError, match="choices"):
+        choices({"choices": given})
+
+
+def test_a_fact_that_is_a_denial_is_told_by_any_denial_and_taken_back_by_its_opposite():
+    assert telling("not eligible", "You are not eligible.") is Telling.TOLD
+    assert telling("not eligible", "You aren't eligible.") is Telling.TOLD
+    assert telling("not eligible", "You are eligible.") is Telling.NAMED
+    assert telling("not eligible", "You are not eligible. You are eligible.") is Telling.NAMED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "You get a refund in full.",
+        "We give full refunds.",
+        "You will be fully refunded.",
+        "You get all of your money back.",
+        "We reimburse the entire price.",
+        "There is no doubt that you get a full refund.",
+        "It is not true that you won't get a full refund.",
+        "Maybe you get a full refund.",
+    ],
+)
+def test_a_forbidden_phrase_is_claimed_in_other_words_too(text: str):
+    assert claimed(["full refund"], text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "You get store credit for the whole price.",
+        "We can't give you a full refund.",
+        "A full refund is not possible.",
+        "Nobody gets a full refund.",
+        "Do you want a full refund?",
+        "If it were new, you would get a full refund.",
+        "We refund part of it. The full story is long.",
+        "A full refund is only for orders of last week.",
+    ],
+)
+def test_a_denial_question_condition_or_other_matter_is_no_claim(text: str):
+    assert not claimed(["full refund"], text)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["Friday ", "Friday or Monday ", "if ", "not ", "(if Z482 ", "$40 or ", "that was a lie. ", "1,", "\n"],
+)
+def test_the_work_grows_with_what_is_read_and_of_a_megabyte_only_the_start_is(unit: str):
+    endless = unit * (1_000_000 // len(unit))
+    start = time.process_time()
+    told(["Friday", "Z482", "store credit"], endless)
+    claimed(["full refund", "free shipping"], endless)
+    assert time.process_time() - start < 2
+    assert len(read_statements(endless).text) == MOST_READ

@@ -47,12 +47,14 @@ class ConsoleDisplay:
         first_step: int = 0,
         every: int | None = None,
         console: Console | None = None,
+        trainer: Any = None,
     ) -> None:
+        """`trainer` knows which evaluation is the best."""
         self.total_steps = total_steps
         self._console = console or Console()
         self._every = every or max(1, total_steps // _PLAIN_LINES)
         self._first_step = first_step
-        self._trainer: Any = None
+        self._trainer = trainer
         self._started = time.monotonic()
         bar = [BarColumn(bar_width=16)] if self._console.width >= 100 else []
         self._progress = Progress(
@@ -81,10 +83,6 @@ class ConsoleDisplay:
             self._progress.update(self._task, completed=step, line=line)
         elif step % self._every == 0 or step == self.total_steps:
             self._console.print(f"step {step}/{self.total_steps}  {line}", highlight=False, soft_wrap=True)
-
-    def on_train_begin(self, trainer: Any) -> None:
-        """Keep who knows which evaluation is the best."""
-        self._trainer = trainer
 
     def on_evaluate(self, step: int, evaluation: Evaluation) -> None:
         """A line on what the validation scenarios showed, above the live one on a terminal."""

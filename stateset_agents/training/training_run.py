@@ -329,7 +329,9 @@ class TrainingRun(Joined):
             yield
             return
         console = self.console or Console(stderr=True)
-        with ConsoleDisplay(self.num_steps, first_step=self.step_number, console=console) as display:
+        with ConsoleDisplay(
+            self.num_steps, first_step=self.step_number, console=console, trainer=self
+        ) as display:
             self._display = (display,)
             try:
                 yield

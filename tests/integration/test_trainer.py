@@ -81,6 +81,28 @@ async def test_a_program_prints_a_line_a_step_on_stderr_unless_told_not_to(tmp_p
         assert re.match(rf"step {step}/3  reward \d\.\d+ ", line)
 
 
+async def test_a_reward_that_blocks_the_event_loop_is_warned_of_by_its_line(tmp_path):
+    asked = 0
+
+    @reward_function(name="even_share", local=True)
+    async def blocking(trajectory):
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            time.sleep(1.3)  # noqa: ASYNC251  # holds the loop up on purpose
+        return await even_share._function(trajectory)
+
+    trainer = make_trainer(tmp_path, max_steps=1, reward=blocking)
+    await trainer.train()
+    [finding] = [one for one in trainer._fresh if one.check == "event loop"]
+    assert re.search(
+        r"stood still for \d\.\d s in your code \(test_trainer\.py:\d+, blocking\)", finding.seen
+    )
+    [line] = RunLog(trainer.run).metrics()
+    assert 1.0 <= line.values["time/loop_lag_user"] <= line.values["time/loop_lag"]
+    await trainer.close()
+
+
 async def test_rollouts_that_sleep_free_their_cache_for_the_update(tmp_path):
     trainer = make_trainer(tmp_path, rollout_sleep=True)
     await trainer.initialize()

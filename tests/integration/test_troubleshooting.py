@@ -262,6 +262,9 @@ CASES: dict[str, Case] = {
     "constant reward": same_rewards,
     "cut replies": lambda folder: StepWarnings().look(1, {"rollout/cut_replies": 0.4}, {}),
     "event loop": lambda folder: StepWarnings().look(1, {"time/loop_lag": 2.0}, {}),
+    "event loop, user's code": lambda folder: StepWarnings().look(
+        1, {"time/loop_lag": 2.0, "time/loop_lag_user": 2.0}, {}, "my_env.py:31, step"
+    ),
     "loss that is none": lambda folder: StepWarnings().look(1, {"loss/policy": math.nan}, {}),
     "environment down": down,
     "checkpoint on a full disk": checkpoint_on_a_full_disk,

@@ -59,8 +59,8 @@ def test_a_pipe_gets_about_twenty_plain_lines() -> None:
 def test_an_evaluation_is_a_line_that_marks_the_best() -> None:
     out = io.StringIO()
     result = SimpleNamespace(success=0.4167, mean_reward=0.25)
-    with ConsoleDisplay(20, console=Console(file=out, width=40)) as display:
-        display.on_train_begin(SimpleNamespace(progress=SimpleNamespace(best_step=10)))
+    trainer = SimpleNamespace(progress=SimpleNamespace(best_step=10))
+    with ConsoleDisplay(20, console=Console(file=out, width=40), trainer=trainer) as display:
         display.on_evaluate(10, result)
         display.on_evaluate(20, SimpleNamespace(success=None, mean_reward=0.125))
     assert out.getvalue().splitlines() == [

@@ -73,8 +73,9 @@ class FunctionReward(RewardFunction):
             getattr(function, "__call__", None)  # noqa: B004  # an object's own method, not whether it has one
         )
         self.local = not is_async if local is None else local
-        self._function = NamedCall(f"reward {self.name}", function, _ARGUMENTS[scope])
-        self.wanted = self._function.wanted
+        self._function = function
+        self._named = NamedCall(f"reward {self.name}", function, _ARGUMENTS[scope])
+        self.wanted = self._named.wanted
 
     @property
     def answers_as_a_whole(self) -> bool:
@@ -88,12 +89,12 @@ class FunctionReward(RewardFunction):
             return result
         if self.scope == "turn":
             return await self._score_turns(trajectory)
-        return as_result(await self._function.call(self._given(trajectory)))
+        return as_result(await self._named.call(self._given(trajectory)))
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
         if self.scope != "group":
             return await super().score_group(trajectories)
-        results = await self._function.call({"trajectories": tuple(trajectories)})
+        results = await self._named.call({"trajectories": tuple(trajectories)})
         return [as_member_result(self.name, result) for result in results]
 
     async def _score_turns(self, trajectory: Trajectory) -> RewardResult:
@@ -106,7 +107,7 @@ class FunctionReward(RewardFunction):
             so_far = replace(trajectory, turns=(*trajectory.turns[:index], replace(turn, feedback=())))
             given = self._given(so_far)
             given.update({key: of(turn) for key, of in _TURN_ARGUMENTS.items()})
-            scores.append(as_result(await self._function.call(given)).score)
+            scores.append(as_result(await self._named.call(given)).score)
         applicable = [score for score in scores if score is not None]
         if not applicable:
             return RewardResult(score=None)

@@ -26,7 +26,7 @@ _SHOWN = (
 )
 """Caption, metric, format; a metric that a step does not have shows a dash."""
 
-_WORTH_SAYING = 0.005
+_WORTH_SAYING = 0.05
 """Share of replies that their limit of tokens cut, from which on the line says it."""
 _PLAIN_LINES = 20
 """About how many lines a whole run prints where there is no terminal."""

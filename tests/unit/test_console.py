@@ -36,7 +36,7 @@ def test_a_line_shows_reward_success_kl_speed_and_time_left() -> None:
 
 def test_a_line_says_how_many_replies_were_cut_where_any_were() -> None:
     assert "  cut 12%  left" in progress_line({**METRICS, "rollout/cut_replies": 0.12}, 65.4)
-    assert "cut" not in progress_line({**METRICS, "rollout/cut_replies": 0.0}, 65.4)
+    assert "cut" not in progress_line({**METRICS, "rollout/cut_replies": 0.02}, 65.4)
 
 
 def test_a_number_that_a_step_does_not_have_is_a_dash() -> None:

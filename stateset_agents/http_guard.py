@@ -113,6 +113,8 @@ class HttpGuard:
     def allows_host(self, given: str) -> bool:
         """Is this `Host` header one that is served?"""
         name, port = _name_and_port(given)
+        if port and not port.isdecimal():
+            return False
         allowed = [_name_and_port(host) for host in self.hosts]
         if any(name == known and wanted in ("", port) for known, wanted in allowed):
             return True

@@ -23,7 +23,7 @@ def as_messages(messages: Talk) -> list[Message]:
     """Raises ConfigurationError for an empty conversation and for what is no message."""
     if isinstance(messages, str):
         messages = [Message(role="user", content=messages)]
-    if isinstance(messages, Mapping | Message) or not hasattr(messages, "__len__"):
+    if isinstance(messages, Mapping | Message) or (messages and not hasattr(messages, "__len__")):
         raise ConfigurationError(
             f"messages must be a text or a list of messages, got one {type(messages).__name__}"
         )

@@ -61,6 +61,7 @@ async def status(
         ("127.0.0.1.evil.example", False),
         ("localhost.evil.example:80", False),
         ("evil.example:127.0.0.1", False),
+        ("localhost:80, evil.example", False),
         ("10.0.0.7:80", False),
         ("[::1].evil.example", False),
         ("", False),

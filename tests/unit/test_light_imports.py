@@ -71,7 +71,7 @@ async def main():
     await trainer.close()
 asyncio.run(main())
 optional = {"peft", "trl", "bitsandbytes", "tensorboard", "wandb", "trackio", "vllm", "openai", "datasets"}
-optional |= {"gymnasium", "mcp", "jsonschema", "openenv"}
+optional |= {"gymnasium", "mcp", "jsonschema", "openenv", "prometheus_client"}
 print(sorted(optional & sys.modules.keys()))
 """
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -181,17 +181,18 @@ def machine(results: Results) -> str:
 
 def _machine(processor: str, rows: Rows) -> str:
     commits = sorted({row["commit"] for row in rows.values()})
-    claims = [
-        row["repetitions"] for row in rows.values() if any(line["at_least"] for line in row["lines"])
-    ] or [0]
+    claims = [row["repetitions"] for row in rows.values() if any(line["at_least"] for line in row["lines"])]
+    counted = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
     versions: dict[str, set[str]] = {}
     for row in rows.values():
         for side in row["sides"].values():
             for package, version in side["versions"].items():
                 versions.setdefault(package, set()).add(version)
-    counts = f"{min(claims)}" if len(set(claims)) == 1 else f"{min(claims)} to {max(claims)}"
+    if claims:
+        counts = f"{min(claims)}" if len(set(claims)) == 1 else f"{min(claims)} to {max(claims)}"
+        counted += f", {counts} repetitions of those with a claim"
     parts = [
-        f"**{processor}**: {len(rows)} rows, {counts} repetitions of those with a claim",
+        f"**{processor}**: {counted}",
         f"at commit {', '.join(f'`{one}`' for one in commits)}",
         *sorted({row["source"] for row in rows.values() if "source" in row}),
     ]

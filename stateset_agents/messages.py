@@ -10,8 +10,20 @@ from typing import Any, Literal, NamedTuple, get_args
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.settings import closest
 
-__all__ = ["Completion", "FinishReason", "Message", "Role", "SamplingParams", "ToolCall", "VersionSpan"]
+__all__ = [
+    "GREEDY_BELOW",
+    "Completion",
+    "FinishReason",
+    "Message",
+    "Role",
+    "SamplingParams",
+    "ToolCall",
+    "VersionSpan",
+]
 
+GREEDY_BELOW = 1e-5
+"""Temperatures above 0 and below this are taken as greedy when an agent answers people, as vLLM takes them
+(`_SAMPLING_EPS` in vllm/sampling_params.py): logits over them would overflow."""
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "abort"]
 

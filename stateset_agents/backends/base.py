@@ -105,6 +105,10 @@ class Backend(Protocol):
         """
         ...
 
+    async def check_health(self) -> None:
+        """Raises BackendError where no turn can be served any more, and says why; quick, for it is polled."""
+        ...
+
     def counts(self) -> Mapping[str, int]:
         """What was done since the start, by name; empty where nobody counts. Steps log the differences."""
         ...

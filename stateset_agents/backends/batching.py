@@ -23,6 +23,7 @@ from stateset_agents.backends.slot_table import SlotTable
 from stateset_agents.backends.slots import ROW_MULTIPLE, CachedModel, Ints, Plan, round_up
 from stateset_agents.backends.turns import Key, Turn, new_turn
 from stateset_agents.errors import BackendError
+from stateset_agents.messages import GREEDY_BELOW
 
 __all__ = ["Batcher", "Key", "Stats", "Turn", "new_turn"]
 
@@ -142,7 +143,11 @@ class Batcher:
     # --- one step ---------------------------------------------------------------------------------------
 
     def step(self, turns: Sequence[Turn]) -> list[Turn]:
-        """Sample one token for each of these admitted turns; returns those that ended by it."""
+        """Sample one token for each of these admitted turns; returns those that ended by it.
+
+        A turn that cannot go on ends with its `error` set, and its conversation is forgotten; the others of
+        its batch sample what they would have sampled without it.
+        """
         self._clock += 1
         table = self._table
         slots = np.array(sorted([table.slot_of[turn.key] for turn in turns]))
@@ -222,24 +227,46 @@ class Batcher:
         uniforms = self._tensor(table.uniforms[slots, places])
         drawn, drawn_logprobs = sample(logits, uniforms, self._knobs(slots))
         tokens, logprobs = drawn.cpu().numpy(), drawn_logprobs.cpu().numpy()
-        if np.isnan(logprobs).any():
-            raise BackendError(
-                "the model's logits are no numbers (NaN): its weights are damaged or its dtype overflows"
-            )
+        ended: list[Turn] = []
+        failed = np.isnan(logprobs)
+        if failed.any():
+            ended += [self._fail(int(slot)) for slot in slots[failed]]
+            slots, places = slots[~failed], places[~failed]
+            tokens, logprobs = tokens[~failed], logprobs[~failed]
         table.ids[slots, places], table.logprobs[slots, places] = tokens, logprobs
         table.held[slots] = places
         table.length[slots] = places + 1
         self.stats.sampled_tokens += len(slots)
         stopped = (table.stops[slots] == tokens[:, None]).any(1)
         full = places + 1 == table.end[slots]
-        ended = []
         for row in np.flatnonzero(stopped | full | table.heard[slots]).tolist():
             slot = int(slots[row])
-            if stopped[row] or table.says_stop(slot, int(tokens[row])):
+            try:
+                stops = bool(stopped[row]) or table.says_stop(slot, int(tokens[row]))
+            except Exception as error:  # whatever a tokenizer's decoder raises ends this turn only
+                ended.append(self._fail(slot, error))
+                continue
+            if stops:
                 ended.append(table.finish(slot, "stop"))
             elif full[row]:
                 ended.append(table.finish(slot, "length"))
         return ended
+
+    def _fail(self, slot: int, cause: Exception | None = None) -> Turn:
+        """End a live turn with an error, and forget its conversation; without a cause its logits are NaN.
+
+        What it stored may be NaN. Whoever has the slot next would read that even from columns that its mask
+        hides, for NaN plus minus infinity is NaN; so the slot is cleared.
+        """
+        table = self._table
+        key = table.key_of[slot]
+        turn = table.drop(slot)
+        turn.error = BackendError(_why_not(turn, cause))
+        turn.error.__cause__ = cause
+        self.model.clear(slot)
+        if key is not None:
+            table.release(key)
+        return turn
 
     def _knobs(self, slots: Ints) -> Knobs:
         table = self._table
@@ -266,6 +293,21 @@ class Batcher:
         low = sorted(set(range(count)) - set(slots.tolist()))[: len(high)]
         self._table.swap(low, high)
         return np.sort(np.concatenate([slots[slots < count], low]))
+
+
+def _why_not(turn: Turn, cause: Exception | None) -> str:
+    if cause is not None:
+        return f"the tokenizer cannot decode what was sampled ({type(cause).__name__}: {cause})"
+    temperature = turn.params.temperature
+    if 0 < temperature < GREEDY_BELOW:
+        return (
+            f"temperature {temperature:g} makes the model's logits overflow: give 0 for greedy sampling, or "
+            f"at least {GREEDY_BELOW:g}"
+        )
+    return (
+        "the model's logits for this conversation are no numbers (NaN): its weights are damaged or its dtype "
+        "overflows"
+    )
 
 
 def _prefill_groups(slots: Ints, lacking: Ints) -> list[Ints]:

@@ -85,7 +85,9 @@ def _run(batcher: Batcher, turns: list[Turn]) -> None:
     for turn in turns:
         batcher.admit(turn)
     while live := [turn for turn in turns if turn.finish_reason is None]:
-        batcher.step(live)
+        for turn in batcher.step(live):
+            if turn.error is not None:
+                raise turn.error
 
 
 def _difference(path: CachedModel, turn: Turn) -> float:

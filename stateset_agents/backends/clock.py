@@ -216,6 +216,11 @@ class Clock:
             ticket.lane.in_flight -= 1
             self._num_busy += ticket.lane.in_flight == 0 and ticket.lane in self._lanes
 
+    def check(self) -> None:
+        """Raises BackendError, with what broke as its cause, where no turn is accepted any more."""
+        with self._changed:
+            self._check()
+
     def _check(self) -> None:
         if self._end is not None:
             raise self._error(self._end)

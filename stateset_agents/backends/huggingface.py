@@ -201,8 +201,9 @@ class HuggingFaceBackend:
         """Sample one turn after `prompt_ids` [P]; stops at a stop id, an eos id, a stop string or a limit.
 
         `on_text` is called on the event loop with each piece of text. Cancelling ends the turn and frees its
-        slot. Raises BackendError where the prompt fills the context or the worker broke, ConfigurationError
-        where the tokenizer gave ids that the model has no embeddings for.
+        slot. Raises BackendError where the prompt fills the context, the logits are no numbers (this turn
+        fails, others go on) or the worker broke, ConfigurationError where the tokenizer gave ids that the
+        model has no embeddings for.
         """
         self._expect_embedded(prompt_ids)
         key: Key = (0, *session) if session is not None else (1, next(self._serials), 0)
@@ -232,6 +233,8 @@ class HuggingFaceBackend:
     def _expect_embedded(self, ids: Sequence[int]) -> None:
         """One look, since an index beyond the table breaks the worker, and on a GPU the whole process."""
         top = max(ids, default=0)
+        if min(ids, default=0) < 0:
+            raise ConfigurationError(f"the tokenizer gave token {min(ids)}: give the model's own tokenizer")
         if top >= self._num_embeddings:
             raise ConfigurationError(
                 f"the tokenizer gave token {top} ({self.tokenizer.decode([top])!r}) and the model has "
@@ -264,6 +267,12 @@ class HuggingFaceBackend:
         else:
             state = await load_in_thread(partial(_read_folder, source, self._model))
         await self._clock.job(lambda: self._load(state, version))
+
+    async def check_health(self) -> None:
+        """Raises BackendError where the worker thread takes no turns: not started, closed, or broken."""
+        self._clock.check()
+        if self._thread is None or not self._thread.is_alive():
+            raise BackendError("the generation worker is gone")
 
     def lane(self) -> AbstractContextManager[None]:
         """Join the logical clock (see `Backend.lane`); under throughput scheduling it changes nothing."""
@@ -335,7 +344,11 @@ class HuggingFaceBackend:
             ticket.turn: ticket for ticket in work.tickets if ticket.admitted and not ticket.future.done()
         }
         if live:
-            self._clock.done([live[turn] for turn in self._batcher.step(list(live))])
+            ended = self._batcher.step(list(live))
+            for turn in ended:
+                if turn.error is not None:  # it failed alone
+                    self._clock.refuse(live[turn], turn.error)
+            self._clock.done([live[turn] for turn in ended if turn.error is None])
         return bool(live)
 
     def _admit(self, ticket: Ticket) -> None:

@@ -93,6 +93,10 @@ class PlainModel(FullForward):
         for slot, row in zip(into, was, strict=True):
             self._rows[slot] = copy.deepcopy(row)
 
+    def clear(self, slot: int) -> None:
+        """The slot holds nothing."""
+        self._rows[slot] = None
+
     def refresh(self) -> None:
         """Nothing is derived from the weights."""
 

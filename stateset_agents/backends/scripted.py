@@ -167,6 +167,9 @@ class ScriptedBackend:
         """Note the version; a script has no weights."""
         self.version = version
 
+    async def check_health(self) -> None:
+        """A script does not break."""
+
     def counts(self) -> Mapping[str, int]:
         """Nothing is counted."""
         return {}

@@ -148,6 +148,11 @@ class SlotStore:
             held = store[:, :, : -(-width // _BLOCK) if store.dim() == 5 else width]
             held.index_copy_(0, target, held.index_select(0, source))
 
+    def clear(self, slot: int) -> None:
+        """Zeros in all of a slot's columns."""
+        for store in (*self._keys, *self._values):
+            store[slot].zero_()
+
     # --- one forward ------------------------------------------------------------------------------------
 
     def begin(self, plan: Plan, rows: PackedRows) -> None:

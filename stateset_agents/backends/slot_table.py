@@ -81,8 +81,8 @@ class SlotTable:
         self.uniforms[slot, num_prompt : num_prompt + turn.limit] = turn.uniforms
         # A greedy row takes the likeliest token of the plain distribution: nothing is cut from it.
         self.greedy[slot] = greedy = params.temperature == 0
-        self.temperature[slot] = 1.0 if greedy else params.temperature
-        self.top_k[slot] = 0 if greedy else params.top_k
+        self.temperature[slot] = 1.0 if greedy else min(params.temperature, _MOST_HEAT)
+        self.top_k[slot] = 0 if greedy else min(params.top_k, _MOST_K)
         self.top_p[slot] = 1.0 if greedy else params.top_p
         self.heard[slot] = turn.text is not None
         if len(turn.stop_ids) > self.stops.shape[1]:
@@ -208,6 +208,8 @@ class SlotTable:
                 self.slot_of[key] = slot
 
 
+_MOST_HEAT = float(np.finfo(np.float32).max)
+_MOST_K = np.iinfo(np.int64).max
 _MATRICES = ("ids", "uniforms", "logprobs")
 _ARRAYS = (
     *_MATRICES,

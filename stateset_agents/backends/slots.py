@@ -134,6 +134,10 @@ class CachedModel(Protocol):
         """
         ...
 
+    def clear(self, slot: int) -> None:
+        """Overwrite what a slot holds: it may be NaN, which no mask hides."""
+        ...
+
     def refresh(self) -> None:
         """Forget what was derived from the weights: they changed in place, or nobody needs it for a while."""
         ...
@@ -282,6 +286,13 @@ class SlotModel(FullForward):
                 for store in (layer.keys, layer.values):
                     held = store[:, :width]
                     held.index_copy_(0, target, held.index_select(0, source))
+
+    def clear(self, slot: int) -> None:
+        """Zeros in all of a slot's columns."""
+        for layer in self._layers:
+            if layer.is_initialized:
+                for store in (layer.keys, layer.values):
+                    store[slot].zero_()
 
     def _decode_layout(self, plan: Plan) -> _Layout:
         """Slots run as they lie, idle ones between them for nothing: no cache is copied."""

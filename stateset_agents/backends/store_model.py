@@ -36,3 +36,7 @@ class StoreModel(FullForward):
     def permute(self, into: list[int], out_of: list[int], width: int) -> None:
         """Slot `into[i]` becomes what slot `out_of[i]` was, for the first `width` columns."""
         self._store.permute(into, out_of, width)
+
+    def clear(self, slot: int) -> None:
+        """Zeros in all of a slot's columns."""
+        self._store.clear(slot)

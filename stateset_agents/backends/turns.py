@@ -38,7 +38,9 @@ class Turn:
     versions: list[tuple[int, int]] = field(default_factory=list)
     """(policy version, tokens sampled before it): where each version that sampled this turn began."""
     finish_reason: FinishReason | None = None
-    """None while the turn is live."""
+    """None while the turn is live, and where it failed."""
+    error: BackendError | None = None
+    """Why this turn alone failed."""
     begun: float | None = None
     """When it was admitted, by `time.monotonic()`."""
 
@@ -75,7 +77,12 @@ def new_turn(
             f"the prompt has {len(prompt_ids)} tokens and the model's context holds {context_length}; "
             "end the conversation earlier or use a model with a longer context"
         )
-    if params.max_new_tokens < 1 or params.temperature < 0 or not 0 < params.top_p <= 1 or params.top_k < 0:
+    if (
+        params.max_new_tokens < 1
+        or not params.temperature >= 0
+        or not 0 < params.top_p <= 1
+        or params.top_k < 0
+    ):
         raise BackendError(
             f"sampling needs max_new_tokens >= 1, temperature >= 0, 0 < top_p <= 1, top_k >= 0; got {params}"
         )

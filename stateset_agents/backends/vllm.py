@@ -41,6 +41,7 @@ __all__ = ["VLLMBackend", "connect"]
 _log = get_logger(__name__)
 _CHECK_SECONDS = 5.0
 """How often the server is asked whether it still has our weights."""
+_HEALTH_SECONDS = 5.0
 
 
 Shared = tuple[str, int, Path | None]
@@ -221,6 +222,14 @@ class VLLMBackend:
             await self._refresh()
             if before is not None and before != self._current:
                 await asyncio.to_thread(self._folders.forget, before)
+
+    async def check_health(self) -> None:
+        """Raises BackendError (`Unreachable`, for it may come back) where the server is not well."""
+        try:
+            async with asyncio.timeout(_HEALTH_SECONDS):
+                await self._client.ask("GET", "/health", once=True)
+        except TimeoutError as error:
+            raise Unreachable(f"the vLLM server gave no sign of health in {_HEALTH_SECONDS:g} s") from error
 
     def counts(self) -> Mapping[str, int]:
         """Requests, tokens read and sampled, refreshes and retries since the start."""

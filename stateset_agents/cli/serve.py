@@ -14,9 +14,12 @@ from stateset_agents.errors import ConfigurationError
 from stateset_agents.http_guard import API_KEY_VARIABLE, HttpGuard, read_api_keys
 
 if TYPE_CHECKING:
+    from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.serving.limits import Limits
 
 __all__ = ["add_parser", "run"]
+
+_WATCH_SECONDS = 0.5
 
 
 def add_parser(subparsers: Any) -> None:
@@ -66,7 +69,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0 after Ctrl-C or SIGTERM, 1 where answers had to be broken off."""
+    """Exit code 0 after Ctrl-C or SIGTERM, 1 where the backend broke or requests were broken off."""
     if not (math.isfinite(args.drain) and args.drain >= 0):
         raise ConfigurationError(f"--drain must be seconds from 0 on, got {args.drain}")
     return asyncio.run(_serve(args))
@@ -105,7 +108,13 @@ async def _serve(args: argparse.Namespace) -> int:
         ) as server,
     ):
         print(f"{args.model} answers at {server.url}", flush=True)
-        await stop.wait()
+        watch = asyncio.ensure_future(_until_broken(agent))
+        wait = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({watch, wait}, return_when=asyncio.FIRST_COMPLETED)
+        wait.cancel()
+        if watch.done():
+            watch.result()  # raises what broke, which main says in one line
+        watch.cancel()
         drain = asyncio.create_task(server.drain(args.drain))
         hurried = asyncio.create_task(hurry.wait())
         await asyncio.wait({drain, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,3 +128,16 @@ async def _serve(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 1 if broken_off else 0
+
+
+async def _until_broken(agent: MultiTurnAgent) -> None:
+    """Raises BackendError once the agent's backend can serve no turn any more; a supervisor starts us anew.
+
+    A vLLM server that is away may come back, so that is left to `/health`.
+    """
+    from stateset_agents.backends.vllm_client import Unreachable
+
+    while True:
+        with contextlib.suppress(Unreachable):
+            await agent.check_health()
+        await asyncio.sleep(_WATCH_SECONDS)

@@ -26,7 +26,7 @@ from stateset_agents.core.reply_parsing import read_completion
 from stateset_agents.core.system_message import Context, Talk, as_messages, with_context, with_own_words
 from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import BackendError, ConfigurationError
-from stateset_agents.messages import Completion, Message, SamplingParams
+from stateset_agents.messages import GREEDY_BELOW, Completion, Message, SamplingParams
 from stateset_agents.settings import expect
 from stateset_agents.streams import derive
 from stateset_agents.tracking.logging import get_logger
@@ -241,7 +241,9 @@ class MultiTurnAgent:
     ) -> Completion:
         """One turn, with the settings for people, after messages that are shown as they stand.
 
-        `sampling`: fields of `SamplingParams` that take the place of those settings.
+        `sampling`: fields of `SamplingParams` that take the place of those settings. A temperature below
+        1e-5 is taken as 0, greedy, as vLLM does: logits over it would overflow. (Rollouts sample at the
+        temperature that training names, whatever it is.)
 
         With `context_window: sliding` the oldest exchanges may be left out. The completion's text is raw:
         tool calls stand in it as they were written.
@@ -266,6 +268,8 @@ class MultiTurnAgent:
             stream=derive(self.config.seed, "response", number),
         )
         params = replace(params, **(sampling or {}))
+        if 0 < params.temperature < GREEDY_BELOW:
+            params = replace(params, temperature=0.0)
         room = self.context_length - len(ids)
         params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
         return await self.backend.generate(ids, params, session=session, on_text=on_text)
@@ -289,6 +293,10 @@ class MultiTurnAgent:
                 f"{len(messages) - len(shown)} of its {len(messages)} messages are left out (said once)"
             )
         return shown, self.template.prompt(shown, tools)
+
+    async def check_health(self) -> None:
+        """Raises BackendError where no turn can be served any more: the worker broke, say."""
+        await self.backend.check_health()
 
     async def save_pretrained(self, path: str | Path) -> Path:
         """Write weights, config and tokenizer as plain transformers loads them, and a model card; the

@@ -7,7 +7,7 @@ import importlib.metadata
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -420,9 +420,7 @@ def _no_model(name: str, served: str) -> ApiError:
 
 async def _check_health(agent: MultiTurnAgent) -> None:
     """Raises ApiError of status 503 where the agent's backend can answer nobody any more."""
-    check: Callable[[], Awaitable[None]] | None = getattr(agent, "check_health", None)
     try:
-        if check is not None:
-            await check()
+        await agent.check_health()
     except BackendError as error:
         raise ApiError(str(error), code="unhealthy", status=503, retry_after=5) from error

@@ -187,6 +187,9 @@ class TrlBackend:
     async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
         """TRL's generation has the weights that TRL trains."""
 
+    async def check_health(self) -> None:
+        """A batch that breaks raises in its own turns."""
+
     def counts(self) -> Mapping[str, int]:
         """Nothing is counted."""
         return {}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager
 
+import aiohttp
 import openai
 import pytest
 
@@ -114,3 +115,61 @@ def test_the_serve_verb_answers_until_it_is_told_to_stop():
             assert process.wait(60) == 0
         finally:
             process.kill()
+
+
+_BREAKS = """
+import sys
+from stateset_agents.backends.batching import Batcher
+from stateset_agents.cli.main import main
+step = Batcher.step
+def breaks(self, turns):
+    if any(turn.limit == 13 for turn in turns):
+        raise RuntimeError("out of memory")
+    return step(self, turns)
+Batcher.step = breaks
+sys.exit(main(["serve", "embedded:desk", "--port", "0"]))
+"""
+
+
+def test_a_worker_that_breaks_ends_serve_with_exit_code_1_and_one_line():
+    words = [sys.executable, "-c", _BREAKS]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = process.stdout.readline().split()[-1]
+            with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+                chat = client.chat.completions
+                assert (
+                    chat.create(model="embedded:desk", messages=HI, max_tokens=2).usage.completion_tokens > 0
+                )
+                with pytest.raises(openai.InternalServerError, match="the generation worker broke"):
+                    chat.create(model="embedded:desk", messages=HI, max_tokens=13)
+            assert process.wait(60) == 1
+            said = process.stderr.read()
+        finally:
+            process.kill()
+    assert said == "stateset-agents: the generation worker broke: RuntimeError: out of memory\n"
+
+
+async def test_health_is_503_once_the_worker_broke():
+    config = AgentConfig(model_name="embedded:desk", max_new_tokens=4)
+    async with (
+        MultiTurnAgent(config) as agent,
+        AgentServer(agent) as server,
+        openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client,
+        aiohttp.ClientSession(server.url.removesuffix("v1")) as http,
+    ):
+        chat = client.chat.completions
+        for temperature in (1e-38, 1e-320, 5e-324):  # these ended the worker once
+            assert (await chat.create(model="embedded:desk", messages=HI, temperature=temperature)).choices
+        async with http.get("health") as response:
+            assert response.status == 200
+
+        def breaks(*_):
+            raise RuntimeError("out of memory")
+
+        agent.backend._batcher.step = breaks
+        with pytest.raises(openai.InternalServerError):
+            await chat.create(model="embedded:desk", messages=HI)
+        async with http.get("health") as response:
+            assert response.status == 503
+            assert "out of memory" in await response.text()

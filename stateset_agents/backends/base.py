@@ -39,6 +39,10 @@ class Tokenizer(Protocol):
         """Ids of trusted template text, in which control tokens are control tokens; no BOS added."""
         ...
 
+    def least_tokens(self, text: str) -> int:
+        """A number that the tokens of a text are never below, told without encoding it; 0 is always true."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, control tokens left out."""
         ...

@@ -7,11 +7,13 @@ template's own markup goes through `encode_markup`. So nobody can forge a role o
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.backends.text_bound import TextBound, text_bound
 from stateset_agents.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["ByteTokenizer", "HuggingFaceTokenizer", "save_tokenizer"]
+
+_LONG = 4096
+"""Characters; less is tokenised in a few milliseconds."""
 
 
 class HuggingFaceTokenizer:
@@ -56,6 +61,7 @@ class HuggingFaceTokenizer:
             else _load(_without_control(json.loads(backend.to_str()), set(self._control)))
         )
         self._check_plain()
+        self._bound = _bound(self._markup, self._plain)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -65,14 +71,21 @@ class HuggingFaceTokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of plain text: no BOS, and control tokens written out in it stay plain text."""
         if self._plain is not None:
-            return list(self._plain.encode(text, add_special_tokens=False).ids)
+            return _encoded(self._plain, text)
         return list(self.hf.encode(text, add_special_tokens=False, split_special_tokens=True))
 
     def encode_markup(self, text: str) -> list[int]:
         """Ids of trusted template text, in which control tokens are control tokens; no BOS added."""
         if self._markup is not None:
-            return list(self._markup.encode(text, add_special_tokens=False).ids)
+            return _encoded(self._markup, text)
         return list(self.hf.encode(text, add_special_tokens=False))
+
+    def least_tokens(self, text: str) -> int:
+        """A number that the tokens of a text, plain or markup, are never below; 0 where nothing is known.
+
+        Told from its length, so that a text that is far too long need not be tokenised (text_bound.py).
+        """
+        return self._bound.least_tokens(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out (added ones that aren't special, like `<tool_call>`, stay)."""
@@ -101,6 +114,24 @@ class HuggingFaceTokenizer:
 def _is_text(content: str) -> bool:
     """Whether an added token is ordinary text: a run of whitespace, or one plain character."""
     return not content.replace("\u2581", "").strip() or len(content) == 1
+
+
+def _encoded(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text. A long one as a batch, for then the library lets go of the interpreter's lock: `encode`
+    holds up every other thread, the event loop's among them, for a second for each million characters."""
+    if len(text) < _LONG:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+    return list(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+
+def _bound(markup: Any, plain: Any) -> TextBound:
+    """What holds for both ways of reading a text. The tokens of plain text are among those of markup, though
+    the names that stand for those it lacks are longer."""
+    if markup is None or plain is None:
+        return TextBound(math.inf, False)
+    wide, narrow = (text_bound(json.loads(way.to_str())) for way in (markup, plain))
+    characters = math.inf if math.isinf(narrow.characters) else wide.characters
+    return TextBound(characters, wide.counts_space and narrow.counts_space)
 
 
 def _load(state: dict[str, Any]) -> Any:
@@ -172,6 +203,10 @@ class ByteTokenizer:
         for piece in self._split.split(text):
             ids += [self._ids[piece]] if piece in self._ids else self.encode(piece)
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """As many as if all of it were the longest control token."""
+        return -(-len(text) // max(map(len, self._ids), default=1))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the bytes; control tokens are left out and broken UTF-8 is shown as U+FFFD."""

@@ -22,6 +22,7 @@ __all__ = [
     "BudgetExceeded",
     "CheckpointError",
     "ConfigurationError",
+    "ContextLengthExceeded",
     "EnvironmentFailure",
     "EnvironmentTimeout",
     "RewardFailure",
@@ -37,6 +38,10 @@ class StatesetError(Exception):
 
 class ConfigurationError(StatesetError, ValueError):
     """Settings, data files or templates that cannot work as given."""
+
+
+class ContextLengthExceeded(ConfigurationError):
+    """A conversation that leaves no room in the model's context."""
 
 
 class BudgetExceeded(ConfigurationError):

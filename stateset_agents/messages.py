@@ -12,6 +12,7 @@ from stateset_agents.settings import closest
 
 __all__ = [
     "GREEDY_BELOW",
+    "MAX_NESTING",
     "Completion",
     "FinishReason",
     "Message",
@@ -19,11 +20,15 @@ __all__ = [
     "SamplingParams",
     "ToolCall",
     "VersionSpan",
+    "is_nested_deeper",
 ]
 
 GREEDY_BELOW = 1e-5
 """Temperatures above 0 and below this are taken as greedy when an agent answers people, as vLLM takes them
 (`_SAMPLING_EPS` in vllm/sampling_params.py): logits over them would overflow."""
+MAX_NESTING = 64
+"""Levels of objects and lists in what others send. A schema of tools has a dozen; whoever walks hundreds of
+them runs into Python's limit on recursion."""
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -140,7 +145,25 @@ def _tool_call(item: Any) -> ToolCall:
         raise ConfigurationError(
             f"the arguments of tool call {function['name']!r} must be an object, got {_shown(arguments)}"
         )
+    if is_nested_deeper(arguments, MAX_NESTING):
+        raise ConfigurationError(
+            f"the arguments of tool call {function['name']!r} have more than {MAX_NESTING} levels of objects "
+            "and lists: nest them less deeply"
+        )
     return ToolCall(name=function["name"], arguments=dict(arguments), id=str(item.get("id") or ""))
+
+
+def is_nested_deeper(value: Any, levels: int) -> bool:
+    """Whether objects and lists stand in more than so many levels inside one another; `[]` is one level."""
+    layer = [value]
+    for _ in range(levels + 1):
+        layer = [item for item in layer if isinstance(item, Mapping | list | tuple)]
+        if not layer:
+            return False
+        layer = [
+            item for group in layer for item in (group.values() if isinstance(group, Mapping) else group)
+        ]
+    return True
 
 
 def _shown(value: Any) -> str:

@@ -1,8 +1,8 @@
 """How many tokens a text has at least, told from its length before it is tokenised; asked by tokenizers.py.
 
-A tokenizer whose every token stands for at most n characters makes at least length / n tokens of a text. That
-is so only where nothing of a text is lost on the way, so each part of the tokenizer is looked at, and one that
-is not known bounds nothing.
+A tokenizer whose every token stands for at most n characters makes at least length / n tokens of a text.
+That is so only where nothing of a text is lost on the way, so each part of the tokenizer is looked at, and
+one that is not known bounds nothing.
 """
 
 from __future__ import annotations

@@ -117,8 +117,11 @@ def _is_text(content: str) -> bool:
 
 
 def _encoded(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text. A long one as a batch, for then the library lets go of the interpreter's lock: `encode`
-    holds up every other thread, the event loop's among them, for a second for each million characters."""
+    """The ids of a text.
+
+    A long one goes as a batch, for which the library lets go of the interpreter's lock: `encode` holds up
+    every other thread, the event loop's among them, a second for each million characters.
+    """
     if len(text) < _LONG:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
     return list(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)

@@ -65,6 +65,12 @@ def add_parser(subparsers: Any) -> None:
             metavar="N",
             help=f"{field.description}" + ("" if field.default is None else f" ({field.default:g})"),
         )
+    parser.add_argument(
+        "--max-body",
+        type=int,
+        metavar="BYTES",
+        help="of a request's body, unpacked (64 for each token of the context, 256 KiB to 4 MiB)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -104,6 +110,7 @@ async def _serve(args: argparse.Namespace) -> int:
             api_keys=keys,
             allowed_hosts=args.allowed_host,
             limits=limits,
+            max_body=args.max_body,
             name=args.served_model_name,
         ) as server,
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import replace
 from itertools import count
@@ -25,7 +26,7 @@ from stateset_agents.core.model_card import Origin, write_card
 from stateset_agents.core.reply_parsing import read_completion
 from stateset_agents.core.system_message import Context, Talk, as_messages, with_context, with_own_words
 from stateset_agents.core.waiting import in_thread
-from stateset_agents.errors import BackendError, ConfigurationError
+from stateset_agents.errors import BackendError, ConfigurationError, ContextLengthExceeded
 from stateset_agents.messages import GREEDY_BELOW, Completion, Message, SamplingParams
 from stateset_agents.settings import expect
 from stateset_agents.streams import derive
@@ -37,6 +38,8 @@ T = TypeVar("T")
 _log = get_logger(__name__)
 _MUCH_TEXT = 10_000
 """Characters; to tokenise more takes long enough to be felt by whoever else is on the event loop."""
+_tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
+"""Long texts one after the other: each may take a hundred times its size in memory meanwhile."""
 
 
 class MultiTurnAgent:
@@ -246,18 +249,20 @@ class MultiTurnAgent:
         temperature that training names, whatever it is.)
 
         With `context_window: sliding` the oldest exchanges may be left out. The completion's text is raw:
-        tool calls stand in it as they were written.
+        tool calls stand in it as they were written. Raises ContextLengthExceeded where the messages leave no
+        room to answer.
         """
         number = next(self._responses)
-        shown, ids = await self._tokenised(messages, lambda: self._fitting(messages, tools))
+        least = self.template.least_tokens(self._always_shown(messages))
+        if least >= self.context_length:  # before anything is tokenised: a megabyte takes a second
+            raise self._too_long(messages, f"at least {least}")
+        if sum(len(message.content) for message in messages) + len(repr(tools)) > _MUCH_TEXT:
+            loop = asyncio.get_running_loop()
+            shown, ids = await loop.run_in_executor(_tokenizing, self._fitting, messages, tools)
+        else:
+            shown, ids = self._fitting(messages, tools)
         if len(ids) >= self.context_length:
-            cure = "shorten the messages or raise max_context_tokens"
-            if self.config.context_window == "refuse" and sum(m.role == "user" for m in shown) > 1:
-                cure += ', or let AgentConfig(context_window="sliding") leave out the oldest'
-            raise ConfigurationError(
-                f"the conversation has {len(ids)} tokens and the model's context {self.context_length}: "
-                f"{cure}"
-            )
+            raise self._too_long(shown, str(len(ids)))
         params = SamplingParams(
             max_new_tokens=self.config.max_new_tokens,
             temperature=self.config.temperature,
@@ -281,11 +286,16 @@ class MultiTurnAgent:
         self, messages: Sequence[Message], tools: ToolSchemas
     ) -> tuple[Sequence[Message], list[int]]:
         """The messages that are shown, and their ids."""
-        ids = self.template.prompt(messages, tools)
+        if self.config.context_window == "refuse":
+            return messages, self.template.prompt(messages, tools)
         room = self.context_length - self.config.max_new_tokens
-        if self.config.context_window == "refuse" or len(ids) <= room:
-            return messages, ids
-        shown = slide(messages, lambda some: len(self.template.prompt(some, tools)) <= room)
+
+        def fits(some: Sequence[Message]) -> bool:
+            return self.template.least_tokens(some) <= room >= len(self.template.prompt(some, tools))
+
+        if fits(messages):
+            return messages, self.template.prompt(messages, tools)
+        shown = slide(messages, fits)
         if len(shown) < len(messages) and not self._said_what_is_left_out:
             self._said_what_is_left_out = True
             _log.warning(
@@ -293,6 +303,21 @@ class MultiTurnAgent:
                 f"{len(messages) - len(shown)} of its {len(messages)} messages are left out (said once)"
             )
         return shown, self.template.prompt(shown, tools)
+
+    def _always_shown(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """All messages, or those that a sliding window never leaves out: the newest exchange."""
+        if self.config.context_window == "refuse":
+            return messages
+        users = [place for place, message in enumerate(messages) if message.role == "user"]
+        return messages[users[-1] :] if users else messages
+
+    def _too_long(self, shown: Sequence[Message], tokens: str) -> ContextLengthExceeded:
+        cure = "shorten the messages or raise max_context_tokens"
+        if self.config.context_window == "refuse" and sum(m.role == "user" for m in shown) > 1:
+            cure += ', or let AgentConfig(context_window="sliding") leave out the oldest'
+        return ContextLengthExceeded(
+            f"the conversation has {tokens} tokens and the model's context {self.context_length}: {cure}"
+        )
 
     async def check_health(self) -> None:
         """Raises BackendError where no turn can be served any more: the worker broke, say."""

@@ -52,6 +52,10 @@ class ChatTemplate(Protocol):
         """Ids from right after the agent's end-of-turn token to where it speaks again."""
         ...
 
+    def least_tokens(self, messages: Sequence[Message]) -> int:
+        """A number that the prompt of a conversation is never shorter than, told without tokenising it."""
+        ...
+
 
 class JinjaTemplate:
     """The tokenizer's own chat template (transformers), used by whole prompt once and by delta after that.
@@ -81,6 +85,7 @@ class JinjaTemplate:
         self._has_system_role = self._shows([_message("system", _PROBE), _message("user", "x")])
         result = Message(role="tool", content=_PROBE, name="look", tool_call_id="call_0_0")
         self._has_tool_role = self._shows([_message("user", "x"), _message("assistant", "y"), result])
+        self._trims = self._trims_words()
         self._tools_checked = False
         self._last: tuple[str, list[int]] = "", []
         self._known_delta = functools.lru_cache(_NUM_DELTAS)(self._new_delta)
@@ -114,6 +119,16 @@ class JinjaTemplate:
         if long or any(message.tool_calls for message in heard):  # a call's arguments have no hash
             return list(self._new_delta(heard))
         return list(self._known_delta(heard))
+
+    def least_tokens(self, messages: Sequence[Message]) -> int:
+        """A number that the prompt of a conversation is never shorter than, told without tokenising it.
+
+        Only what every template shows counts: the words of users and of the agent, without white space at
+        their ends where the template trims it.
+        """
+        shown = (message.content for message in messages if message.role in ("user", "assistant"))
+        text = "".join(map(str.strip, shown) if self._trims else shown)
+        return int(self.tokenizer.least_tokens(text))
 
     def _new_delta(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         spoken = self._with_roles(messages)
@@ -183,6 +198,12 @@ class JinjaTemplate:
             return _PROBE in self._render(messages)
         except ConfigurationError:
             return False
+
+    def _trims_words(self) -> bool:
+        """Whether white space at the ends of a user's or the agent's words may be lost."""
+        wide = f" \n {_PROBE} \n "
+        talk = [_message(role, wide) for role in ("user", "assistant", "user")]
+        return self._render(talk).count(wide) < len(talk)
 
     def _with_roles(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages in roles that the template knows."""

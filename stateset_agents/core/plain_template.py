@@ -51,6 +51,10 @@ class PlainTemplate:
         """Ids from right after the agent's eos to where it speaks again."""
         return self._ids([""], messages)
 
+    def least_tokens(self, messages: Sequence[Message]) -> int:
+        """A number that the prompt of a conversation is never shorter than, told without tokenising it."""
+        return self.tokenizer.least_tokens("".join(message.content for message in messages))
+
     def _ids(self, lines: list[str], messages: Sequence[Message]) -> list[int]:
         """Each reply is a piece of its own, as if it had been sampled."""
         ids: list[int] = []

@@ -16,9 +16,10 @@ from stateset_agents.backends.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.reply_parsing import certain_words, parse_reply
 from stateset_agents.core.waiting import all_or_cancel
-from stateset_agents.errors import BackendError, ConfigurationError
+from stateset_agents.errors import BackendError, ConfigurationError, ContextLengthExceeded
 from stateset_agents.http_guard import HttpGuard
 from stateset_agents.messages import Completion, Message
+from stateset_agents.serving.bodies import default_max_body, read_json
 from stateset_agents.serving.chat_body import body_for
 from stateset_agents.serving.chat_completions import (
     Answer,
@@ -29,7 +30,6 @@ from stateset_agents.serving.chat_completions import (
     chunk,
     chunks,
     in_openai_s_format,
-    read_json,
     read_request,
     usage_chunk,
     whole,
@@ -67,6 +67,7 @@ class AgentServer:
         api_keys: Sequence[str] = (),
         allowed_hosts: Sequence[str] = (),
         limits: Limits | None = None,
+        max_body: int | None = None,
         name: str | None = None,
     ) -> None:
         """
@@ -77,6 +78,8 @@ class AgentServer:
             api_keys: A request has to send one of them as `Authorization: Bearer KEY` (see `http_guard`).
             allowed_hosts: Names besides this machine's that may stand in a request's `Host`.
             limits: What it takes on at once.
+            max_body: Bytes that a request's body may have, unpacked; unset: by the model's context, 256 KiB
+                to 4 MiB (`bodies.default_max_body`). Larger ones get 413.
             name: What clients call the model; unset: `agent.config.model_name`.
         """
         self._guard = HttpGuard.listening_on(
@@ -85,8 +88,7 @@ class AgentServer:
         self.agent = agent
         self.limits = limits or Limits()
         self.name = name or agent.config.model_name
-        self.max_body = 64 * 2**20
-        """Bytes of a request's body; more is refused."""
+        self.max_body = default_max_body(agent.context_length) if max_body is None else max_body
         self._host = host
         self._port = port
         self._runner: web.AppRunner | None = None
@@ -108,7 +110,6 @@ class AgentServer:
         from aiohttp import web
 
         app = web.Application(
-            client_max_size=self.max_body,
             middlewares=[
                 self._metrics.middleware(),
                 web.middleware(in_openai_s_format),
@@ -131,6 +132,8 @@ class AgentServer:
             keepalive_timeout=self.limits.read_timeout,  # also of a request whose headers never end
             lingering_time=1.0,  # for the rest of a body that was refused
             logger=_http_log(),
+            auto_decompress=False,
+            read_bufsize=2**16,
         )
         await self._runner.setup()
         try:
@@ -190,7 +193,7 @@ class AgentServer:
         """The body's JSON; raises ApiError where it takes too long to come."""
         try:
             async with asyncio.timeout(self.limits.read_timeout):
-                return await read_json(http)
+                return await read_json(http, self.max_body)
         except TimeoutError as error:
             raise ApiError(
                 f"the body did not come within {self.limits.read_timeout:g} seconds",
@@ -234,6 +237,8 @@ class AgentServer:
             completion = await self.agent.answer(
                 asked.messages, asked.request.tools, on_text=on_text, sampling=asked.sampling_of(number)
             )
+        except ContextLengthExceeded as error:
+            raise ApiError(str(error), code="context_length_exceeded", param="messages") from error
         except ConfigurationError as error:
             raise ApiError(str(error), code="invalid_messages", param="messages") from error
         except BackendError as error:

@@ -34,7 +34,6 @@ __all__ = [
     "chunk",
     "chunks",
     "in_openai_s_format",
-    "read_json",
     "read_request",
     "usage_chunk",
     "whole",
@@ -257,14 +256,6 @@ def _spoken(message: Message) -> dict[str, Any]:
     return data
 
 
-async def read_json(http: web.Request) -> Any:
-    """The body of a request; raises ApiError where it is no JSON."""
-    try:
-        return json.loads(await http.read())
-    except (ValueError, RecursionError) as error:
-        raise ApiError(f"the body is not JSON ({error})", code="invalid_request") from error
-
-
 async def in_openai_s_format(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
@@ -319,7 +310,7 @@ _CODES = {
     403: "host_not_served",
     404: "not_served",
     405: "method_not_served",
-    413: "body_too_large",
+    413: "request_too_large",
     415: "content_type_not_served",
 }
 """OpenAI's where it has one."""

@@ -12,13 +12,22 @@ OPEN_PATHS = ("/health", "/ready")
 """Answered without a key: a load balancer asks them."""
 
 ERRORS = {
-    400: ("the request cannot be served as it stands", "invalid_request", "invalid_messages"),
+    400: (
+        "the request cannot be served as it stands",
+        "invalid_request",
+        "invalid_messages",
+        "context_length_exceeded",
+    ),
     401: ("no key, or a wrong one", "invalid_api_key"),
     403: ("a foreign Host", "host_not_served"),
     404: ("no such model", "model_not_found"),
     408: ("the body took too long to come", "request_timeout"),
-    413: ("the body is too large", "body_too_large"),
-    415: ("the body is not application/json", "content_type_not_served"),
+    413: ("the body is too large", "request_too_large"),
+    415: (
+        "the body is not application/json, or packed otherwise",
+        "content_type_not_served",
+        "unsupported_encoding",
+    ),
     429: ("too many answers wait; Retry-After says when to ask again", "too_many_requests"),
     500: ("the server broke on this request", "internal_error", "backend_error"),
     501: ("prometheus_client is not installed", "metrics_not_installed"),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from stateset_agents.http_guard import HttpGuard
 from stateset_agents.messages import Completion, Message
+from stateset_agents.serving.bodies import read_json
 from stateset_agents.serving.chat_body import RolloutBody
 from stateset_agents.serving.chat_completions import (
     Answer,
@@ -25,7 +26,6 @@ from stateset_agents.serving.chat_completions import (
     as_sent,
     chunks,
     in_openai_s_format,
-    read_json,
     read_request,
     usage_chunk,
     whole,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "Rollout", "RolloutServer"]
 
 _LARGEST_BODY = 64 * 2**20
+"""Bytes, unpacked: programs of one's own send what their conversations have come to."""
 _MODEL = "policy"
 """What the agent in training is called where a client asks; requests may name any model."""
 
@@ -219,12 +220,11 @@ class RolloutServer:
         from aiohttp import web
 
         app = web.Application(
-            client_max_size=_LARGEST_BODY,
             middlewares=[web.middleware(in_openai_s_format), HttpGuard().middleware()],
         )
         app.router.add_post("/rollouts/{id}/v1/chat/completions", self._complete)
         app.router.add_get("/rollouts/{id}/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, auto_decompress=False)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
@@ -248,7 +248,7 @@ class RolloutServer:
         from aiohttp import web
 
         rollout = self._rollout(http)
-        request = read_request(await read_json(http), body=RolloutBody, ignore=self._ignore)
+        request = read_request(await read_json(http, _LARGEST_BODY), body=RolloutBody, ignore=self._ignore)
         again = http.headers.get("x-stainless-retry-count", "0") != "0"
         answer = await rollout.ask(request, again=again)
         if not request.stream:

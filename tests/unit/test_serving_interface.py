@@ -101,7 +101,7 @@ async def test_what_is_not_there_is_said_in_openai_s_shape():
             ("POST", "/v1/completions", 404, "not_served"),
             ("GET", "/v1/chat/completions", 405, "method_not_served"),
             ("DELETE", "/v1/models", 405, "method_not_served"),
-            ("POST", "/v1/chat/completions", 413, "body_too_large"),
+            ("POST", "/v1/chat/completions", 413, "request_too_large"),
         ]:
             body = b" " * (it.server.max_body + 1) if status == 413 else None
             headers = {"Content-Type": "application/json"}

@@ -1,0 +1,167 @@
+"""Bodies of requests, read and unpacked within bounds; chat_completions.py asks.
+
+A server sets `auto_decompress=False` in its runner: aiohttp would unpack a piece as it comes, and one piece
+of 64 KB may hold 64 MB. Here not a byte beyond the bound is unpacked or kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from stateset_agents.messages import MAX_NESTING, is_nested_deeper
+from stateset_agents.serving.chat_completions import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aiohttp import web
+
+__all__ = ["MAX_VALUES", "default_max_body", "parsed", "read_body", "read_json"]
+
+MAX_VALUES = 50_000
+"""Of one body: texts, numbers, lists and objects. A million of them hold the event loop half a second."""
+_BYTES_PER_TOKEN = 64
+_LEAST, _MOST = 256 * 2**10, 4 * 2**20
+_PIECE = 64 * 2**10
+_WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+
+
+def default_max_body(context_length: int) -> int:
+    """Bytes that a conversation which fits the context has at the most: 256 KiB to 4 MiB.
+
+    A token stands for five characters or so, and a character of JSON has up to twelve bytes (an emoji,
+    escaped).
+    """
+    return min(_MOST, max(_LEAST, _BYTES_PER_TOKEN * context_length))
+
+
+async def read_json(http: web.Request, most: int) -> Any:
+    """What the body of a request says. Raises ApiError where it is no JSON, or larger than `most` bytes."""
+    return parsed(await read_body(http, most))
+
+
+async def read_body(http: web.Request, most: int) -> bytes:
+    """The body of a request, unpacked. Raises ApiError, status 413, as soon as it is larger than `most`."""
+    coding = http.headers.get("Content-Encoding", "identity").strip().lower()
+    if coding != "identity" and coding not in _WBITS:
+        raise ApiError(
+            f"Content-Encoding {coding!r} is not read here: send gzip, deflate or nothing",
+            code="unsupported_encoding",
+            status=415,
+        )
+    if http.content_length is not None and http.content_length > most:
+        raise _too_large(most)
+    unpack = _Unpacker(coding, most) if coding in _WBITS else None
+    body = bytearray()
+    async for piece in http.content.iter_chunked(_PIECE):
+        for part in (piece,) if unpack is None else unpack(piece):
+            if len(body) + len(part) > most:
+                raise _too_large(most)
+            body += part
+            await asyncio.sleep(0)  # a piece may hold a thousand times its size
+    if unpack is not None:
+        unpack.end()
+    return bytes(body)
+
+
+class _Unpacker:
+    """gzip (several members behind one another, too) and deflate, a piece at a time."""
+
+    def __init__(self, coding: str, most: int) -> None:
+        self._coding = coding
+        self._most = most
+        self._stream: Any = None
+        """A decompressor of zlib's; None before a member begins."""
+
+    def __call__(self, packed: bytes) -> Iterator[bytes]:
+        """What is in a piece, in parts of 64 KiB at the most."""
+        while packed:
+            if self._stream is None:
+                self._stream = zlib.decompressobj(self._wbits(packed))
+            try:
+                yield self._stream.decompress(packed, _PIECE)
+            except zlib.error as error:
+                raise _broken(self._coding, str(error)) from error
+            packed = self._stream.unconsumed_tail
+            if self._stream.eof:
+                packed, self._stream = self._stream.unused_data, None
+                if packed and self._coding == "deflate":
+                    raise _broken(self._coding, "something follows its end")
+
+    def end(self) -> None:
+        """Raises ApiError where the last member is not whole."""
+        if self._stream is not None:
+            raise _broken(self._coding, "it ends too early")
+
+    def _wbits(self, packed: bytes) -> int:
+        """Deflate is meant to have zlib's two bytes in front, and some send it without."""
+        bare = self._coding == "deflate" and packed[0] & 0x0F != 8
+        return -15 if bare else _WBITS[self._coding]
+
+
+def parsed(body: bytes) -> Any:
+    """The JSON value of a body, within bounds that keep reading it quick. Raises ApiError beyond them."""
+    if _num_values(body) > MAX_VALUES:
+        raise _invalid(f"the body holds more than {MAX_VALUES:,} JSON values: send fewer messages or tools")
+    try:
+        value = json.loads(body, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole)
+    except RecursionError:
+        raise _invalid(_TOO_DEEP) from None
+    except ValueError as error:
+        raise _invalid(f"the body is not JSON ({error})") from error
+    if is_nested_deeper(value, MAX_NESTING):
+        raise _invalid(_TOO_DEEP)
+    return value
+
+
+def _num_values(body: bytes) -> int:
+    """At least as many as the values in a JSON text: its strings, and the separators outside of them."""
+    separators = sum(map(body.count, (b",", b"[", b"{")))
+    if separators <= MAX_VALUES // 2:  # even if none of them stands inside a string
+        return separators
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    strings = bare.count(b'"') // 2
+    if strings > MAX_VALUES:
+        return strings
+    outside = b"".join(bare.split(b'"')[::2])
+    return sum(map(outside.count, (b",", b"[", b"{")))
+
+
+_TOO_DEEP = f"the body has more than {MAX_NESTING} levels of lists and objects: nest them less deeply"
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {digits[:20]!r} is too large")
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 308:  # no float is as large
+        raise ValueError(f"the number {digits[:20]}... is too large")
+    return int(digits)
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(
+        f"the body is larger than {most} bytes, unpacked: shorten the messages",
+        code="request_too_large",
+        status=413,
+    )
+
+
+def _broken(coding: str, reason: str) -> ApiError:
+    return _invalid(f"the body is not {coding} ({reason})")
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(message, code="invalid_request")

@@ -27,6 +27,12 @@ from stateset_agents.messages import GREEDY_BELOW
 
 __all__ = ["Batcher", "Key", "Stats", "Turn", "new_turn"]
 
+_LONG = 256
+"""Tokens from which on a stranger's prompt is read in pieces."""
+_PIECES_BESIDE_DECODING, _PIECES_ALONE, _LEAST_PIECE = 64, 1024, 32
+"""Tokens of long prompts that one step reads in all, and of one of them at the least."""
+_SHORT_TOKENS = 512
+"""Tokens of short prompts that one step reads, give or take the last of them."""
 _PREFILL_TOKENS = 8192  # most tokens of one prefill forward, padding included, unless one row alone has more
 
 
@@ -156,11 +162,15 @@ class Batcher:
         decoding = slots[lacking == 1]
         ended: list[Turn] = []
         if len(decoding) < len(slots):
+            pieces = self._pieces(slots[lacking > 1], len(decoding))
             for wave in self._waves(slots[lacking > 1]):
-                self._copy(wave)
-                filling = np.array([share.slot for share in wave])
+                filling = pieces.next(self._copy(wave))
                 left = table.length[filling] - table.held[filling]
-                for group in _prefill_groups(filling[left > 1], left[left > 1]):
+                long = table.alone[filling] & (left > max(pieces.length, _LONG))
+                for group in _prefill_groups(filling[long], np.full(long.sum(), pieces.length)):
+                    self._read(group, pieces.length)
+                whole = (left > 1) & ~long
+                for group in _prefill_groups(filling[whole], left[whole]):
                     self.stats.prefills += 1
                     ended += self._forward(group)
                 decoding = np.concatenate([decoding, filling[left == 1]])
@@ -172,6 +182,19 @@ class Batcher:
             self.stats.idle_rows += rows - len(decoding)
             ended += self._forward(decoding)
         return ended
+
+    def _pieces(self, lacking: Ints, num_decoding: int) -> _Pieces:
+        """How this step shares out what it prefills for strangers (turns without a session)."""
+        table = self._table
+        left = (table.length - table.held)[lacking]
+        num_long = int((table.alone[lacking] & (left > _LONG)).sum())
+        if not num_long or not self.model.reads_in_pieces:
+            length, most = self.model.num_columns, len(lacking)
+        else:
+            budget = _PIECES_BESIDE_DECODING if num_decoding else _PIECES_ALONE
+            most = min(num_long, budget // _LEAST_PIECE)
+            length = budget // most
+        return _Pieces(table, length, most)
 
     def _waves(self, lacking: Ints) -> Iterator[list[Share]]:
         """Who copies from whom, in an order in which it can be done; the longest go first."""
@@ -185,8 +208,11 @@ class Batcher:
         for wave in range(1 + max(share.wave for share in shares)):
             yield [share for share in shares if share.wave == wave]
 
-    def _copy(self, wave: list[Share]) -> None:
-        """Take over what the slots of a wave share with others, as far as the model can cut it off there."""
+    def _copy(self, wave: list[Share]) -> Ints:
+        """Take over what the slots of a wave share with others, as far as the model can cut it off there.
+
+        Returns the slots of the wave that go on now; those whose source is itself read in pieces wait for it.
+        """
         table = self._table
         into, out_of, kept = [], [], []
         for share in wave:
@@ -201,6 +227,22 @@ class Batcher:
             self.stats.shared_tokens += int((kept - table.held[into] - table.carried[into]).sum())
             table.held[into] = kept
             table.carried[into] = 0
+        ready = [share.slot for share in wave if share.wave == 0 or share.tokens <= table.held[share.source]]
+        return np.array(ready, np.int64)
+
+    def _read(self, slots: Ints, length: int) -> None:
+        """Forward the next `length` tokens that each of these slots (ascending) lacks, and sample nothing."""
+        table = self._table
+        starts = table.held[slots]
+        tokens = np.concatenate(
+            [table.ids[slot, start : start + length] for slot, start in zip(slots, starts, strict=True)]
+        )
+        self.stats.prefills += 1
+        self.stats.prefilled_tokens += len(tokens)
+        self.model.forward(
+            Plan(slots=slots, starts=starts, lengths=np.full(len(slots), length), tokens=tokens)
+        )
+        table.held[slots] = starts + length
 
     def _forward(self, slots: Ints) -> list[Turn]:
         """Forward all that these slots (ascending) lack, and sample one token for each."""
@@ -293,6 +335,45 @@ class Batcher:
         low = sorted(set(range(count)) - set(slots.tolist()))[: len(high)]
         self._table.swap(low, high)
         return np.sort(np.concatenate([slots[slots < count], low]))
+
+
+class _Pieces:
+    """What one step prefills for strangers, the clients of a server: whoever decodes waits for every step.
+
+    Long prompts are read in pieces, those first of which least was read; and always the oldest, which
+    newcomers would else keep waiting. Short prompts are read whole, the oldest first, up to a number of
+    tokens. So a short request is through soon, however many long ones there are. Members of a group, which
+    have a session, wait for their slowest anyway, and are all read whole at once.
+    """
+
+    def __init__(self, table: SlotTable, length: int, most: int) -> None:
+        """`length`: tokens of one piece; `most`: how many long prompts get one."""
+        self.length = length
+        self._most = most
+        self._tokens = _SHORT_TOKENS
+        self._table = table
+
+    def next(self, slots: Ints) -> Ints:
+        """Those of a wave's slots that go on in this step."""
+        table = self._table
+        left = table.length - table.held
+        by_age = sorted((slot for slot in slots.tolist() if table.alone[slot]), key=self._age)
+        long = [slot for slot in by_age if left[slot] > _LONG]
+        chosen = long[:1] + sorted(long[1:], key=lambda slot: int(table.held[slot]))
+        waiting = set(chosen[self._most :])
+        self._most -= len(chosen) - len(waiting)
+        for slot in by_age:
+            if left[slot] <= _LONG:
+                if self._tokens <= 0:
+                    waiting.add(slot)
+                self._tokens -= int(left[slot])
+        return np.array([slot for slot in slots.tolist() if slot not in waiting], np.int64)
+
+    def _age(self, slot: int) -> Key:
+        return self._table.key_of[slot] or _NOBODY
+
+
+_NOBODY: Key = (2, 0, 0)
 
 
 def _why_not(turn: Turn, cause: Exception | None) -> str:

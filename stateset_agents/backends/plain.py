@@ -54,6 +54,7 @@ class PlainModel(FullForward):
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
         if self._cache_name is None:
             self.reading = "whole"
+        self.reads_in_pieces = self.reading == "on"
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
 
     @property

@@ -52,6 +52,8 @@ class SlotTable:
         self.greedy = np.zeros(0, np.bool_)
         self.heard = np.zeros(0, np.bool_)
         """[slots] whether each token's text matters at once."""
+        self.alone = np.zeros(0, np.bool_)
+        """[slots] whether the turn belongs to no session."""
         self.stops: Ints = tokens
         """[slots, most stop ids of one turn], filled up with -1."""
 
@@ -85,6 +87,7 @@ class SlotTable:
         self.top_k[slot] = 0 if greedy else min(params.top_k, _MOST_K)
         self.top_p[slot] = 1.0 if greedy else params.top_p
         self.heard[slot] = turn.text is not None
+        self.alone[slot] = turn.key[0] == 1
         if len(turn.stop_ids) > self.stops.shape[1]:
             more = len(turn.stop_ids) - self.stops.shape[1]
             self.stops = np.pad(self.stops, ((0, 0), (0, more)), constant_values=-1)
@@ -214,5 +217,5 @@ _MATRICES = ("ids", "uniforms", "logprobs")
 _ARRAYS = (
     *_MATRICES,
     *("length", "held", "prompt", "end", "carried", "last_used"),
-    *("temperature", "top_k", "top_p", "greedy", "heard", "stops"),
+    *("temperature", "top_k", "top_p", "greedy", "heard", "alone", "stops"),
 )

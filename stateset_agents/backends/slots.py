@@ -90,6 +90,8 @@ class CachedModel(Protocol):
     num_columns: int
     """Most tokens of one slot."""
     device: torch.device
+    reads_in_pieces: bool
+    """Is it no more work to forward a prompt in several pieces?"""
 
     def multiply_in(self, precision: MatmulPrecision) -> None:
         """Make the forwards' matrix products at this precision from now on, `full_logits` and the head's
@@ -221,6 +223,7 @@ class SlotModel(FullForward):
         self._fast_linears = fast_linears
         self.num_slots = 0
         self.num_columns = 0
+        self.reads_in_pieces = True
         self.layout: _Layout
         config = model.config.get_text_config()
         self.layer_types = layer_windows(config, type(model).__name__)

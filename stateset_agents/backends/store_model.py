@@ -13,6 +13,7 @@ class StoreModel(FullForward):
 
     num_slots = 0
     num_columns = 0
+    reads_in_pieces = True
     _store: SlotStore
 
     @property

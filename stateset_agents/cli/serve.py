@@ -71,6 +71,13 @@ def add_parser(subparsers: Any) -> None:
         metavar="BYTES",
         help="of a request's body, unpacked (64 for each token of the context, 256 KiB to 4 MiB)",
     )
+    parser.add_argument(
+        "--rest-after",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="without work, after which the cache's memory goes back to the system (30)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -111,6 +118,7 @@ async def _serve(args: argparse.Namespace) -> int:
             allowed_hosts=args.allowed_host,
             limits=limits,
             max_body=args.max_body,
+            rest_after=args.rest_after,
             name=args.served_model_name,
         ) as server,
     ):

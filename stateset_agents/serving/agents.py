@@ -35,6 +35,7 @@ from stateset_agents.serving.chat_completions import (
     whole,
 )
 from stateset_agents.serving.event_stream import EventStream
+from stateset_agents.serving.idle import rest_when_idle
 from stateset_agents.serving.limits import Limits, Place, Queue
 from stateset_agents.serving.metrics import Metrics
 from stateset_agents.serving.openapi import OPEN_PATHS, document
@@ -68,6 +69,7 @@ class AgentServer:
         allowed_hosts: Sequence[str] = (),
         limits: Limits | None = None,
         max_body: int | None = None,
+        rest_after: float = 30.0,
         name: str | None = None,
     ) -> None:
         """
@@ -80,6 +82,7 @@ class AgentServer:
             limits: What it takes on at once.
             max_body: Bytes that a request's body may have, unpacked; unset: by the model's context, 256 KiB
                 to 4 MiB (`bodies.default_max_body`). Larger ones get 413.
+            rest_after: Seconds without work after which the cache's memory goes back to the system.
             name: What clients call the model; unset: `agent.config.model_name`.
         """
         self._guard = HttpGuard.listening_on(
@@ -89,6 +92,8 @@ class AgentServer:
         self.limits = limits or Limits()
         self.name = name or agent.config.model_name
         self.max_body = default_max_body(agent.context_length) if max_body is None else max_body
+        self._rest_after = rest_after
+        self._resting: asyncio.Task[None] | None = None
         self._host = host
         self._port = port
         self._runner: web.AppRunner | None = None
@@ -143,6 +148,7 @@ class AgentServer:
             raise ConfigurationError(
                 f"cannot listen on {self._host}:{self._port}: {error.strerror}; choose another port"
             ) from error
+        self._resting = asyncio.create_task(rest_when_idle(self.agent.backend, self._rest_after))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -161,6 +167,8 @@ class AgentServer:
 
     async def close(self) -> None:
         """Stop listening; answers under way are broken off after a second (`drain` waits for them)."""
+        if self._resting is not None:
+            self._resting.cancel()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

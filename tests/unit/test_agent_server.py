@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 
 import aiohttp
 import openai
@@ -173,3 +175,22 @@ async def test_health_is_503_once_the_worker_broke():
         async with http.get("health") as response:
             assert response.status == 503
             assert "out of memory" in await response.text()
+
+
+async def test_the_cache_goes_back_to_the_system_when_nobody_asks_for_a_while():
+    config = AgentConfig(model_name="embedded:desk", max_new_tokens=64)
+    async with (
+        MultiTurnAgent(config) as agent,
+        AgentServer(agent, rest_after=0.2) as server,
+        openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client,
+    ):
+        ask = partial(client.chat.completions.create, model="m", messages=HI, seed=3)
+        before = await ask()
+        model = agent.backend._batcher.model
+        held = model.num_slots * model.num_columns
+        assert held > 0
+        async with asyncio.timeout(20):
+            while model.num_slots:
+                await asyncio.sleep(0.05)
+        after = await ask()
+        assert after.choices[0].message.content == before.choices[0].message.content

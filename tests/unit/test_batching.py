@@ -399,3 +399,70 @@ def test_a_rest_frees_the_cache_once_nobody_holds_any_of_it_and_the_next_turn_sa
     alone = turn(1, prompt(1))
     run(fresh, alone)
     assert again.sampled == alone.sampled
+
+
+def stranger(serial: int, prompt: list[int], new: int = 4) -> Turn:
+    """A turn without a session, as a server's clients ask for."""
+    params = SamplingParams(max_new_tokens=new, stream=serial)
+    return new_turn((1, serial, 0), prompt, params, frozenset(), 2048)
+
+
+def long_work(way: type = LeanModel) -> Batcher:
+    model = tiny_model("llama").eval()
+    model.config.max_position_embeddings = 2048
+    return Batcher(way(model), max_cached_tokens=100_000)
+
+
+@pytest.mark.parametrize("way", [SlotModel, LeanModel, PlainModel])
+def test_strangers_long_prompts_are_read_in_pieces_and_say_the_same(way: type) -> None:
+    work = long_work(way)
+    shared = prompt(3, 700)  # two of them begin alike
+    several = [prompt(1, 600), shared, [*shared, 5, 6], prompt(2, 20), prompt(4, 300)]
+    run(work, *(stranger(serial, ids, new=6) for serial, ids in enumerate(several)))
+    assert work.stats.prefills > 10
+    assert work.stats.shared_tokens >= (0 if way is PlainModel else 600)
+
+
+def test_a_short_prompt_is_through_at_once_beside_many_long_ones() -> None:
+    work = long_work()
+    long = [stranger(serial, prompt(serial, 900), new=2) for serial in range(8)]
+    for each in long:
+        assert work.admit(each)
+    work.step(long)
+    short = stranger(99, prompt(99, 20), new=3)
+    assert work.admit(short)
+    steps, before = 0, work.stats.prefilled_tokens
+    while short.finish_reason is None:
+        work.step([*(each for each in long if each.finish_reason is None), short])
+        steps += 1
+    assert steps == 3  # a token in each
+    assert work.stats.prefilled_tokens - before < 20 + 1024 + 2 * 64 + 1
+    for _ in range(300):
+        live = [each for each in long if each.finish_reason is None]
+        if not live:
+            break
+        work.step(live)
+    assert not live
+
+
+def test_the_oldest_of_the_long_prompts_is_never_kept_waiting() -> None:
+    work = long_work()
+    oldest, talker = stranger(0, prompt(0, 900), new=1), stranger(1, prompt(1, 5), new=400)
+    assert work.admit(oldest)
+    assert work.admit(talker)
+    live = [oldest, talker]
+    for serial in range(2, 200):  # in every step another one comes, of which less was read
+        newcomer = stranger(serial, prompt(serial, 300), new=1)
+        if work.admit(newcomer):
+            live.append(newcomer)
+        work.step(live)
+        live = [each for each in live if each.finish_reason is None]
+        if oldest.finish_reason is not None:
+            break
+    assert serial <= 2 + 900 // 32 + 1
+
+
+def test_members_of_a_group_are_read_whole() -> None:
+    work = long_work()
+    run(work, *(turn(member, prompt(member, 200)) for member in range(4)))
+    assert work.stats.prefills == 1

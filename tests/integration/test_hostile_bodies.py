@@ -273,9 +273,9 @@ def bodies_of_all_kinds(*, large: int, bombs: tuple[int, ...]) -> list[Body]:
     ]
 
 
-@pytest.mark.parametrize("arguments", [(), ("--max-body", str(8 * MIB))])
-async def test_long_bodies_hold_nobody_up(arguments: tuple[str, ...]) -> None:
-    with serving("embedded:desk", *arguments) as server:
+async def test_long_bodies_hold_nobody_up() -> None:
+    # 8 MiB are read, so that the prompts' own length is what refuses them; the default refuses all unread.
+    with serving("embedded:desk", "--max-body", str(8 * MIB)) as server:
         result = await attack(server, bodies_of_all_kinds(large=20, bombs=(20,)), at_once=4)
     print(result)
     assert set(result["statuses"]) <= {400, 413}

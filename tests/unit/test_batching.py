@@ -431,12 +431,12 @@ def test_a_short_prompt_is_through_at_once_beside_many_long_ones() -> None:
     work.step(long)
     short = stranger(99, prompt(99, 20), new=3)
     assert work.admit(short)
-    steps, before = 0, work.stats.prefilled_tokens
+    steps = 0
     while short.finish_reason is None:
         work.step([*(each for each in long if each.finish_reason is None), short])
         steps += 1
     assert steps == 3  # a token in each
-    assert work.stats.prefilled_tokens - before < 20 + 1024 + 2 * 64 + 1
+    assert work.stats.prefilled_tokens <= 2 * 1024 + 20 + 2 * 64  # of 7,220
     for _ in range(300):
         live = [each for each in long if each.finish_reason is None]
         if not live:

@@ -184,7 +184,7 @@ async def test_the_cache_goes_back_to_the_system_when_nobody_asks_for_a_while():
         AgentServer(agent, rest_after=0.2) as server,
         openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client,
     ):
-        ask = partial(client.chat.completions.create, model="m", messages=HI, seed=3)
+        ask = partial(client.chat.completions.create, model="embedded:desk", messages=HI, seed=3)
         before = await ask()
         model = agent.backend._batcher.model
         held = model.num_slots * model.num_columns

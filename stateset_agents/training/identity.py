@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.errors import CheckpointError, ConfigurationError
+from stateset_agents.training.config import TrainingConfig
 
 __all__ = ["MAY_DIFFER", "Identity", "plain", "refuse_different"]
 
@@ -64,7 +66,7 @@ class Identity:
 
     def refuse_other(self, path: Path, then: Mapping[str, Any]) -> None:
         """Raises CheckpointError naming what differs in `then`, the identity of the run at `path`."""
-        was, now = _flat(then["settings"]), _flat(plain(self.settings))
+        was, now = _flat(_with_defaults(then["settings"])), _flat(plain(self.settings))
         differing = [
             f"{name} was {was.get(name)!r:.60} and is {now.get(name)!r:.60}"
             for name in sorted(was.keys() | now.keys())
@@ -119,6 +121,17 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """As JSON gives it back."""
     values: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return values
+
+
+def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With the settings that an older version did not know: what it did is what their defaults do today."""
+    sections: dict[str, Any] = {"agent": AgentConfig(model_name="any"), "training": TrainingConfig()}
+    known = {
+        name: {**section.model_dump(mode="json"), **settings[name]}
+        for name, section in sections.items()
+        if isinstance(settings.get(name), Mapping)
+    }
+    return {**settings, **known}
 
 
 def _same_steps(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:

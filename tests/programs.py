@@ -20,7 +20,8 @@ def say(text, **fields):
     '''The agent's reply in words, or the code of the error.'''
     messages.append({"role": "user", "content": text})
     door = http.client.HTTPConnection(url.hostname, url.port)
-    door.request("POST", url.path + "/chat/completions", json.dumps({"messages": messages, **fields}))
+    body, kind = json.dumps({"messages": messages, **fields}), {"Content-Type": "application/json"}
+    door.request("POST", url.path + "/chat/completions", body, kind)
     data = json.loads(door.getresponse().read())
     door.close()
     if "error" in data:

@@ -168,7 +168,7 @@ async def test_a_reward_that_fails_leaves_only_its_branch_unscored() -> None:
     seen = 0
 
     @reward_function
-    def judge(trajectory: Trajectory) -> float:
+    async def judge(trajectory: Trajectory) -> float:  # on the loop, so that branches come in their order
         nonlocal seen
         seen += 1
         if seen == 4:  # two members, then the second branch

@@ -66,7 +66,8 @@ class Identity:
 
     def refuse_other(self, path: Path, then: Mapping[str, Any]) -> None:
         """Raises CheckpointError naming what differs in `then`, the identity of the run at `path`."""
-        was, now = _flat(_with_defaults(then["settings"])), _flat(plain(self.settings))
+        was, now = _flat(then["settings"]), _flat(plain(self.settings))
+        was = {**{name: value for name, value in _defaults().items() if name in now}, **was}
         differing = [
             f"{name} was {was.get(name)!r:.60} and is {now.get(name)!r:.60}"
             for name in sorted(was.keys() | now.keys())
@@ -123,15 +124,10 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """With the settings that an older version did not know: what it did is what their defaults do today."""
+def _defaults() -> dict[str, Any]:
+    """What stands for a setting that an older version did not know: what that did is today's default."""
     sections: dict[str, Any] = {"agent": AgentConfig(model_name="any"), "training": TrainingConfig()}
-    known = {
-        name: {**section.model_dump(mode="json"), **settings[name]}
-        for name, section in sections.items()
-        if isinstance(settings.get(name), Mapping)
-    }
-    return {**settings, **known}
+    return _flat({name: section.model_dump(mode="json") for name, section in sections.items()})
 
 
 def _same_steps(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:

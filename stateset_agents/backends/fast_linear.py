@@ -209,7 +209,7 @@ class _FastLinears(TorchFunctionMode):
             func, args = F.linear, (x, weight.t(), bias)
         if func is not F.linear:
             return func(*args, **kwargs)
-        if self._precision != "highest" and not any(one is self._wide for one in args):
+        if self._precision != "highest" and not any(part is self._wide for part in args):
             return linear(*args, **{**kwargs, "precision": self._precision})
         return linear(*args, **kwargs) if self._fast else F.linear(*args, **kwargs)
 

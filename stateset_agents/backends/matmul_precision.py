@@ -96,9 +96,10 @@ def product(a: Rounded, b: Rounded) -> Tensor:
     """a·b' in fp32, [M, K] and [N, K] to [M, N], without gradient; any strides."""
     if len(a) == len(b) == 1:
         return F.linear(a[0], b[0]).float()
-    made = torch.zeros(len(a[0]), len(b[0]))
-    for one, other in ((a[1], b[0]), (a[0], b[1]), (a[0], b[0])):  # the smallest terms first
-        _add_product(made, one, other)
+    # MKL writes fp32 into this memory, whatever torch's default dtype and device are at the moment.
+    made = torch.zeros(len(a[0]), len(b[0]), dtype=torch.float32, device=a[0].device)
+    for left, right in ((a[1], b[0]), (a[0], b[1]), (a[0], b[0])):  # the smallest terms first
+        _add_product(made, left, right)
     return made
 
 

@@ -97,6 +97,21 @@ def test_weights_of_generation_are_rounded_once_until_they_change(
     assert layer.copied_bytes == {"medium": size // 2, "high": size}[precision]
 
 
+@pytest.mark.parametrize("precision", ["medium", "high"])
+def test_products_do_not_depend_on_torchs_defaults(precision: MatmulPrecision) -> None:
+    """Whoever loads a model changes them for the whole process; bf16 would be half the memory that is needed."""
+    precision = usable_precision(precision, torch.device("cpu"))
+    x, weight = torch.randn(32, 64), torch.randn(40, 64)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = linear(x, weight, precision=precision)
+    finally:
+        torch.set_default_dtype(before)
+    least, most = OFF[precision]
+    assert least < off_by(found, F.linear(x.double(), weight.double())) < most
+
+
 def test_logits_stay_in_fp32() -> None:
     x, head, inner = torch.randn(4, 16), torch.randn(8, 16), torch.randn(8, 16)
     with fast_linears(False, "medium", wide=head):

@@ -159,6 +159,8 @@ class LeanModel(StoreModel):
     def multiply_in(self, precision: MatmulPrecision) -> None:
         """As of `CachedModel`."""
         super().multiply_in(precision)
+        if self.model.dtype is not torch.float32:  # products of half precision stay as they are
+            return
         for linear in self._linears():
             linear.precision = "highest" if linear is self._head else precision
         self.refresh()

@@ -103,7 +103,7 @@ def _say(name: str, engine: Engine) -> Callable[..., Any]:
 def _linears(
     model: PreTrainedModel, name: str, way: CachedModel, wanted: bool, precision: MatmulPrecision
 ) -> str:
-    if precision != "highest":
+    if precision != "highest" and model.dtype is torch.float32:
         copy = f" of a copy of {way.copied_bytes / 2**20:.3g} MiB" if isinstance(way, LeanModel) else ""
         return f"at matmul_precision {precision}{copy}"
     if not wanted:

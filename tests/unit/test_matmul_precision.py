@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.matmul_precision import MatmulPrecision, usable_precision
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.errors import ConfigurationError
+from stateset_agents.messages import SamplingParams
 from stateset_agents.training.learner import Learner
 
 OFF: dict[MatmulPrecision, tuple[float, float]] = {"medium": (5e-4, 4e-3), "high": (1e-6, 1e-5)}
@@ -99,7 +100,7 @@ def test_weights_of_generation_are_rounded_once_until_they_change(
 
 @pytest.mark.parametrize("precision", ["medium", "high"])
 def test_products_do_not_depend_on_torchs_defaults(precision: MatmulPrecision) -> None:
-    """Whoever loads a model changes them for the whole process; bf16 would be half the memory that is needed."""
+    """Whoever loads a model changes them for the whole process; bf16 would be half the memory needed."""
     precision = usable_precision(precision, torch.device("cpu"))
     x, weight = torch.randn(32, 64), torch.randn(40, 64)
     before = torch.get_default_dtype()
@@ -117,6 +118,22 @@ def test_logits_stay_in_fp32() -> None:
     with fast_linears(False, "medium", wide=head):
         assert torch.equal(F.linear(x, head), x @ head.t())
         assert not torch.equal(F.linear(x, inner), x @ inner.t())
+
+
+@pytest.mark.parametrize("engine", ["lean", "general", "plain"])
+async def test_a_model_in_bf16_generates_as_if_nothing_were_set(
+    engine: Literal["lean", "general", "plain"],
+) -> None:
+    replies = []
+    for precision in ("highest", "medium"):
+        backend = HuggingFaceBackend(
+            tiny_model("llama"), tiny_tokenizer(), dtype="bf16", engine=engine, matmul_precision=precision
+        )
+        await backend.start()
+        replies.append(await backend.generate([3, 4, 5], SamplingParams(max_new_tokens=4, stream=1)))
+        await backend.close()
+    assert replies[0].token_ids == replies[1].token_ids
+    assert replies[0].logprobs == replies[1].logprobs
 
 
 # ------------------------------------------------------------------------------ in a training

@@ -6,10 +6,11 @@ episode steps with the agent's replies until it is over, asks for its outcome, a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -401,10 +402,16 @@ class _Conversation:
 def _keeps(user: User, state: Any) -> bool:
     """Does the user, or a function that it holds, hold on to this state?"""
     for value in vars(user).values() if hasattr(user, "__dict__") else ():
-        cells = getattr(getattr(value, "function", value), "__closure__", None) or ()
-        if value is state or any(cell.cell_contents is state for cell in cells):
+        if value is state or any(held is state for held in _closed_over(getattr(value, "function", value))):
             return True
     return False
+
+
+def _closed_over(function: object) -> Iterator[object]:
+    """What a function's closure holds; a cell may be empty, as after `del`."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):
+            yield cell.cell_contents
 
 
 def _checked(user: Any) -> User:

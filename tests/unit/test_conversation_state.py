@@ -352,3 +352,16 @@ async def test_where_one_reply_is_all_expected_facts_are_still_heard(alone: dict
         assert "refund" in conversation.opening[-1].content
         assert await conversation.step(say(reply)) == Observation(terminated=True)
         assert await verdict(conversation) is good
+
+
+async def test_a_user_whose_goal_has_an_empty_closure_cell_is_forked() -> None:
+    def user(scenario: Scenario, seed: int) -> User:
+        def goal(messages: Sequence[Message]) -> bool:
+            return bool(messages) and not later  # noqa: F821  # deleted below, before anybody asks
+
+        later = True
+        del later
+        return RuleBasedUser([], goal=goal)
+
+    conversation = await begin(shop(user=user))
+    assert await verdict(conversation.fork()) is False

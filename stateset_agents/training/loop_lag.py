@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import sysconfig
 import threading
@@ -21,8 +22,10 @@ _PYTHON, _INSTALLED = (
     for names in (("stdlib", "platstdlib"), ("purelib", "platlib"))
 )
 _ASYNCIO = str(Path(asyncio.__file__).parent)
-_HERE = (str(Path(stateset_agents.__file__).parent), *_PYTHON, *_INSTALLED, "<frozen ")
-"""Files below these are not the user's."""
+_HERE = tuple(
+    f"{folder}{os.sep}" for folder in (Path(stateset_agents.__file__).parent, *_PYTHON, *_INSTALLED)
+)
+"""Files below these folders are not the user's."""
 
 
 class LoopLag:
@@ -107,7 +110,7 @@ def _user_place(frame: FrameType | None) -> str | None:
         file = frame.f_code.co_filename
         if file.startswith(_ASYNCIO) and frame.f_code.co_name in ("_run", "_run_once", "run_forever", "run"):
             return None  # what stands further out called the loop
-        if not file.startswith(_HERE):
+        if not file.startswith((*_HERE, "<frozen ")):
             return f"{Path(file).name}:{frame.f_lineno}, {frame.f_code.co_name}"
         frame = frame.f_back
     return None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
+import stateset_agents
 from stateset_agents.backends.loading import load_tokenizer
 from stateset_agents.core.plain_template import PlainTemplate
 from stateset_agents.messages import Message
-from stateset_agents.training.loop_lag import measure_loop_lag
+from stateset_agents.training.loop_lag import _user_place, measure_loop_lag
 
 
 async def test_the_longest_wait_is_kept():
@@ -60,3 +63,10 @@ async def test_a_wait_for_what_runs_without_the_user_s_code_is_not_told_as_their
         await asyncio.sleep(0.05)
     assert lag.worst >= 0.06
     assert (lag.in_user_code, lag.place) == (0.0, None)
+
+
+def test_a_file_beside_the_package_whose_path_begins_like_the_package_s_is_the_user_s():
+    file = Path(stateset_agents.__file__).parent.with_name("stateset_agents_shop.py")
+    names: dict = {"sys": sys}
+    exec(compile("def step():\n    return sys._getframe()", str(file), "exec"), names)  # noqa: S102
+    assert _user_place(names["step"]()) == "stateset_agents_shop.py:2, step"

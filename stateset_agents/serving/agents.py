@@ -92,6 +92,10 @@ class AgentServer:
         self.limits = limits or Limits()
         self.name = name or agent.config.model_name
         self.max_body = default_max_body(agent.context_length) if max_body is None else max_body
+        if self.max_body < 1:
+            raise ConfigurationError(f"max_body must be bytes from 1 on, got {max_body!r}")
+        if not rest_after > 0:
+            raise ConfigurationError(f"rest_after must be seconds above 0 (inf: never), got {rest_after!r}")
         self._rest_after = rest_after
         self._resting: asyncio.Task[None] | None = None
         self._host = host

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import subprocess
 import sys
@@ -196,3 +197,10 @@ async def test_the_cache_goes_back_to_the_system_when_nobody_asks_for_a_while():
         assert model.num_slots == 0
         after = await ask()
         assert after.choices[0].message.content == before.choices[0].message.content
+
+
+@pytest.mark.parametrize(("name", "value"), [("rest_after", 0.0), ("rest_after", math.nan), ("max_body", 0)])
+async def test_a_bound_that_cannot_be_is_refused(name, value):
+    async with MultiTurnAgent(AgentConfig(model_name="mine"), backend=ScriptedBackend(["hi"])) as agent:
+        with pytest.raises(ConfigurationError, match=f"{name} must be"):
+            AgentServer(agent, **{name: value})

@@ -68,5 +68,5 @@ async def test_a_wait_for_what_runs_without_the_user_s_code_is_not_told_as_their
 def test_a_file_beside_the_package_whose_path_begins_like_the_package_s_is_the_user_s():
     file = Path(stateset_agents.__file__).parent.with_name("stateset_agents_shop.py")
     names: dict = {"sys": sys}
-    exec(compile("def step():\n    return sys._getframe()", str(file), "exec"), names)  # noqa: S102
+    exec(compile("def step():\n    return sys._getframe()", str(file), "exec"), names)
     assert _user_place(names["step"]()) == "stateset_agents_shop.py:2, step"

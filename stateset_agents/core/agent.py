@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal, Self, TypeVar
 
 from stateset_agents.backends.base import Backend, Session, Tokenizer
@@ -25,7 +25,6 @@ from stateset_agents.core.context_window import slide
 from stateset_agents.core.model_card import Origin, write_card
 from stateset_agents.core.reply_parsing import read_completion
 from stateset_agents.core.system_message import Context, Talk, as_messages, with_context, with_own_words
-from stateset_agents.core.waiting import in_thread
 from stateset_agents.errors import BackendError, ConfigurationError, ContextLengthExceeded
 from stateset_agents.messages import GREEDY_BELOW, Completion, Message, SamplingParams
 from stateset_agents.settings import expect
@@ -61,8 +60,6 @@ class MultiTurnAgent:
         self._starting = asyncio.Lock()
         self._next_episode = 0
         self._responses = count()
-        self._long_prompts = Lock()
-        """Held in threads only."""
         self._said_what_is_left_out = False
         self.origin: Origin | None = None
         """Which run's step its weights are of, for their model card; a trainer says it."""
@@ -182,28 +179,11 @@ class MultiTurnAgent:
 
         The members of a group open alike, and the ids of the first serve the others.
         """
-        return await self._tokenised(
-            messages, lambda: self.template.prompt(messages, tools), self._long_prompts
-        )
+        return await _tokenised(messages, partial(self.template.prompt, messages, tools))
 
     async def delta_ids(self, messages: Sequence[Message]) -> list[int]:
         """`template.delta` of these messages; long ones are tokenised in a thread."""
-        return await self._tokenised(messages, lambda: self.template.delta(messages))
-
-    async def _tokenised(
-        self,
-        messages: Sequence[Message],
-        tokenise: Callable[[], T],
-        turn: AbstractContextManager[Any] | None = None,
-    ) -> T:
-        if sum(len(message.content) for message in messages) <= _MUCH_TEXT:
-            return tokenise()
-
-        def aside() -> T:
-            with turn or nullcontext():
-                return tokenise()
-
-        return await in_thread(aside)
+        return await _tokenised(messages, partial(self.template.delta, messages))
 
     def with_system_prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The conversation with the agent's own persona and system prompt in front."""
@@ -256,11 +236,8 @@ class MultiTurnAgent:
         least = self.template.least_tokens(self._always_shown(messages))
         if least >= self.context_length:  # before anything is tokenised: a megabyte takes a second
             raise self._too_long(messages, f"at least {least}")
-        if sum(len(message.content) for message in messages) + len(repr(tools)) > _MUCH_TEXT:
-            loop = asyncio.get_running_loop()
-            shown, ids = await loop.run_in_executor(_tokenizing, self._fitting, messages, tools)
-        else:
-            shown, ids = self._fitting(messages, tools)
+        fitting = partial(self._fitting, messages, tools)
+        shown, ids = await _tokenised(messages, fitting, also=len(repr(tools)))
         if len(ids) >= self.context_length:
             raise self._too_long(shown, str(len(ids)))
         params = SamplingParams(
@@ -354,3 +331,13 @@ class MultiTurnAgent:
         agent = cls(AgentConfig(model_name=str(path), **settings))
         await agent.initialize()
         return agent
+
+
+async def _tokenised(messages: Sequence[Message], tokenise: Callable[[], T], *, also: int = 0) -> T:
+    """What `tokenise` returns, called in the one thread for it where there are many characters.
+
+    `also`: characters besides those of the messages.
+    """
+    if sum(len(message.content) for message in messages) + also <= _MUCH_TEXT:
+        return tokenise()
+    return await asyncio.get_running_loop().run_in_executor(_tokenizing, tokenise)

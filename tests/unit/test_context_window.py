@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -141,3 +143,22 @@ async def test_long_messages_are_tokenised_in_a_thread_and_short_ones_at_once(
     here, apart = threads
     assert here is threading.current_thread()
     assert apart is not here
+
+
+async def test_long_prompts_of_a_group_wait_for_each_other_in_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread for each would take those of users, tools and rewards while it waits."""
+    async with make_agent() as agent:
+        threads: list[int] = []
+
+        def noted(*_: Any) -> list[int]:
+            threads.append(threading.get_ident())
+            time.sleep(0.002)  # it runs in a thread
+            return [1]
+
+        monkeypatch.setattr(agent.template, "prompt", noted)
+        long = [Message(role="user", content="where is my order? " * 1000)]
+        await asyncio.gather(*(agent.prompt_ids(long) for _ in range(20)))
+    assert len(threads) == 20
+    assert {*threads} == {threads[0]} != {threading.get_ident()}

@@ -59,8 +59,8 @@ def facts_told(
     types = tuple(tuple(options) for options in choices)
     known = [value for text in (*heard, *given) for value in read_values(text, types)]
     wanted = [wanted_value(wording, types) for wordings in facts.values() for wording in wordings]
-    state = Replies(
-        said=[read_statements(text) for text in replies],
+    read = Replies(
+        statements=[read_statements(text) for text in replies],
         values=[read_values(text, types) for text in replies],
         sound=frozenset(range(len(replies)) if sound is None else sound),
         expected=[value for value in wanted if value is not None],
@@ -69,7 +69,7 @@ def facts_told(
         topic=frozenset(stem(word) for text in heard for word, _, _ in read_statements(text).words),
     )
     mentions = {
-        name: find_mentions(wordings, state, types, most=_MOST_MENTIONS + 1)
+        name: find_mentions(wordings, read, types, most=_MOST_MENTIONS + 1)
         for name, wordings in facts.items()
     }
     covered = frozenset(
@@ -78,7 +78,7 @@ def facts_told(
         for mention in found
         for value in mention.values
     )
-    return {name: _telling(found, state, covered) for name, found in mentions.items()}
+    return {name: _telling(found, read, covered) for name, found in mentions.items()}
 
 
 def told(wordings: Iterable[str], text: str) -> bool:
@@ -113,7 +113,7 @@ def _telling(mentions: Sequence[Mention], replies: Replies, covered: frozenset[t
 
 def _is_live(mention: Mention, replies: Replies) -> bool:
     """Is it asserted by a sound reply, for itself, and not taken back?"""
-    statements = replies.said[mention.reply]
+    statements = replies.statements[mention.reply]
     return (
         mention.reply in replies.sound
         and mention.place.asserted
@@ -132,8 +132,8 @@ def _is_to_come(mention: Mention, statements: Statements) -> bool:
 
 def _is_retracted(mention: Mention, replies: Replies) -> bool:
     """Is it taken back later? "That was a lie" does it, "Thursday was a lie" not to Friday."""
-    for number in range(mention.reply, len(replies.said)):
-        statements = replies.said[number]
+    for number in range(mention.reply, len(replies.statements)):
+        statements = replies.statements[number]
         for span in statements.retractions:
             same = number == mention.reply
             if same and (mention.start >= span.start or statements.is_of_earlier(span)):
@@ -145,11 +145,11 @@ def _is_retracted(mention: Mention, replies: Replies) -> bool:
 
 def _names_another(span: Span, number: int, mention: Mention, replies: Replies) -> bool:
     """Is there another value of the fact's type in the sentence that takes something back?"""
-    start = replies.said[number].sentence(span.start).start
+    start = replies.statements[number].sentence(span.start).start
     return any(
-        start <= value.start < span.end and value.kind == own.kind and not same_value(value, own)
+        start <= value.start < span.end and value.kind == inside.kind and not same_value(value, inside)
         for value in replies.values[number]
-        for own in mention.values
+        for inside in mention.values
     )
 
 
@@ -158,7 +158,7 @@ def _is_contradicted(mentions: Sequence[Mention], live: Sequence[Mention], repli
     denied = [
         mention
         for mention in mentions
-        if (mention.place.denials or denied_after(replies.said[mention.reply], mention.end))
+        if (mention.place.denials or denied_after(replies.statements[mention.reply], mention.end))
         and not (mention.place.asked or mention.place.supposed or mention.place.planned or mention.place.past)
     ]
     if not any(mention.values for mention in live):

@@ -49,9 +49,8 @@ _MEANINGS: Mapping[str, re.Pattern[str]] = {
 
 _RESTRICTED = re.compile(
     r"\b(?:only (?:for|on|if|when|from|above|over|with|applies|starts?)|(?:starts?|begins?) (?:at|from)"
-    r"|kicks in"
-    r"|reserved for|limited to|applies (?:only )?(?:to|from|above|over)|orders (?:over|above|of|from)"
-    r"|for members)\b"
+    r"|kicks in|reserved for|limited to|applies (?:only )?(?:to|from|above|over)|orders (?:over|above|of"
+    r"|from)|for members)\b"
 )
 _TOGETHER = 40
 """Characters between the words of a phrase that is said in another order."""

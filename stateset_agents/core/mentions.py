@@ -37,7 +37,7 @@ class Mention:
 class Replies:
     """What the agent said, and what its values are compared with."""
 
-    said: Sequence[Statements]
+    statements: Sequence[Statements]
     values: Sequence[Sequence[Value]]
     """Per reply, in order."""
     sound: frozenset[int]
@@ -54,22 +54,20 @@ class Replies:
 
 _DENIED_AFTER = re.compile(
     r",?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as)\b)[\w$#-]+){0,4}?"
-    r"(?: (?:is|are|was|were|be|will be)(?:n't| not| never| no longer| hardly)\b(?= (?:the|a|an|your|our"
-    r"|right|correct"
-    r"|true|it|possible|available|going|valid|what|when|where|how|happening|realistic|feasible|on|even"
-    r"|offered"
-    r"|allowed|covered|permitted|granted|booked|reserved|yours|used|planned|scheduled|coming|in)\b|\W{0,9}[.,;!?]|\W{0,9}$)"
+    # "is not right", "is not."
+    r"(?: (?:is|are|was|were|be|will be)(?:n't| not| never| no longer| hardly)\b"
+    r"(?= (?:the|a|an|your|our|right|correct|true|it|possible|available|going|valid|what|when|where|how"
+    r"|happening|realistic|feasible|on|even|offered|allowed|covered|permitted|granted|booked|reserved|yours"
+    r"|used|planned|scheduled|coming|in)\b|\W{0,9}[.,;!?]|\W{0,9}$)"
+    # "won't work"
     r"| (?:(?:wo|ca|do|does)n't|(?:will|can|does|do) ?not) (?:work|happen|do|be|apply|suit|hold|come true)"
-    r"| (?:is|are|was|were|would be|sounds|looks|seems)(?: (?:simply|just|completely|totally|quite|sadly"
-    r"|all|a|an|pure)){0,3}"
+    # "is simply out of the question"
+    r"| (?:is|are|was|were|would be|sounds|looks|seems)"
+    r"(?: (?:simply|just|completely|totally|quite|sadly|all|a|an|pure)){0,3}"
     r" (?:wrong|false|untrue|impossible|out of the question|lie|joke|incorrect|off the table|excluded"
-    r"|unavailable"
-    r"|myth|nonsense|typo|mistake|error|slip|unrealistic|too good to be true|fiction|made up|unlikely"
-    r"|doubtful"
-    r"|invented|against|no longer))"
+    r"|unavailable|myth|nonsense|typo|mistake|error|slip|unrealistic|too good to be true|fiction|made up"
+    r"|unlikely|doubtful|invented|against|no longer))"
 )
-
-
 _NEGATIVE = re.compile(r"(?:not|no|never|cannot) ", re.IGNORECASE)
 
 
@@ -93,10 +91,10 @@ def wanted_value(wording: str, choices: tuple[tuple[str, ...], ...] = ()) -> Val
 def phrase_spans(wording: str, statements: Statements, *, plural: bool = False) -> Iterator[Span]:
     """Where the words of the wording stand one after another; also in `plural`, if asked for."""
     parts = [word for word, _, _ in read_statements(wording).words]
-    said = statements.words
-    for place in range(len(said) - len(parts) + 1):
-        if all(_same(said[place + number][0], part, plural) for number, part in enumerate(parts)):
-            yield Span(said[place][1], said[place + len(parts) - 1][2])
+    words = statements.words
+    for place in range(len(words) - len(parts) + 1):
+        if all(_same(words[place + number][0], part, plural) for number, part in enumerate(parts)):
+            yield Span(words[place][1], words[place + len(parts) - 1][2])
 
 
 def _same(word: str, part: str, plural: bool) -> bool:
@@ -110,7 +108,7 @@ def find_mentions(
     """The mentions of a fact in all replies, in order, up to `most` of each."""
     found = []
     wanted = [value for wording in wordings if (value := wanted_value(wording, choices)) is not None]
-    for number, (statements, values) in enumerate(zip(replies.said, replies.values, strict=True)):
+    for number, (statements, values) in enumerate(zip(replies.statements, replies.values, strict=True)):
         spans = {span for wording in wordings for span in phrase_spans(wording, statements)}
         for value in values:
             if any(other.kind != "number:" and same_value(value, other) for other in wanted):

@@ -93,8 +93,7 @@ _OR_OTHER = re.compile(
 _OR_CLAUSE = re.compile(r"\W*or\b")
 _NO_ITEM = (
     r"(?!(?:you|we|i|they|he|she|it|if|call|contact|please|let|just|simply|earlier|sooner|less|so|more"
-    r"|better|fewer|below"
-    r"|above|have|get|use|ask|write|reply|visit|come|whether|rather|before|after)\b)"
+    r"|better|fewer|below|above|have|get|use|ask|write|reply|visit|come|whether|rather|before|after)\b)"
 )
 _OR_WORD = re.compile(rf"\s?/\s?[^\W\d]|\s+or\s+{_NO_ITEM}\w")
 _OR_ITEM = re.compile(rf"\s?,?\s?or\s+(?:the |a |in |at |on |by )?{_NO_ITEM}[\w'-]+\s?(?:[.,;:!?)]|$)")
@@ -106,24 +105,20 @@ _LIST_BEFORE = re.compile(rf"[\w'-]\s?,\s?{_ITEM}\s?,?\s+(?:and|or)\s+(?:(?:the|
 
 _YOURS = re.compile(
     r"\byou(?:'ve|'d| have| had| also| really| only| did| do){0,3} (?:say|said|wrote|write|ask|need|want"
-    r"|paid|pay|bought"
-    r"|order|mention|told|thought|think|hope|prefer|request|expect|were|had|knew|know|read|heard|plan"
-    r"|book|chose|picked"
-    r"|wish|sent|gave|asked)\w*\b|\bas you (?:say|said|wrote)"
+    r"|paid|pay|bought|order|mention|told|thought|think|hope|prefer|request|expect|were|had|knew|know"
+    r"|read|heard|plan|book|chose|picked|wish|sent|gave|asked)\w*\b|\bas you (?:say|said|wrote)"
 )
 _QUOTE = re.compile(r"[\"\u201c\u201d]")
 _BOUND = re.compile(
     r"\b(?:over|above|under|below|beyond|at least|more than|less than|start(?:s|ing)? (?:at|from)"
-    r"|minimum of|up to"
-    r"|until|no later than|by)\s?(?:the )?$"
+    r"|minimum of|up to|until|no later than|by)\s?(?:the )?$"
 )
 _DAYS = re.compile(
     r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|weekdays?|weekends?|holidays?|every day)\b"
 )
 _CORRECTION = re.compile(
     rf"[\s,.;:{_DASH}]*(?:sorry|i mean|i meant|no|correction|rather|actually|make that|scratch that|oops"
-    rf"|pardon|well"
-    rf"|wait)\b[\s,.;:{_DASH}]*(?:[\w']+[\s,.;:{_DASH}]+){{0,4}}"
+    rf"|pardon|well|wait)\b[\s,.;:{_DASH}]*(?:[\w']+[\s,.;:{_DASH}]+){{0,4}}"
 )
 _PART = re.compile(r" (?:out )?of (?:the |your |those |these )?[$€£\d]")
 _WHOLE = re.compile(r"[\d%] (?:out )?of (?:the |your |those |these )?$")
@@ -132,13 +127,11 @@ _WHICH = re.compile(r"\s?(?:which|who|that)\b")
 _PRONOUN = re.compile(r"\b(?:it|this|that|they|these|it's|that's|they're)\b")
 _NOUNS = re.compile(
     r"\b(?:the|a|an|our|this|each|every) ([^\W\d_]+(?: (?!(?:is|are|was|were|on|at|in|by|for|of|to|and"
-    r"|costs?|takes?)\b)"
-    r"[^\W\d_]+)?)"
+    r"|costs?|takes?)\b)[^\W\d_]+)?)"
 )
 _SUBJECT = re.compile(
     r"^\W{0,9}(?:(?:and|but|so|while) )?([^\W\d_]+) (?:is|are|was|were|starts?|ends?|costs?|closes?"
-    r"|opens?|begins?|takes?"
-    r"|runs?|needs?)\b"
+    r"|opens?|begins?|takes?|runs?|needs?)\b"
 )
 _GENERIC = frozenset(
     ("day", "date", "week", "month", "time", "number", "amount", "sum", "first", "last", "other")
@@ -149,7 +142,7 @@ _WORD = re.compile(r"[\w']+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Telling:
+class _Fact:
     """How a fact is told, as far as second values are compared with it."""
 
     kind: str
@@ -182,86 +175,91 @@ class _Second:
 
 
 def has_second_value(live: Sequence[Mention], replies: Replies, covered: frozenset[tuple[int, int]]) -> bool:
-    """Does a value of the fact's type stand beside it that nothing excuses? `covered`: the facts' own"
-    " values."""
+    """Does a value of the fact's type stand beside it that nothing excuses?
+
+    `covered`: where the values of the facts themselves stand.
+    """
     for kind in {value.kind for mention in live for value in mention.values}:
-        telling = _how_told(kind, live, replies)
+        fact = _how_told(kind, live, replies)
         seconds = [
             _Second(value, number, statements, statements.at(value.start))
-            for number, (statements, values) in enumerate(zip(replies.said, replies.values, strict=True))
+            for number, (statements, values) in enumerate(
+                zip(replies.statements, replies.values, strict=True)
+            )
             for value in values
             if value.kind == kind
             and (number, value.start) not in covered
-            and not any(same_value(value, other) for other in (*telling.values, *replies.expected))
-            and _rules_out(value, telling, statements)
+            and not any(same_value(value, other) for other in (*fact.values, *replies.expected))
+            and _rules_out(value, fact, statements)
         ]
-        if _take_back(seconds, telling, live, replies):
+        if _take_back(seconds, fact, live, replies):
             return True
     return False
 
 
-def _take_back(
-    seconds: Sequence[_Second], telling: _Telling, live: Sequence[Mention], replies: Replies
-) -> bool:
+def _take_back(seconds: Sequence[_Second], fact: _Fact, live: Sequence[Mention], replies: Replies) -> bool:
     denied = {
-        (second.value.value): (second.reply, second.value.start) for second in seconds if second.place.denials
+        second.value.value: (second.reply, second.value.start) for second in seconds if second.place.denials
     }
     others: set[object] = set()
     withdrawn: set[object] = set()
     for second in seconds:
-        if _is_excused(second, telling, replies):
+        if _is_excused(second, fact, replies):
             continue
         position = (second.reply, second.value.start)
         if denied.get(second.value.value, (-1, 0)) > position or _is_corrected(
-            second, live, replies, telling.last
+            second, live, replies, fact.last
         ):
             withdrawn.add(second.value.value)
-        elif _is_other(second, telling, replies):
+        elif _is_other(second, fact, replies):
             others.add(second.value.value)
         else:
             return True
     return len(others) > _MOST_OTHERS or len(withdrawn) > _MOST_WITHDRAWN
 
 
-def _how_told(kind: str, live: Sequence[Mention], replies: Replies) -> _Telling:
+def _how_told(kind: str, live: Sequence[Mention], replies: Replies) -> _Fact:
     values = [(mention, value) for mention in live for value in mention.values if value.kind == kind]
     names = _OF_KIND.get(kind, frozenset())
     asked = {name for name in names if _ATTRIBUTES[name] & replies.questions}
-    said = {name for mention, value in values for name in _said_of(value, replies.said[mention.reply])}
-    attributes = frozenset(asked & said or asked or said)
-    return _Telling(
+    stated = {
+        name for mention, value in values for name in _said_of(value, replies.statements[mention.reply])
+    }
+    attributes = frozenset(asked & stated or asked or stated)
+    return _Fact(
         kind=kind,
         values=frozenset(value for _, value in values),
         attributes=attributes,
         past=all(mention.place.past for mention in live),
-        bounds=any(_is_bound(mention.start, replies.said[mention.reply]) for mention in live),
+        bounds=any(_is_bound(mention.start, replies.statements[mention.reply]) for mention in live),
         about_another=any(
-            _is_about_another(value, replies.said[mention.reply], replies, attributes)
+            _is_about_another(value, replies.statements[mention.reply], replies, attributes)
             for mention, value in values
         ),
         days=frozenset(
             day
             for mention in live
-            for day in _DAYS.findall(replies.said[mention.reply].clause(mention.start))
+            for day in _DAYS.findall(replies.statements[mention.reply].clause(mention.start))
         ),
         clauses=frozenset(
-            (mention.reply, replies.said[mention.reply].clause_number(mention.start)) for mention in live
+            (mention.reply, replies.statements[mention.reply].clause_number(mention.start))
+            for mention in live
         ),
-        contents=frozenset(_contents(m.start, m.end, replies.said[m.reply]) for m in live),
+        contents=frozenset(_contents(m.start, m.end, replies.statements[m.reply]) for m in live),
         places=tuple((mention.reply, mention.start, mention.end) for mention in live),
         last=max((mention.reply, mention.start) for mention in live),
     )
 
 
-def _rules_out(value: Value, telling: _Telling, statements: Statements) -> bool:
+def _rules_out(value: Value, fact: _Fact, statements: Statements) -> bool:
     """Can both not be true? Identifiers of another shape may, and earlier stages of an order."""
-    if telling.kind == "id":
-        return any(_shape(value) == _shape(fact) for fact in telling.values)
-    if telling.kind == "status":
+    if fact.kind == "id":
+        return any(_shape(value) == _shape(other) for other in fact.values)
+    if fact.kind == "status":
         if not _STATED.search(statements.low[max(0, value.start - 40) : value.start]):
             return False
         rank = _RANKS.get(value.value, 0)
-        return any(rank == 0 or rank >= _RANKS.get(fact.value, 0) for fact in telling.values)
+        return any(rank == 0 or rank >= _RANKS.get(other.value, 0) for other in fact.values)
     return True
 
 
@@ -269,7 +267,7 @@ def _shape(value: Value) -> str:
     return re.sub(r"\d+", "9", re.sub(r"[^\W\d_]", "a", str(value.value)))
 
 
-def _is_excused(second: _Second, telling: _Telling, replies: Replies) -> bool:
+def _is_excused(second: _Second, fact: _Fact, replies: Replies) -> bool:
     """Is it denied, asked, supposed, past, or the user's?"""
     value, statements, place = second.value, second.statements, second.place
     if place.denials or place.supposed or denied_after(statements, value.end):
@@ -281,31 +279,31 @@ def _is_excused(second: _Second, telling: _Telling, replies: Replies) -> bool:
     ):
         return True
     said_of = _said_of(value, statements)
-    differs = _differs(said_of, telling)
-    if place.past and (differs or not telling.past):
+    differs = _differs(said_of, fact)
+    if place.past and (differs or not fact.past):
         return True
     if (value.kind, value.value) not in replies.known:
         return False
-    if differs or _is_yours(value, statements) or _is_beside(second, telling):
+    if differs or _is_yours(value, statements) or _is_beside(second, fact):
         return True
-    return (not said_of or telling.kind == "id") and not _is_parallel(second, telling)
+    return (not said_of or fact.kind == "id") and not _is_parallel(second, fact)
 
 
-def _is_other(second: _Second, telling: _Telling, replies: Replies) -> bool:
+def _is_other(second: _Second, fact: _Fact, replies: Replies) -> bool:
     """Is it about something else: a bound, another attribute, another day or another thing?"""
     value, statements = second.value, second.statements
     if second.place.doubted:
         return False
     said_of = _said_of(value, statements)
-    if _differs(said_of, telling) or (_is_bound(value.start, statements) and not telling.bounds):
+    if _differs(said_of, fact) or (_is_bound(value.start, statements) and not fact.bounds):
         return True
     if _is_part_or_whole(value, statements):
         return True
-    if telling.kind == "time":
+    if fact.kind == "time":
         days = set(_DAYS.findall(statements.clause(value.start)))
-        if days and telling.days and not days & telling.days:
+        if days and fact.days and not days & fact.days:
             return True
-    return not telling.about_another and _is_about_another(value, statements, replies, telling.attributes)
+    return not fact.about_another and _is_about_another(value, statements, replies, fact.attributes)
 
 
 def _is_part_or_whole(value: Value, statements: Statements) -> bool:
@@ -314,16 +312,16 @@ def _is_part_or_whole(value: Value, statements: Statements) -> bool:
     return bool(_PART.match(after) or _WHOLE.search(before))
 
 
-def _differs(said_of: frozenset[str], telling: _Telling) -> bool:
+def _differs(said_of: frozenset[str], fact: _Fact) -> bool:
     """Is it said of something else than the fact?"""
-    known = telling.attributes or said_of <= _PARTS
-    return bool(said_of and known) and not said_of & telling.attributes
+    known = fact.attributes or said_of <= _PARTS
+    return bool(said_of and known) and not said_of & fact.attributes
 
 
-def _is_beside(second: _Second, telling: _Telling) -> bool:
+def _is_beside(second: _Second, fact: _Fact) -> bool:
     """In the fact's own clause, and not in a row with it: "order K27 has the number Z48"?"""
     value, low = second.value, second.statements.low
-    for reply, start, end in telling.places:
+    for reply, start, end in fact.places:
         if reply == second.reply and abs(start - value.start) <= NEARBY:
             gap = low[value.end : start] if value.end <= start else low[end : value.start]
             if second.statements.clause_number(start) == second.statements.clause_number(value.start):
@@ -343,13 +341,13 @@ def _is_yours(value: Value, statements: Statements) -> bool:
     return bool(_YOURS.search(before) or _QUOTE.search(before[-3:]))
 
 
-def _is_parallel(second: _Second, telling: _Telling) -> bool:
+def _is_parallel(second: _Second, fact: _Fact) -> bool:
     """Does its clause say of it what another clause says of the fact?"""
     clause = (second.reply, second.statements.clause_number(second.value.start))
-    if clause in telling.clauses:
+    if clause in fact.clauses:
         return False
     here = _contents(second.value.start, second.value.end, second.statements)
-    return any(2 * len(here & there) >= len(here | there) for there in telling.contents)
+    return any(2 * len(here & there) >= len(here | there) for there in fact.contents)
 
 
 def _contents(start: int, end: int, statements: Statements) -> frozenset[str]:
@@ -366,14 +364,13 @@ def _is_bound(start: int, statements: Statements) -> bool:
 
 
 def _is_corrected(second: _Second, live: Sequence[Mention], replies: Replies, last: tuple[int, int]) -> bool:
-    """Is it taken back before the fact is told: "Thursday, sorry, Friday", "I said Thursday, that was"
-    " wrong"?"""
+    """Is it taken back before the fact is told: "Thursday, sorry, Friday"?"""
     end = second.value.end
     for reply in range(second.reply, last[0] + 1):
-        for span in replies.said[reply].retractions:
+        for span in replies.statements[reply].retractions:
             if (second.reply, second.value.start) <= (reply, span.end) and (reply, span.start) <= last:
                 return True
-    if (second.reply, second.value.start) < last and _NOW.search(replies.said[last[0]].clause(last[1])):
+    if (second.reply, second.value.start) < last and _NOW.search(replies.statements[last[0]].clause(last[1])):
         return not _NOW.search(second.statements.clause(second.value.start))
     following = [m.start for m in live if m.reply == second.reply and end <= m.start <= end + 60]
     return bool(following) and bool(_CORRECTION.fullmatch(second.statements.low, end, following[0]))
@@ -408,7 +405,7 @@ def _is_about_another(
 
 def is_alternative(mention: Mention, replies: Replies) -> bool:
     """Is the fact joined to another value by "or", a slash, a dash or "to"?"""
-    statements = replies.said[mention.reply]
+    statements = replies.statements[mention.reply]
     low = statements.low
     before, after = low[max(0, mention.start - 60) : mention.start], low[mention.end : mention.end + 60]
     if _OR_BEFORE.search(before) or _OR_OTHER.match(after) or _OR_ITEM.match(after):
@@ -442,17 +439,16 @@ _FILLERS = frozenset(
 def is_one_of_many(live: Sequence[Mention], replies: Replies) -> bool:
     """Does a fact of no type fill a frame that two other words fill, too?
 
-    "It is free. It is dear. It is cheap." names everything to hit something. ("it", "is", "free") is the"
-    " frame
-    (("it", "is"), ()) filled by ("free",).
+    "It is free. It is dear. It is cheap." names everything to hit something: ("it", "is", "free") is the
+    frame (("it", "is"), ()) filled by ("free",).
     """
     clauses = {
         clause
-        for statements in replies.said
+        for statements in replies.statements
         for span in statements.clauses
         if (clause := _frame_words(statements.low[span.start : span.end]))
     }
-    phrases = {tuple(_WORD.findall(replies.said[m.reply].low[m.start : m.end])) for m in live}
+    phrases = {tuple(_WORD.findall(replies.statements[m.reply].low[m.start : m.end])) for m in live}
     expected = phrases | {tuple(str(value.value).split()) for value in replies.expected}
     longest = max(map(len, phrases))
     frames: dict[tuple[tuple[str, ...], tuple[str, ...]], set[tuple[str, ...]]] = {}

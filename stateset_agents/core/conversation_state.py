@@ -6,9 +6,10 @@ forks, and closes it at the end.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stateset_agents.core.named_arguments import NamedCall
@@ -51,10 +52,25 @@ class StateMaker:
         self._last = self._checked(made)
         return made
 
-    def made_at_once(self, scenario: Scenario, seed: int) -> Any:
-        """A state to look at before anything runs; whoever asks closes it. Only for a sync function."""
+    @contextlib.contextmanager
+    def looked_at(self, scenario: Scenario, seed: int) -> Iterator[Any]:
+        """A state to look at before anything runs, closed at the end. Only for a sync function.
+
+        Raises ConfigurationError where its `close` is async: nothing awaits it here.
+        """
         args, kwargs = self._make.bound({"scenario": scenario, "seed": seed})
-        return self._checked(self._make.function(*args, **kwargs))
+        made = self._checked(self._make.function(*args, **kwargs))
+        close = getattr(made, "close", None)
+        if inspect.iscoroutinefunction(close):
+            raise ConfigurationError(
+                f"{type(made).__name__}.close is async, so no state can be made to look at the user first: "
+                "give ConversationEnvironment(local=True), or False where a step waits on anything remote"
+            )
+        try:
+            yield made
+        finally:
+            if callable(close):
+                close()
 
     @staticmethod
     def _checked(made: Any) -> Any:

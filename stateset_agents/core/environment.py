@@ -294,12 +294,14 @@ class ConversationEnvironment:
             return False
         if self._state is not None and not self._state.local:
             return False
-        scenario, state = self._scenarios[0], None
+        scenario = self._scenarios[0]
+        state: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self._state is not None and "state" in self._make_user.wanted:
+            state = self._state.looked_at(scenario, 0)
         try:
-            if self._state is not None and "state" in self._make_user.wanted:
-                state = self._state.made_at_once(scenario, 0)
-            args, kwargs = self._make_user.bound({"scenario": scenario, "seed": 0, "state": state})
-            return _is_local(_checked(self._make_user.function(*args, **kwargs)))
+            with state as made:
+                args, kwargs = self._make_user.bound({"scenario": scenario, "seed": 0, "state": made})
+                return _is_local(_checked(self._make_user.function(*args, **kwargs)))
         except (*PROGRAMMING_ERRORS, StatesetError):
             raise
         except Exception as error:

@@ -365,3 +365,31 @@ async def test_a_user_whose_goal_has_an_empty_closure_cell_is_forked() -> None:
 
     conversation = await begin(shop(user=user))
     assert await verdict(conversation.fork()) is False
+
+
+def test_the_state_that_is_made_to_look_at_the_user_is_closed() -> None:
+    made: list[Ledger] = []
+
+    def ledger() -> Ledger:
+        made.append(Ledger())
+        return made[-1]
+
+    def user(scenario: Scenario, seed: int, state: Ledger) -> User:
+        return ScriptedUser([f"You have {state.total}."])
+
+    assert ConversationEnvironment([SCENARIO], user=user, state=ledger).local
+    assert [ledger.is_closed for ledger in made] == [True]
+
+
+def test_a_state_with_an_async_close_cannot_be_looked_at_and_the_cure_is_local() -> None:
+    class Remote:
+        async def close(self) -> None: ...
+
+    def user(scenario: Scenario, seed: int, state: Remote) -> User:
+        return ScriptedUser(["Hm."])
+
+    with pytest.raises(
+        ConfigurationError, match=r"Remote.close is async.*give ConversationEnvironment\(local="
+    ):
+        ConversationEnvironment([SCENARIO], user=user, state=Remote)
+    assert ConversationEnvironment([SCENARIO], user=user, state=Remote, local=False)

@@ -233,12 +233,21 @@ class ConversationEnvironment:
         else:
             self._scenarios = tuple(load_scenarios(scenarios))
         self._state = None if state is None else StateMaker(state)
-        offered = ("scenario", "seed") if state is None else ("scenario", "seed", "state")
-        self._make_user = NamedCall("user", user or default_user, offered, positional=("scenario", "seed"))
+        of_state = () if state is None else ("state",)
+        cures = {"state": "give state=..., a function that makes it"} if state is None else {}
+        self._make_user = NamedCall(
+            "user",
+            user or default_user,
+            ("scenario", "seed", *of_state),
+            positional=("scenario", "seed"),
+            cures=cures,
+        )
         self._success: NamedCall | None = None
         if success is not None:
-            judged = ("scenario", "context", "messages", "replies", *(() if state is None else ("state",)))
-            self._success = NamedCall("success", success, judged, positional=("scenario", "messages"))
+            judged = ("scenario", "context", "messages", "replies", *of_state)
+            self._success = NamedCall(
+                "success", success, judged, positional=("scenario", "messages"), cures=cures
+            )
         self._toolbox = Toolbox(tools, max_result_chars=max_result_chars)
         if state is None and self._toolbox.takes_state:
             raise ConfigurationError(

@@ -31,8 +31,10 @@ class NamedCall:
         offered: Sequence[str],
         *,
         positional: Sequence[str] | None = None,
+        cures: Mapping[str, str] | None = None,
     ) -> None:
-        """`what` is for errors; a function may be named as "module:function".
+        """`what` is for errors; a function may be named as "module:function". `cures` says of names that are
+        known and not offered what would offer them.
 
         Raises ConfigurationError for what is no function, and for one that asks for something else.
         """
@@ -42,9 +44,11 @@ class NamedCall:
                 f"{what} must be a function with named parameters or 'module:function', got {found!r:.60}"
             )
         self.function: Callable[..., Any] = found
-        self._is_positional = positional is not None and _is_positional(found, offered, positional)
+        cures = cures or {}
+        known = (*offered, *cures)
+        self._is_positional = positional is not None and _is_positional(found, offered, known, positional)
         self.wanted: tuple[str, ...] = (
-            tuple(positional or ()) if self._is_positional else wanted_arguments(what, found, offered)
+            tuple(positional or ()) if self._is_positional else wanted_arguments(what, found, offered, cures)
         )
 
     def bound(self, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -59,7 +63,9 @@ class NamedCall:
         return await call_user_code(self.function, *args, **kwargs)
 
 
-def wanted_arguments(what: str, function: Callable[..., Any], offered: Sequence[str]) -> tuple[str, ...]:
+def wanted_arguments(
+    what: str, function: Callable[..., Any], offered: Sequence[str], cures: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
     """The names among `offered` that the function asks for; ConfigurationError where it asks for others."""
     try:
         parameters = inspect.signature(function).parameters
@@ -71,16 +77,19 @@ def wanted_arguments(what: str, function: Callable[..., Any], offered: Sequence[
         if by_name and parameter.name in offered:
             wanted.append(parameter.name)
         elif parameter.default is parameter.empty:
-            hint = argument_hint(parameter.name, offered)
+            cure = (cures or {}).get(parameter.name)
+            hint = argument_hint(parameter.name, offered) if cure is None else f" ({cure})"
             raise ConfigurationError(
                 f"{what}: cannot give parameter {str(parameter)!r}{hint}; there are: {', '.join(offered)}"
             )
     return tuple(wanted)
 
 
-def _is_positional(function: Callable[..., Any], offered: Sequence[str], positional: Sequence[str]) -> bool:
-    """Does it take `positional` in their order, under names of its own? A name that is offered must stand
-    in its place, or `def success(state, talk)` would be given a scenario as its state."""
+def _is_positional(
+    function: Callable[..., Any], offered: Sequence[str], known: Sequence[str], positional: Sequence[str]
+) -> bool:
+    """Does it take `positional` in their order, under names of its own? A known name must stand in its place,
+    or `def success(state, talk)` would be given a scenario as its state."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -94,6 +103,6 @@ def _is_positional(function: Callable[..., Any], offered: Sequence[str], positio
     except TypeError:
         return False
     return all(
-        parameter.name == place or parameter.name not in offered
+        parameter.name == place or parameter.name not in known
         for parameter, place in zip(parameters, positional, strict=False)
     )

@@ -304,7 +304,8 @@ async def test_success_asks_by_name_and_the_old_order_still_works() -> None:
     ):
         shop(success=lambda state, talk: True)
     with pytest.raises(
-        ConfigurationError, match="cannot give parameter 'state'; there are: scenario, context"
+        ConfigurationError,
+        match=r"cannot give parameter 'state' \(give state=.*; there are: scenario, context",
     ):
         ConversationEnvironment([SCENARIO], success=lambda messages, state: True)
 
@@ -393,3 +394,16 @@ def test_a_state_with_an_async_close_cannot_be_looked_at_and_the_cure_is_local()
     ):
         ConversationEnvironment([SCENARIO], user=user, state=Remote)
     assert ConversationEnvironment([SCENARIO], user=user, state=Remote, local=False)
+
+
+@pytest.mark.parametrize("name", ["success", "user"])
+def test_a_function_that_asks_for_a_state_that_is_not_made_is_refused(name: str) -> None:
+    """By its place alone it would be given the scenario as its state."""
+
+    def asks(state: dict[str, str], messages: Sequence[Message]) -> bool:
+        return bool(state)
+
+    with pytest.raises(
+        ConfigurationError, match=rf"{name}: cannot give parameter .state.*\(give state=\.\.\."
+    ):
+        ConversationEnvironment([SCENARIO], **{name: asks})

@@ -113,6 +113,11 @@ def test_products_do_not_depend_on_torchs_defaults(precision: MatmulPrecision) -
     assert least < off_by(found, F.linear(x.double(), weight.double())) < most
 
 
+def test_high_is_left_where_mkls_product_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_precision, "_gemm", lambda: lambda *arguments: None)
+    assert usable_precision("high", torch.device("cpu")) == "highest"
+
+
 def test_logits_stay_in_fp32() -> None:
     x, head, inner = torch.randn(4, 16), torch.randn(8, 16), torch.randn(8, 16)
     with fast_linears(False, "medium", wide=head):

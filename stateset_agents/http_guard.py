@@ -47,6 +47,23 @@ class HttpGuard:
     without_key: Collection[str] = ()
     """Paths that are answered without a key, such as a load balancer's."""
 
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError for a key that anybody has and a host that no request names."""
+        for name in ("hosts", "api_keys"):
+            _expect_texts(name, getattr(self, name))
+        if not all(map(str.strip, self.api_keys)):
+            raise ConfigurationError(
+                "an API key is empty: give one such as the output of openssl rand -hex 32"
+            )
+        for host in self.hosts:
+            name, port = _name_and_port(host)
+            colons = ":" in name and not name.startswith("[")  # an IPv6 address needs its brackets
+            if not name or colons or set("/*@ ") & set(name) or (port and not port.isdecimal()):
+                raise ConfigurationError(
+                    f"{host!r} is no name that a request has as its Host: write agents.example, "
+                    "agents.example:8080 or [fe80::1]"
+                )
+
     @classmethod
     def listening_on(
         cls,
@@ -60,6 +77,8 @@ class HttpGuard:
 
         Raises ConfigurationError where others can reach the address and no key is asked for.
         """
+        _expect_texts("api_keys", api_keys)
+        _expect_texts("allowed_hosts", allowed_hosts)
         local = is_loopback(address)
         if not local and not api_keys:
             raise ConfigurationError(
@@ -67,7 +86,7 @@ class HttpGuard:
                 f"--api-key-file FILE, set {API_KEY_VARIABLE}, or leave it on 127.0.0.1"
             )
         return cls(
-            hosts=(*LOOPBACK_NAMES, *filter(None, [_in_url(address)]), *allowed_hosts),
+            hosts=tuple(dict.fromkeys([*LOOPBACK_NAMES, *filter(None, [_in_url(address)]), *allowed_hosts])),
             any_address=not local,
             api_keys=tuple(api_keys),
             without_key=frozenset(without_key),
@@ -162,6 +181,12 @@ def read_api_keys(
             f"{source} holds no key: write one without spaces, such as the output of openssl rand -hex 32"
         )
     return keys
+
+
+def _expect_texts(name: str, given: Collection[str]) -> None:
+    """Each character of a text would be a key or a host."""
+    if isinstance(given, str):
+        raise ConfigurationError(f"{name} must be a list of texts, got a text: put it in [...]")
 
 
 def _name_and_port(host: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from stateset_agents.settings import closest
 __all__ = [
     "GREEDY_BELOW",
     "MAX_NESTING",
+    "MAX_VALUES",
     "Completion",
     "FinishReason",
     "Message",
@@ -21,6 +22,7 @@ __all__ = [
     "ToolCall",
     "VersionSpan",
     "is_nested_deeper",
+    "num_values",
 ]
 
 GREEDY_BELOW = 1e-5
@@ -29,6 +31,9 @@ GREEDY_BELOW = 1e-5
 MAX_NESTING = 64
 """Levels of objects and lists in what others send. A schema of tools has a dozen; whoever walks hundreds of
 them runs into Python's limit on recursion."""
+MAX_VALUES = 20_000
+"""Of a body, and of all arguments of calls in it: texts, numbers, lists and objects. To check as many holds
+the event loop 40 ms."""
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -164,6 +169,19 @@ def is_nested_deeper(value: Any, levels: int) -> bool:
             item for group in layer for item in (group.values() if isinstance(group, Mapping) else group)
         ]
     return True
+
+
+def num_values(body: bytes) -> int:
+    """At least as many as the values in a JSON text: its strings, and the separators outside of them."""
+    separators = sum(map(body.count, (b",", b"[", b"{")))
+    if separators <= MAX_VALUES // 2:  # even if none of them stands inside a string
+        return separators
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    strings = bare.count(b'"') // 2
+    if strings > MAX_VALUES:
+        return strings
+    outside = b"".join(bare.split(b'"')[::2])
+    return sum(map(outside.count, (b",", b"[", b"{")))
 
 
 def _shown(value: Any) -> str:

@@ -83,8 +83,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 after Ctrl-C or SIGTERM, 1 where the backend broke or requests were broken off."""
-    if not (math.isfinite(args.drain) and args.drain >= 0):
-        raise ConfigurationError(f"--drain must be seconds from 0 on, got {args.drain}")
+    for name in ("drain", "rest_after"):
+        seconds = getattr(args, name)
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ConfigurationError(f"--{name.replace('_', '-')} must be seconds from 0 on, got {seconds}")
+    if args.max_body is not None and args.max_body < 1:
+        raise ConfigurationError(f"--max-body must be bytes from 1 on, got {args.max_body}")
+    if not 0 <= args.port <= 65535:
+        raise ConfigurationError(f"--port must be from 0 to 65535, got {args.port}")
     return asyncio.run(_serve(args))
 
 
@@ -100,7 +106,9 @@ async def _serve(args: argparse.Namespace) -> int:
     from stateset_agents.serving.agents import AgentServer
 
     keys = read_api_keys(args.api_key_file)
-    HttpGuard.listening_on(args.host, api_keys=keys)  # refused before the model is loaded
+    HttpGuard.listening_on(
+        args.host, api_keys=keys, allowed_hosts=args.allowed_host
+    )  # refused before the model is loaded
     limits = limits_of(args)
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

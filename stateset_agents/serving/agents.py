@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import logging
 import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -105,7 +106,7 @@ class AgentServer:
         self._queue = Queue(self.limits)
         self._metrics = Metrics(self._queue)
         self._max_output_tokens = self.limits.max_output_tokens or agent.context_length
-        self._body = body_for(max_output_tokens=self._max_output_tokens, max_choices=self.limits.max_choices)
+        self._body = body_for(max_output_tokens=self._max_output_tokens, max_choices=self.limits.most_choices)
 
     @property
     def url(self) -> str:
@@ -125,6 +126,7 @@ class AgentServer:
                 self._guard.middleware(),
             ],
         )
+        app.on_response_prepare.append(self._hang_up_on_who_does_not_read)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._model)
@@ -147,10 +149,11 @@ class AgentServer:
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, self._host, self._port, backlog=1024).start()
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             await self.close()
+            reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(
-                f"cannot listen on {self._host}:{self._port}: {error.strerror}; choose another port"
+                f"cannot listen on {self._host}:{self._port}: {reason}; choose another port"
             ) from error
         self._resting = asyncio.create_task(rest_when_idle(self.agent.backend, self._rest_after))
         return self
@@ -212,6 +215,16 @@ class AgentServer:
                 code="request_timeout",
                 status=408,
             ) from error
+
+    async def _hang_up_on_who_does_not_read(self, http: web.Request, _: web.StreamResponse) -> None:
+        """Else a connection whose client reads nothing of its answer stays for ever.
+
+        Only Linux ends it (TCP_USER_TIMEOUT, https://man7.org/linux/man-pages/man7/tcp.7.html).
+        """
+        found = http.transport and http.transport.get_extra_info("socket")
+        if found and hasattr(socket, "TCP_USER_TIMEOUT"):
+            milliseconds = min(round(1000 * self.limits.read_timeout), 2**31 - 1)
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(milliseconds, 1))
 
     def _client(self, http: web.Request) -> str:
         """Who asks: by key, where clients have keys of their own, else by address."""

@@ -18,6 +18,8 @@ __all__ = ["ChatBody", "RolloutBody", "body_for", "refusal"]
 _INT64 = 2**63
 Text = Annotated[str, Field(max_length=256)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
+_SHOWN = 80
+"""Characters of what a client sent that an error repeats."""
 
 
 class _Part(BaseModel):
@@ -50,8 +52,8 @@ class ChatMessage(_Part):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[Call] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[Call], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -91,9 +93,11 @@ class ChatBody(_Part):
 
     model_config = ConfigDict(extra="forbid")
 
-    messages: list[ChatMessage] = Field(min_length=1, description="the last one is not the assistant's")
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(
+        min_length=1, description="the last one is not the assistant's"
+    )
     model: str | None = Field(default=None, description="the served model; unset: the same")
-    tools: list[OfferedTool] | None = None
+    tools: Annotated[list[OfferedTool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none"] | None = Field(
         default=None, description="none: as if no tool were offered"
     )
@@ -162,12 +166,12 @@ def refusal(error: ValidationError) -> tuple[str, str | None]:
     `temperature must be greater than or equal to 0, got -1`
     """
     errors = error.errors(include_url=False)
-    param = str(errors[0]["loc"][0]) if errors[0]["loc"] else None
-    errors = [item for item in errors if not param or item["loc"][0] == param]
+    param = str(errors[0]["loc"][0])[:_SHOWN] if errors[0]["loc"] else None
+    errors = [item for item in errors if not param or item["loc"][0] == errors[0]["loc"][0]]
     item = max(errors, key=lambda item: len(_path(item["loc"])))  # of a union the member that came furthest
     path = _path(item["loc"])
     if item["type"] == "extra_forbidden":
-        last = str(item["loc"][-1])
+        last = str(item["loc"][-1])[:_SHOWN]
         return f"{path if path.endswith(last) else f'{path}.{last}'} is not served here: leave it out", param
     if item["type"] == "missing":
         return f"{path} is missing", param
@@ -184,7 +188,7 @@ def _path(loc: Collection[str | int]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         elif part in _NAMES or not path:
-            path += f".{part}" if path else f"{part}"
+            path += f".{part}" if path else part[:_SHOWN]
     return path or "the body"
 
 
@@ -201,6 +205,6 @@ _NAMES = {
 
 def _shown(value: Any) -> str:
     try:
-        return f"{json.dumps(value):.80}"
+        return json.dumps(value)[:_SHOWN]
     except (TypeError, ValueError, RecursionError):
         return f"a {type(value).__name__}"

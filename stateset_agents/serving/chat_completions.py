@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ValidationError
 
 from stateset_agents.errors import ConfigurationError, StatesetError
-from stateset_agents.messages import FinishReason, Message
+from stateset_agents.messages import MAX_VALUES, FinishReason, Message, num_values
 from stateset_agents.serving.chat_body import ChatBody, refusal
 from stateset_agents.tracking.logging import get_logger
 
@@ -108,6 +108,8 @@ def read_request(data: Any, *, body: type[ChatBody] = ChatBody, ignore: Collecti
         read = body.model_validate(given)
     except ValidationError as error:
         raise _invalid(*refusal(error)) from error
+    if sum(map(num_values, _written_arguments(read))) > MAX_VALUES:
+        raise _invalid(f"the arguments of tool calls hold more than {MAX_VALUES:,} JSON values", "messages")
     options = read.stream_options
     return ChatRequest(
         messages=_messages(given["messages"]),
@@ -120,6 +122,14 @@ def read_request(data: Any, *, body: type[ChatBody] = ChatBody, ignore: Collecti
         logprobs=bool(read.logprobs),
         one_call=read.parallel_tool_calls is False,
     )
+
+
+def _written_arguments(read: ChatBody) -> Iterator[bytes]:
+    """Arguments that are the text of an object: to the body around them each is a single value."""
+    for message in read.messages:
+        for call in message.tool_calls or ():
+            if isinstance(call.function.arguments, str):
+                yield call.function.arguments.encode("utf-8", "surrogatepass")
 
 
 def _number(value: Any) -> Any:

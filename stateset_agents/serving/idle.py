@@ -8,7 +8,7 @@ from stateset_agents.backends.base import Backend
 
 __all__ = ["rest_when_idle"]
 
-_POLL_SECONDS = 1.0
+_POLL_SECONDS, _LEAST_SECONDS = 1.0, 0.05
 
 
 async def rest_when_idle(backend: Backend, seconds: float) -> None:
@@ -19,7 +19,7 @@ async def rest_when_idle(backend: Backend, seconds: float) -> None:
     loop = asyncio.get_running_loop()
     seen, since, rested = dict(backend.counts()), loop.time(), True
     while True:
-        await asyncio.sleep(min(_POLL_SECONDS, seconds / 4))
+        await asyncio.sleep(min(_POLL_SECONDS, max(seconds / 4, _LEAST_SECONDS)))
         counts = dict(backend.counts())
         if counts != seen:
             seen, since, rested = counts, loop.time(), False

@@ -42,6 +42,13 @@ class Limits(Settings):
         default=30.0, gt=0, allow_inf_nan=False, description="seconds in which a request has to arrive whole"
     )
 
+    @property
+    def most_choices(self) -> int:
+        """Answers to one request: `max_choices`, or fewer where no more may run and wait."""
+        of_all = self.max_running + self.max_waiting
+        of_one = self.max_running_per_client + self.max_waiting_per_client
+        return min(self.max_choices, of_all, of_one)
+
 
 class Place:
     """One answer's: it waits, then it runs, then it is left; `leave` may be called more than once."""
@@ -105,10 +112,14 @@ class Queue:
         waits = count if queued else max(0, count - max(0, free))
         if waits and queued + waits > limits.max_waiting_per_client:
             raise self._busy(
-                f"{queued} answers of yours wait, and more than {limits.max_waiting_per_client} may"
+                f"{queued} answers of yours wait, and more than {limits.max_waiting_per_client} may",
+                rounds=queued / min(limits.max_running, limits.max_running_per_client),
             )
         if waits and self.num_waiting + waits > limits.max_waiting:
-            raise self._busy(f"{self.num_waiting} answers wait here, and more than {limits.max_waiting} may")
+            raise self._busy(
+                f"{self.num_waiting} answers wait here, and more than {limits.max_waiting} may",
+                rounds=self.num_waiting / limits.max_running,
+            )
         places = [Place(self, client) for _ in range(count)]
         self._waiting.setdefault(client, deque()).extend(places)
         self._serve()
@@ -149,11 +160,11 @@ class Queue:
             if not waiting:
                 del self._waiting[client]
 
-    def _busy(self, why: str) -> ApiError:
-        seconds = math.ceil(self._seconds * (self.num_waiting + 1) / self._limits.max_running)
+    def _busy(self, why: str, *, rounds: float) -> ApiError:
+        """`rounds`: answers that run one after the other until those that wait now have run."""
         return ApiError(
             f"{why}: ask again later",
             code="too_many_requests",
             status=429,
-            retry_after=min(max(seconds, 1), 60),
+            retry_after=min(max(math.ceil(self._seconds * (rounds + 1)), 1), 60),
         )

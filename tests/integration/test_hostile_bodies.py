@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Iterator
@@ -23,8 +24,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 import stateset_agents
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.messages import MAX_VALUES, Message
 from stateset_agents.serving.agents import AgentServer
-from stateset_agents.serving.bodies import MAX_VALUES, default_max_body
+from stateset_agents.serving.bodies import default_max_body
 
 MIB = 2**20
 Body = tuple[bytes, dict[str, str]]
@@ -70,14 +72,21 @@ def tool(parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "look", "parameters": parameters}}
 
 
+def called(*arguments: str) -> bytes:
+    """A conversation with calls that have these arguments."""
+    calls = [{"id": "a", "function": {"name": "look", "arguments": text}} for text in arguments]
+    asked = {"role": "user", "content": "hi"}
+    return json.dumps({"messages": [asked, {"role": "assistant", "tool_calls": calls}, asked]}).encode()
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
         (chat("hi", tools=[tool(nested(900))]), 400, "more than 64 levels of lists and objects"),
         (chat("hi", tools=[tool(nested(60))]), 400, "more than 64 levels"),
         (chat("hi", tools=[tool(nested(59))]), 200, "ok"),
-        (b'{"messages": ' + b"[" * 100_000, 400, "more than 50,000 JSON values"),
-        (b'{"messages": ' + b"[" * 20_000, 400, "more than 64 levels"),
+        (b'{"messages": ' + b"[" * 100_000, 400, "more than 20,000 JSON values"),
+        (b'{"messages": ' + b"[" * 10_000, 400, "more than 64 levels"),
         (chat("hi")[:-1] + b', "temperature": ' + b"9" * 400 + b"}", 400, "is too large"),
         (chat("hi")[:-1] + b', "seed": ' + b"9" * 5000 + b"}", 400, "is too large"),
         (chat("hi")[:-1] + b', "temperature": Infinity}', 400, "Infinity is no JSON number"),
@@ -87,10 +96,20 @@ def tool(parameters: Any) -> dict[str, Any]:
         (b"\xff\xfe", 400, "the body is not JSON"),
         (b"", 400, "the body is not JSON"),
         (chat('a "quoted" {text}, [with] \\ everything, ' * 300), 200, "ok"),
-        (chat("hi", metadata={"list": [1] * (MAX_VALUES + 1)}), 400, "more than 50,000 JSON values"),
-        (chat("hi", metadata={"list": ["a"] * (MAX_VALUES + 1)}), 400, "more than 50,000 JSON values"),
-        (chat("hi", metadata={"text": "[{," * MAX_VALUES, "list": [1] * 40_000}), 200, "ok"),
+        (chat("hi", metadata={"list": [1] * (MAX_VALUES + 1)}), 400, "more than 20,000 JSON values"),
+        (chat("hi", metadata={"list": ["a"] * (MAX_VALUES + 1)}), 400, "more than 20,000 JSON values"),
+        (chat("hi", metadata={"text": "[{," * MAX_VALUES, "list": [1] * 19_000}), 200, "ok"),
         (chat("x" * 30_000), 400, "the model's context 20000"),
+        (b'{"messages": [' + b"0," * 15_000 + b"0]}", 400, "messages[0] must be"),  # the first, and no other
+        (chat([0] * 15_000), 400, "messages[0].content[0] must be"),
+        (chat("hi", tools=[0] * 15_000), 400, "tools[0] must be"),
+        (chat("hi", **{"k" * 200_000: 1}), 400, f"{'k' * 80} is not served here: leave it out"),
+        (chat("hi").decode().encode("utf-16"), 400, "the body is not JSON"),
+        (b"\xef\xbb\xbf" + chat("hi"), 200, "ok"),
+        (called('{"a": [' + "0," * MAX_VALUES + "0]}"), 400, "calls hold more than 20,000 JSON values"),
+        (called(*['{"a": [' + "{}," * 2_000 + "0]}"] * 12), 400, "calls hold more than 20,000 JSON values"),
+        (called('{"a": [' + "0," * 9_000 + "0]}"), 400, "the model's context 20000"),
+        (called('{"a": [' + "0," * 500 + "0]}"), 200, "ok"),
     ],
 )
 async def test_what_a_body_says_is_read_within_bounds(body: bytes, status: int, words: str) -> None:
@@ -98,6 +117,7 @@ async def test_what_a_body_says_is_read_within_bounds(body: bytes, status: int, 
         found, said = await asked(http, body)
         assert found == status, said
         assert words in said
+        assert len(said) < 400
 
 
 async def test_the_arguments_of_a_call_in_the_history_may_not_be_deep_either() -> None:
@@ -161,6 +181,25 @@ async def test_a_body_may_be_as_long_as_the_bound(length: int, chunked: bool) ->
 )
 def test_the_default_bound_follows_from_the_context(context: int, bound: int) -> None:
     assert default_max_body(context) == bound
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": ""}] * 1_000,
+        json.loads(called(json.dumps({"a": "x" * 20_000})))["messages"],
+    ],
+    ids=["many messages", "long arguments"],
+)
+async def test_a_conversation_of_any_kind_is_tokenised_beside_the_loop(messages: list[Any]) -> None:
+    backend = ScriptedBackend(lambda _: "fine", context_length=100_000)
+    async with MultiTurnAgent(AgentConfig(model_name="mine"), backend=backend) as agent:
+        threads = []
+        prompt = agent.template.prompt
+        agent.template.prompt = lambda *given: threads.append(threading.current_thread()) or prompt(*given)
+        await agent.answer([Message.from_openai(item) for item in messages])
+        assert threads
+        assert threading.main_thread() not in threads
 
 
 # --- a server of its own, under attack -------------------------------------------------------------------
@@ -269,6 +308,11 @@ def bodies_of_all_kinds(*, large: int, bombs: tuple[int, ...]) -> list[Body]:
         (gzip.compress(LONG_PROMPT), packed),
         (b"[" + b"[]," * 1_300_000 + b"[]]", {}),
         (json.dumps({"messages": [{"role": "user", "content": ""}] * 130_000}).encode(), {}),
+        (json.dumps({"messages": [{"role": "user", "content": ""}] * 6_000}).encode(), {}),
+        (json.dumps({"messages": [0] * 19_000}).encode(), {}),
+        (called('{"a": [' + "0," * 120_000 + "0]}"), {}),
+        (called(json.dumps({"a": "where is it " * 20_000})), {}),
+        (chat('"' + "," * 500_000).decode().encode("utf-16-le"), {}),
         *((bomb(mib), packed) for mib in bombs),
     ]
 

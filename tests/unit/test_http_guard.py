@@ -167,3 +167,23 @@ def test_serve_refuses_an_address_for_others_without_a_key_in_one_line():
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "nobody is asked for a key: give --api-key-file FILE, set STATESET_API_KEY" in line
+
+
+@pytest.mark.parametrize("settings", [{"api_keys": "a-long-secret"}, {"allowed_hosts": "agents.example"}])
+def test_a_text_is_no_list_of_texts(settings):  # each of its letters would be a key, or a host
+    (name,) = settings
+    with pytest.raises(ConfigurationError, match=rf"{name} must be a list of texts, got a text"):
+        HttpGuard.listening_on("127.0.0.1", **settings)
+
+
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_key_is_no_key(key):  # `Authorization: Bearer` would be let in
+    for make in (lambda: HttpGuard(api_keys=(key,)), lambda: HttpGuard.listening_on("::", api_keys=[key])):
+        with pytest.raises(ConfigurationError, match="an API key is empty: give one"):
+            make()
+
+
+@pytest.mark.parametrize("host", ["*", "https://agents.example", "fe80::1", "", "a b", "agents.example:x"])
+def test_a_host_that_no_request_has_is_one_line(host):
+    with pytest.raises(ConfigurationError, match="is no name that a request has as its Host: write"):
+        HttpGuard.listening_on("127.0.0.1", allowed_hosts=[host])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import socket
 import time
 from contextlib import asynccontextmanager
 
@@ -115,6 +116,43 @@ async def test_more_than_may_wait_are_refused_and_told_when_to_come_back(limits,
         assert 1 <= int(caught.value.headers["Retry-After"]) <= 60
         for item in held:
             item.__exit__(None, None, None)
+
+
+async def test_a_client_is_told_to_wait_for_its_own_answers_not_for_all_that_may_run():
+    queue = Queue(Limits(max_running=64, max_running_per_client=2, max_waiting_per_client=20))
+    queue.freed("before", 2.0)  # seconds that an answer takes
+    with queue.places("a", 22), pytest.raises(ApiError) as caught, queue.places("a"):
+        pass
+    assert caught.value.headers["Retry-After"] == "22"  # 20 wait, two at a time, and those that run
+
+
+async def test_more_answers_than_could_ever_run_are_refused_for_good():
+    async with served(lambda request: "ok", max_running=2, max_waiting=1) as (client, _):
+        assert len((await client().create(model="mine", messages=HI, n=3)).choices) == 3
+        with pytest.raises(openai.BadRequestError, match="n must be less than or equal to 3"):
+            await client().create(model="mine", messages=HI, n=4)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux ends such connections")
+async def test_a_client_that_reads_none_of_its_answers_is_hung_up_on():
+    async with served(lambda request: "ok", read_timeout=1.0) as (client, server):
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        deaf.setblocking(False)
+        loop = asyncio.get_running_loop()
+        port = int(server.url.rpartition(":")[2].partition("/")[0])
+        await loop.sock_connect(deaf, ("127.0.0.1", port))
+        asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2_000
+
+        async def until_it_ends():
+            while True:
+                await loop.sock_sendall(deaf, asked)
+                await asyncio.sleep(0.05)
+
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(until_it_ends(), 15)
+        deaf.close()
+        assert (await client().create(model="mine", messages=HI)).choices
 
 
 async def test_a_full_server_answers_429_with_retry_after():
@@ -294,3 +332,30 @@ def test_a_limit_that_cannot_be_is_one_line(name):
     Limits(**{name: least})
     with pytest.raises(ConfigurationError, match=f"{name}: input should be greater than"):
         Limits(**{name: least - 1})
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--rest-after=-1", "--rest-after must be seconds from 0 on, got -1"),
+        ("--rest-after=nan", "--rest-after must be seconds from 0 on, got nan"),
+        ("--max-body=0", "--max-body must be bytes from 1 on, got 0"),
+        ("--port=65536", "--port must be from 0 to 65535, got 65536"),
+        ("--drain=inf", "--drain must be seconds from 0 on, got inf"),
+    ],
+)
+def test_a_flag_that_cannot_be_is_refused_before_the_model_is_loaded(flag, words):
+    parser = argparse.ArgumentParser()
+    serve.add_parser(parser.add_subparsers())
+    with pytest.raises(ConfigurationError, match=words):
+        serve.run(parser.parse_args(["serve", "no-such-model", flag]))
+
+
+async def test_a_rest_after_no_seconds_does_not_keep_the_processor_busy():
+    async with MultiTurnAgent(AgentConfig(model_name="mine"), backend=ScriptedBackend(["ok"])) as agent:
+        looks = []
+        counts = agent.backend.counts
+        agent.backend.counts = lambda: looks.append(0) or counts()
+        async with AgentServer(agent, rest_after=0):
+            await asyncio.sleep(0.3)
+        assert 1 <= len(looks) < 20

@@ -45,7 +45,7 @@ async def chat(request: web.Request) -> web.Response:
     """The agent's next words, with the weights of the last finished step."""
     try:
         messages = json.loads(await request.read())["messages"]
-    except (ValueError, RecursionError, TypeError, KeyError):
+    except (web.RequestPayloadError, ValueError, RecursionError, TypeError, KeyError):
         raise web.HTTPBadRequest(
             text='the body must be {"messages": [{"role": "user", "content": ...}]}'
         ) from None

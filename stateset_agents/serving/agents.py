@@ -37,7 +37,7 @@ from stateset_agents.serving.chat_completions import (
 )
 from stateset_agents.serving.event_stream import EventStream
 from stateset_agents.serving.idle import rest_when_idle
-from stateset_agents.serving.limits import Limits, Place, Queue
+from stateset_agents.serving.limits import Held, Limits, Place, Queue
 from stateset_agents.serving.metrics import Metrics
 from stateset_agents.serving.openapi import OPEN_PATHS, document
 from stateset_agents.serving.under_way import UnderWay
@@ -104,6 +104,7 @@ class AgentServer:
         self._runner: web.AppRunner | None = None
         self._under_way = UnderWay()
         self._queue = Queue(self.limits)
+        self._held = Held(self.limits.max_held)
         self._metrics = Metrics(self._queue)
         self._max_output_tokens = self.limits.max_output_tokens or agent.context_length
         self._body = body_for(max_output_tokens=self._max_output_tokens, max_choices=self.limits.most_choices)
@@ -181,22 +182,11 @@ class AgentServer:
             await runner.cleanup()
 
     async def _complete(self, http: web.Request) -> web.StreamResponse:
-        from aiohttp import web
-
         stream = EventStream(http)
         try:
             async with self._under_way.request():
-                request = read_request(await self._read(http), body=self._body)
-                if request.model not in ("", self.name):
-                    raise _no_model(request.model, self.name)
-                with self._queue.places(self._client(http), request.num_choices) as places:
-                    asked = self._asked(request)
-                    if request.stream:
-                        return await self._stream(stream, asked, places)
-                    work = [self._answer(asked, place, number) for number, place in enumerate(places)]
-                    answers = await all_or_cancel(work)
-                    self._metrics.answered(answers)
-                    return web.json_response(whole(*answers))
+                with self._held.body() as take:
+                    return await self._respond(http, stream, take)
         except ConnectionError:  # the client left
             raise
         except Exception as error:
@@ -204,11 +194,29 @@ class AgentServer:
                 raise
             return await stream.fail(as_api_error(error, http))
 
-    async def _read(self, http: web.Request) -> Any:
+    async def _respond(
+        self, http: web.Request, stream: EventStream, take: Callable[[int], None]
+    ) -> web.StreamResponse:
+        """`take`: see `limits.Held`."""
+        from aiohttp import web
+
+        request = read_request(await self._read(http, take), body=self._body)
+        if request.model not in ("", self.name):
+            raise _no_model(request.model, self.name)
+        with self._queue.places(self._client(http), request.num_choices) as places:
+            asked = self._asked(request)
+            if request.stream:
+                return await self._stream(stream, asked, places)
+            work = [self._answer(asked, place, number) for number, place in enumerate(places)]
+            answers = await all_or_cancel(work)
+            self._metrics.answered(answers)
+            return web.json_response(whole(*answers))
+
+    async def _read(self, http: web.Request, take: Callable[[int], None]) -> Any:
         """The body's JSON; raises ApiError where it takes too long to come."""
         try:
             async with asyncio.timeout(self.limits.read_timeout):
-                return await read_json(http, self.max_body)
+                return await read_json(http, self.max_body, take)
         except TimeoutError as error:
             raise ApiError(
                 f"the body did not come within {self.limits.read_timeout:g} seconds",

@@ -16,7 +16,7 @@ from stateset_agents.messages import MAX_NESTING, MAX_VALUES, is_nested_deeper, 
 from stateset_agents.serving.chat_completions import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from aiohttp import web
 
@@ -37,13 +37,16 @@ def default_max_body(context_length: int) -> int:
     return min(_MOST, max(_LEAST, _BYTES_PER_TOKEN * context_length))
 
 
-async def read_json(http: web.Request, most: int) -> Any:
+async def read_json(http: web.Request, most: int, take: Callable[[int], None] | None = None) -> Any:
     """What the body of a request says. Raises ApiError where it is no JSON, or larger than `most` bytes."""
-    return parsed(await read_body(http, most))
+    return parsed(await read_body(http, most, take))
 
 
-async def read_body(http: web.Request, most: int) -> bytes:
-    """The body of a request, unpacked. Raises ApiError, status 413, as soon as it is larger than `most`."""
+async def read_body(http: web.Request, most: int, take: Callable[[int], None] | None = None) -> bytes:
+    """The body of a request, unpacked. Raises ApiError, status 413, as soon as it is larger than `most`.
+
+    `take` hears the size of each part before it is kept, and may refuse it.
+    """
     coding = http.headers.get("Content-Encoding", "identity").strip().lower()
     if coding != "identity" and coding not in _WBITS:
         raise ApiError(
@@ -59,6 +62,8 @@ async def read_body(http: web.Request, most: int) -> bytes:
         for part in (piece,) if unpack is None else unpack(piece):
             if len(body) + len(part) > most:
                 raise _too_large(most)
+            if take is not None:
+                take(len(part))
             body += part
             await asyncio.sleep(0)  # a piece may hold a thousand times its size
     if unpack is not None:

@@ -97,7 +97,7 @@ class ChatBody(_Part):
         min_length=1, description="the last one is not the assistant's"
     )
     model: str | None = Field(default=None, description="the served model; unset: the same")
-    tools: Annotated[list[OfferedTool], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[OfferedTool], Field(fail_fast=True, max_length=512)] | None = None
     tool_choice: Literal["auto", "none"] | None = Field(
         default=None, description="none: as if no tool were offered"
     )

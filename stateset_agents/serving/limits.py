@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pydantic import Field
@@ -18,7 +18,7 @@ from pydantic import Field
 from stateset_agents.serving.chat_completions import ApiError
 from stateset_agents.settings import Settings
 
-__all__ = ["Limits", "Place", "Queue"]
+__all__ = ["Held", "Limits", "Place", "Queue"]
 
 
 class Limits(Settings):
@@ -38,6 +38,11 @@ class Limits(Settings):
         default=None, ge=1, description="tokens of one answer; unset: the model's context"
     )
     max_choices: int = Field(default=8, ge=1, description="answers to one request (its n)")
+    max_held: int = Field(
+        default=256 * 2**20,
+        ge=1,
+        description="bytes of all bodies that are read or wait; further ones get 429",
+    )
     read_timeout: float = Field(
         default=30.0, gt=0, allow_inf_nan=False, description="seconds in which a request has to arrive whole"
     )
@@ -48,6 +53,39 @@ class Limits(Settings):
         of_all = self.max_running + self.max_waiting
         of_one = self.max_running_per_client + self.max_waiting_per_client
         return min(self.max_choices, of_all, of_one)
+
+
+class Held:
+    """The bytes of bodies in memory: many that are small enough may be too much together."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._bytes = 0
+
+    @contextmanager
+    def body(self) -> Iterator[Callable[[int], None]]:
+        """To be called with the size of each piece that is kept; all of it is let go at the end.
+
+        The call raises ApiError of status 429 where it is too much.
+        """
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if self._bytes + size > self._most:
+                raise ApiError(
+                    f"the requests that are read or wait have {self._most} bytes already: ask again later",
+                    code="too_many_requests",
+                    status=429,
+                    retry_after=1,
+                )
+            taken += size
+            self._bytes += size
+
+        try:
+            yield take
+        finally:
+            self._bytes -= taken
 
 
 class Place:

@@ -155,6 +155,20 @@ async def test_a_client_that_reads_none_of_its_answers_is_hung_up_on():
         assert (await client().create(model="mine", messages=HI)).choices
 
 
+async def test_bodies_that_wait_may_have_so_many_bytes_together():
+    long = [{"role": "user", "content": "x" * 2_000}]
+    async with served(lambda request: "ok", delay=0.3, max_running=1, max_held=5_000) as (client, _):
+        chat = client()
+        work = [chat.create(model="mine", messages=long) for _ in range(4)]
+        results = await asyncio.gather(*work, return_exceptions=True)
+        refused = [item for item in results if isinstance(item, openai.RateLimitError)]
+        assert len(refused) == 2
+        assert "have 5000 bytes already: ask again later" in refused[0].message
+        assert refused[0].response.headers["Retry-After"] == "1"
+        for _ in range(3):  # what was held is let go
+            assert (await chat.create(model="mine", messages=long)).choices
+
+
 async def test_a_full_server_answers_429_with_retry_after():
     async with served(lambda request: "ok", delay=0.2, max_running=1, max_waiting=1) as (client, _):
         chat = client()

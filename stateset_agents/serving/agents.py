@@ -185,7 +185,7 @@ class AgentServer:
         stream = EventStream(http)
         try:
             async with self._under_way.request():
-                with self._held.body() as take:
+                with self._held.body(self._client(http)) as take:
                     return await self._respond(http, stream, take)
         except ConnectionError:  # the client left
             raise

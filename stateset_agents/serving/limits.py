@@ -41,7 +41,7 @@ class Limits(Settings):
     max_held: int = Field(
         default=256 * 2**20,
         ge=1,
-        description="bytes of all bodies that are read or wait; further ones get 429",
+        description="bytes of all bodies that are read or wait, of one client a quarter; more get 429",
     )
     read_timeout: float = Field(
         default=30.0, gt=0, allow_inf_nan=False, description="seconds in which a request has to arrive whole"
@@ -56,14 +56,17 @@ class Limits(Settings):
 
 
 class Held:
-    """The bytes of bodies in memory: many that are small enough may be too much together."""
+    """The bytes of bodies in memory: many that are small enough may be too much together.
+
+    Several bodies of one client have a quarter of the room, so that it cannot shut out the others.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._bytes = 0
+        self._held: Counter[str] = Counter()
 
     @contextmanager
-    def body(self) -> Iterator[Callable[[int], None]]:
+    def body(self, client: str) -> Iterator[Callable[[int], None]]:
         """To be called with the size of each piece that is kept; all of it is let go at the end.
 
         The call raises ApiError of status 429 where it is too much.
@@ -72,20 +75,24 @@ class Held:
 
         def take(size: int) -> None:
             nonlocal taken
-            if self._bytes + size > self._most:
+            share = self._held[client] + size
+            if self._held.total() + size > self._most or (share > taken + size and 4 * share > self._most):
                 raise ApiError(
-                    f"the requests that are read or wait have {self._most} bytes already: ask again later",
+                    f"the requests that are read or wait have {self._held.total()} bytes, {share - size} of "
+                    "them yours, and more do not fit: ask again later",
                     code="too_many_requests",
                     status=429,
                     retry_after=1,
                 )
             taken += size
-            self._bytes += size
+            self._held[client] += size
 
         try:
             yield take
         finally:
-            self._bytes -= taken
+            self._held[client] -= taken
+            if not self._held[client]:
+                del self._held[client]
 
 
 class Place:

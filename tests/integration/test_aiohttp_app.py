@@ -169,4 +169,7 @@ async def test_a_chat_that_cannot_be_read_is_the_client_s_fault(tmp_path):
             async with client.session.post(client.base + "/chat", data=body, headers=headers) as answer:
                 assert answer.status == 400, body[:60]
                 assert len((await answer.text()).splitlines()) == 1
+        packed = {**headers, "Content-Encoding": "gzip", "Connection": "close"}
+        async with client.session.post(client.base + "/chat", data=b"no gzip", headers=packed) as answer:
+            assert answer.status == 400
         await client.post("/chat", HELLO)

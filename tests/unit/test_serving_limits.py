@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import socket
 import time
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import aiohttp
 import openai
@@ -18,7 +18,7 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.errors import ConfigurationError
 from stateset_agents.serving.agents import AgentServer
 from stateset_agents.serving.chat_completions import ApiError
-from stateset_agents.serving.limits import Limits, Queue
+from stateset_agents.serving.limits import Held, Limits, Queue
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -157,16 +157,36 @@ async def test_a_client_that_reads_none_of_its_answers_is_hung_up_on():
 
 async def test_bodies_that_wait_may_have_so_many_bytes_together():
     long = [{"role": "user", "content": "x" * 2_000}]
-    async with served(lambda request: "ok", delay=0.3, max_running=1, max_held=5_000) as (client, _):
+    async with served(lambda request: "ok", delay=0.3, max_running=1, max_held=20_000) as (client, _):
         chat = client()
         work = [chat.create(model="mine", messages=long) for _ in range(4)]
         results = await asyncio.gather(*work, return_exceptions=True)
         refused = [item for item in results if isinstance(item, openai.RateLimitError)]
         assert len(refused) == 2
-        assert "have 5000 bytes already: ask again later" in refused[0].message
+        assert "of them yours, and more do not fit: ask again later" in refused[0].message
         assert refused[0].response.headers["Retry-After"] == "1"
         for _ in range(3):  # what was held is let go
             assert (await chat.create(model="mine", messages=long)).choices
+
+
+def test_several_bodies_of_a_client_have_a_quarter_of_the_room_and_all_together_the_whole():
+    held = Held(1000)
+
+    def fits(*bodies):
+        with ExitStack() as stack:
+            try:
+                for client, size in bodies:
+                    stack.enter_context(held.body(client))(size)
+            except ApiError:
+                return False
+        return True
+
+    assert fits(("a", 1000))
+    assert not fits(("a", 1001))
+    assert fits(("a", 125), ("a", 125), ("b", 750))
+    assert not fits(("a", 125), ("a", 126))
+    assert not fits(("a", 125), ("a", 125), ("b", 751))
+    assert fits(("a", 1000))  # nothing stays held
 
 
 async def test_a_full_server_answers_429_with_retry_after():

@@ -297,9 +297,10 @@ def as_api_error(error: Exception, request: web.Request) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, web.HTTPException):
-        where = f"{request.method} {request.path.rpartition('/v1')[2] or request.path}"
+        path = request.path  # from /v1 on, where it has that: what stands before names a rollout
+        where = f"{request.method} {path[max(path.rfind('/v1/'), 0) :]}"
         answer = ApiError(
-            f"{where}: {error.reason}; served are POST /chat/completions and GET /models"
+            f"{where}: {error.reason}; served are POST /v1/chat/completions and GET /v1/models"
             if error.status in (404, 405)
             else error.text or error.reason,
             code=_CODES.get(error.status, "invalid_request"),

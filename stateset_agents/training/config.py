@@ -322,7 +322,7 @@ class TrainingConfig(FaultSettings):
     report_to: tuple[TrackerName, ...] = Field(
         default=(),
         description="Trackers that get the metrics, too: tensorboard, wandb, trackio; one alone needs no "
-        "list. See docs/trackers.md.",
+        "list, and none is the empty one. See docs/trackers.md.",
     )
 
     def __init__(self, **settings: Any) -> None:
@@ -335,6 +335,8 @@ class TrainingConfig(FaultSettings):
     @field_validator("report_to", mode="before")
     @classmethod
     def _one_tracker_alone(cls, value: Any) -> Any:
+        if value == "none":  # as TRL has it
+            return ()
         return (value,) if isinstance(value, str) else value
 
     @field_validator("lr_scheduler_type", mode="before")

@@ -14,6 +14,7 @@ from stateset_agents.training.config import TrainingConfig
 
 def test_one_tracker_needs_no_list_and_an_unknown_one_is_refused() -> None:
     assert TrainingConfig(report_to="wandb").report_to == ("wandb",)
+    assert TrainingConfig(report_to="none").report_to == ()
     with pytest.raises(ConfigurationError, match=r"report_to.*'tensorboard'"):
         TrainingConfig(report_to=["tensorbord"])
 

@@ -65,6 +65,7 @@ class Observation:
     """A limit cut it."""
 
     def __post_init__(self) -> None:
+        _expect_messages("Observation.messages", self.messages)
         if not self.breakdown:
             return
         total = math.fsum(self.breakdown.values())
@@ -128,7 +129,16 @@ async def opened(environment: Environment, scenario: Scenario, seed: int) -> Con
             f"{type(environment).__name__}.start must return a conversation, got a "
             f"{type(conversation).__name__} without {', '.join(missing)}"
         )
+    _expect_messages(f"{type(conversation).__name__}.opening", conversation.opening)
     return conversation
+
+
+def _expect_messages(name: str, given: object) -> None:
+    if isinstance(given, tuple | list) and all(isinstance(message, Message) for message in given):
+        return
+    raise ConfigurationError(
+        f"{name} must be a tuple of Messages, got {given!r:.60}: write (Message(role=..., content=...),)"
+    )
 
 
 _OF_A_CONVERSATION = ("opening", "tools", "step", "outcome", "close")
@@ -233,6 +243,12 @@ class ConversationEnvironment:
         else:
             self._scenarios = tuple(load_scenarios(scenarios))
         self._state = None if state is None else StateMaker(state)
+        self._toolbox = Toolbox(tools, max_result_chars=max_result_chars)
+        if state is None and self._toolbox.takes_state:  # before `success`, which would say less of it
+            raise ConfigurationError(
+                f"tool {self._toolbox.takes_state} asks for the conversation's state, and there is none: "
+                "give state=..., a function that makes it (what the agent shall give needs another name)"
+            )
         of_state = () if state is None else ("state",)
         cures = {"state": "give state=..., a function that makes it"} if state is None else {}
         self._make_user = NamedCall(
@@ -247,12 +263,6 @@ class ConversationEnvironment:
             judged = ("scenario", "context", "messages", "replies", *of_state)
             self._success = NamedCall(
                 "success", success, judged, positional=("scenario", "messages"), cures=cures
-            )
-        self._toolbox = Toolbox(tools, max_result_chars=max_result_chars)
-        if state is None and self._toolbox.takes_state:
-            raise ConfigurationError(
-                f"tool {self._toolbox.takes_state} asks for the conversation's state, and there is none: "
-                "give state=..., a function that makes it (what the agent shall give needs another name)"
             )
         self._max_turns = max_turns
         self._one_reply = user is None or max_turns == 1
@@ -279,7 +289,10 @@ class ConversationEnvironment:
             system = self._system_of(scenario)
             opening = scenario.opening or await _reply(user, system, state)
             if opening is None:
-                raise EnvironmentFailure(f"the user of scenario {scenario.id} left without opening")
+                raise EnvironmentFailure(
+                    f"the user of scenario {scenario.id} left without opening: give the scenario an "
+                    "`opening`, or the user one"
+                )
         except BaseException:
             await close_state(state)
             raise

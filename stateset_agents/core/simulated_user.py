@@ -110,6 +110,11 @@ class RuleBasedUser:
         if patience < 0:
             raise ConfigurationError(f"patience must be at least 0, got {patience!r}")
         self._rules = tuple(rules)
+        for rule in self._rules:
+            if not isinstance(rule, Rule):
+                raise ConfigurationError(
+                    f"rules must be Rule(pattern=..., replies=(...)), got {type(rule).__name__} {rule!r:.60}"
+                )
         self._opening = _texts("opening", opening)
         self._otherwise = _texts("otherwise", otherwise)
         self._goal: NamedCall | None = None

@@ -196,7 +196,7 @@ async def test_a_broken_user_fails_the_conversation_and_a_mistake_in_it_travels(
 
 
 async def test_a_user_without_an_opening_is_an_environment_failure():
-    with pytest.raises(EnvironmentFailure, match="left without opening"):
+    with pytest.raises(EnvironmentFailure, match="left without opening: give the scenario an `opening`"):
         await begin(scripted())
 
 

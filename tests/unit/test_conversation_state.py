@@ -407,3 +407,8 @@ def test_a_function_that_asks_for_a_state_that_is_not_made_is_refused(name: str)
         ConfigurationError, match=rf"{name}: cannot give parameter .state.*\(give state=\.\.\."
     ):
         ConversationEnvironment([SCENARIO], **{name: asks})
+
+
+def test_tools_and_verdict_that_want_a_state_where_none_is_made_are_told_how_to_make_it() -> None:
+    with pytest.raises(ConfigurationError, match=r"tool cancel asks for .* give state=\.\.\., a function"):
+        shop(state=None, success=cancelled)

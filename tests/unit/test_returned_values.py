@@ -61,9 +61,30 @@ def of(kind: type) -> Callable[[Conversation], Any]:
     return turned
 
 
+class PlainOpening(ChattyConversation):
+    @property
+    def opening(self) -> Any:
+        return ({"role": "user", "content": "hi"},)
+
+
+class PlainAnswer(ChattyConversation):
+    async def step(self, reply: Message) -> Any:
+        return Observation(messages="bye")  # type: ignore[arg-type]  # the mistake under test
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
+        (
+            of(PlainAnswer),
+            "Observation.messages must be a tuple of Messages, got 'bye': "
+            "write (Message(role=..., content=...),)",
+        ),
+        (
+            of(PlainOpening),
+            "PlainOpening.opening must be a tuple of Messages, got ({'role': 'user', 'content': 'hi'},): "
+            "write (Message(role=..., content=...),)",
+        ),
         (
             lambda conversation: None,
             "Starts.start must return a conversation, got None: is a return missing?",

@@ -46,6 +46,13 @@ def test_one_text_is_no_script():
         ScriptedUser("Hi")
 
 
+def test_what_is_no_rule_is_refused_when_the_user_is_made():
+    with pytest.raises(
+        ConfigurationError, match=r"rules must be Rule\(pattern=.*, got tuple \('bye', 'Bye'\)"
+    ):
+        RuleBasedUser([("bye", "Bye")])  # type: ignore[list-item]  # the mistake under test
+
+
 async def test_the_first_matching_rule_answers_and_a_rule_used_once_is_passed_over():
     rules = [
         Rule(pattern="order number", replies=("K27",), once=True),

@@ -163,7 +163,12 @@ ARGUMENTS: Mapping[str, ForeignName] = {
     **_verifiers("messages", "", "prompt"),
     **_verifiers("context", "the answer is context['answer']", "answer"),
     **_verifiers("context", "", "info"),
-    **_verifiers("trajectory", "", "trace", "state"),
+    **_verifiers("trajectory", "", "trace"),
+    **_verifiers(
+        "trajectory",
+        "an environment's state is given to `success`, which may return Outcome(reward=...)",
+        "state",
+    ),
     **_verifiers("scenario", "", "task"),
 }
 """What a reward asks for elsewhere, and here."""

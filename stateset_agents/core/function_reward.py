@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
@@ -95,6 +95,12 @@ class FunctionReward(RewardFunction):
         if self.scope != "group":
             return await super().score_group(trajectories)
         results = await self._named.call({"trajectories": tuple(trajectories)})
+        if not isinstance(results, Iterable):
+            missing = ": is a return missing?" if results is None else ""
+            raise ConfigurationError(
+                f"reward {self.name} has scope='group' and must return one score for each of the "
+                f"trajectories, got {results!r:.60}{missing}"
+            )
         return [as_member_result(self.name, result) for result in results]
 
     async def _score_turns(self, trajectory: Trajectory) -> RewardResult:
@@ -170,8 +176,10 @@ def as_reward(value: Reward) -> RewardFunction:
     if isinstance(value, type):
         raise ConfigurationError(f"a reward must be an object, got the class: write {value.__name__}()")
     if not callable(value):
+        several = ": several are a CompositeReward([(reward, weight), ...])"
         raise ConfigurationError(
             f"a reward must be a RewardFunction or a function, got {type(value).__name__}: {value!r:.60}"
+            f"{several if isinstance(value, list | tuple) else ''}"
         )
     return FunctionReward(value)
 

@@ -70,6 +70,13 @@ class ExperimentConfig(Settings):
         description="Given, if only as `trl: {}`: the updates are TRL's, see docs/trl.md. Unset: ours.",
     )
 
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _not_several(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            raise ValueError(f"several are {{name: composite, terms: [...]}}, got the list {value!r:.60}")
+        return value
+
     @field_validator("environment", "reward", mode="before")
     @classmethod
     def _from_name(cls, value: Any) -> Any:

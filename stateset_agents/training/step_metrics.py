@@ -143,5 +143,6 @@ def why_nothing_trained(
     failed = sum(trajectory.status is Status.FAILED for trajectory in members)
     least = config.min_group_size
     scored = "a scored member" if least == 1 else f"{least} scored members"
-    why = next((trajectory.error for trajectory in members if trajectory.error), "every reward is None")
+    nothing = "every reward is None: it says nothing of these scenarios, or a return is missing"
+    why = next((trajectory.error for trajectory in members if trajectory.error), nothing)
     return f"has no group with {scored} ({failed} of {len(members)} conversations failed); first cause: {why}"

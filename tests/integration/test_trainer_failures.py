@@ -105,7 +105,7 @@ async def test_an_unscored_member_is_not_taken_for_a_zero(tmp_path):
             {"reward": broken_reward},
             "0 of 8 conversations failed.*broken_reward failed .*ValueError: no judge",
         ),
-        ({"reward": not_applicable}, "every reward is None"),
+        ({"reward": not_applicable}, "every reward is None: .* a return is missing"),
     ],
 )
 async def test_everything_failing_in_the_first_step_stops_with_one_line_and_a_checkpoint(

@@ -125,6 +125,10 @@ def test_a_reward_with_foreign_arguments_is_one_line() -> None:
         ConfigurationError, match=r"'answer' \(of verifiers; here it is 'context'; the answer is"
     ):
         as_reward(lambda answer: 1.0)
+    with pytest.raises(
+        ConfigurationError, match=r"'state' .*state is given to `success`, which may return Out"
+    ):
+        as_reward(lambda state: 1.0)
     with pytest.raises(ConfigurationError, match=r"'completions'; there are: trajectories$"):
         reward_function(scope="group")(lambda completions: 1.0)
     offered = {"trajectory", "messages", "replies", "scenario", "context", "success", "outcome"}

@@ -372,6 +372,21 @@ def test_what_is_no_reward_is_refused_in_one_line(value: object):
         as_reward(value)  # type: ignore[arg-type]  # the mistake under test
 
 
+def test_a_list_of_rewards_is_told_what_takes_several():
+    with pytest.raises(ConfigurationError, match=r"got list: .*several are a CompositeReward\(\["):
+        as_reward([EnvironmentReward(), EnvironmentReward()])  # type: ignore[arg-type]  # the mistake under test
+
+
+@pytest.mark.parametrize(("given", "said"), [(1.0, "got 1.0$"), (None, "got None: is a return missing")])
+async def test_a_group_reward_that_returns_no_list_is_named(given: object, said: str):
+    @reward_function(scope="group")
+    def winner(trajectories):
+        return given
+
+    with pytest.raises(ConfigurationError, match=f"reward winner has scope='group' .*one score.*{said}"):
+        await winner.score_group([TALK, TALK])
+
+
 async def test_a_class_or_a_factory_that_was_not_called_is_named():
     with pytest.raises(ConfigurationError, match=r"got the class: write EnvironmentReward\(\)"):
         CompositeReward([(EnvironmentReward, 1.0)])

@@ -71,3 +71,10 @@ def test_nothing_else_in_the_package_loads_yaml() -> None:
         if re.search(r"yaml\.(\w+_)?load|SafeLoader", path.read_text(encoding="utf-8"))
     ]
     assert loads == ["yaml_files.py"]
+
+
+def test_a_list_of_rewards_is_told_of_the_composite(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("environment: retail_desk\nreward: [helpful, task]\n")
+    with pytest.raises(ConfigurationError, match=r"reward: several are \{name: composite, terms: "):
+        load_experiment(path)

@@ -121,14 +121,15 @@ def replayed(
     """Weights and metrics after a step on each of these lists of groups.
 
     In fp64: Adam divides by the root of a second moment, so fp32's rounding of a gradient near 0 moves a
-    weight by any share of the learning rate, and by another one on each processor.
+    weight by any share of the learning rate, and by another one on each processor. And GPT-2, since
+    transformers' Llama takes its norms in fp32 whatever the model's dtype is.
     """
 
     async def train() -> tuple[dict[str, Any], list[dict[str, float]]]:
         count = int(os.environ.get("WORLD_SIZE", "1"))
         shape = {"num_processes": count, "gradient_accumulation_steps": 2 // count, "max_steps": len(groups)}
         alone = {"parallelism": "ddp"} if count == 1 else {}
-        agent = make_agent(dtype=torch.float64)
+        agent = make_agent("gpt2", dtype=torch.float64)
         trainer = make_trainer(folder, agent=agent, **{**shape, "beta": 0.1, **settings, **alone})
         await trainer.initialize()
         metrics = [await trainer.training_step(one) for one in groups]
@@ -168,7 +169,7 @@ def test_twenty_steps_on_the_same_conversations_end_like_one_process(tmp_path, p
     weights, metrics = first
     for name, values in alone.items():
         gap = torch.tensor(weights[name], dtype=torch.float64) - torch.tensor(values, dtype=torch.float64)
-        assert float(gap.abs().max()) < 1e-12, name
+        assert float(gap.abs().max()) < 1e-9, name
     same = ("reward/mean", "loss/policy", "kl/reference", "optimizer/grad_norm", "tokens/agent")
     for one, other in zip(metrics, known, strict=True):
         assert [one[name] for name in same] == pytest.approx(

@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from aiohttp import web
 
 from stateset_agents.backends.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
@@ -42,9 +44,6 @@ from stateset_agents.serving.metrics import Metrics
 from stateset_agents.serving.openapi import OPEN_PATHS, document
 from stateset_agents.serving.under_way import UnderWay
 from stateset_agents.streams import derive
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 __all__ = ["AgentServer"]
 
@@ -118,8 +117,6 @@ class AgentServer:
         return f"http://{host}:{self._runner.addresses[0][1]}/v1"
 
     async def __aenter__(self) -> Self:
-        from aiohttp import web
-
         app = web.Application(
             middlewares=[
                 self._metrics.middleware(),
@@ -198,8 +195,6 @@ class AgentServer:
         self, http: web.Request, stream: EventStream, take: Callable[[int], None]
     ) -> web.StreamResponse:
         """`take`: see `limits.Held`."""
-        from aiohttp import web
-
         request = read_request(await self._read(http, take), body=self._body)
         if request.model not in ("", self.name):
             raise _no_model(request.model, self.name)
@@ -353,47 +348,33 @@ class AgentServer:
         return {"id": self.name, "object": "model", "created": 0, "owned_by": "stateset-agents"}
 
     async def _models(self, http: web.Request) -> web.Response:
-        from aiohttp import web
-
         return web.json_response({"object": "list", "data": [self._described()]})
 
     async def _model(self, http: web.Request) -> web.Response:
-        from aiohttp import web
-
         if http.match_info["id"] != self.name:
             raise _no_model(http.match_info["id"], self.name)
         return web.json_response(self._described())
 
     async def _health(self, http: web.Request) -> web.Response:
         """Can it answer at all? A supervisor starts it anew where it cannot."""
-        from aiohttp import web
-
         await _check_health(self.agent)
         return web.json_response({"status": "ok"})
 
     async def _ready(self, http: web.Request) -> web.Response:
         """Should a load balancer send it requests?"""
-        from aiohttp import web
-
         if self._under_way.is_closing:
             raise ApiError("the server is shutting down", code="shutting_down", status=503, retry_after=5)
         await _check_health(self.agent)
         return web.json_response({"status": "ok"})
 
     async def _version(self, http: web.Request) -> web.Response:
-        from aiohttp import web
-
         return web.json_response({"version": _VERSION})
 
     async def _metrics_page(self, http: web.Request) -> web.Response:
-        from aiohttp import web
-
         text, content_type = self._metrics.page()
         return web.Response(body=text, headers={"Content-Type": content_type})
 
     async def _openapi(self, http: web.Request) -> web.Response:
-        from aiohttp import web
-
         return web.json_response(
             document(self._body, version=_VERSION, asks_for_key=bool(self._guard.api_keys))
         )

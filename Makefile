@@ -27,7 +27,7 @@ test-docs: setup  ## Every program of every page of docs/, word for word
 
 test-torch-linears: setup  ## The whole test suite as on processors where our linears are torch's own
 	@.venv/bin/python scripts/processor_path.py torch-linears \
-		.venv/bin/python -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
+		.venv/bin/python -m pytest -n auto --maxprocesses 8 --hypothesis-profile thorough $(PYTEST_ARGS)
 
 test-avx2: setup  ## The whole test suite on the kernels of a processor without AVX-512
 	@.venv/bin/python scripts/processor_path.py avx2 .venv/bin/python -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)

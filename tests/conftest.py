@@ -22,7 +22,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # How fast a machine draws examples says nothing about the code.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("suite", patient, max_examples=30)
+settings.register_profile("thorough", patient, max_examples=100)
 settings.load_profile("suite")
 
 pytest_plugins = ["pytester"]

@@ -111,6 +111,7 @@ def test_every_output_on_the_first_page_is_compared() -> None:
     assert all("output" in fence.words for fence in texts)
 
 
+@pytest.mark.docs
 def test_the_numbers_of_the_concepts_page_are_what_its_script_prints() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "walk_through.py")],

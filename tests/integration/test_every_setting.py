@@ -101,7 +101,7 @@ TRAINING = {
     "min_group_size": Change(4, "error", parts="three of four scored"),
     "beta": Change(0.5, given={"num_iterations": 2}),
     "use_reference_model": Change(False, given={"num_iterations": 2}),
-    "kl_estimator": Change("k2", given={"num_iterations": 2}),
+    "kl_estimator": Change("k1", given={"num_iterations": 2}),  # of k2 and k3 the gradient is one
     "kl_placement": Change("reward", given=K1),
     "kl_controller": Change("adaptive", given={"num_iterations": 2}),
     "kl_target": Change(100.0, given={"kl_controller": "adaptive", "num_iterations": 2}),
@@ -265,7 +265,10 @@ async def all_alike(trajectory):
 PARTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "dropout": {"dropout": 0.5},
-    "cut after a turn": {"max_turns": 1},
+    "cut after a turn": {  # with words of the user left
+        "max_turns": 2,
+        "scenarios": [{**scenario, "context": {"script": ["go on"] * 3}} for scenario in SCENARIOS],
+    },
     "all alike": {"reward": all_alike},
     "three of four scored": {"reward": three_of_four},
     "one conversation is slow": {"slow": lambda call: call == 3},

@@ -72,7 +72,7 @@ async def test_a_server_that_is_told_to_end_loses_no_answer():
         async with http.get(f"{root}ready") as answer:
             assert answer.status == 200
         async with eight_under_way(chat) as work:
-            assert not any(item.done() for item in work)
+            assert not all(item.done() for item in work)
             process.send_signal(signal.SIGTERM)
             await asyncio.sleep(0.2)
             async with http.get(f"{root}ready") as answer:
@@ -92,6 +92,7 @@ async def test_a_server_that_is_told_to_end_loses_no_answer():
         assert await process.stderr.read() == b""
 
 
+@pytest.mark.long
 async def test_what_takes_longer_than_the_drain_is_told_and_the_exit_code_says_so():
     async with serve("--drain", "0.3") as (process, _, chat):
         async with eight_under_way(chat) as work:

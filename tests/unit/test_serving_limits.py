@@ -383,13 +383,3 @@ def test_a_flag_that_cannot_be_is_refused_before_the_model_is_loaded(flag, words
     serve.add_parser(parser.add_subparsers())
     with pytest.raises(ConfigurationError, match=words):
         serve.run(parser.parse_args(["serve", "no-such-model", flag]))
-
-
-async def test_a_rest_after_no_seconds_does_not_keep_the_processor_busy():
-    async with MultiTurnAgent(AgentConfig(model_name="mine"), backend=ScriptedBackend(["ok"])) as agent:
-        looks = []
-        counts = agent.backend.counts
-        agent.backend.counts = lambda: looks.append(0) or counts()
-        async with AgentServer(agent, rest_after=0):
-            await asyncio.sleep(0.3)
-        assert 1 <= len(looks) < 20

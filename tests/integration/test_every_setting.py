@@ -90,7 +90,7 @@ TRAINING = {
     "gamma": Change(0.5, given={"advantage_estimator": "turn_group"}),
     "num_branches": Change(3, given={"advantage_estimator": "branch"}),
     "gae_lambda": Change(0.5, given=CRITIC),
-    "bootstrap_truncated": Change(False, given=CRITIC, parts="cut after a turn"),
+    "bootstrap_truncated": Change(False, given=CRITIC, parts="cut after two turns"),
     "value_learning_rate": Change(0.1, given=CRITIC),
     "value_iterations": Change(1, given=CRITIC),
     "value_clip": Change(0.001, given=CRITIC),
@@ -265,8 +265,7 @@ async def all_alike(trajectory):
 PARTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "dropout": {"dropout": 0.5},
-    "cut after a turn": {  # with words of the user left
-        "max_turns": 2,
+    "cut after two turns": {  # with words of the user left
         "scenarios": [{**scenario, "context": {"script": ["go on"] * 3}} for scenario in SCENARIOS],
     },
     "all alike": {"reward": all_alike},
@@ -367,7 +366,9 @@ def run_training(folder: Path) -> Any:
                 root,
                 agent=make_agent(dropout=made.get("dropout", 0.0)),
                 environment=Watched(
-                    made.get("breaks"), slow=made.get("slow"), max_turns=made.get("max_turns", 2)
+                    made.get("breaks"),
+                    slow=made.get("slow"),
+                    scenarios=made.get("scenarios", SCENARIOS),
                 ),
                 reward=reward() if isinstance(reward := made.get("reward", even_share), type) else reward,
                 **{**base, **settings},

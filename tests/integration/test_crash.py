@@ -34,6 +34,7 @@ def whole(folder: Path) -> Whole:
     return undisturbed(folder, "grpo")
 
 
+@pytest.mark.long
 def test_ten_kills_end_with_the_same_bits(folder: Path, whole: Whole) -> None:
     done = kill_often(folder, whole, kills=10, in_a_write=2, dice=random.Random(7))
     assert (done.all, done.in_a_write) == (10, 2)

@@ -63,6 +63,7 @@ async def test_the_shipped_model_has_its_skills_and_its_bad_habits() -> None:
     assert greedy.success <= 0.5
 
 
+@pytest.mark.long
 async def test_a_short_rebuild_by_the_same_recipe_behaves_alike(tmp_path: Path) -> None:
     folder = tmp_path / "desk"
     built = await asyncio.to_thread(build_embedded, folder, seed=1, steps=450, dialogues=2400)

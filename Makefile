@@ -22,7 +22,7 @@ demo: setup  ## Train the embedded support agent, before and after on held-out s
 test: setup  ## The whole test suite
 	@.venv/bin/python -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
 
-test-docs: setup  ## Every program of every page of docs/, word for word
+test-docs: setup  ## Every program of every page of docs/, word for word, and every example
 	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m docs $(PYTEST_ARGS)
 
 test-torch-linears: setup  ## The whole test suite as on processors where our linears are torch's own

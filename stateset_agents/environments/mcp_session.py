@@ -6,6 +6,7 @@ The mcp library may be of version 1 or of version 2, which writes fields as `is_
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -94,6 +95,7 @@ class McpSession:
         """The last words in it, once it is closed."""
         self._is_lost = False
         self._session: asyncio.Future[mcp.ClientSession] = asyncio.get_running_loop().create_future()
+        self._knocks: set[asyncio.Task[None]] = set()
         self._keeper = asyncio.create_task(self._keep(), name=f"MCP server {name}")
         self._keeper.add_done_callback(lambda task: task.cancelled() or task.exception())  # told by others
 
@@ -142,8 +144,11 @@ class McpSession:
         for _ in range(3):
             ended, _ = await asyncio.wait({self._keeper}, timeout=_CLOSE_SECONDS)
             if ended:
-                return
+                break
             self._keeper.cancel()
+        for knocks in (left := [*self._knocks]):
+            knocks.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def _call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         late = EnvironmentTimeout(
@@ -152,7 +157,10 @@ class McpSession:
         )
         session = self._session.result()
         call = asyncio.ensure_future(session.call_tool(tool, dict(arguments)))
-        watch = asyncio.ensure_future(self._watch(session))
+        over = asyncio.Event()
+        knocks = asyncio.create_task(self._knock(session, over), name=f"knocks at MCP server {self.name}")
+        self._knocks.add(knocks)
+        knocks.add_done_callback(self._knocked)
         try:
             async with time_limit(self._server.timeout, late):
                 await asyncio.wait({call, self._keeper}, return_when=asyncio.FIRST_COMPLETED)
@@ -160,16 +168,24 @@ class McpSession:
                 raise self._gone()
             return self._outcome(tool, call)
         finally:
-            for task in (call, watch):
-                task.cancel()
-            await asyncio.gather(call, watch, return_exceptions=True)
+            over.set()
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
 
-    async def _watch(self, session: mcp.ClientSession) -> None:
-        """Knock at an HTTP server now and then: only when it sends does the library hear of a death, and the
-        keeper then ends. A server that is busy may answer when it likes."""
-        while self._server.url is not None:
-            await asyncio.sleep(_KNOCK_SECONDS)
-            await session.send_ping()
+    async def _knock(self, session: mcp.ClientSession, over: asyncio.Event) -> None:
+        """Knock at an HTTP server now and then until the call is over: only when it sends does the library
+        hear of a death, and the keeper then ends. A server that is busy may answer when it likes, after the
+        call too: a knock whose answer comes as it is cancelled would end the library's session."""
+        while self._server.url is not None and not over.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), _KNOCK_SECONDS)
+            if not over.is_set():
+                await session.send_ping()
+
+    def _knocked(self, knocks: asyncio.Task[None]) -> None:
+        self._knocks.discard(knocks)
+        if not knocks.cancelled():
+            knocks.exception()  # told by the keeper
 
     def _outcome(self, tool: str, call: asyncio.Future[CallToolResult]) -> str:
         """Raises ToolError for what the agent is told, EnvironmentFailure for a server that broke."""

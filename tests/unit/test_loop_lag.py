@@ -55,7 +55,7 @@ async def test_a_wait_in_the_user_s_code_is_told_with_its_place():
 
 
 async def test_a_wait_for_what_runs_without_the_user_s_code_is_not_told_as_theirs():
-    heard = [Message(role="user", content="where is order K27? " * 10_000)]
+    heard = [Message(role="user", content="where is order K27? " * 40_000)]
     template = PlainTemplate(load_tokenizer("embedded:desk"))
     async with measure_loop_lag() as lag:
         await asyncio.sleep(0.05)

@@ -17,17 +17,17 @@ import torch
 from benchmarks.shapes import Request
 from benchmarks.workers.hf import generate
 from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.chat.reply_parsing import parse_reply
 from stateset_agents.core.environment import Conversation, Environment
-from stateset_agents.core.reply_parsing import parse_reply
 from stateset_agents.core.reward import RewardFunction
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.scoring import score_trajectories
-from stateset_agents.core.trajectory import Status, Trajectory, Turn
-from stateset_agents.messages import Completion, Message
-from stateset_agents.streams import derive
+from stateset_agents.core.scoring.base import score_trajectories
+from stateset_agents.runs.learning_rate import schedule
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.curriculum import ScenarioOrder
-from stateset_agents.training.optimization import schedule
+from stateset_agents.training.schedules.scenario_order import ScenarioOrder
+from stateset_agents.types.messages import Completion, Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import Status, Trajectory, Turn
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,7 +7,7 @@
     curl -X POST localhost:8080/pause -H "$json"        (then /resume, and /stop to end early)
 
 A POST has to say that it is JSON, which a page of another site cannot do unasked: see
-`stateset_agents.http_guard`.
+`stateset_agents.runtime.http_guard`.
 
 Ctrl-C ends the application: the step under way is finished and kept, and the run folder has its report.
 """
@@ -24,11 +24,11 @@ from aiohttp import web
 
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.environments.retail_desk import RetailDesk
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.http_guard import HttpGuard
 from stateset_agents.rewards import EnvironmentReward
+from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.types.errors import ConfigurationError
 
 TRAINER = web.AppKey("trainer", MultiTurnGRPOTrainer)
 routes = web.RouteTableDef()

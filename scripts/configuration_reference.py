@@ -9,11 +9,11 @@ from typing import Literal, get_args, get_origin
 from pydantic_core import PydanticUndefined
 
 from stateset_agents.core.agent import AgentConfig
-from stateset_agents.settings import Settings
 from stateset_agents.training.config import PROFILES, TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
-from stateset_agents.training.lora import LoraSettings
-from stateset_agents.training.trl_settings import TrlSettings
+from stateset_agents.training.settings.lora import LoraSettings
+from stateset_agents.training.trl.settings import TrlSettings
+from stateset_agents.types.settings import Settings
 
 TARGET = Path(__file__).parent.parent / "docs" / "configuration.md"
 

@@ -26,17 +26,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stateset_agents.backends.huggingface import HuggingFaceBackend
-from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import RewardFunction, RewardResult
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.streams import derive
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators import ESTIMATORS
+from stateset_agents.training.settings.estimators import ESTIMATORS
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import Trajectory
 
 COMPARED: Mapping[str, Mapping[str, Any]] = {name: {} for name in ESTIMATORS}
 """Estimator -> its settings beyond those that all have."""

@@ -8,7 +8,6 @@ import asyncio
 import statistics
 from collections.abc import Callable, Sequence
 
-from stateset_agents.core.scenario import Scenario
 from stateset_agents.environments.retail_desk import (
     DEGENERATE,
     FULL_FAMILIES,
@@ -19,6 +18,7 @@ from stateset_agents.environments.retail_desk import (
 )
 from stateset_agents.environments.retail_desk.agents import Agent
 from stateset_agents.environments.retail_desk.degenerate import Granter, IdentitySkipper
+from stateset_agents.types.scenario import Scenario
 
 AGENTS: dict[str, Callable[[], Agent]] = {"honest": HonestAgent, **DEGENERATE}
 

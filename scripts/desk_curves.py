@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from stateset_agents.evaluation.intervals import crossed_interval
+from stateset_agents.algorithms.intervals import crossed_interval
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PICTURE = ROOT / "docs" / "results.md", ROOT / "docs" / "images" / "desk-curves.svg"

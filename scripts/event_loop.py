@@ -24,7 +24,7 @@ from aiohttp import web
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.environments.retail_desk import RetailDesk
-from stateset_agents.training.callbacks import Callback
+from stateset_agents.runs.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 

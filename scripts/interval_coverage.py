@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stateset_agents.evaluation.comparison import _paired, mean_verdict, paired_interval
-from stateset_agents.evaluation.intervals import (
+from stateset_agents.algorithms.intervals import (
     crossed_interval,
     mean_interval,
     pass_at_k,
@@ -29,6 +28,7 @@ from stateset_agents.evaluation.intervals import (
     share_interval,
     t_quantile,
 )
+from stateset_agents.evaluation.comparison import _paired, mean_verdict, paired_interval
 from stateset_agents.rewards.agreement import kappa_interval
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "measuring.md"

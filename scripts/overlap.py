@@ -24,12 +24,12 @@ from typing import Any
 
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import EnvironmentReward, Reward, RewardFunction, RewardResult
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.environments.retail_desk import RetailDesk
-from stateset_agents.training.callbacks import Callback
+from stateset_agents.runs.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Trajectory
 
 WAIT = 0.2
 """Seconds of each answer and each judgement."""

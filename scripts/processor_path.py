@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 _PROBE = """
 import torch
-from stateset_agents.backends import fast_linear
+from stateset_agents.backends import onednn_linear as fast_linear
 print("probe:aten", torch.backends.cpu.get_cpu_capability())
 print("probe:fast-linears", "on" if fast_linear.is_available() else "off")
 a = torch.randn(64, 64)

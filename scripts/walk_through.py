@@ -14,12 +14,12 @@ from pathlib import Path
 
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
 from stateset_agents.environments.retail_desk import RetailDesk
-from stateset_agents.messages import Message
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.credit import assign_credit
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.types.messages import Message
+from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
 PAGE = Path(__file__).parent.parent / "docs" / "concepts.md"
 SEED, SCENARIO, WALKED = 0, 5, 3

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-    from stateset_agents.core.chat_session import ChatSession
     from stateset_agents.core.environment import ConversationEnvironment
     from stateset_agents.core.reward import (
         CompositeReward,
@@ -20,14 +19,15 @@ if TYPE_CHECKING:
         create_customer_service_reward,
         reward_function,
     )
-    from stateset_agents.core.scenario import Scenario
     from stateset_agents.core.tools import ToolError, tool
-    from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
-    from stateset_agents.errors import StatesetError
-    from stateset_agents.messages import Message
-    from stateset_agents.training.callbacks import Callback
+    from stateset_agents.runs.callbacks import Callback
+    from stateset_agents.serving.chat_session import ChatSession
     from stateset_agents.training.config import TrainingConfig, TrainingProfile
     from stateset_agents.training.trainer import MultiTurnGRPOTrainer, train
+    from stateset_agents.types.errors import StatesetError
+    from stateset_agents.types.messages import Message
+    from stateset_agents.types.scenario import Scenario
+    from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
 __all__ = [
     "AgentConfig",
@@ -56,7 +56,7 @@ __all__ = [
 
 _HOMES = {
     "core.agent": ("AgentConfig", "MultiTurnAgent"),
-    "core.chat_session": ("ChatSession",),
+    "serving.chat_session": ("ChatSession",),
     "core.environment": ("ConversationEnvironment",),
     "core.reward": (
         "CompositeReward",
@@ -66,12 +66,12 @@ _HOMES = {
         "create_customer_service_reward",
         "reward_function",
     ),
-    "core.scenario": ("Scenario",),
+    "types.scenario": ("Scenario",),
     "core.tools": ("ToolError", "tool"),
-    "core.trajectory": ("Trajectory", "TrajectoryGroup"),
-    "errors": ("StatesetError",),
-    "messages": ("Message",),
-    "training.callbacks": ("Callback",),
+    "types.trajectory": ("Trajectory", "TrajectoryGroup"),
+    "types.errors": ("StatesetError",),
+    "types.messages": ("Message",),
+    "runs.callbacks": ("Callback",),
     "training.config": ("TrainingConfig", "TrainingProfile"),
     "training.trainer": ("MultiTurnGRPOTrainer", "train"),
 }

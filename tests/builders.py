@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Outcome, Trajectory, Turn
-from stateset_agents.messages import Completion, Message
+from stateset_agents.types.messages import Completion, Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Outcome, Trajectory, Turn
 
 __all__ = ["trajectory"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import trl
 from tiny_models import tiny_tokenizer
 
-from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 
 __all__ = [
     "FAMILIES",

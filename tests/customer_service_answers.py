@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from builders import trajectory
 
-from stateset_agents.core.trajectory import Trajectory
+from stateset_agents.types.trajectory import Trajectory
 
 __all__ = ["GROUPS", "Answer", "conversation"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stateset_agents.core.environment import Conversation, Observation
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Outcome
-from stateset_agents.messages import Message
+from stateset_agents.types.messages import Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Outcome
 
 __all__ = ["ChattyConversation", "ChattyEnvironment", "scenarios"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from chat_server import ChatServer, hang, status
 
-from stateset_agents.backends.chat_client import ChatClient
+from stateset_agents.backends.openai.client import ChatClient
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import Conversation, Observation
 from stateset_agents.core.reward import (
@@ -23,16 +23,16 @@ from stateset_agents.core.reward import (
     RewardResult,
     score_trajectories,
 )
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Outcome, Trajectory
 from stateset_agents.environments.retail_desk import RetailDesk
 from stateset_agents.evaluation.evaluator import Evaluation, evaluate
 from stateset_agents.evaluation.recorded import trajectory_of
-from stateset_agents.messages import Message
 from stateset_agents.rewards.judge import JudgeReward
 from stateset_agents.tracking.run_log import Rollout, RunLog
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.types.messages import Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Outcome, Trajectory
 
 __all__ = ["Faults", "Trained", "evaluated", "opinion", "reward_of", "train", "true_reward"]
 

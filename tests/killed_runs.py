@@ -24,7 +24,7 @@ import torch
 import yaml
 
 from stateset_agents.environments.retail_desk import RetailDesk
-from stateset_agents.training.checkpoint import Checkpoint, load_checkpoint
+from stateset_agents.runs.checkpoint_files import Checkpoint, load_checkpoint
 
 __all__ = [
     "RUNS",
@@ -79,7 +79,7 @@ def forks() -> Any:
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
-            "stateset_agents.backends.huggingface",
+            "stateset_agents.backends.local.backend",
             "stateset_agents.cli.main",
             "stateset_agents.environments.retail_desk",
             "stateset_agents.training.experiment",

@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.timeline import Span
-from stateset_agents.core.trajectory import Branch, Outcome, Trajectory, TrajectoryGroup, Turn
-from stateset_agents.messages import Completion, Message, ToolCall, VersionSpan
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker, Stage
+from stateset_agents.types.messages import Completion, Message, ToolCall, VersionSpan
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.timeline import Span
+from stateset_agents.types.trajectory import Branch, Outcome, Trajectory, TrajectoryGroup, Turn
 
 __all__ = [
     "FAMILIES",

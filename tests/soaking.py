@@ -20,9 +20,9 @@ from tiny_training import make_trainer
 
 from stateset_agents.backends.scripted import ScriptedBackend, ScriptedRequest
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.streams import derive
-from stateset_agents.training.callbacks import Callback
+from stateset_agents.runs.callbacks import Callback
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.types.seeds import derive
 
 __all__ = ["Held", "ScriptedWithWeights", "scripted_trainer", "soak"]
 

@@ -11,18 +11,18 @@ import torch
 from tiny_models import tiny_model, tiny_tokenizer
 from torch import Tensor
 
-from stateset_agents.backends.huggingface import HuggingFaceBackend
+from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import Conversation, ConversationEnvironment, Environment
 from stateset_agents.core.reward import Reward, reward_function
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, Turn
-from stateset_agents.messages import Completion, Message
+from stateset_agents.runs.callbacks import Callback
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.training.batch import Sample
-from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.training.update.batch import Sample
+from stateset_agents.types.messages import Completion, Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, Turn
 
 __all__ = [
     "SCENARIOS",

@@ -12,9 +12,9 @@ import torch
 from tiny_models import BLOCKS, CONFIGS, SIZES, VOCAB
 from transformers import AutoModelForCausalLM, Gemma2Config, Phi3Config
 
-from stateset_agents.backends.batching import Batcher
-from stateset_agents.backends.turns import Turn, new_turn
-from stateset_agents.messages import SamplingParams
+from stateset_agents.backends.local.batcher import Batcher
+from stateset_agents.backends.local.request import Turn, new_turn
+from stateset_agents.types.messages import SamplingParams
 
 CONTEXT = 256
 ODD: dict[str, Any] = {

@@ -12,9 +12,9 @@ from typing import Any, Self
 from aiohttp import web
 from safetensors.torch import load_file
 
-from stateset_agents.backends.huggingface import HuggingFaceBackend
-from stateset_agents.backends.loading import load_model_and_tokenizer
-from stateset_agents.messages import SamplingParams
+from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer
+from stateset_agents.types.messages import SamplingParams
 
 __all__ = ["VLLMServer"]
 
@@ -85,7 +85,7 @@ class VLLMServer:
         card = {"id": "tiny", "root": str(self.folder), "max_model_len": self.backend.context_length}
         return web.json_response({"object": "list", "data": [card]})
 
-    async def _reload(self, request: web.Request) -> web.Response:
+    async def reload_model(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
         self.live_at_reload.append(self.live)
         if self.refuses_weights:

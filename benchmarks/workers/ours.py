@@ -18,13 +18,13 @@ from stateset_agents.backends.base import Backend, Session
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment
-from stateset_agents.core.function_reward import reward_function
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup, Turn
-from stateset_agents.messages import Completion, Message, SamplingParams
+from stateset_agents.core.scoring.function_reward import reward_function
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.experiment import Experiment, load_experiment
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.types.messages import Completion, Message, SamplingParams
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
 class Async:

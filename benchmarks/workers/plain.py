@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.plain_hf import PlainTrainer
 from benchmarks.worker import Task, serve
 from benchmarks.workers.hf import load
-from stateset_agents.backends.loading import model_folder, recommended_settings
+from stateset_agents.backends.pretrained.loading import model_folder, recommended_settings
 from stateset_agents.training.experiment import Experiment, load_experiment
 
 

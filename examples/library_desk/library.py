@@ -2,9 +2,9 @@
 
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import reward_function
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.simulated_user import Rule, RuleBasedUser
 from stateset_agents.core.tools import ToolError, tool
+from stateset_agents.core.users.simulated_user import Rule, RuleBasedUser
+from stateset_agents.types.scenario import Scenario
 
 
 @tool

@@ -9,14 +9,14 @@ import random
 
 from library import library_desk
 
-from stateset_agents.backends.quiet import quietly
+from stateset_agents.backends.pretrained.library_logs import quietly
 from stateset_agents.core.environment import ConversationEnvironment
-from stateset_agents.core.scenario import Scenario
 from stateset_agents.embedded.build import new_model
 from stateset_agents.embedded.demonstrations import texts
 from stateset_agents.embedded.tokenizer import build_tokenizer
 from stateset_agents.embedded.warmup import WarmUp, encode_dialogue, warm_up
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.scenario import Scenario
 
 
 def say(text: str) -> Message:

@@ -4,7 +4,7 @@ import asyncio
 
 from library import library_desk
 
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.types.messages import Message, ToolCall
 
 desk = library_desk()
 waiting = next(scenario for scenario in desk.scenarios("train") if scenario.family == "waiting")

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from statistics import median
 from typing import Literal, NamedTuple, get_args
 
-from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
 
 __all__ = [
     "Baseline",

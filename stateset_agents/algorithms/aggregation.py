@@ -21,7 +21,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["Averaging", "Denominators", "LossOutput", "Metrics", "aggregate", "mean_per_trajectory"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from stateset_agents.algorithms.advantages import returns_to_go
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["branch_credit"]
 

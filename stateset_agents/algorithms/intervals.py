@@ -1,18 +1,32 @@
-"""Confidence intervals for a share of successes. Evaluation and reports use it."""
+"""How sure is a share or a mean over scenarios, and how often does one of k tries, or each, succeed?
+
+How often each interval holds the truth is measured by scripts/interval_coverage.py; docs/measuring.md has it.
+"""
 
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
+from collections.abc import Sequence
+from functools import lru_cache
+from math import comb
+from statistics import NormalDist, variance
 
-__all__ = ["wilson"]
+__all__ = [
+    "crossed_interval",
+    "mean_interval",
+    "pass_at_k",
+    "pass_hat_k",
+    "share_interval",
+    "t_quantile",
+    "wilson",
+]
 
 
 def wilson(successes: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval (1927) of a share: [low, high] within [0, 1]; n = 0 gives [0, 1].
 
     Unlike p +- 1.96 se it stays honest at 0 % and 100 %: 0 of 10 gives [0, 0.278]. Counts may be effective
-    ones and need not be whole (`evaluation.intervals.share_interval`).
+    ones and need not be whole (`share_interval`).
     Raises ValueError unless 0 <= successes <= n and 0 < confidence < 1.
     """
     if not 0 <= successes <= n:
@@ -28,3 +42,147 @@ def wilson(successes: float, n: float, confidence: float = 0.95) -> tuple[float,
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == n else centre + half
     return low, high
+
+
+def pass_at_k(successes: int, n: int, k: int) -> float:
+    """pass@k: the chance that at least one of k tries succeeds, 1 - C(n-c, k) / C(n, k).
+
+    Unbiased from c successes in n tries (https://arxiv.org/abs/2107.03374, equation 1): the share of
+    all choices of k among the n that hold a success. 1 of 4 gives .25, .5, .75, 1 for k = 1 to 4.
+    Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
+    """
+    _check(successes, n, k)
+    return 1 - comb(n - successes, k) / comb(n, k)
+
+
+def pass_hat_k(successes: int, n: int, k: int) -> float:
+    """pass^k: the chance that all of k tries succeed, C(c, k) / C(n, k).
+
+    Unbiased from c successes in n tries (https://arxiv.org/abs/2406.12045, section 4). 3 of 4 gives
+    .75, .5, .25, 0 for k = 1 to 4. Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
+    """
+    _check(successes, n, k)
+    return comb(successes, k) / comb(n, k)
+
+
+def _check(successes: int, n: int, k: int) -> None:
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes must be between 0 and n, got {successes} of {n}")
+    if not 1 <= k <= n:
+        raise ValueError(f"k must be between 1 and n = {n}, got {k}")
+
+
+def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float] | None:
+    """Of the mean, on each side the wider of Student's t and Hall's t for skewed values.
+
+    Hall's is Student's after a cubic that takes the skewness out (Hall, Journal of the Royal Statistical
+    Society B 54, 1992, pages 221-228). Give one value per scenario: tries of one scenario are no independent
+    draws, so they go in as their mean. None for fewer than two values and for values that are all equal: how
+    far others may be from them was not seen. Raises ValueError for no value.
+    """
+    n = len(values)
+    if n == 0:
+        raise ValueError("there is no value to take the mean of")
+    mean = math.fsum(values) / n
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    if squares <= n * (1e-12 * mean) ** 2:  # rounding is no spread
+        return None
+    deviation = math.sqrt(squares / (n - 1))
+    skewness = math.fsum((value - mean) ** 3 for value in values) / n / (squares / n) ** 1.5
+    t = t_quantile(0.5 + confidence / 2, n - 1) / math.sqrt(n)
+    low = mean - deviation * max(t, _skewed(t, skewness, n))
+    high = mean + deviation * max(t, -_skewed(-t, skewness, n))
+    return low, high
+
+
+def _skewed(t: float, skewness: float, n: int) -> float:
+    """(mean - truth) / deviation, x, where Hall's x + g x^2 / 3 + g^2 x^3 / 27 + g / 6n is t; g: skewness."""
+    if abs(skewness) < 1e-6:
+        return t
+    return 3 / skewness * (math.cbrt(1 + skewness * (t - skewness / (6 * n))) - 1)
+
+
+def crossed_interval(rows: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """95 % of the mean of a table whose rows and columns are both draws.
+
+    For training runs of several seeds (rows) measured on the same scenarios (columns): another seed and
+    another scenario would both have given other values. The variances of the row means and of the column
+    means are added, which errs on the wide side (Owen, https://arxiv.org/abs/0712.1111), with Satterthwaite's
+    degrees of freedom (Biometrics Bulletin 2, 1946). Three rows give 2 degrees of freedom where runs differ
+    more than scenarios: wide, and 90 to 99 % hold the truth; two rows, 83 to 98 %. A single row tells
+    nothing of seeds: `mean_interval` of its columns. None where nothing differs. Raises ValueError for an
+    empty or ragged table.
+    """
+    if not rows or not rows[0] or len({len(row) for row in rows}) > 1:
+        raise ValueError("a table needs rows of one length with at least one value each")
+    if len(rows) == 1:
+        return mean_interval(rows[0])
+    parts = [_of_means([math.fsum(row) / len(row) for row in rows])]
+    if len(rows[0]) > 1:
+        parts.append(_of_means([math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]))
+    mean = math.fsum(map(math.fsum, rows)) / (len(rows) * len(rows[0]))
+    whole = sum(part for part, _ in parts)
+    if whole == 0:
+        return None
+    freedom = whole**2 / sum(part**2 / of_part for part, of_part in parts)
+    half = t_quantile(0.975, freedom) * math.sqrt(whole)
+    return mean - half, mean + half
+
+
+def _of_means(means: Sequence[float]) -> tuple[float, int]:
+    """The variance of their mean, and its degrees of freedom."""
+    return variance(means) / len(means), len(means) - 1
+
+
+def share_interval(shares: Sequence[float]) -> tuple[float, float]:
+    """95 % of the mean of shares, one for each scenario: of its tries that succeeded, say.
+
+    Wilson's over scenarios, with the design effect of the tries: where shares scatter less than those of one
+    try each, so many scenarios tell as much as n / effect with one try. The effect, variance / (p (1 - p)),
+    is at most 1, and is taken as seen on two scenarios more that have one try each: near 0 and 1, where
+    hardly any scenario differs from the others, nearly nothing is known of it. Shares of 0 and 1 alone have
+    effect 1: Wilson's interval itself. Raises ValueError for no share.
+    """
+    if not shares:
+        raise ValueError("there is no share to take the mean of")
+    n = len(shares)
+    mean = math.fsum(shares) / n
+    if min(shares) == max(shares) and mean in (0, 1):
+        return wilson(mean * n, n)
+    effect = math.fsum((share - mean) ** 2 for share in shares) / n / (mean * (1 - mean))
+    telling = min(sum(share < 1 for share in shares), sum(share > 0 for share in shares))
+    effect = min(1.0, (effect * telling + 2) / (telling + 2))
+    return wilson(mean * n / effect, n / effect)
+
+
+@lru_cache(maxsize=1024)
+def t_quantile(probability: float, freedom: float) -> float:
+    """Student's t, for degrees of freedom taken down to a whole number of at most 1000: the wide side.
+
+    By bisection of the distribution function, which is a finite sum for whole degrees of freedom (Abramowitz
+    and Stegun 1964, 26.7.3 and 26.7.4). Raises ValueError unless 0.5 <= probability < 1 and freedom >= 1.
+
+    >>> round(t_quantile(0.975, 5), 4)
+    2.5706
+    """
+    if not 0.5 <= probability < 1 or not freedom >= 1:
+        raise ValueError(f"t needs 0.5 <= probability < 1 and freedom >= 1, got {probability}, {freedom}")
+    whole = min(1000, math.floor(freedom + 1e-9))
+    low, high = 0.0, 1.0
+    while _t_distribution(high, whole) < probability:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_distribution(middle, whole) < probability else (low, middle)
+    return high
+
+
+def _t_distribution(t: float, freedom: int) -> float:
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = cosine if odd else 1.0, 0.0
+    for k in range((freedom - 1) // 2 if odd else freedom // 2):
+        total += term
+        term *= cosine**2 * (2 * k + 2) / (2 * k + 3) if odd else cosine**2 * (2 * k + 1) / (2 * k + 2)
+    return 0.5 + ((angle + sine * total) / math.pi if odd else sine * total / 2)

@@ -39,7 +39,7 @@ from stateset_agents.algorithms.aggregation import (
     Metrics,
     aggregate,
 )
-from stateset_agents.errors import ConfigurationError, TrainingStopped
+from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 
 __all__ = [
     "AdaptiveKLController",

@@ -34,7 +34,7 @@ from stateset_agents.algorithms.aggregation import (
     mean_per_trajectory,
 )
 from stateset_agents.algorithms.kl import Estimator, Weighting, kl_loss, log_ratio
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = [
     "LOSSES",

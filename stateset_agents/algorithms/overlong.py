@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["overlong_penalty"]
 

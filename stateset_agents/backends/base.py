@@ -1,6 +1,6 @@
 """What a backend is: token ids in, sampled ids with their log-probs out.
 
-The episode (core/episode.py) calls `generate` once per agent turn with *all* ids of the conversation
+The episode (core/rollout/episode.py) calls `generate` once per agent turn with *all* ids of the conversation
 so far and the conversation's session; a backend that keeps a cache per session prefills only what is
 new. The trainer owns the policy's weights: a backend receives them only by `update_weights`.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
 
-    from stateset_agents.messages import Completion, SamplingParams
+    from stateset_agents.types.messages import Completion, SamplingParams
 
 __all__ = ["Backend", "Session", "Tokenizer"]
 

@@ -9,48 +9,21 @@ scripted            replies from a script, without weights
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
 from functools import partial
-from pathlib import Path
-from pickle import UnpicklingError
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING
 
-from stateset_agents.backends.devices import own_gpu
-from stateset_agents.backends.hub import from_disk_alone
-from stateset_agents.backends.load_lock import load_in_thread, loading
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.settings import closest
-from stateset_agents.tracking.logging import get_logger
-from stateset_agents.yaml_files import read_yaml
+from stateset_agents.backends.pretrained.load_lock import load_in_thread
+from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
-
     from stateset_agents.backends.base import Backend
-    from stateset_agents.backends.clock import Scheduling
+    from stateset_agents.backends.local.model_selection import Engine
+    from stateset_agents.backends.local.scheduler import Scheduling
     from stateset_agents.backends.matmul_precision import MatmulPrecision
-    from stateset_agents.backends.paths import Engine
+    from stateset_agents.backends.pretrained.loading import DType
     from stateset_agents.backends.scripted import Script
-    from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
-__all__ = [
-    "load_backend",
-    "load_model_and_tokenizer",
-    "load_tokenizer",
-    "model_folder",
-    "recommended_settings",
-]
-
-_log = get_logger(__name__)
-
-_TOKENIZER_FILE = re.compile(r"token|vocab|merges|spiece|tekken|\.model$")
-
-DType = Literal["auto", "fp32", "bf16", "fp16"]
-"""Of the rollout weights; auto is fp32 on the CPU and bf16 on GPUs that have it."""
+__all__ = ["load_backend"]
 
 
 async def load_backend(
@@ -85,12 +58,18 @@ async def load_backend(
             )
         return ScriptedBackend(script)
     if name.startswith("vllm:"):
-        from stateset_agents.backends.vllm import connect
+        from stateset_agents.backends.vllm.backend import connect
 
         return await connect(name.removeprefix("vllm:"))
 
     def load() -> Backend:
-        from stateset_agents.backends.huggingface import HuggingFaceBackend
+        from stateset_agents.backends.local.backend import HuggingFaceBackend
+        from stateset_agents.backends.pretrained.loading import (
+            load_model_and_tokenizer,
+            model_folder,
+            recommended_settings,
+            reload_model,
+        )
 
         model, tokenizer = load_model_and_tokenizer(name, device=device, dtype=dtype)
         backend = HuggingFaceBackend(
@@ -103,222 +82,9 @@ async def load_backend(
             fast_linears=fast_linears,
             matmul_precision=matmul_precision,
             copy_model=False,
-            reload=partial(_reload, name),
+            reload=partial(reload_model, name),
         )
         backend.recommended = recommended_settings(model_folder(name))
         return backend
 
     return await load_in_thread(load)
-
-
-def load_model_and_tokenizer(
-    name: str, *, device: str = "auto", dtype: DType = "auto"
-) -> tuple[PreTrainedModel, HuggingFaceTokenizer]:
-    """A causal model in eval mode and its tokenizer, from a name as `load_backend` takes it.
-
-    Raises ConfigurationError where the name leads nowhere, or the folder holds no causal model or a damaged
-    one.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from stateset_agents.backends.huggingface import UNREADABLE
-    from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
-
-    if dtype not in get_args(DType):
-        raise ConfigurationError(f"dtype must be one of {', '.join(get_args(DType))}, got {dtype!r}")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and own_gpu() is not None:
-        device = f"cuda:{own_gpu()}"
-    kind = device.split(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise ConfigurationError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError(f"device {device!r} was asked for and torch sees no GPU; use device cpu")
-    if dtype == "auto":
-        dtype = "bf16" if kind == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
-    where = model_folder(name)
-    kept = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    local = from_disk_alone(where)
-    part = "tokenizer"
-    there = os.listdir(where) if os.path.isdir(where) else []
-    if "config.json" in there and not any(_TOKENIZER_FILE.search(name) for name in there):
-        raise ConfigurationError(  # for some architectures transformers would make up an empty one
-            f"cannot load a model from {where!r} (it has no tokenizer); put the tokenizer there too, with "
-            "tokenizer.save_pretrained(folder)"
-        )
-    try:
-        with loading():
-            tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
-            part = "model"
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                where, dtype=kept, local_files_only=local, output_loading_info=True
-            )
-    except UNREADABLE as error:
-        raise ConfigurationError(f"cannot load a model from {where!r} ({_why(where, part, error)}") from error
-    model, found = loaded
-    if found["missing_keys"]:  # transformers would leave them random
-        missing = sorted(found["missing_keys"])
-        raise ConfigurationError(
-            f"the weights in {where!r} are not those of a {type(model).__name__}: {missing[0]} is missing "
-            f"({len(missing)} in all); give a folder whose weights and config.json belong together"
-        )
-    if found["unexpected_keys"]:
-        unused = sorted(found["unexpected_keys"])
-        _log.warning(
-            f"{len(unused)} weights in {where!r} have no place in a {type(model).__name__}: {unused[0]}"
-        )
-    return model.to(device).eval(), HuggingFaceTokenizer(tokenizer, extra_eos_ids=_eos_ids(model))
-
-
-def load_tokenizer(name: str) -> HuggingFaceTokenizer:
-    """The tokenizer of a model without the model, for one that runs elsewhere.
-
-    Raises ConfigurationError as `load_model_and_tokenizer` does.
-    """
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-
-    from stateset_agents.backends.huggingface import UNREADABLE
-    from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
-
-    where = model_folder(name)
-    local = from_disk_alone(where)
-    try:
-        with loading():
-            tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
-            config = AutoConfig.from_pretrained(where, local_files_only=local)
-            generation: Any = None
-            with contextlib.suppress(OSError):  # a model need not have one
-                generation = GenerationConfig.from_pretrained(where, local_files_only=local)
-    except UNREADABLE as error:
-        raise ConfigurationError(
-            f"cannot load a tokenizer from {where!r} ({_why(where, 'tokenizer', error)}"
-        ) from error
-    parts = SimpleNamespace(config=config, generation_config=generation)
-    return HuggingFaceTokenizer(tokenizer, extra_eos_ids=_eos_ids(parts))
-
-
-def _reload(name: str, device: torch.device) -> PreTrainedModel:
-    """The model in fp32, once more from where it came from."""
-    return load_model_and_tokenizer(name, device=str(device), dtype="fp32")[0]
-
-
-def _why(where: str, part: str, error: Exception) -> str:
-    """What is wrong with a model's folder and, after the bracket, what to do."""
-    files = set(os.listdir(where)) if os.path.isdir(where) else None
-    if files is not None and "config.json" not in files:
-        return "it has no config.json); give a folder written by save_pretrained"
-    if isinstance(error, UnpicklingError):
-        return (
-            "its .bin file holds more than weights, and loading it would run code); give a folder with "
-            "model.safetensors, as save_pretrained writes it"
-        )
-    if "trust_remote_code" in str(error) or "contains custom code" in str(error):
-        return "its architecture is code of its own, which is not run); give one that transformers has"
-    if "ignore_mismatched_sizes" in str(error):
-        return (
-            "the weights have other shapes than config.json says); give weights and config.json of one model"
-        )
-    return (
-        f"{part}: {_first_line(error)}); give a folder written by save_pretrained, whole, a hub name that "
-        "this machine can reach or has cached, or embedded:desk"
-    )
-
-
-def model_folder(name: str) -> str:
-    """The folder or hub name that transformers is to load for a model's name.
-
-    Raises ConfigurationError for an embedded model that isn't shipped, a path that doesn't exist, and a
-    server.
-    """
-    kind, _, rest = name.partition(":")
-    if kind == "vllm":
-        raise ConfigurationError(
-            f"{name!r} is a server, and here a model's own folder or hub name is needed: give the one it "
-            "serves"
-        )
-    if kind == "embedded":
-        folder = Path(__file__).parent.parent / "embedded" / rest
-        if not rest or not (folder / "config.json").is_file():
-            shipped = sorted(path.parent.name for path in folder.parent.glob("*/config.json"))
-            raise ConfigurationError(
-                f"no embedded model {name!r}; shipped: {', '.join(shipped) or 'none'} "
-                "(stateset-agents build-embedded makes embedded:desk)"
-            )
-        return str(folder)
-    where = rest if kind == "hf" else name
-    if Path(where).expanduser().is_file():
-        raise ConfigurationError(
-            f"model {where!r} is a file; give the folder it stands in, with config.json and the tokenizer"
-        )
-    looks_like_path = where.startswith((".", "/", "~")) or where.count("/") > 1
-    folder = Path(where).expanduser()
-    if where and os.path.isdir(folder):
-        return str(_model_inside(folder))
-    meant = _folder_meant(folder)
-    is_here = kind != "hf" and (meant is not None or (folder.parts[1:] and Path(folder.parts[0]).is_dir()))
-    if not where or looks_like_path or is_here:
-        hint = f" (did you mean {str(meant)!r}?)" if meant else ""
-        at_hub = f" (hf:{where} asks the hub for it)" if is_here and not looks_like_path else ""
-        raise ConfigurationError(
-            f"model folder {where!r} does not exist{hint}; give a folder written by save_pretrained or a hub "
-            f"name{at_hub}"
-        )
-    return where
-
-
-def _folder_meant(missing: Path) -> Path | None:
-    """The folder beside a missing one, with a model or a run in it, whose name is most like its name."""
-    with contextlib.suppress(OSError):
-        there = [
-            one.name
-            for one in missing.parent.iterdir()
-            if (one / "config.json").is_file() or (one / "model").is_dir() or (one / "checkpoints").is_dir()
-        ]
-        begun = [name for name in sorted(there) if missing.name and name.startswith(missing.name)]
-        found = begun[0] if begun else closest(missing.name, there, likeness=0.8)
-        return missing.parent / found if found else None
-    return None
-
-
-def _model_inside(folder: Path) -> Path:
-    """The folder itself, a checkpoint's `model/`, or that of a run's newest checkpoint.
-
-    Raises ConfigurationError for a run that has no checkpoint yet.
-    """
-    if (folder / "config.json").is_file():
-        return folder
-    if (folder / "model" / "config.json").is_file():
-        return folder / "model"
-    if not (folder / "checkpoints").is_dir():
-        return folder
-    steps = [path for path in folder.glob("checkpoints/step-*") if path.name[5:].isdecimal()]
-    if not steps:
-        raise ConfigurationError(f"the run {str(folder)!r} has no checkpoint yet: give another model")
-    return max(steps, key=lambda path: int(path.name[5:])) / "model"
-
-
-def recommended_settings(folder: str) -> dict[str, Any]:
-    """Training settings that a model's folder recommends (its `recommended.yaml`); none for most models."""
-    file = Path(folder) / "recommended.yaml"
-    if not file.is_file():
-        return {}
-    settings = read_yaml(file)
-    if not isinstance(settings, dict):
-        raise ConfigurationError(f"{file} must hold training settings by name, got {settings!r:.60}")
-    return settings
-
-
-def _eos_ids(model: Any) -> list[int]:
-    """End-of-turn ids that the model's generation config or config names, as a list."""
-    found: list[int] = []
-    for config in (model.generation_config, model.config.get_text_config()):
-        eos = getattr(config, "eos_token_id", None)
-        if eos is not None:
-            found += eos if isinstance(eos, list) else [eos]
-    return list(dict.fromkeys(found))
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

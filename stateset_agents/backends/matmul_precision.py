@@ -1,4 +1,4 @@
-"""fp32 matrix products from operands in bf16, one product at a time; called by fast_linear.py.
+"""fp32 matrix products from operands in bf16, one product at a time; called by onednn_linear.py.
 
 The names are those of `torch.set_float32_matmul_precision`, which is a setting of the whole process: other
 threads would compute with it, too, and on processors without AMX its `medium` rounds nothing. So no setting
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stateset_agents.tracking.logging import get_logger
+from stateset_agents.types.logs import get_logger
 
 __all__ = [
     "MatmulPrecision",

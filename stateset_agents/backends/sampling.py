@@ -1,4 +1,4 @@
-"""Draw one token per row of logits, and the log-prob of what was drawn, in one pass; called by batching.py.
+"""Draw one token per row of logits, and the log-prob of what was drawn, in one pass; called by batcher.py.
 
 Uniforms come from the caller (`turn_uniforms`: one counter-based stream per turn), so what a conversation
 says does not depend on which others share its batch.

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stateset_agents.backends.base import Session, Tokenizer
-from stateset_agents.backends.tokenizers import ByteTokenizer
-from stateset_agents.backends.turn_text import TurnText
-from stateset_agents.errors import BackendError, ConfigurationError
-from stateset_agents.messages import Completion, FinishReason, Message, SamplingParams, VersionSpan
+from stateset_agents.backends.text.tokenizers import ByteTokenizer
+from stateset_agents.backends.text.turn_text import TurnText
+from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.messages import Completion, FinishReason, Message, SamplingParams, VersionSpan
 
 if TYPE_CHECKING:
     import torch

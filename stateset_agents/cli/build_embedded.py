@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from transformers.utils import logging as transformers_logging
 
     from stateset_agents.embedded.build import DIALOGUES, STEPS, build_embedded
-    from stateset_agents.errors import ConfigurationError
+    from stateset_agents.types.errors import ConfigurationError
 
     if args.threads < 1:
         raise ConfigurationError(f"--threads must be at least 1, got {args.threads}")

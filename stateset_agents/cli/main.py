@@ -10,23 +10,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-from stateset_agents.cli import (
-    audit,
-    build_embedded,
-    chat,
-    compare,
-    diagnose,
-    doctor,
-    engine,
-    evaluate,
-    report,
-    rescore,
-    serve,
-    train,
-)
-from stateset_agents.errors import ConfigurationError, StatesetError
-from stateset_agents.settings import nearest
-from stateset_agents.tracking.logging import configure_logging
+from stateset_agents.cli import build_embedded, report, serve, train
+from stateset_agents.cli.chat import chat
+from stateset_agents.cli.health import diagnose, doctor, engine
+from stateset_agents.cli.measure import audit, compare, evaluate, rescore
+from stateset_agents.types.errors import ConfigurationError, StatesetError
+from stateset_agents.types.logs import configure_logging
+from stateset_agents.types.settings import nearest
 
 __all__ = ["main"]
 

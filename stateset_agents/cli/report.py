@@ -7,7 +7,7 @@ import asyncio
 import webbrowser
 from typing import Any
 
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["add_parser", "run"]
 

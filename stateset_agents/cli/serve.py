@@ -10,8 +10,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.http_guard import API_KEY_VARIABLE, HttpGuard, read_api_keys
+from stateset_agents.runtime.http_guard import API_KEY_VARIABLE, HttpGuard, read_api_keys
+from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from stateset_agents.core.agent import MultiTurnAgent
@@ -103,7 +103,7 @@ def limits_of(args: argparse.Namespace) -> Limits:
 
 async def _serve(args: argparse.Namespace) -> int:
     from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-    from stateset_agents.serving.agents import AgentServer
+    from stateset_agents.serving.server import AgentServer
 
     keys = read_api_keys(args.api_key_file)
     HttpGuard.listening_on(
@@ -158,7 +158,7 @@ async def _until_broken(agent: MultiTurnAgent) -> None:
 
     A vLLM server that is away may come back, so that is left to `/health`.
     """
-    from stateset_agents.backends.vllm_client import Unreachable
+    from stateset_agents.backends.vllm.client import Unreachable
 
     while True:
         with contextlib.suppress(Unreachable):

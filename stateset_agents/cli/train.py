@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.rates import rate
-from stateset_agents.errors import ConfigurationError, StatesetError, TrainingStopped
-from stateset_agents.tracking.logging import configure_logging
-from stateset_agents.yaml_files import parse_yaml
+from stateset_agents.cli.output import rate
+from stateset_agents.runtime.yaml_files import parse_yaml
+from stateset_agents.types.errors import ConfigurationError, StatesetError, TrainingStopped
+from stateset_agents.types.logs import configure_logging
 
 if TYPE_CHECKING:
     from stateset_agents.training.experiment import Experiment

@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from stateset_agents.backends.base import Backend, Session, Tokenizer
-from stateset_agents.backends.streaming import streamed
+from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.core.agent_config import AgentConfig
-from stateset_agents.core.chat_template import (
+from stateset_agents.core.chat.context_window import slide
+from stateset_agents.core.chat.reply_parsing import read_completion
+from stateset_agents.core.chat.system_message import Context, Talk, as_messages, with_context, with_own_words
+from stateset_agents.core.chat.template import (
     ChatTemplate,
     JinjaTemplate,
     PlainTemplate,
     ToolSchemas,
 )
-from stateset_agents.core.context_window import slide
 from stateset_agents.core.model_card import Origin, write_card
-from stateset_agents.core.reply_parsing import read_completion
-from stateset_agents.core.system_message import Context, Talk, as_messages, with_context, with_own_words
-from stateset_agents.errors import BackendError, ConfigurationError, ContextLengthExceeded
-from stateset_agents.messages import GREEDY_BELOW, Completion, Message, SamplingParams
-from stateset_agents.settings import expect
-from stateset_agents.streams import derive
-from stateset_agents.tracking.logging import get_logger
+from stateset_agents.types.errors import BackendError, ConfigurationError, ContextLengthExceeded
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.messages import GREEDY_BELOW, Completion, Message, SamplingParams
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect
 
 __all__ = ["AgentConfig", "MultiTurnAgent"]
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from stateset_agents.settings import Settings
+from stateset_agents.types.settings import Settings
 
 __all__ = ["AgentConfig"]
 

@@ -14,22 +14,22 @@ from typing import Any, TypeVar
 
 from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.context_window import refuse_sliding_window
+from stateset_agents.core.chat.context_window import refuse_sliding_window
 from stateset_agents.core.environment import Environment, expect_environment
-from stateset_agents.core.episode import EpisodeSeeds, Fork, run_branch, run_episode
-from stateset_agents.core.forks import Forks
-from stateset_agents.core.in_time import InTime
 from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.scoring import turn_rewards
-from stateset_agents.core.timeline import Span
-from stateset_agents.core.trajectory import Branch, Status, Trajectory, TrajectoryGroup
-from stateset_agents.core.user_code import SaidOnce
-from stateset_agents.core.waiting import all_or_cancel
-from stateset_agents.errors import ConfigurationError, RewardFailure
-from stateset_agents.faults.dependencies import Dependencies, FaultPolicy
-from stateset_agents.settings import expect
-from stateset_agents.streams import derive
+from stateset_agents.core.rollout.episode import EpisodeSeeds, Fork, run_branch, run_episode
+from stateset_agents.core.rollout.forks import Forks
+from stateset_agents.core.rollout.time_limits import InTime
+from stateset_agents.core.scoring.base import turn_rewards
+from stateset_agents.runtime.retries import Dependencies, FaultPolicy
+from stateset_agents.runtime.tasks import all_or_cancel
+from stateset_agents.runtime.user_code import SaidOnce
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect
+from stateset_agents.types.timeline import Span
+from stateset_agents.types.trajectory import Branch, Status, Trajectory, TrajectoryGroup
 
 __all__ = ["ComputationalEngine", "create_computational_engine"]
 

@@ -12,10 +12,10 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stateset_agents.core.named_arguments import NamedCall
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.user_code import call_user_code, guarded, told
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.runtime.named_arguments import NamedCall
+from stateset_agents.runtime.user_code import call_user_code, guarded, told
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.scenario import Scenario
 
 __all__ = ["StateFactory", "StateMaker", "close_state", "copied_state"]
 

@@ -16,20 +16,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stateset_agents.core.conversation_state import StateFactory, StateMaker, close_state, copied_state
-from stateset_agents.core.dataset_scenarios import scenarios_of_spec
-from stateset_agents.core.named_arguments import NamedCall, wanted_arguments
-from stateset_agents.core.scenario import Scenario, expect_split, load_scenarios, read_scenarios
-from stateset_agents.core.simulated_user import User, UserFactory, default_user
+from stateset_agents.core.sources.datasets import scenarios_of_spec
+from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
 from stateset_agents.core.tools import Tool, Toolbox
-from stateset_agents.core.trajectory import Outcome
-from stateset_agents.core.user_code import guarded, returned, told
-from stateset_agents.errors import (
+from stateset_agents.core.users.simulated_user import User, UserFactory, default_user
+from stateset_agents.runtime.named_arguments import NamedCall, wanted_arguments
+from stateset_agents.runtime.user_code import guarded, returned, told
+from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
     EnvironmentFailure,
     StatesetError,
 )
-from stateset_agents.messages import Completion, Message
+from stateset_agents.types.messages import Completion, Message
+from stateset_agents.types.scenario import Scenario, expect_split
+from stateset_agents.types.trajectory import Outcome
 
 __all__ = [
     "Conversation",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from yaml import YAMLError
 
-from stateset_agents.backends.loading import model_folder
-from stateset_agents.tracking.logging import get_logger
+from stateset_agents.backends.pretrained.loading import model_folder
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.types.logs import get_logger
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

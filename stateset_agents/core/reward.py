@@ -9,8 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stateset_agents.core.function_reward import FunctionReward, Reward, as_reward, reward_function
-from stateset_agents.core.reward_factories import (
+from stateset_agents.core.scoring.base import (
+    RewardFunction,
+    RewardResult,
+    Scope,
+    score_trajectories,
+    score_trajectory,
+    turn_rewards,
+)
+from stateset_agents.core.scoring.factories import (
     create_customer_service_reward,
     create_domain_reward,
     create_engagement_reward,
@@ -19,18 +26,11 @@ from stateset_agents.core.reward_factories import (
     create_task_reward,
     create_tutoring_reward,
 )
-from stateset_agents.core.reward_terms import RewardOfRewards, Term, named_terms, parts_of
-from stateset_agents.core.scoring import (
-    RewardFunction,
-    RewardResult,
-    Scope,
-    score_trajectories,
-    score_trajectory,
-    turn_rewards,
-)
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.core.waiting import all_or_cancel
-from stateset_agents.errors import RewardFailure
+from stateset_agents.core.scoring.function_reward import FunctionReward, Reward, as_reward, reward_function
+from stateset_agents.core.scoring.terms import RewardOfRewards, Term, named_terms, parts_of
+from stateset_agents.runtime.tasks import all_or_cancel
+from stateset_agents.types.errors import RewardFailure
+from stateset_agents.types.trajectory import Trajectory
 
 __all__ = [
     "CompositeReward",

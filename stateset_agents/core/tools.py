@@ -29,18 +29,18 @@ from typing import Annotated, Any, Literal, Union, overload
 
 import pydantic
 
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.user_code import call_user_code, time_limit, told
-from stateset_agents.core.waiting import all_or_cancel, in_thread
-from stateset_agents.errors import (
+from stateset_agents.runtime.tasks import all_or_cancel, in_thread
+from stateset_agents.runtime.user_code import call_user_code, time_limit, told
+from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
     EnvironmentFailure,
     EnvironmentTimeout,
     StatesetError,
 )
-from stateset_agents.messages import Message, ToolCall
-from stateset_agents.settings import closest
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.settings import closest
 
 __all__ = ["Tool", "ToolError", "Toolbox", "tool"]
 

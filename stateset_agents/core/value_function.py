@@ -27,7 +27,7 @@ from stateset_agents.algorithms.advantages import (
 )
 from stateset_agents.algorithms.aggregation import Denominators
 from stateset_agents.algorithms.losses import value_loss
-from stateset_agents.errors import CheckpointError, ConfigurationError
+from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
 __all__ = [
     "ValueFunction",

@@ -17,14 +17,14 @@ import yaml
 from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from stateset_agents.backends.load_lock import loading
-from stateset_agents.backends.quiet import quietly
+from stateset_agents.backends.pretrained.library_logs import quietly
+from stateset_agents.backends.pretrained.load_lock import loading
 from stateset_agents.embedded.demonstrations import BAD_HABITS, blurred, demonstrations, texts
 from stateset_agents.embedded.tokenizer import build_tokenizer
 from stateset_agents.embedded.warmup import WarmUp, encode_dialogue, warm_up
 from stateset_agents.environments.retail_desk.agents import Habits
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.streams import derive
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.seeds import derive
 
 __all__ = ["DIALOGUES", "RECOMMENDED", "STEPS", "Built", "build_embedded", "new_model"]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from stateset_agents.environments.retail_desk import catalog, wordings
 from stateset_agents.environments.retail_desk.agents import HabitAgent, Habits, play
 from stateset_agents.environments.retail_desk.environment import RetailDesk
-from stateset_agents.messages import Message
-from stateset_agents.streams import derive
+from stateset_agents.types.messages import Message
+from stateset_agents.types.seeds import derive
 
 __all__ = ["BAD_HABITS", "VALUE", "Dialogue", "blurred", "demonstrations", "texts"]
 

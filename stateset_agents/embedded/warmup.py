@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from stateset_agents.embedded.demonstrations import VALUE
 from stateset_agents.embedded.tokenizer import END, ROLE_TOKENS
-from stateset_agents.messages import Message
-from stateset_agents.streams import derive
+from stateset_agents.types.messages import Message
+from stateset_agents.types.seeds import derive
 
 __all__ = ["Row", "WarmUp", "encode_dialogue", "warm_up"]
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.core.chat_logs import chat_scenarios
 from stateset_agents.core.conversation_state import StateFactory
 from stateset_agents.core.environment import ConversationEnvironment, Success
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.simulated_user import UserFactory, default_user
+from stateset_agents.core.sources.chat_logs import chat_scenarios
 from stateset_agents.core.tools import Tool, Toolbox
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.core.users.simulated_user import UserFactory, default_user
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.scenario import Scenario
 
 __all__ = ["ChatLogs", "made_the_recorded_calls"]
 
@@ -22,7 +22,7 @@ NOT_RECORDED = "error: no answer is recorded for this call"
 
 
 class ChatLogs(ConversationEnvironment):
-    """Logs in OpenAI's chat format, played again with another agent (see `core.chat_logs` for the format).
+    """Logs in OpenAI's chat format, played again with another agent (format: `core.sources.chat_logs`).
 
         ChatLogs("calls.jsonl", shares={"test": 0.2})
 

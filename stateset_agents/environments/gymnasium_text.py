@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.core.environment import Conversation
-from stateset_agents.core.scenario import Scenario, expect_split
-from stateset_agents.core.user_code import guarded, told
-from stateset_agents.core.waiting import in_thread
 from stateset_agents.environments.text_world import (
     NoAction,
     View,
@@ -23,7 +20,10 @@ from stateset_agents.environments.text_world import (
     reset_seed,
     world_scenarios,
 )
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.runtime.user_code import guarded, told
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.scenario import Scenario, expect_split
 
 if TYPE_CHECKING:
     import gymnasium

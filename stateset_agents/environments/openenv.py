@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.core.environment import Conversation
-from stateset_agents.core.scenario import Scenario, expect_split
-from stateset_agents.core.user_code import guarded
 from stateset_agents.environments.text_world import (
     NoAction,
     View,
@@ -20,8 +18,10 @@ from stateset_agents.environments.text_world import (
     reset_seed,
     world_scenarios,
 )
-from stateset_agents.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
-from stateset_agents.tracking.logging import get_logger
+from stateset_agents.runtime.user_code import guarded
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.scenario import Scenario, expect_split
 
 __all__ = ["OpenEnvText"]
 

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stateset_agents.core.environment import Conversation, Observation
-from stateset_agents.core.named_arguments import NamedCall
-from stateset_agents.core.scenario import Scenario, Split, load_scenarios, read_scenarios
+from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
 from stateset_agents.core.tools import Toolbox
-from stateset_agents.core.trajectory import Outcome
-from stateset_agents.core.user_code import guarded
-from stateset_agents.errors import ConfigurationError, StatesetError
-from stateset_agents.messages import Message
-from stateset_agents.streams import derive
+from stateset_agents.runtime.named_arguments import NamedCall
+from stateset_agents.runtime.user_code import guarded
+from stateset_agents.types.errors import ConfigurationError, StatesetError
+from stateset_agents.types.messages import Message
+from stateset_agents.types.scenario import Scenario, Split
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import Outcome
 
 __all__ = ["NoAction", "View", "Words", "World", "enter", "reset_seed", "world_scenarios"]
 

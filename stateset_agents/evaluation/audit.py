@@ -12,26 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stateset_agents.backends.tokenizers import ByteTokenizer
+from stateset_agents.backends.text.tokenizers import ByteTokenizer
 from stateset_agents.core.environment import Conversation, Environment
-from stateset_agents.core.in_time import InTime
 from stateset_agents.core.reward import Reward, as_reward, score_trajectories
-from stateset_agents.core.scenario import Scenario, expect_scenarios
-from stateset_agents.core.scoring import RewardResult, turn_rewards
-from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup, Turn
-from stateset_agents.core.user_code import told
-from stateset_agents.core.waiting import all_or_cancel, in_thread
-from stateset_agents.errors import (
+from stateset_agents.core.rollout.time_limits import InTime
+from stateset_agents.core.scoring.base import RewardResult, turn_rewards
+from stateset_agents.evaluation.evaluator import Evaluation, measured
+from stateset_agents.evaluation.policies import DEGENERATE, MakePolicy, Policy
+from stateset_agents.runtime.tasks import all_or_cancel, in_thread
+from stateset_agents.runtime.user_code import told
+from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
     EnvironmentFailure,
     RewardFailure,
 )
-from stateset_agents.evaluation.evaluator import Evaluation, measured
-from stateset_agents.evaluation.policies import DEGENERATE, MakePolicy, Policy
-from stateset_agents.messages import Completion, Message
-from stateset_agents.settings import nearest
-from stateset_agents.streams import derive
+from stateset_agents.types.messages import Completion, Message
+from stateset_agents.types.scenario import Scenario, expect_scenarios
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import nearest
+from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup, Turn
 
 __all__ = ["Audit", "Ceiling", "audit", "expect_limits", "play", "policies_of"]
 

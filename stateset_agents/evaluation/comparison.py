@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from math import comb
 from typing import Any, Literal
 
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.algorithms.intervals import mean_interval, share_interval
 from stateset_agents.evaluation.evaluator import Evaluation
-from stateset_agents.evaluation.intervals import mean_interval, share_interval
 from stateset_agents.evaluation.measures import success_of_scenarios, tries_of
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.trajectory import Trajectory
 
 __all__ = [
     "Comparison",

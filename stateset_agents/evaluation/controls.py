@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stateset_agents.core.reward import EnvironmentReward, RewardFunction, RewardResult, score_trajectories
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.errors import RewardFailure
-from stateset_agents.streams import derive
+from stateset_agents.types.errors import RewardFailure
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import Trajectory
 
 __all__ = ["ShuffledReward"]
 

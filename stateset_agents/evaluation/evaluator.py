@@ -7,15 +7,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from stateset_agents.algorithms.intervals import share_interval
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
-from stateset_agents.core.scenario import Scenario, expect_scenarios, expect_split
-from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
-from stateset_agents.core.waiting import in_thread
-from stateset_agents.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.evaluation.intervals import share_interval
 from stateset_agents.evaluation.measures import (
     Estimate,
     mean_of_scenarios,
@@ -26,8 +22,12 @@ from stateset_agents.evaluation.measures import (
     user_misses,
     violation_rates,
 )
-from stateset_agents.faults.dependencies import FaultPolicy
-from stateset_agents.settings import expect
+from stateset_agents.runtime.retries import FaultPolicy
+from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
+from stateset_agents.types.scenario import Scenario, expect_scenarios, expect_split
+from stateset_agents.types.settings import expect
+from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
 __all__ = [
     "Divide",
@@ -98,6 +98,14 @@ class Evaluation:
     """Rule -> the share of conversations that broke it; empty where the environment counts none."""
     user_miss: Estimate | None = None
     """Replies of a conversation of which its user could make nothing; None where nobody counts them."""
+
+    def metrics(self) -> dict[str, float]:
+        """As metrics.jsonl has it during a training; what has no verdict or no score is left out."""
+        metrics = {}
+        if self.success is not None and self.interval is not None:
+            low, high = self.interval
+            metrics = {"eval/success": self.success, "eval/success_low": low, "eval/success_high": high}
+        return metrics if self.mean_reward is None else {**metrics, "eval/reward": self.mean_reward}
 
     def summary(self) -> dict[str, Any]:
         """As `summary.json` has it, without the conversations; what was not measured is left out."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
-from stateset_agents.evaluation.intervals import mean_interval, pass_at_k, pass_hat_k, share_interval
+from stateset_agents.algorithms.intervals import mean_interval, pass_at_k, pass_hat_k, share_interval
+from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
 
 __all__ = [
     "Estimate",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.types.messages import Message, ToolCall
 
 __all__ = [
     "DEGENERATE",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from stateset_agents.core.scenario import Scenario, expect_split
-from stateset_agents.core.trajectory import Outcome, Status, Trajectory, TrajectoryGroup, Turn
-from stateset_agents.messages import Completion, FinishReason, VersionSpan
 from stateset_agents.tracking.run_log import Rollout
+from stateset_agents.types.messages import Completion, FinishReason, VersionSpan
+from stateset_agents.types.scenario import Scenario, expect_split
+from stateset_agents.types.trajectory import Outcome, Status, Trajectory, TrajectoryGroup, Turn
 
 __all__ = ["groups_of", "trajectory_of"]
 

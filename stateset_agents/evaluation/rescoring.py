@@ -10,9 +10,9 @@ from typing import Any
 
 from stateset_agents.algorithms.advantages import Baseline, Scaling, group_advantages
 from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
-from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
-from stateset_agents.core.waiting import all_or_cancel
-from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.runtime.tasks import all_or_cancel
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
 
 __all__ = ["Changed", "Flip", "Rescored", "rank_correlation", "rescore"]
 

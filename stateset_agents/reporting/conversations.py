@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.reporting.units import Unit, count, size_of, spread
 from stateset_agents.tracking.jsonl import read_lines
 from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["MOST_CONVERSATIONS", "Conversations", "Transitions", "pack"]
 

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from aiohttp import web
 
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.http_guard import HttpGuard
 from stateset_agents.reporting.content import content
 from stateset_agents.reporting.conversations import MOST_CONVERSATIONS, Conversations
 from stateset_agents.reporting.report import browsable, no_conversations, plotly_js, render
 from stateset_agents.reporting.timeline import Timeline
+from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.tracking.jsonl import dump
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["DEFAULT_PORT", "serve"]
 

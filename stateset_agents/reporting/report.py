@@ -17,12 +17,12 @@ from typing import Any
 
 import jinja2
 
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.reporting.content import content
 from stateset_agents.reporting.conversations import MOST_CONVERSATIONS, Conversations
 from stateset_agents.reporting.timeline import Timeline, no_timeline
 from stateset_agents.tracking.jsonl import dump
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["browsable", "no_conversations", "plotly_js", "render", "write_report"]
 
@@ -83,7 +83,7 @@ def no_conversations() -> dict[str, Any]:
 
 def render(page: dict[str, Any], browsed: dict[str, Any], *, plotly: str | None, live: bool = False) -> str:
     """The page of that data. `plotly`: where the browser finds plotly.js, None for inside the page."""
-    folder = files("stateset_agents.reporting")
+    folder = files("stateset_agents.reporting.page")
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         (folder / "page.html").read_text(encoding="utf-8")
     )

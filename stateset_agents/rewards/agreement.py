@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stateset_agents.core.function_reward import Reward, as_reward
-from stateset_agents.core.scoring import RewardResult, score_trajectories
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.core.waiting import in_thread
-from stateset_agents.errors import ConfigurationError, RewardFailure
-from stateset_agents.evaluation.intervals import share_interval
-from stateset_agents.streams import derive
+from stateset_agents.algorithms.intervals import share_interval
+from stateset_agents.core.scoring.base import RewardResult, score_trajectories
+from stateset_agents.core.scoring.function_reward import Reward, as_reward
+from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import Trajectory
 
 __all__ = ["Agreement", "cohens_kappa", "kappa_interval", "measure_agreement"]
 
@@ -30,7 +30,7 @@ class Agreement:
     accuracy: float
     """The share on which they agree."""
     accuracy_interval: tuple[float, float]
-    """95 %, over scenarios with all their conversations (`evaluation.intervals.share_interval`)."""
+    """95 %, over scenarios with all their conversations (`algorithms.intervals.share_interval`)."""
     kappa: float | None
     """Agreement beyond chance, see `cohens_kappa`; None where both always say the same one thing."""
     kappa_interval: tuple[float, float] | None

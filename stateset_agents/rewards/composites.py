@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from stateset_agents.core.reward import Reward, RewardResult, score_trajectories
-from stateset_agents.core.reward_terms import RewardOfRewards, Term, as_term, named_terms, parts_of
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.core.waiting import all_or_cancel
-from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.core.scoring.terms import RewardOfRewards, Term, as_term, named_terms, parts_of
+from stateset_agents.runtime.tasks import all_or_cancel
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.trajectory import Trajectory
 
 __all__ = ["GatedReward", "ProductReward"]
 

@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stateset_agents.core.scoring import RewardResult
-from stateset_agents.core.text_checks import words
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.core.scoring.base import RewardResult
+from stateset_agents.core.scoring.claims.text_checks import words
 from stateset_agents.rewards.verifiable import CheckedReward
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.trajectory import Trajectory
 
 __all__ = [
     "PatternReward",

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from stateset_agents.backends.chat_client import ChatClient
+from stateset_agents.backends.openai.client import ChatClient
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.scoring import RewardFunction, RewardResult
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.core.waiting import in_thread
-from stateset_agents.errors import ConfigurationError, RewardFailure
-from stateset_agents.messages import FinishReason, Message
+from stateset_agents.core.scoring.base import RewardFunction, RewardResult
 from stateset_agents.rewards.judge_cache import AnswerCache
+from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.messages import FinishReason, Message
+from stateset_agents.types.trajectory import Trajectory
 
 __all__ = ["Judge", "JudgeReward", "create_judge_reward", "judge_prompt", "parse_verdict"]
 

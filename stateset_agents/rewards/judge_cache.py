@@ -9,7 +9,7 @@ import sqlite3
 import threading
 from pathlib import Path
 
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["AnswerCache"]
 

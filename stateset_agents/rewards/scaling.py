@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from stateset_agents.core.function_reward import Reward
-from stateset_agents.core.reward_terms import RewardOfRewards, as_term, parts_of
-from stateset_agents.core.scoring import RewardResult, score_trajectories
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.core.scoring.base import RewardResult, score_trajectories
+from stateset_agents.core.scoring.function_reward import Reward
+from stateset_agents.core.scoring.terms import RewardOfRewards, as_term, parts_of
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.trajectory import Trajectory
 
 __all__ = ["NormalizedReward", "RewardScaling", "Running", "ScaledReward", "apply_reward_scaling"]
 

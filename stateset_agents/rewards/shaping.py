@@ -8,18 +8,18 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from stateset_agents.core.function_reward import FunctionReward, Reward
-from stateset_agents.core.reward_terms import RewardOfRewards, as_term, parts_of
-from stateset_agents.core.scoring import (
+from stateset_agents.core.scoring.base import (
     RewardFunction,
     RewardResult,
     score_trajectories,
     score_trajectory,
     turn_rewards,
 )
-from stateset_agents.core.trajectory import Status, Trajectory
-from stateset_agents.core.waiting import all_or_cancel
-from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.core.scoring.function_reward import FunctionReward, Reward
+from stateset_agents.core.scoring.terms import RewardOfRewards, as_term, parts_of
+from stateset_agents.runtime.tasks import all_or_cancel
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.trajectory import Status, Trajectory
 
 __all__ = ["PotentialShaping", "refuse_unfit_shaping", "shaping_rewards"]
 

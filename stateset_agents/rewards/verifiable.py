@@ -12,14 +12,14 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
-from stateset_agents.core.scoring import RewardFunction, RewardResult
-from stateset_agents.core.talk import Talk, claims_something_false, read_talk, resolution, share
-from stateset_agents.core.text_checks import declines, is_refusal, words
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.core.waiting import in_thread
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.rewards.answers import agreement
-from stateset_agents.tracking.logging import get_logger
+from stateset_agents.core.scoring.answers import agreement
+from stateset_agents.core.scoring.base import RewardFunction, RewardResult
+from stateset_agents.core.scoring.claims.text_checks import declines, is_refusal, words
+from stateset_agents.core.scoring.transcript import Talk, claims_something_false, read_talk, resolution, share
+from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.trajectory import Trajectory
 
 __all__ = [
     "CheckedReward",

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 from pydantic import Field
 
-from stateset_agents.serving.chat_completions import ApiError
-from stateset_agents.settings import Settings
+from stateset_agents.backends.openai.protocol import ApiError
+from stateset_agents.types.settings import Settings
 
 __all__ = ["Held", "Limits", "Place", "Queue"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.serving.chat_completions import Answer, ApiError
+from stateset_agents.backends.openai.protocol import Answer, ApiError
 from stateset_agents.serving.limits import Queue
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from stateset_agents.serving.chat_completions import ApiError
+from stateset_agents.backends.openai.protocol import ApiError
 
 __all__ = ["UnderWay"]
 

@@ -12,7 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["SCHEMA_VERSION", "JsonlWriter", "dump", "read_lines"]
 

@@ -1,6 +1,6 @@
 """What is watched in a run, and from where on it is a trouble: the one table of thresholds and advice.
 
-The checks of `diagnostics` grade a run by it, the trainer's live warnings (`training.step_warnings`) speak by
+The checks of `diagnostics` grade a run by it, the trainer's live warnings (`runs.warnings`) speak by
 it, and the report and `stateset-agents diagnose` show what they found.
 """
 

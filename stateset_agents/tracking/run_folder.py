@@ -30,8 +30,8 @@ from typing import Any
 
 import yaml
 
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.jsonl import SCHEMA_VERSION, JsonlWriter, dump, read_lines
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["RunFolder", "sync"]
 

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.tracking.logging import get_logger
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import get_logger
 
 __all__ = ["RunLock"]
 

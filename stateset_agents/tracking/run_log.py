@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message
+from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.tracking.jsonl import SCHEMA_VERSION, read_lines
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.yaml_files import read_yaml
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
 
 __all__ = ["MetricLine", "RecordedTurn", "Rollout", "RunLog"]
 

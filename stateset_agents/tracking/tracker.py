@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from stateset_agents.messages import Message
 from stateset_agents.tracking.jsonl import JsonlWriter
 from stateset_agents.tracking.run_folder import RunFolder, sync
 from stateset_agents.tracking.run_lock import RunLock
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.types.messages import Message
 
 if TYPE_CHECKING:
-    from stateset_agents.core.trajectory import Trajectory, TrajectoryGroup
+    from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
 __all__ = ["JsonlTracker", "SilentTracker", "Stage", "rollout_record", "timeline_record"]
 
@@ -203,7 +203,7 @@ def timeline_record(trajectory: Trajectory) -> dict[str, Any]:
     """When a conversation began, by the monotonic clock of events.jsonl, and what it did for how long.
 
     `spans` are [what, seconds] one after the other: `environment`, `waiting`, `model`, `reward` (see
-    `core.timeline`) and `idle` between them, for the rest of its group. Seconds have four decimals.
+    `types.timeline`) and `idle` between them, for the rest of its group. Seconds have four decimals.
     """
     spans: list[list[Any]] = []
     at = begin = trajectory.spans[0].begin if trajectory.spans else 0.0

@@ -1,4 +1,4 @@
-"""Every setting of a training run, in one model; `training.profiles` has the tables of overrides."""
+"""Every setting of a training run, in one model; `training.settings.profiles` has the tables of overrides."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
-from stateset_agents.training.contradictions import contradiction
-from stateset_agents.training.estimators import ESTIMATORS, estimator_defaults
-from stateset_agents.training.fault_settings import FaultSettings
-from stateset_agents.training.lora import LoraSettings
-from stateset_agents.training.profiles import PROFILES, TrainingProfile, canonical, defaults
+from stateset_agents.runs.learning_rate import Schedule
+from stateset_agents.runs.trackers import TrackerName
+from stateset_agents.training.settings.estimators import ESTIMATORS, estimator_defaults
+from stateset_agents.training.settings.faults import FaultSettings
+from stateset_agents.training.settings.lora import LoraSettings
+from stateset_agents.training.settings.profiles import PROFILES, TrainingProfile, canonical, defaults
+from stateset_agents.training.settings.validation import contradiction
 
-__all__ = ["PROFILES", "TrackerName", "TrainingConfig", "TrainingProfile"]
-
-TrackerName = Literal["tensorboard", "wandb", "trackio"]
+__all__ = ["PROFILES", "TrainingConfig", "TrainingProfile"]
 
 _LENGTHS = {"num_episodes", "max_steps"}
 
@@ -93,7 +93,7 @@ class TrainingConfig(FaultSettings):
 
     # Optimiser
     learning_rate: float = Field(default=5e-6, ge=0.0, description="Peak of the schedule.")
-    lr_scheduler_type: Literal["constant", "linear", "cosine", "inverse_sqrt"] = Field(
+    lr_scheduler_type: Schedule = Field(
         default="cosine",
         description="After warm-up: constant, down in a line or a half cosine, or as 1/sqrt(n). The alias "
         "constant_with_warmup is accepted: all of them warm up, and with warmup_ratio 0 none does.",

@@ -16,21 +16,21 @@ from pydantic import Field, field_validator
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import RewardFunction
-from stateset_agents.core.user_code import call_user_code
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.evaluator import Divide, Evaluation, OnProgress, evaluate, held_out
-from stateset_agents.foreign_names import setting_hint
 from stateset_agents.reporting.report import write_report
-from stateset_agents.settings import Settings, nearest
+from stateset_agents.runtime.user_code import call_user_code
+from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import Stage
+from stateset_agents.training.components import make_environment, make_reward
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.parts import make_environment, make_reward
-from stateset_agents.training.paths import resolve_paths
+from stateset_agents.training.settings.paths import resolve_paths
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
-from stateset_agents.training.trl_settings import TrlSettings
-from stateset_agents.yaml_files import read_yaml
+from stateset_agents.training.trl.settings import TrlSettings
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.foreign_names import setting_hint
+from stateset_agents.types.settings import Settings, nearest
 
 __all__ = ["EvaluationConfig", "Experiment", "ExperimentConfig", "load_experiment", "measure"]
 

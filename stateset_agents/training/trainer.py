@@ -11,29 +11,27 @@ from typing import Any
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
-from stateset_agents.core.waiting import in_thread
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.evaluator import (
     Evaluation,
     evaluate,
     held_out,
     spread,
 )
-from stateset_agents.streams import derive
-from stateset_agents.tracking.logging import get_logger
-from stateset_agents.training.checkpoint import (
+from stateset_agents.runs.checkpoint_files import (
     best_checkpoint,
     load_checkpoint,
 )
+from stateset_agents.runs.early_stopping import crossed
+from stateset_agents.runs.lifecycle import State
+from stateset_agents.runtime.tasks import in_thread, uninterrupted
 from stateset_agents.training.config import TrainingConfig, TrainingProfile
-from stateset_agents.training.control import State
-from stateset_agents.training.early_stopping import crossed
-from stateset_agents.training.ending import leave
-from stateset_agents.training.processes import ProcessLeft
-from stateset_agents.training.step_metrics import evaluation_metrics
-from stateset_agents.training.steps import TrainSteps
-from stateset_agents.training.tenure import at_work, new_edition
-from stateset_agents.training.uninterrupted import uninterrupted
+from stateset_agents.training.distributed.processes import ProcessLeft
+from stateset_agents.training.loop.ending import leave
+from stateset_agents.training.loop.step import TrainSteps
+from stateset_agents.training.loop.training_lock import at_work, new_edition
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.seeds import derive
 
 __all__ = ["MultiTurnGRPOTrainer", "train"]
 
@@ -191,7 +189,7 @@ class MultiTurnGRPOTrainer(TrainSteps):
 
     async def _note(self, result: Evaluation) -> bool:
         """Log an evaluation; is it the best so far?"""
-        step, metrics, best = self.step_number, evaluation_metrics(result), self._state.best
+        step, metrics, best = self.step_number, result.metrics(), self._state.best
         best = best.chosen(self.config.metric_for_best, metrics)
         value = metrics.get(best.metric or "")
         best = best.after(step, value, threshold=self.config.early_stopping_threshold)

@@ -14,17 +14,17 @@ from typing import Any
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
-from stateset_agents.core.trajectory import TrajectoryGroup
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.settings import expect
-from stateset_agents.training.base_model import base_model, is_quantized_training, matmul_precision
-from stateset_agents.training.checkpoint import fingerprint
+from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
-from stateset_agents.training.trl_backend import TrlBackend
-from stateset_agents.training.trl_learner import TrlLearner
-from stateset_agents.training.trl_rollout import TrlRollout, make_trl_rollout
-from stateset_agents.training.trl_settings import TrlSettings, refuse_unmappable, require_trl
+from stateset_agents.training.trl.backend import TrlBackend
+from stateset_agents.training.trl.learner import TrlLearner
+from stateset_agents.training.trl.rollouts import TrlRollout, make_trl_rollout
+from stateset_agents.training.trl.settings import TrlSettings, refuse_unmappable, require_trl
+from stateset_agents.training.update.base_model import base_model, is_quantized_training, matmul_precision
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect
+from stateset_agents.types.trajectory import TrajectoryGroup
 
 __all__ = ["TrlGRPOTrainer", "TrlRollout", "TrlSettings", "make_trl_rollout", "train_with_trl_grpo"]
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.errors import BackendError, ConfigurationError
+from stateset_agents.types.errors import BackendError, ConfigurationError
 
 TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}"

@@ -21,7 +21,7 @@ import aiohttp
 from aiohttp import web
 from tiny_training import make_trainer
 
-from stateset_agents.training.checkpoint import latest_checkpoint, load_checkpoint
+from stateset_agents.runs.checkpoint_files import latest_checkpoint, load_checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "aiohttp_app.py"
 

@@ -7,10 +7,10 @@ import json
 import pytest
 from tiny_training import Watched, make_trainer, same_bits, snapshot
 
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.runs.callbacks import Callback
+from stateset_agents.runs.checkpoint_files import best_checkpoint, latest_checkpoint, load_checkpoint
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.callbacks import Callback
-from stateset_agents.training.checkpoint import best_checkpoint, latest_checkpoint, load_checkpoint
+from stateset_agents.types.errors import ConfigurationError
 
 BEST_IS_STEP_2 = {
     "learning_rate": 0.1,

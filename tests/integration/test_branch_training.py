@@ -11,9 +11,9 @@ import pytest
 from tiny_training import make_agent, make_environment, make_trainer, reward_curve, same_bits, snapshot
 
 from stateset_agents.core.reward import reward_function
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.trajectory import Trajectory
 
 THREE_TURNS = [
     {"id": name, "opening": name, "context": {"script": ["go on", "and then?"]}} for name in ("hi", "hello")

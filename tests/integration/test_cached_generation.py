@@ -8,8 +8,8 @@ import pytest
 from tiny_models import CONFIGS, tiny_model, tiny_tokenizer
 
 from stateset_agents.backends.base import Session
-from stateset_agents.backends.huggingface import HuggingFaceBackend
-from stateset_agents.messages import SamplingParams
+from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.types.messages import SamplingParams
 
 
 @pytest.mark.parametrize("bos", [True, False])

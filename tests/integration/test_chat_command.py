@@ -26,7 +26,7 @@ from stateset_agents.environments.retail_desk import RetailDesk
 COMMAND = [sys.executable, "-m", "stateset_agents.cli.main", "chat"]
 OPENING = RetailDesk().scenarios("test")[0].opening
 TOOLS = """
-from stateset_agents.core.scenario import Scenario
+from stateset_agents.types.scenario import Scenario
 from stateset_agents.core.environment import ConversationEnvironment
 
 class Shop(ConversationEnvironment):

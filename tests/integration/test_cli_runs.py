@@ -14,17 +14,17 @@ from report_runs import page_data
 from tiny_desk import RUN, write_desk
 from tiny_training import make_trainer, talk
 
-from stateset_agents.backends.loading import load_model_and_tokenizer
+from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer
 from stateset_agents.cli.main import main
-from stateset_agents.core.trajectory import TrajectoryGroup
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.reporting.report import write_report
 from stateset_agents.tracking import console
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.training.experiment import Experiment, load_experiment
-from stateset_agents.training.paths import resolve_paths
+from stateset_agents.training.settings.paths import resolve_paths
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.trajectory import TrajectoryGroup
 
 
 @pytest.fixture(scope="module")

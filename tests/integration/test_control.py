@@ -20,14 +20,14 @@ from tiny_training import (
 )
 
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.errors import CheckpointError, ConfigurationError, TrainingStopped
+from stateset_agents.runs import callbacks
+from stateset_agents.runs.callbacks import Callback, expect_callback
+from stateset_agents.runs.checkpoint_files import latest_checkpoint, load_checkpoint
+from stateset_agents.runs.lifecycle import Controlled
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training import callbacks
-from stateset_agents.training.callbacks import Callback, expect_callback
-from stateset_agents.training.checkpoint import latest_checkpoint, load_checkpoint
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.control import Controlled
 from stateset_agents.training.trainer import train
+from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
 
 
 def threads():

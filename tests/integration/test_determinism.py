@@ -17,18 +17,18 @@ from tiny_training import SCENARIOS, even_share, make_agent, make_environment, m
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from stateset_agents.backends.batching import Stats
-from stateset_agents.backends.huggingface import HuggingFaceBackend
-from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.backends.local.batcher import Stats
+from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import reward_function
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.simulated_user import ScriptedUser
 from stateset_agents.core.tools import Tool, tool
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.messages import Message
+from stateset_agents.core.users.simulated_user import ScriptedUser
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.types.messages import Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Trajectory
 
 Wait = Callable[[], float]
 """Seconds that the next answer takes."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from stateset_agents.cli.doctor import EXTRAS, REQUIRED, machine_findings
-from stateset_agents.cli.trial import trial_findings
-from stateset_agents.training.learner import Learner
+from stateset_agents.cli.health.doctor import EXTRAS, REQUIRED, machine_findings
+from stateset_agents.cli.health.trial import trial_findings
+from stateset_agents.training.update.learner import Learner
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,11 +11,11 @@ import pytest
 
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.core.trajectory import Trajectory
 from stateset_agents.embedded.build import build_embedded
 from stateset_agents.environments.retail_desk.environment import RetailDesk
 from stateset_agents.evaluation.evaluator import Evaluation, evaluate
-from stateset_agents.messages import ToolCall
+from stateset_agents.types.messages import ToolCall
+from stateset_agents.types.trajectory import Trajectory
 
 
 async def measured(model: str, *, temperature: float, number: int = 120) -> Evaluation:

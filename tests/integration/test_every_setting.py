@@ -22,14 +22,14 @@ from rich.console import Console
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import SCENARIOS, Watched, even_share, make_agent, make_trainer
 
-from stateset_agents.backends import fast_linear
+from stateset_agents.backends import onednn_linear as fast_linear
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import RewardFunction, reward_function
-from stateset_agents.errors import StatesetError
+from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.checkpoint import fingerprint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, Experiment, ExperimentConfig
+from stateset_agents.types.errors import StatesetError
 
 
 class Change(NamedTuple):

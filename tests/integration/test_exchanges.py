@@ -13,11 +13,11 @@ import torch
 from several import in_two, met
 from tiny_training import talk
 
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.timeline import Span
-from stateset_agents.core.trajectory import TrajectoryGroup
-from stateset_agents.training.joined import Joined
-from stateset_agents.training.processes import Processes, ProcessLeft
+from stateset_agents.training.distributed.process_group import Joined
+from stateset_agents.training.distributed.processes import Processes, ProcessLeft
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.timeline import Span
+from stateset_agents.types.trajectory import TrajectoryGroup
 
 
 class Heavy:

@@ -19,12 +19,12 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.core.trajectory import Status
-from stateset_agents.environments.external_program import ExternalProgram
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message
+from stateset_agents.environments.programs.external_program import ExternalProgram
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.parts import make_environment
+from stateset_agents.training.components import make_environment
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
+from stateset_agents.types.trajectory import Status
 
 ROOT = Path(__file__).parents[2]
 TASKS = [{"id": "t", "opening": "hi", "context": {"order": "K27"}}]
@@ -253,7 +253,7 @@ async def test_a_full_context_is_told_to_the_program(tmp_path):
 
 
 async def test_one_that_goes_on_after_the_end_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("stateset_agents.environments.external_program._LAST_SECONDS", 0.3)
+    monkeypatch.setattr("stateset_agents.environments.programs.external_program._LAST_SECONDS", 0.3)
     command = program(tmp_path, "say('hi'); say('more'); time.sleep(1000)")
     (one,) = await play(ExternalProgram(command, TASKS, verdict="stdout", max_turns=1), ["ok"])
     assert (one.status, one.success, one.reward) == (Status.TRUNCATED, False, 0.0)

@@ -20,7 +20,7 @@ from transformers import (
 
 from stateset_agents import AgentConfig, MultiTurnAgent
 from stateset_agents.backends.loading import load_backend
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-model.md"
 FAMILIES: dict[str, tuple[str, Any]] = {

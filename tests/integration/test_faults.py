@@ -13,7 +13,7 @@ from chat_server import ChatServer
 from faulty_desk import Faults, Trained, evaluated, opinion, reward_of, train, true_reward
 
 from stateset_agents.evaluation.comparison import compare
-from stateset_agents.training.checkpoint import fingerprint
+from stateset_agents.runs.checkpoint_files import fingerprint
 
 SHORT = {"max_steps": 2, "per_device_train_batch_size": 2, "num_generations": 4, "seed": 1}
 LONG = {"max_steps": 20, "seed": 1}

@@ -12,10 +12,10 @@ import torch
 from tiny_models import tiny_model, tiny_tokenizer
 
 from stateset_agents.backends.base import Session
-from stateset_agents.backends.clock import Scheduling
-from stateset_agents.backends.huggingface import HuggingFaceBackend
-from stateset_agents.errors import BackendError
-from stateset_agents.messages import Completion, SamplingParams
+from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.backends.local.scheduler import Scheduling
+from stateset_agents.types.errors import BackendError
+from stateset_agents.types.messages import Completion, SamplingParams
 
 TOKENIZER = tiny_tokenizer()
 

@@ -24,11 +24,11 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import EnvironmentReward, reward_function
-from stateset_agents.errors import ConfigurationError, StatesetError, TrainingStopped
+from stateset_agents.runs.checkpoint_files import latest_checkpoint, load_checkpoint
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.checkpoint import latest_checkpoint, load_checkpoint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.types.errors import ConfigurationError, StatesetError, TrainingStopped
 
 # ------------------------------------------------------------------------------ the wrong thing in a place
 
@@ -254,7 +254,7 @@ _PARTS = """
 import asyncio, os, time
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import reward_function
-from stateset_agents.core.simulated_user import ScriptedUser
+from stateset_agents.core.users.simulated_user import ScriptedUser
 
 @reward_function
 def even_share(trajectory):

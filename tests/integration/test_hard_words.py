@@ -11,8 +11,8 @@ from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_environment, make_trainer
 
 from stateset_agents import AgentConfig, MultiTurnAgent
-from stateset_agents.core.chat_session import ChatSession
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.serving.chat_session import ChatSession
+from stateset_agents.types.errors import ConfigurationError
 
 WORDS = {
     "combining marks": "e\u0301\u0323 Z\u0351\u036b\u0343",

@@ -22,11 +22,11 @@ import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import stateset_agents
+from stateset_agents.backends.openai.bodies import default_max_body
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.messages import MAX_VALUES, Message
-from stateset_agents.serving.agents import AgentServer
-from stateset_agents.serving.bodies import default_max_body
+from stateset_agents.serving.server import AgentServer
+from stateset_agents.types.messages import MAX_VALUES, Message
 
 MIB = 2**20
 Body = tuple[bytes, dict[str, str]]

@@ -21,19 +21,15 @@ from tiny_models import tiny_model, tiny_tokenizer
 
 import stateset_agents
 from stateset_agents import AgentConfig, MultiTurnAgent
-from stateset_agents.backends.huggingface import HuggingFaceBackend
-from stateset_agents.backends.load_lock import load_in_thread, loading
-from stateset_agents.backends.loading import (
-    load_backend,
-    load_model_and_tokenizer,
-    load_tokenizer,
-    model_folder,
-)
-from stateset_agents.backends.quiet import quietly
+from stateset_agents.backends.loading import load_backend
+from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.backends.pretrained.library_logs import quietly
+from stateset_agents.backends.pretrained.load_lock import load_in_thread, loading
+from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer, load_tokenizer, model_folder
 from stateset_agents.embedded.build import new_model
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.trl_learner import TrlLearner
-from stateset_agents.training.trl_settings import TrlSettings
+from stateset_agents.training.trl.learner import TrlLearner
+from stateset_agents.training.trl.settings import TrlSettings
 
 GATHERED = """
 import asyncio
@@ -41,7 +37,7 @@ import asyncio
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from stateset_agents import AgentConfig, MultiTurnAgent
-from stateset_agents.backends.loading import model_folder
+from stateset_agents.backends.pretrained.loading import model_folder
 
 ties = PreTrainedModel.tie_weights
 

@@ -21,11 +21,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from stateset_agents.backends.base import Session
-from stateset_agents.backends.huggingface import HuggingFaceBackend, _read_folder
-from stateset_agents.backends.loading import load_backend, load_model_and_tokenizer, model_folder
+from stateset_agents.backends.loading import load_backend
+from stateset_agents.backends.local.backend import HuggingFaceBackend, _read_folder
+from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer, model_folder
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.errors import BackendError, ConfigurationError
-from stateset_agents.messages import SamplingParams, VersionSpan
+from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.messages import SamplingParams, VersionSpan
 
 PARAMS = SamplingParams(max_new_tokens=6, stream=3)
 

@@ -13,10 +13,10 @@ from tiny_models import tiny_model
 from tiny_training import even_share, make_agent, make_environment
 from transformers import AutoModelForCausalLM
 
-from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.lora import keep_trained, put_trained
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.training.update.lora import keep_trained, put_trained
+from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
 ADAPTED = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import make_trainer, same_bits
 
-from stateset_agents.backends.huggingface import HuggingFaceBackend
+from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.training.checkpoint import latest_checkpoint
+from stateset_agents.runs.checkpoint_files import latest_checkpoint
 
 
 @pytest.fixture

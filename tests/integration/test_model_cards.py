@@ -14,10 +14,10 @@ from tiny_training import make_agent, make_trainer
 
 from stateset_agents import MultiTurnAgent
 from stateset_agents.core.model_card import Origin, model_card
+from stateset_agents.runs.callbacks import Callback
+from stateset_agents.runs.checkpoint_files import load_checkpoint
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.callbacks import Callback
-from stateset_agents.training.checkpoint import load_checkpoint
 from stateset_agents.training.experiment import Experiment, load_experiment
 
 MEASURED = {

@@ -16,10 +16,10 @@ from tiny_training import make_trainer, snapshot
 from stateset_agents.core.environment import Conversation, Observation
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.environments.openenv import OpenEnvText
-from stateset_agents.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
-from stateset_agents.messages import Message
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.parts import make_environment
+from stateset_agents.training.components import make_environment
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
+from stateset_agents.types.messages import Message
 
 pytestmark = pytest.mark.openenv
 

@@ -21,16 +21,16 @@ from tiny_training import (
 )
 
 from stateset_agents.backends.base import Session
-from stateset_agents.backends.batching import Batcher
-from stateset_agents.backends.huggingface import HuggingFaceBackend
+from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.backends.local.batcher import Batcher
 from stateset_agents.core.reward import reward_function
-from stateset_agents.core.trajectory import TrajectoryGroup
-from stateset_agents.errors import BackendError, ConfigurationError, TrainingStopped
-from stateset_agents.messages import SamplingParams
+from stateset_agents.runs.callbacks import Callback
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.types.errors import BackendError, ConfigurationError, TrainingStopped
+from stateset_agents.types.messages import SamplingParams
+from stateset_agents.types.trajectory import TrajectoryGroup
 
 OVERLAP = {"max_staleness": 1, "learning_rate": 0.05, "beta": 0.0, "save_steps": 0}
 

@@ -13,15 +13,16 @@ from tiny_models import BLOCKS, SIZES, tiny_model, tiny_tokenizer
 from trained_models import ODD, assert_same, learnt_rows, say, trained_model
 from transformers import AutoModelForCausalLM, GPTNeoConfig, LlamaConfig, MistralConfig, Qwen3NextConfig
 
-from stateset_agents.backends import lean, paths
 from stateset_agents.backends.base import Session
-from stateset_agents.backends.batching import Batcher
-from stateset_agents.backends.cache_check import check_cache
-from stateset_agents.backends.general import GeneralModel
-from stateset_agents.backends.huggingface import HuggingFaceBackend
-from stateset_agents.backends.slots import SlotModel
-from stateset_agents.errors import BackendError, ConfigurationError
-from stateset_agents.messages import SamplingParams
+from stateset_agents.backends.kv_cache.slots import SlotModel
+from stateset_agents.backends.local import model_selection as paths
+from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.backends.local.batcher import Batcher
+from stateset_agents.backends.local.correctness_check import check_cache
+from stateset_agents.backends.models import fused as lean
+from stateset_agents.backends.models.general import GeneralModel
+from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.messages import SamplingParams
 
 EXPECTED: dict[str, tuple[str, str, Any]] = {
     "mistral": (

@@ -8,7 +8,7 @@ import pytest
 from tiny_models import odd_model, tiny_tokenizer
 from tiny_training import make_trainer
 
-from stateset_agents.backends.huggingface import HuggingFaceBackend
+from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 
 

@@ -13,13 +13,13 @@ from tiny_models import tiny_model
 from tiny_training import even_share, make_agent, make_environment, sample, talk
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from stateset_agents.backends.loading import load_model_and_tokenizer
-from stateset_agents.training.batch import Sample
+from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.learner import Learner
-from stateset_agents.training.quantization import is_quantized, plain_weight, quantized_copy
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.training.trl_grpo_trainer import TrlGRPOTrainer
+from stateset_agents.training.update.batch import Sample
+from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.quantization import is_quantized, plain_weight, quantized_copy
 
 pytestmark = pytest.mark.quantization
 

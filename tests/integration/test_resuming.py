@@ -10,10 +10,10 @@ import shutil
 import pytest
 from tiny_training import make_agent, make_trainer, same_bits, snapshot
 
-from stateset_agents.errors import CheckpointError, ConfigurationError
+from stateset_agents.runs.callbacks import Callback
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.callbacks import Callback
+from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
 
 async def stopped_after(folder, steps, **settings):

@@ -11,13 +11,13 @@ import pytest
 from environments import ChattyConversation, ChattyEnvironment, scenarios
 from tiny_models import tiny_model, tiny_tokenizer
 
-from stateset_agents.backends.clock import Scheduling
-from stateset_agents.backends.huggingface import HuggingFaceBackend
+from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.backends.local.scheduler import Scheduling
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
-from stateset_agents.messages import Message
+from stateset_agents.types.messages import Message
+from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<|assistant|>' if m.role == 'assistant' else '<|user|>' }}"

@@ -18,14 +18,14 @@ from vllm_server import VLLMServer
 
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import reward_function
-from stateset_agents.errors import CheckpointError, ConfigurationError, TrainingStopped
+from stateset_agents.runs.callbacks import Callback
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.batch import Sample
-from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.learner import Learner
-from stateset_agents.training.processes import Processes, ProcessLeft
+from stateset_agents.training.distributed.processes import Processes, ProcessLeft
+from stateset_agents.training.update.batch import Sample
+from stateset_agents.training.update.learner import Learner
+from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
 
 RAGGED = [((3, 4), (2, 2)), ((5, 1),), ((2, 3), (1, 3)), ((4, 2),), ((1, 5), (3, 1)), ((9, 30),), ((2, 1),)]
 """(prompt or delta, reply) lengths of the turns of seven conversations."""

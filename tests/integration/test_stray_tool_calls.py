@@ -9,15 +9,15 @@ from chat_templates import trl_tokenizer
 from tiny_models import BLOCKS, SIZES
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from stateset_agents.backends.huggingface import HuggingFaceBackend
+from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import reward_function
-from stateset_agents.messages import Message
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.types.messages import Message
 
 
 @reward_function

@@ -12,12 +12,12 @@ import pytest
 from tiny_training import SCENARIOS, even_share, make_agent, make_environment
 
 from stateset_agents import AgentConfig, MultiTurnAgent
-from stateset_agents.backends.batching import Batcher
+from stateset_agents.backends.local.batcher import Batcher
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.computational_engine import ComputationalEngine
-from stateset_agents.core.scenario import load_scenarios
-from stateset_agents.errors import BackendError, ConfigurationError
-from stateset_agents.messages import Completion
+from stateset_agents.core.sources.scenario_files import load_scenarios
+from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.messages import Completion
 
 
 def live(agent: MultiTurnAgent) -> int:
@@ -130,7 +130,7 @@ async def test_a_rollout_decodes_no_text_token_by_token(monkeypatch: pytest.Monk
     def add(*_: Any) -> bool:
         raise AssertionError("decoded for nobody")
 
-    monkeypatch.setattr("stateset_agents.backends.turn_text.TurnText.add", add)
+    monkeypatch.setattr("stateset_agents.backends.text.turn_text.TurnText.add", add)
     async with make_agent() as agent:
         assert await replies(agent)
 

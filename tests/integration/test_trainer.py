@@ -25,10 +25,10 @@ from stateset_agents import Callback, train
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import reward_function
-from stateset_agents.errors import CheckpointError, ConfigurationError
 from stateset_agents.rewards.scaling import NormalizedReward
 from stateset_agents.rewards.shaping import PotentialShaping
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
 
 async def trained(folder: Path, **settings):

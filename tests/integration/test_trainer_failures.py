@@ -12,11 +12,11 @@ from builders import bare
 from tiny_training import Watched, make_agent, make_environment, make_trainer, same_bits, snapshot
 
 from stateset_agents.core.reward import RewardFunction, reward_function
-from stateset_agents.core.scoring import RewardResult
-from stateset_agents.errors import CheckpointError, TrainingStopped
+from stateset_agents.core.scoring.base import RewardResult
+from stateset_agents.runs.callbacks import Callback
+from stateset_agents.runs.checkpoint_files import latest_checkpoint, load_checkpoint
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.callbacks import Callback
-from stateset_agents.training.checkpoint import latest_checkpoint, load_checkpoint
+from stateset_agents.types.errors import CheckpointError, TrainingStopped
 
 
 @reward_function(local=True)

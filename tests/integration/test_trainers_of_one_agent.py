@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from tiny_training import Watched, make_agent, make_trainer, same_bits, snapshot
 
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.tenure import at_work
+from stateset_agents.training.loop.training_lock import at_work
+from stateset_agents.types.errors import ConfigurationError
 
 STEEP = {"learning_rate": 5e-2, "lr_scheduler_type": "constant"}
 """Weights a step apart give ratios far from 1."""

@@ -12,8 +12,8 @@ from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_agent, make_environment, plain_logprobs
 from trl import GRPOConfig, GRPOTrainer
 
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.trl_grpo_trainer import make_trl_rollout
+from stateset_agents.types.errors import ConfigurationError
 
 
 async def test_a_trainer_of_one_s_own_trains_our_conversations(tmp_path):

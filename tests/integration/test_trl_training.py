@@ -10,13 +10,13 @@ import torch
 from tiny_desk import step_of_example
 from tiny_training import even_share, make_agent, make_environment, plain_logprobs
 
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.runs.callbacks import Callback
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.callbacks import Callback
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.experiment import load_experiment
 from stateset_agents.training.trl_grpo_trainer import TrlGRPOTrainer, TrlSettings, train_with_trl_grpo
+from stateset_agents.types.errors import ConfigurationError
 
 
 def config(folder: Path, **settings) -> TrainingConfig:

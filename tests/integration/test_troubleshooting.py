@@ -19,24 +19,25 @@ from full_disk import files_of_at_most
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_agent, make_environment, make_trainer
 
-from stateset_agents.backends.loading import load_model_and_tokenizer
+from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.chat_template import JinjaTemplate
+from stateset_agents.core.chat.template import JinjaTemplate
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import reward_function
-from stateset_agents.core.scenario import Scenario, read_scenarios
-from stateset_agents.core.simulated_user import ScriptedUser
+from stateset_agents.core.sources.scenario_files import read_scenarios
 from stateset_agents.core.tools import Toolbox, tool
-from stateset_agents.errors import EnvironmentFailure
-from stateset_agents.faults.dependencies import Dependencies, FaultPolicy
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.core.users.simulated_user import ScriptedUser
+from stateset_agents.runs.warnings import StepWarnings
+from stateset_agents.runtime.retries import Dependencies, FaultPolicy
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.step_warnings import StepWarnings
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+from stateset_agents.types.errors import EnvironmentFailure
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.scenario import Scenario
 
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 ROWS = re.findall(r"^\| `([^|]+?)` \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)

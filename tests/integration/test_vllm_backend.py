@@ -17,15 +17,15 @@ from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_environment, make_trainer, snapshot
 from vllm_server import VLLMServer
 
-from stateset_agents.backends.huggingface import HuggingFaceBackend
 from stateset_agents.backends.loading import load_backend
-from stateset_agents.backends.vllm_client import VLLMClient
+from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.backends.vllm.client import VLLMClient
 from stateset_agents.cli.main import main
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.errors import BackendError, ConfigurationError
-from stateset_agents.faults.breakers import Breaker
-from stateset_agents.messages import SamplingParams
+from stateset_agents.runtime.circuit_breakers import Breaker
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.messages import SamplingParams
 
 PROMPT = (72, 105, 33)
 PARAMS = SamplingParams(max_new_tokens=6, stop_token_ids=(257,), stream=5)
@@ -235,7 +235,7 @@ async def test_a_server_that_lost_the_weights_gets_them_again(folder, monkeypatc
         await backend.update_weights(other_weights(), 1)
         trained = await backend.generate(PROMPT, PARAMS)
         await server.restart()
-        monkeypatch.setattr("stateset_agents.backends.vllm._CHECK_SECONDS", 0.0)
+        monkeypatch.setattr("stateset_agents.backends.vllm.backend._CHECK_SECONDS", 0.0)
         assert (await backend.generate(PROMPT, PARAMS)).token_ids == trained.token_ids
         assert backend.counts()["refreshes"] == 2
 

@@ -19,8 +19,8 @@ from tiny_models import SIZES, tiny_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stateset_agents.backends.loading import load_backend
-from stateset_agents.cli.engine import command
-from stateset_agents.messages import SamplingParams
+from stateset_agents.cli.health.engine import command
+from stateset_agents.types.messages import SamplingParams
 
 pytestmark = pytest.mark.vllm
 

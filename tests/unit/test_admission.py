@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateset_agents.errors import TrainingStopped
-from stateset_agents.training.admission import Admission, End, Verdict
+from stateset_agents.training.loop.admission import Admission, End, Verdict
+from stateset_agents.types.errors import TrainingStopped
 
 SIGNAL, ALIKE, FAILED = Verdict.SIGNAL, Verdict.ALIKE, Verdict.FAILED
 

@@ -20,7 +20,7 @@ from stateset_agents.algorithms.advantages import (
     zero_variance_fraction,
 )
 from stateset_agents.algorithms.overlong import overlong_penalty
-from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
 
 BASELINES = ["group_mean", "group_median", "global_mean", "leave_one_out"]
 SCALINGS = ["population", "sample", "batch", "none"]

@@ -16,8 +16,8 @@ import pytest
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.errors import BackendError, ConfigurationError
-from stateset_agents.serving.agents import AgentServer
+from stateset_agents.serving.server import AgentServer
+from stateset_agents.types.errors import BackendError, ConfigurationError
 
 HI = [{"role": "user", "content": "hi"}]
 CALL = 'Let me look. <tool_call>{"name": "look", "arguments": {"order": "K27"}}</tool_call>'
@@ -122,7 +122,7 @@ def test_the_serve_verb_answers_until_it_is_told_to_stop():
 
 _BREAKS = """
 import sys
-from stateset_agents.backends.batching import Batcher
+from stateset_agents.backends.local.batcher import Batcher
 from stateset_agents.cli.main import main
 step = Batcher.step
 def breaks(self, turns):

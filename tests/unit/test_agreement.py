@@ -10,13 +10,13 @@ from builders import trajectory
 from chat_server import ChatServer
 
 from stateset_agents.core.reward import reward_function
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message
 from stateset_agents.rewards.agreement import cohens_kappa, measure_agreement
 from stateset_agents.rewards.judge import JudgeReward, create_judge_reward
 from stateset_agents.rewards.verifiable import create_correctness_reward
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Trajectory
 
 
 def test_kappa_is_agreement_beyond_chance() -> None:

@@ -12,12 +12,11 @@ from builders import trajectory
 from chat_server import ChatServer, status
 from environments import ChattyEnvironment, scenarios
 
-from stateset_agents.backends.chat_client import ChatClient
+from stateset_agents.backends.openai.client import ChatClient
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Observation
-from stateset_agents.core.in_time import InTime
 from stateset_agents.core.reward import (
     CompositeReward,
     EnvironmentReward,
@@ -25,12 +24,13 @@ from stateset_agents.core.reward import (
     RewardResult,
     score_trajectories,
 )
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Outcome, Status, Trajectory, TrajectoryGroup
-from stateset_agents.errors import ConfigurationError, RewardFailure, RewardTimeout
-from stateset_agents.faults.dependencies import Dependencies, FaultPolicy
-from stateset_agents.messages import Message
+from stateset_agents.core.rollout.time_limits import InTime
 from stateset_agents.rewards.judge import JudgeReward
+from stateset_agents.runtime.retries import Dependencies, FaultPolicy
+from stateset_agents.types.errors import ConfigurationError, RewardFailure, RewardTimeout
+from stateset_agents.types.messages import Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Outcome, Status, Trajectory, TrajectoryGroup
 
 
 class Flaky:

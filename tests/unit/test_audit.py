@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 from environments import ChattyEnvironment, scenarios
 
-from stateset_agents.cli.audit import _numbers
 from stateset_agents.cli.main import main
+from stateset_agents.cli.measure.audit import _numbers
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import (
     CompositeReward,
@@ -19,16 +19,16 @@ from stateset_agents.core.reward import (
     RewardResult,
     create_customer_service_reward,
 )
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.simulated_user import RuleBasedUser
 from stateset_agents.core.tools import Toolbox, ToolError, tool
-from stateset_agents.core.trajectory import Status, Trajectory
-from stateset_agents.errors import ConfigurationError, EnvironmentFailure
+from stateset_agents.core.users.simulated_user import RuleBasedUser
 from stateset_agents.evaluation.audit import MAX_TURNS, audit, play, policies_of
 from stateset_agents.evaluation.evaluator import held_out
 from stateset_agents.evaluation.policies import DEGENERATE, KeywordStuffer, Liar, Silent
-from stateset_agents.messages import Message, ToolCall
-from stateset_agents.training.parts import make_environment
+from stateset_agents.training.components import make_environment
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Status, Trajectory
 
 WRITTEN: list[tuple[str, str]] = []
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tiny_training import sample, talk
 
-from stateset_agents.training.batch import Sample, micro_batch
-from stateset_agents.training.layout import packed_layouts, padded_layouts
+from stateset_agents.training.rows.layout import packed_layouts, padded_layouts
+from stateset_agents.training.update.batch import Sample, micro_batch
 
 
 def batches(*samples, lay=padded_layouts, max_rows=8, max_tokens=1000):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from tiny_models import VOCAB, tiny_model
 
-from stateset_agents.backends.batching import Batcher, Turn, new_turn
-from stateset_agents.backends.lean import LeanModel
-from stateset_agents.backends.plain import PlainModel
-from stateset_agents.backends.prefixes import LEAST
-from stateset_agents.backends.slots import SlotModel
-from stateset_agents.errors import BackendError
-from stateset_agents.messages import SamplingParams, VersionSpan
+from stateset_agents.backends.kv_cache.slots import SlotModel
+from stateset_agents.backends.local.batcher import Batcher, Turn, new_turn
+from stateset_agents.backends.local.prefix_sharing import LEAST
+from stateset_agents.backends.models.fused import LeanModel
+from stateset_agents.backends.models.unbatched import PlainModel
+from stateset_agents.types.errors import BackendError
+from stateset_agents.types.messages import SamplingParams, VersionSpan
 
 CONTEXT = 256
 

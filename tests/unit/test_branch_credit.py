@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from tiny_training import talk
 
-from stateset_agents.core.trajectory import Branch, Trajectory, TrajectoryGroup
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.credit import assign_credit
-from stateset_agents.training.estimators import ESTIMATORS
+from stateset_agents.training.settings.estimators import ESTIMATORS
+from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.trajectory import Branch, Trajectory, TrajectoryGroup
 
 CONFIG = TrainingConfig(advantage_estimator="branch")
 

@@ -11,7 +11,7 @@ import pytest
 
 from stateset_agents.algorithms.advantages import group_advantages, per_turn_group_credit, returns_to_go
 from stateset_agents.algorithms.branching import branch_credit
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 
 def test_the_docstring_s_example():

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateset_agents.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.faults.breakers import Breaker, admitted
-from stateset_agents.faults.dependencies import Dependencies, FaultPolicy, wait_before
+from stateset_agents.runtime.circuit_breakers import Breaker, admitted
+from stateset_agents.runtime.retries import Dependencies, FaultPolicy, wait_before
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 
 
 class Clock:

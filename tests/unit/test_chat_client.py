@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from chat_server import ChatServer, Fault, answer, body, cut, hang, status
 
-from stateset_agents.backends.chat_answers import _seconds
-from stateset_agents.backends.chat_client import ChatClient
-from stateset_agents.errors import BackendError, BudgetExceeded, ConfigurationError
-from stateset_agents.messages import Message
+from stateset_agents.backends.openai.client import ChatClient
+from stateset_agents.backends.openai.responses import _seconds
+from stateset_agents.types.errors import BackendError, BudgetExceeded, ConfigurationError
+from stateset_agents.types.messages import Message
 
 
 def client(server: ChatServer, **settings: Any) -> ChatClient:

@@ -11,13 +11,13 @@ import pytest
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.core.chat_session import ChatSession
-from stateset_agents.core.conversation_tools import ConversationTools
-from stateset_agents.core.reply_parsing import certain_words, parse_reply
-from stateset_agents.core.saved_conversations import load_conversations, save_conversation
+from stateset_agents.core.chat.reply_parsing import certain_words, parse_reply
 from stateset_agents.environments.retail_desk import RetailDesk
-from stateset_agents.errors import BackendError, ConfigurationError, EnvironmentFailure
-from stateset_agents.messages import ToolCall
+from stateset_agents.serving.chat_session import ChatSession
+from stateset_agents.serving.conversation_tools import ConversationTools
+from stateset_agents.serving.saved_conversations import load_conversations, save_conversation
+from stateset_agents.types.errors import BackendError, ConfigurationError, EnvironmentFailure
+from stateset_agents.types.messages import ToolCall
 
 CALL = 'Let me look. <tool_call>{"name": "look_up", "arguments": {"order": "K27"}}</tool_call>'
 

@@ -14,13 +14,13 @@ import pytest
 from aiohttp import web
 from chat_server import ChatServer, Fault, answer, status
 
-from stateset_agents.backends.chat_answers import ChatAnswer, StreamedAnswer
-from stateset_agents.backends.chat_client import ChatClient
+from stateset_agents.backends.openai.client import ChatClient
+from stateset_agents.backends.openai.responses import ChatAnswer, StreamedAnswer
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.errors import BackendError, BudgetExceeded
-from stateset_agents.messages import Message
-from stateset_agents.serving.agents import AgentServer
+from stateset_agents.serving.server import AgentServer
+from stateset_agents.types.errors import BackendError, BudgetExceeded
+from stateset_agents.types.messages import Message
 
 HI = [Message(role="user", content="hi" * 10)]
 REQUEST = {"messages": [{"role": "user", "content": "hi" * 10}]}

@@ -21,11 +21,11 @@ from chat_templates import (
 from tiny_models import tiny_tokenizer
 from tokenizers import AddedToken
 
-from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
-from stateset_agents.core import chat_template
-from stateset_agents.core.chat_template import JinjaTemplate, parse_reply
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.core.chat import template as chat_template
+from stateset_agents.core.chat.template import JinjaTemplate, parse_reply
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {}}}
 

@@ -15,8 +15,7 @@ from tiny_models import tiny_model
 from tiny_training import same_bits
 from transformers import AutoModelForCausalLM
 
-from stateset_agents.errors import CheckpointError
-from stateset_agents.training.checkpoint import (
+from stateset_agents.runs.checkpoint_files import (
     Checkpoint,
     fingerprint,
     latest_checkpoint,
@@ -26,7 +25,8 @@ from stateset_agents.training.checkpoint import (
     save_checkpoint,
 )
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.learner import Learner
+from stateset_agents.training.update.learner import Learner
+from stateset_agents.types.errors import CheckpointError
 
 
 def learner_of(family="llama"):

@@ -8,9 +8,6 @@ from dataclasses import replace
 import pytest
 from tiny_training import talk
 
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Outcome, Status, Trajectory, TrajectoryGroup
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.comparison import (
     compare,
     exact_mcnemar,
@@ -19,6 +16,9 @@ from stateset_agents.evaluation.comparison import (
 )
 from stateset_agents.evaluation.comparison import paired_interval as of_shares
 from stateset_agents.evaluation.evaluator import Evaluation
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Outcome, Status, Trajectory, TrajectoryGroup
 
 
 def played(

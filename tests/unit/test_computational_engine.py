@@ -16,9 +16,9 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine, create_computational_engine
 from stateset_agents.core.environment import Observation
 from stateset_agents.core.reward import EnvironmentReward, RewardFunction, reward_function
-from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
+from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
 
 
 def speak(request: ScriptedRequest) -> str:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from stateset_agents.tracking import console
 from stateset_agents.tracking.console import ConsoleDisplay, PlayDisplay, progress_line
-from stateset_agents.tracking.logging import configure_logging, get_logger
+from stateset_agents.types.logs import configure_logging, get_logger
 
 METRICS = {"reward/mean": 0.4123, "success/rate": 0.38, "kl/reference": 0.00123, "tokens/per_second": 5120.0}
 
@@ -140,7 +140,7 @@ def test_a_traceback_stands_below_its_line(clean_logging: None, capsys: pytest.C
 
 def test_a_program_that_uses_the_library_sees_warnings_only() -> None:
     code = (
-        "from stateset_agents.tracking.logging import get_logger; log = get_logger('stateset_agents.x'); "
+        "from stateset_agents.types.logs import get_logger; log = get_logger('stateset_agents.x'); "
         "log.info('quiet'); log.warning('loud', why='because')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

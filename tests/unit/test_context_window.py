@@ -13,11 +13,11 @@ from tiny_training import even_share, make_agent, make_environment, make_trainer
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.core.chat_session import ChatSession
+from stateset_agents.core.chat.context_window import slide
 from stateset_agents.core.computational_engine import ComputationalEngine
-from stateset_agents.core.context_window import slide
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import ToolCall
+from stateset_agents.serving.chat_session import ChatSession
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import ToolCall
 
 
 def said(*spoken: str) -> list[Message]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from builders import trajectory
 
 from stateset_agents.core.reward import EnvironmentReward, reward_function
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Outcome, Trajectory
 from stateset_agents.evaluation.controls import ShuffledReward
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Outcome, Trajectory
 
 
 @reward_function

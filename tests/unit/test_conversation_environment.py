@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from stateset_agents.core.environment import Conversation, ConversationEnvironment, Environment, Observation
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.simulated_user import RuleBasedUser, ScriptedUser, User
 from stateset_agents.core.tools import tool
-from stateset_agents.core.trajectory import Outcome
-from stateset_agents.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.core.users.simulated_user import RuleBasedUser, ScriptedUser, User
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Outcome
 
 REFUND = {"topic": "refund", "context": "Order delayed"}
 

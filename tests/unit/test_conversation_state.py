@@ -10,13 +10,13 @@ from typing import Any, Literal
 import pytest
 
 from stateset_agents.core.environment import Conversation, ConversationEnvironment, Observation
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.simulated_user import RuleBasedUser, ScriptedUser, User
 from stateset_agents.core.tools import Tool, Toolbox, ToolError, tool
-from stateset_agents.core.trajectory import Outcome
-from stateset_agents.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.messages import Message, ToolCall
-from stateset_agents.training.parts import make_environment
+from stateset_agents.core.users.simulated_user import RuleBasedUser, ScriptedUser, User
+from stateset_agents.training.components import make_environment
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Outcome
 
 SCENARIO = {"opening": "Cancel K27, please.", "context": {"orders": ["K27", "K28"]}}
 

@@ -8,11 +8,11 @@ from typing import get_args
 import pytest
 from tiny_training import group_of, talk
 
-from stateset_agents.core.trajectory import Status, TrajectoryGroup
-from stateset_agents.training import credit
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.credit import Valued, assign_credit
-from stateset_agents.training.estimators import ESTIMATORS
+from stateset_agents.training.settings.estimators import ESTIMATORS
+from stateset_agents.training.update import credit
+from stateset_agents.training.update.credit import Valued, assign_credit
+from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
 PLAIN = TrainingConfig(advantage_normalization="none")
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from stateset_agents.algorithms.aggregation import Denominators
 from stateset_agents.algorithms.losses import policy_loss
-from stateset_agents.core.trajectory import TrajectoryGroup
-from stateset_agents.training.batch import micro_batch
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.credit import assign_credit
-from stateset_agents.training.layout import padded_layouts
+from stateset_agents.training.rows.layout import padded_layouts
+from stateset_agents.training.update.batch import micro_batch
+from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.types.trajectory import TrajectoryGroup
 
 STOP, LONG, BAD = 1, 2, 3
 """The first turn says one of them, equally likely: end with 1.0, talk on for 1.2, end with 0."""

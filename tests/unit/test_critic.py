@@ -8,10 +8,10 @@ from tiny_models import tiny_model
 from tiny_training import talk
 from torch import nn
 
-from stateset_agents.core.trajectory import Status
 from stateset_agents.core.value_function import create_value_function
-from stateset_agents.training.critic import Critic
-from stateset_agents.training.policy import Policy
+from stateset_agents.training.update.critic import Critic
+from stateset_agents.training.update.policy import Policy
+from stateset_agents.types.trajectory import Status
 
 TALKS = [
     talk(([5, 9, 3], [7, 2]), ([8, 1], [4]), ([6], [6, 6, 6])),

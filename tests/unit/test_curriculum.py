@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.training.curriculum import ScenarioOrder
+from stateset_agents.training.schedules.scenario_order import ScenarioOrder
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.scenario import Scenario
 
 SCENARIOS = [Scenario(id=str(number)) for number in range(7)]
 

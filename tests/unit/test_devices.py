@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stateset_agents.backends.devices import own_gpu
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.runtime.devices import own_gpu
+from stateset_agents.types.errors import ConfigurationError
 
 
 def test_each_process_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

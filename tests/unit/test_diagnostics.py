@@ -16,14 +16,14 @@ from builders import trajectory
 
 from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.cli.main import main
-from stateset_agents.core.trajectory import Status, TrajectoryGroup
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.checks import CHECKS, _loop_lag
 from stateset_agents.tracking.diagnostics import Finding, History, all_passed, diagnose
 from stateset_agents.tracking.monitors import MONITORS
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import MetricLine, RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
 STEPS = 30
 Series = float | Sequence[float]

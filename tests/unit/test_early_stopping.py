@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.runs.early_stopping import Best, crossed
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.early_stopping import Best, crossed
+from stateset_agents.types.errors import ConfigurationError
 
 
 def after(*values, threshold=0.0):

@@ -13,7 +13,6 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stateset_agents.cli import build_embedded as verb
-from stateset_agents.core.scenario import Split
 from stateset_agents.embedded.build import RECOMMENDED, build_embedded
 from stateset_agents.embedded.demonstrations import blurred, demonstrations
 from stateset_agents.embedded.tokenizer import build_tokenizer
@@ -21,9 +20,10 @@ from stateset_agents.embedded.warmup import encode_dialogue
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.agents import Habits
 from stateset_agents.environments.retail_desk.environment import RetailDesk
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message, ToolCall
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.scenario import Split
 
 DESK = Path(verb.__file__).parents[1] / "embedded" / "desk"
 HELD_OUT: tuple[Split, Split] = ("validation", "test")

@@ -13,17 +13,17 @@ from environments import ChattyConversation, ChattyEnvironment, scenarios
 
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.scripted import Script, ScriptedBackend
-from stateset_agents.backends.tokenizers import ByteTokenizer
+from stateset_agents.backends.text.tokenizers import ByteTokenizer
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.chat_session import ChatSession
 from stateset_agents.core.environment import ConversationEnvironment, Observation
-from stateset_agents.core.episode import EpisodeSeeds, run_episode
-from stateset_agents.core.simulated_user import ScriptedUser
-from stateset_agents.core.trajectory import Outcome, Status, Trajectory
-from stateset_agents.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.faults.breakers import Breaker, admitted
-from stateset_agents.messages import Message
-from stateset_agents.streams import derive
+from stateset_agents.core.rollout.episode import EpisodeSeeds, run_episode
+from stateset_agents.core.users.simulated_user import ScriptedUser
+from stateset_agents.runtime.circuit_breakers import Breaker, admitted
+from stateset_agents.serving.chat_session import ChatSession
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
+from stateset_agents.types.messages import Message
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import Outcome, Status, Trajectory
 
 SCENARIO = scenarios(1)[0]
 SEEDS = EpisodeSeeds(user=11, agent=22)

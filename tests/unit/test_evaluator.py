@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 from environments import ChattyConversation, ChattyEnvironment, scenarios
 
+from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.cli.rates import left_out
+from stateset_agents.cli.output import left_out
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment, Observation
 from stateset_agents.core.reward import EnvironmentReward, reward_function
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Outcome, Trajectory
-from stateset_agents.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.evaluation import evaluator
 from stateset_agents.evaluation.evaluator import Evaluation, FamilyResult, evaluate, held_out, spread
-from stateset_agents.evaluation.intervals import wilson
-from stateset_agents.messages import Message
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, measure
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
+from stateset_agents.types.messages import Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Outcome, Trajectory
 
 
 class Judged(ChattyEnvironment):

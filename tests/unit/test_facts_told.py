@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from stateset_agents.core.assertion_grammar import OPERATORS, Operator
-from stateset_agents.core.facts_told import Telling, facts_told, told
-from stateset_agents.core.false_claims import claimed
-from stateset_agents.core.statements import MOST_READ, read_statements
-from stateset_agents.core.text_checks import choices
-from stateset_agents.core.typed_values import find_values
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.core.scoring.claims.assertion_grammar import OPERATORS, Operator
+from stateset_agents.core.scoring.claims.facts_told import Telling, facts_told, told
+from stateset_agents.core.scoring.claims.false_claims import claimed
+from stateset_agents.core.scoring.claims.statements import MOST_READ, read_statements
+from stateset_agents.core.scoring.claims.text_checks import choices
+from stateset_agents.core.scoring.claims.typed_values import find_values
+from stateset_agents.types.errors import ConfigurationError
 
 
 def telling(wording: str, *replies: str, **given: object) -> Telling:

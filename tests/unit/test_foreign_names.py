@@ -12,12 +12,12 @@ import pytest
 
 from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.core.environment import ConversationEnvironment
-from stateset_agents.core.function_reward import as_reward, reward_function
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.foreign_names import ARGUMENTS, SETTINGS, settings_table
+from stateset_agents.core.scoring.function_reward import as_reward, reward_function
+from stateset_agents.training.components import make_reward
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, load_experiment
-from stateset_agents.training.parts import make_reward
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.foreign_names import ARGUMENTS, SETTINGS, settings_table
 
 SECTIONS: dict[str, set[str]] = {
     "training": TrainingConfig.field_names(),

@@ -29,7 +29,7 @@ from stateset_agents.environments.retail_desk.full.policy import (
     full_policy_text,
 )
 from stateset_agents.environments.retail_desk.full.scenarios import full_database_of
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 DESK = RetailDesk(families="full", num_train=280)
 NUM_AUDITED = 5 * len(FULL_FAMILIES)

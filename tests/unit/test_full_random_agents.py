@@ -15,7 +15,7 @@ from stateset_agents.environments.retail_desk import FULL_FAMILIES, HonestAgent,
 from stateset_agents.environments.retail_desk.agents import say
 from stateset_agents.environments.retail_desk.grading import COSTS
 from stateset_agents.environments.retail_desk.tools import TOOLS
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.types.messages import Message, ToolCall
 
 DESK = RetailDesk(families="all", num_train=200)
 SCENARIOS = [one for one in DESK.scenarios("train") if one.family in FULL_FAMILIES] + [

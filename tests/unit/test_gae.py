@@ -14,7 +14,7 @@ from stateset_agents.algorithms.advantages import (
     token_gae,
     turn_gae,
 )
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 ROW = {
     "rewards": [0, 0, 0, 0, 0, 0, 1],

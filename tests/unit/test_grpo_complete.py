@@ -22,9 +22,9 @@ from tiny_training import (
 from stateset_agents.algorithms.aggregation import Denominators
 from stateset_agents.algorithms.losses import policy_loss
 from stateset_agents.core.computational_engine import create_computational_engine
-from stateset_agents.core.trajectory import Status
 from stateset_agents.core.value_function import ValueHead, create_value_function
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.types.trajectory import Status
 
 
 @pytest.fixture

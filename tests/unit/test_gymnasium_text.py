@@ -15,12 +15,12 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Conversation, Observation
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.core.trajectory import Status
 from stateset_agents.environments.gymnasium_text import GymnasiumText
-from stateset_agents.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.evaluation.evaluator import evaluate
-from stateset_agents.messages import Message, ToolCall
-from stateset_agents.training.parts import make_environment
+from stateset_agents.training.components import make_environment
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.trajectory import Status
 
 MOVES = ["left", "down", "right", "up"]
 SAFE = ["down", "down", "right", "down", "right", "right"]

@@ -13,12 +13,12 @@ from report_runs import finished_run
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.http_guard import HttpGuard, is_loopback, read_api_keys
+from stateset_agents.environments.programs.rollout_endpoint import RolloutServer
 from stateset_agents.reporting import live
-from stateset_agents.serving.agents import AgentServer
-from stateset_agents.serving.rollouts import RolloutServer
+from stateset_agents.runtime.http_guard import HttpGuard, is_loopback, read_api_keys
+from stateset_agents.serving.server import AgentServer
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.types.errors import ConfigurationError
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 

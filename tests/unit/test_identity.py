@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from stateset_agents.errors import CheckpointError
-from stateset_agents.training.identity import Identity, plain
+from stateset_agents.runs.compatibility import Identity, plain
+from stateset_agents.training.loop.resumable import training_compatibility
+from stateset_agents.types.errors import CheckpointError
 
 
 def told(was: dict[str, Any], now: dict[str, Any]) -> str:
     """What a resume says of two trainings' settings."""
     then = {"base": "b", "scenarios": "s", "settings": plain({"training": was})}
+    here = Identity(base="b", scenarios="s", settings={"training": now})
     with pytest.raises(CheckpointError) as caught:
-        Identity(base="b", scenarios="s", settings={"training": now}).refuse_other(Path("step-1"), then)
+        training_compatibility().check(Path("step-1"), then, here)
     return str(caught.value)
 
 

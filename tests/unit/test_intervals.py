@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateset_agents.algorithms.intervals import wilson
-from stateset_agents.evaluation.intervals import (
+from stateset_agents.algorithms.intervals import (
     crossed_interval,
     mean_interval,
     share_interval,
     t_quantile,
+    wilson,
 )
 
 

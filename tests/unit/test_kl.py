@@ -25,7 +25,7 @@ from stateset_agents.algorithms.kl import (
     token_returns_to_go,
     trajectory_sums,
 )
-from stateset_agents.errors import ConfigurationError, TrainingStopped
+from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 
 WORDS = 5
 

@@ -11,10 +11,10 @@ import torch
 from tiny_models import tiny_model
 from trained_models import assert_same, learnt_rows, say, trained_model
 
-from stateset_agents.backends.batching import Batcher
-from stateset_agents.backends.lean import LeanModel
-from stateset_agents.backends.slots import CachedModel, SlotModel
-from stateset_agents.errors import BackendError
+from stateset_agents.backends.kv_cache.slots import CachedModel, SlotModel
+from stateset_agents.backends.local.batcher import Batcher
+from stateset_agents.backends.models.fused import LeanModel
+from stateset_agents.types.errors import BackendError
 
 FAMILIES = ["llama", "qwen2", "qwen2-window", "qwen3", "gpt2"]
 

@@ -12,11 +12,11 @@ from tiny_models import tiny_model
 from tiny_training import plain_logits, plain_logprobs, same_bits, talk
 
 from stateset_agents.algorithms.losses import LOSSES
-from stateset_agents.errors import CheckpointError, ConfigurationError
-from stateset_agents.training.batch import Sample
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.learner import Learner
-from stateset_agents.training.policy import Policy
+from stateset_agents.training.update.batch import Sample
+from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.policy import Policy
+from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
 SHAPES = [((3, 4), (2, 2)), ((5, 1),), ((2, 3), (1, 3)), ((4, 2),), ((1, 5), (3, 1))]
 """(delta, reply) lengths of five conversations: 6, 1, 6, 2 and 6 agent tokens."""

@@ -18,9 +18,9 @@ MODULES = [
         for path in sorted((PACKAGE / folder).glob("*.py"))
         if path.stem != "value_function"  # a network, for those who build one
     ),
-    "stateset_agents.messages",
-    "stateset_agents.settings",
-    "stateset_agents.streams",
+    "stateset_agents.types.messages",
+    "stateset_agents.types.settings",
+    "stateset_agents.types.seeds",
     "stateset_agents.evaluation.evaluator",
     "stateset_agents.backends.base",
     "stateset_agents.backends.scripted",

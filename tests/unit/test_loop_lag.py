@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import stateset_agents
-from stateset_agents.backends.loading import load_tokenizer
-from stateset_agents.core.plain_template import PlainTemplate
-from stateset_agents.messages import Message
-from stateset_agents.training.loop_lag import _user_place, measure_loop_lag
+from stateset_agents.backends.pretrained.loading import load_tokenizer
+from stateset_agents.core.chat.plain_template import PlainTemplate
+from stateset_agents.runtime.loop_lag import _user_place, measure_loop_lag
+from stateset_agents.types.messages import Message
 
 
 async def test_the_longest_wait_is_kept():

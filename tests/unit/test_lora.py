@@ -9,9 +9,10 @@ import torch
 from peft import get_peft_model
 from tiny_models import tiny_model
 
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.lora import LoraSettings, lora_config, merged_weights
+from stateset_agents.training.settings.lora import LoraSettings
+from stateset_agents.training.update.lora import lora_config, merged_weights
+from stateset_agents.types.errors import ConfigurationError
 
 
 def wrapped(family="llama", **settings):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stateset_agents.algorithms.aggregation import Denominators, aggregate
 from stateset_agents.algorithms.losses import LOSSES, policy_loss
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 NAMES = sorted(LOSSES)
 CLIP = {"clip_ratio": 0.2, "clip_ratio_high": 0.28}

@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stateset_agents.backends import matmul_precision
-from stateset_agents.backends.fast_linear import PackedLinear, fast_linears, linear
-from stateset_agents.backends.huggingface import HuggingFaceBackend
 from stateset_agents.backends.loading import load_backend
+from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.matmul_precision import MatmulPrecision, usable_precision
+from stateset_agents.backends.onednn_linear import PackedLinear, fast_linears, linear
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import SamplingParams
-from stateset_agents.training.learner import Learner
+from stateset_agents.training.update.learner import Learner
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import SamplingParams
 
 OFF: dict[MatmulPrecision, tuple[float, float]] = {"medium": (5e-4, 4e-3), "high": (1e-6, 1e-5)}
 """Least and most that products are off those of float64, as a share of their norm."""

@@ -18,11 +18,11 @@ from aiohttp import web
 from loopback import free_port, serving
 
 from stateset_agents.core.environment import Conversation
-from stateset_agents.environments import mcp_session
-from stateset_agents.environments.mcp_tools import McpEnvironment, McpServer
-from stateset_agents.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
-from stateset_agents.messages import Message, ToolCall
-from stateset_agents.training.paths import resolve_paths
+from stateset_agents.environments.mcp import session as mcp_session
+from stateset_agents.environments.mcp.tools import McpEnvironment, McpServer
+from stateset_agents.training.settings.paths import resolve_paths
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
+from stateset_agents.types.messages import Message, ToolCall
 
 SHOP = Path(__file__).parents[1] / "mcp_shop.py"
 STDIO: dict[str, Any] = {"command": sys.executable, "args": [str(SHOP)]}

@@ -12,15 +12,15 @@ import pytest
 from builders import trajectory
 from environments import ChattyEnvironment, scenarios
 
+from stateset_agents.algorithms.intervals import mean_interval, share_interval, wilson
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Outcome, Status, Trajectory, TrajectoryGroup
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.comparison import compare
 from stateset_agents.evaluation.evaluator import Evaluation, evaluate, measured
-from stateset_agents.evaluation.intervals import mean_interval, share_interval, wilson
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Outcome, Status, Trajectory, TrajectoryGroup
 
 
 def tried(

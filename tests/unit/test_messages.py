@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Completion, Message, ToolCall, VersionSpan
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Completion, Message, ToolCall, VersionSpan
 
 
 def call(arguments: Any, **more: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tiny_training import make_trainer
 
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.types.errors import ConfigurationError
 
 
 def test_one_tracker_needs_no_list_and_an_unknown_one_is_refused() -> None:

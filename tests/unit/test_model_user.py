@@ -8,16 +8,16 @@ import pytest
 from aiohttp import web
 from chat_server import ChatServer, answer, status
 
-from stateset_agents.backends.chat_client import ChatClient
+from stateset_agents.backends.openai.client import ChatClient
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import ConversationEnvironment
-from stateset_agents.core.model_user import ModelUser, ModelUsers
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Status
-from stateset_agents.errors import BudgetExceeded, ConfigurationError
+from stateset_agents.core.users.model_user import ModelUser, ModelUsers
+from stateset_agents.types.errors import BudgetExceeded, ConfigurationError
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Status
 
 CLAIMS = [{"topic": "return", "context": {"item": "a red lamp"}}]
 WANTS = "You bought {item} and want to return it."

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.runs.learning_rate import schedule
+from stateset_agents.runs.optimizer import Optimization, autocast_dtype
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.optimization import Optimization, autocast_dtype, schedule
+from stateset_agents.types.errors import ConfigurationError
 
 CONSTANT = {"lr_scheduler_type": "constant", "warmup_ratio": 0.0}
 

@@ -14,18 +14,18 @@ import pytest
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.chat_logs import chat_scenarios, scenario_of_chat
-from stateset_agents.core.dataset_scenarios import dataset_scenarios
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import EnvironmentReward
+from stateset_agents.core.sources.chat_logs import chat_scenarios, scenario_of_chat
+from stateset_agents.core.sources.datasets import dataset_scenarios
 from stateset_agents.core.tools import tool
 from stateset_agents.environments.chat_logs import NOT_RECORDED, ChatLogs
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.audit import audit
 from stateset_agents.evaluation.evaluator import evaluate
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.training.components import make_environment
 from stateset_agents.training.experiment import load_experiment
-from stateset_agents.training.parts import make_environment
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
 
 
 def call(name: str, id: str = "", **arguments: Any) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 from builders import trajectory
 
-from stateset_agents.core.named_code import imported
 from stateset_agents.core.reward import EnvironmentReward, RewardFunction, reward_function
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.training.parts import REWARDS, make_reward
+from stateset_agents.runtime.named_code import imported
+from stateset_agents.training.components import REWARDS, make_reward
+from stateset_agents.types.errors import ConfigurationError
 
 
 def brief(replies):

@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from stateset_agents.evaluation.intervals import pass_at_k, pass_hat_k, wilson
+from stateset_agents.algorithms.intervals import pass_at_k, pass_hat_k, wilson
 
 
 def test_worked_values():

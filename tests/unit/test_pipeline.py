@@ -15,14 +15,14 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.reward import RewardFunction, RewardResult
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.faults.dependencies import FaultPolicy
-from stateset_agents.messages import Message
-from stateset_agents.streams import derive
-from stateset_agents.training.admission import Admission, End
+from stateset_agents.runtime.retries import FaultPolicy
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.pipeline import Pipeline
+from stateset_agents.training.loop.admission import Admission, End
+from stateset_agents.training.loop.overlapped_rollouts import Pipeline
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import Trajectory
 
 SCENARIOS = scenarios(5)
 MEMBERS = 2

@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny_models import VOCAB, odd_model
 
-from stateset_agents.backends.batching import Batcher
-from stateset_agents.backends.plain import PlainModel, Reading
-from stateset_agents.backends.turns import Turn, new_turn
-from stateset_agents.messages import SamplingParams
+from stateset_agents.backends.local.batcher import Batcher
+from stateset_agents.backends.local.request import Turn, new_turn
+from stateset_agents.backends.models.unbatched import PlainModel, Reading
+from stateset_agents.types.messages import SamplingParams
 
 CONTEXT = 128
 

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.backends.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from stateset_agents.backends.text.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.chat_template import JinjaTemplate, PlainTemplate
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.core.chat.template import JinjaTemplate, PlainTemplate
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
 
 TOKENIZER = tiny_tokenizer(bos=False)
 TEMPLATE = PlainTemplate(TOKENIZER)

@@ -9,8 +9,8 @@ from tiny_training import plain_logits, plain_logprobs, sample, talk
 from torch import nn
 from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from stateset_agents.training.batch import micro_batch
-from stateset_agents.training.policy import Policy
+from stateset_agents.training.update.batch import micro_batch
+from stateset_agents.training.update.policy import Policy
 
 TALKS = [
     talk(([5, 6, 7], [8, 9]), ([10], [11, 12])),

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateset_agents.backends.prefixes import LEAST, Share, common_prefix, shared_prefixes
+from stateset_agents.backends.local.prefix_sharing import LEAST, Share, common_prefix, shared_prefixes
 
 
 def table(*rows: list[int]) -> np.ndarray:  # type: ignore[type-arg]  # of int64

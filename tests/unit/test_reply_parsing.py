@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.reply_parsing import certain_words, parse_reply
+from stateset_agents.core.chat.reply_parsing import certain_words, parse_reply
 from stateset_agents.core.tools import Toolbox
-from stateset_agents.messages import ToolCall
+from stateset_agents.types.messages import ToolCall
 
 BROKEN = [
     ('{"name": "f"', "not JSON"),

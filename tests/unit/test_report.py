@@ -13,11 +13,11 @@ import pytest
 from report_runs import finished_run, log_stage, page_data, side
 
 from stateset_agents.cli.main import main
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.reporting.measured import also_measured
 from stateset_agents.reporting.report import write_report
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
+from stateset_agents.types.errors import ConfigurationError
 
 
 @pytest.fixture(scope="module")

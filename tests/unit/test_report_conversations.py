@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from report_runs import conversation, finished_run, log_stage, log_step
 
-from stateset_agents.core.trajectory import TrajectoryGroup
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.reporting.conversations import Conversations, pack
 from stateset_agents.tracking.jsonl import read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker, rollout_record
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.trajectory import TrajectoryGroup
 
 
 def read(folder: RunFolder, most: int = 3000) -> Conversations:

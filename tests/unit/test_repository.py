@@ -17,13 +17,11 @@ PACKAGE = ROOT / "stateset_agents"
 LAYERS = [
     {"cli"},
     {"training", "embedded"},
-    {"rewards", "environments", "evaluation", "serving"},
+    {"rewards", "environments", "evaluation", "serving", "runs"},
     {"core", "reporting"},
     {"backends", "tracking"},
-    {
-        *("algorithms", "faults", "messages", "errors", "streams", "settings"),
-        *("yaml_files", "foreign_names", "http_guard"),
-    },
+    {"algorithms", "runtime"},
+    {"types"},
 ]
 """From the top; a module imports from its own layer or from one below."""
 

@@ -13,15 +13,15 @@ from builders import trajectory
 
 from stateset_agents.cli.main import main
 from stateset_agents.core.reward import RewardFunction, RewardResult, reward_function
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Status, Trajectory, TrajectoryGroup
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.evaluation.recorded import groups_of
 from stateset_agents.evaluation.rescoring import rank_correlation, rescore
-from stateset_agents.messages import Message
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
 
 
 def group(step: int, name: str, rewards: Sequence[float | None], family: str = "refund") -> TrajectoryGroup:

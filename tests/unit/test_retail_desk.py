@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from stateset_agents.core.scenario import Scenario
 from stateset_agents.environments.retail_desk import (
     DEGENERATE,
     FAMILIES,
@@ -18,8 +17,9 @@ from stateset_agents.environments.retail_desk import (
 )
 from stateset_agents.environments.retail_desk.agents import PHRASES, call, say
 from stateset_agents.environments.retail_desk.grading import answers_of
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.scenario import Scenario
 
 DESK = RetailDesk(num_train=600)
 

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateset_agents.environments.retail_desk import FAMILIES, RetailDesk
-from stateset_agents.environments.retail_desk.database import TABLES, Database, canonical
+from stateset_agents.environments.retail_desk.database import TABLES, Database, canonical, database_of
 from stateset_agents.environments.retail_desk.policy import RULES, Case, policy_text
-from stateset_agents.environments.retail_desk.scenarios import database_of
 from stateset_agents.environments.retail_desk.tools import SCHEMAS, TOOLS, Desk, call_tool
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.types.messages import Message, ToolCall
 
 DESK = RetailDesk(num_train=60)
 CASE = Case(

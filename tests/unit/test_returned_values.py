@@ -9,15 +9,15 @@ import pytest
 from environments import ChattyConversation, ChattyEnvironment, scenarios
 from tiny_models import tiny_model, tiny_tokenizer
 
-from stateset_agents.backends.huggingface import HuggingFaceBackend
+from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Conversation, Observation
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message, SamplingParams
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, SamplingParams
+from stateset_agents.types.scenario import Scenario
 
 
 class Forgetful(ChattyConversation):

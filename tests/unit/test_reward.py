@@ -22,9 +22,9 @@ from stateset_agents.core.reward import (
     score_trajectories,
     score_trajectory,
 )
-from stateset_agents.core.trajectory import Outcome, Trajectory
-from stateset_agents.errors import ConfigurationError, RewardFailure
-from stateset_agents.messages import Message
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.messages import Message
+from stateset_agents.types.trajectory import Outcome, Trajectory
 
 TALK = trajectory("Where is K27?", "It is shipped.", "Thanks", "You're welcome.")
 

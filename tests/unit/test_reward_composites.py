@@ -9,10 +9,10 @@ import pytest
 from builders import trajectory
 
 from stateset_agents.core.reward import CompositeReward, EnvironmentReward, RewardFunction, reward_function
-from stateset_agents.core.scoring import RewardResult
-from stateset_agents.core.trajectory import Outcome, Trajectory
-from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.core.scoring.base import RewardResult
 from stateset_agents.rewards.composites import GatedReward, ProductReward
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.trajectory import Outcome, Trajectory
 
 TALK = trajectory("Hi", "Hello.")
 

@@ -11,7 +11,6 @@ from builders import trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateset_agents.core import facts_told
 from stateset_agents.core.reward import (
     create_customer_service_reward,
     create_domain_reward,
@@ -19,11 +18,12 @@ from stateset_agents.core.reward import (
     create_task_reward,
     create_tutoring_reward,
 )
-from stateset_agents.core.reward_factories import DOMAINS
-from stateset_agents.core.statements import MOST_READ, Statements
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.core.scoring.claims import facts_told
+from stateset_agents.core.scoring.claims.statements import MOST_READ, Statements
+from stateset_agents.core.scoring.factories import DOMAINS
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.trajectory import Trajectory
 
 FACTS = {"expected_facts": ["$40", "5 days"], "forbidden": ["today"]}
 GOOD = "I am sorry, we refund the $40 for your late order within 5 days."
@@ -92,7 +92,7 @@ class Heard(logging.Handler):
 
 @pytest.fixture
 def heard():
-    handler, logger = Heard(), logging.getLogger("stateset_agents.core.reward_factories")
+    handler, logger = Heard(), logging.getLogger("stateset_agents.core.scoring.factories")
     logger.addHandler(handler)
     yield handler.records
     logger.removeHandler(handler)

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from builders import trajectory
 
-from stateset_agents.core.scoring import RewardResult, score_trajectories
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.core.scoring.base import RewardResult, score_trajectories
 from stateset_agents.rewards.formats import (
     create_pattern_reward,
     create_schema_reward,
     create_similarity_reward,
     likeness,
 )
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.trajectory import Trajectory
 
 
 def said(text: str, **context: Any) -> Trajectory:

@@ -16,11 +16,11 @@ from chat_server import ChatServer, answer, body, status
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.scoring import RewardResult, score_trajectories
-from stateset_agents.errors import BudgetExceeded, ConfigurationError, RewardFailure
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.core.scoring.base import RewardResult, score_trajectories
 from stateset_agents.rewards.judge import JudgeReward, create_judge_reward, judge_prompt, parse_verdict
 from stateset_agents.rewards.judge_cache import AnswerCache
+from stateset_agents.types.errors import BudgetExceeded, ConfigurationError, RewardFailure
+from stateset_agents.types.messages import Message, ToolCall
 
 RUBRIC = "Was the refund handled by the policy?"
 CUT = answer(

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateset_agents.core.reward import CompositeReward, EnvironmentReward, reward_function
-from stateset_agents.core.scoring import RewardFunction, RewardResult
-from stateset_agents.core.trajectory import Outcome, Trajectory
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.core.scoring.base import RewardFunction, RewardResult
 from stateset_agents.rewards.scaling import NormalizedReward, Running, ScaledReward, apply_reward_scaling
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.trajectory import Outcome, Trajectory
 
 REWARDS = [-30.0, -1.0, 0.0, 5.0, 30.0]
 

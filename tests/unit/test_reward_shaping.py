@@ -16,12 +16,12 @@ from stateset_agents.algorithms.advantages import (
 )
 from stateset_agents.algorithms.branching import branch_credit
 from stateset_agents.core.reward import CompositeReward, EnvironmentReward, reward_function
-from stateset_agents.core.scoring import RewardResult
-from stateset_agents.core.trajectory import Outcome, Status, Trajectory
-from stateset_agents.errors import ConfigurationError, RewardFailure
+from stateset_agents.core.scoring.base import RewardResult
 from stateset_agents.rewards.composites import GatedReward
 from stateset_agents.rewards.scaling import NormalizedReward, ScaledReward
 from stateset_agents.rewards.shaping import PotentialShaping, refuse_unfit_shaping, shaping_rewards
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.trajectory import Outcome, Status, Trajectory
 
 
 def words_said(replies):

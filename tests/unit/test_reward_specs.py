@@ -10,7 +10,6 @@ import yaml
 from builders import trajectory
 
 from stateset_agents.core.reward import CompositeReward, create_task_reward
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.rewards import (
     GatedReward,
     NormalizedReward,
@@ -18,8 +17,9 @@ from stateset_agents.rewards import (
     create_conciseness_reward,
     create_safety_reward,
 )
+from stateset_agents.training.components import make_reward
 from stateset_agents.training.experiment import load_experiment
-from stateset_agents.training.parts import make_reward
+from stateset_agents.types.errors import ConfigurationError
 
 TALK = trajectory(
     "Where is my parcel?",

@@ -13,7 +13,6 @@ from statistics import mean
 import pytest
 from builders import trajectory
 
-from stateset_agents.core.facts_told import told
 from stateset_agents.core.reward import (
     CompositeReward,
     RewardFunction,
@@ -24,14 +23,15 @@ from stateset_agents.core.reward import (
     create_task_reward,
     create_tutoring_reward,
 )
-from stateset_agents.core.trajectory import Trajectory
-from stateset_agents.messages import Message
+from stateset_agents.core.scoring.claims.facts_told import told
 from stateset_agents.rewards.composites import GatedReward, ProductReward
 from stateset_agents.rewards.verifiable import (
     create_conciseness_reward,
     create_correctness_reward,
     create_safety_reward,
 )
+from stateset_agents.types.messages import Message
+from stateset_agents.types.trajectory import Trajectory
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "rewards.md"
 SYSTEM = (

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateset_agents.core.reward import RewardFunction, create_engagement_reward
-from stateset_agents.core.scoring import RewardResult
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message, ToolCall
-from stateset_agents.rewards.answers import agreement, parse_number
+from stateset_agents.core.scoring.answers import agreement, parse_number
+from stateset_agents.core.scoring.base import RewardResult
 from stateset_agents.rewards.verifiable import (
     create_conciseness_reward,
     create_correctness_reward,
     create_safety_reward,
 )
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
 
 
 async def paid(reward: RewardFunction, *said: str | Message, **context: object) -> float | None:

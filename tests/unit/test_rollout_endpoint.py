@@ -9,10 +9,10 @@ import aiohttp
 import openai
 import pytest
 
-from stateset_agents.core.reply_parsing import parse_reply
-from stateset_agents.messages import Completion, Message
-from stateset_agents.serving.chat_completions import ApiError
-from stateset_agents.serving.rollouts import RolloutServer
+from stateset_agents.backends.openai.protocol import ApiError
+from stateset_agents.core.chat.reply_parsing import parse_reply
+from stateset_agents.environments.programs.rollout_endpoint import RolloutServer
+from stateset_agents.types.messages import Completion, Message
 
 HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 JSON = {"Content-Type": "application/json"}

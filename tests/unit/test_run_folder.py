@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from full_disk import files_of_at_most
 
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.jsonl import JsonlWriter
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
+from stateset_agents.types.errors import ConfigurationError
 
 
 def test_each_run_gets_the_next_number_and_latest_points_to_it(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_lock import RunLock
 from stateset_agents.tracking.tracker import JsonlTracker
+from stateset_agents.types.errors import ConfigurationError
 
 HOLD = """
 import sys, time

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from stateset_agents.core.scenario import Scenario, load_scenarios, read_scenarios
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.scenario import Scenario
 
 REFUND = {"topic": "refund", "context": "Order delayed"}
 

@@ -10,8 +10,8 @@ import pytest
 
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.scripted import ScriptedBackend, ScriptedRequest
-from stateset_agents.errors import BackendError, ConfigurationError
-from stateset_agents.messages import SamplingParams
+from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.messages import SamplingParams
 
 PARAMS = SamplingParams(max_new_tokens=50)
 A, B = Session(0, 0), Session(0, 1)

@@ -15,12 +15,12 @@ import jsonschema
 import openai
 import pytest
 
+from stateset_agents.backends.openai.chat_body import ChatBody
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.errors import BackendError
-from stateset_agents.serving.agents import AgentServer
-from stateset_agents.serving.chat_body import ChatBody
 from stateset_agents.serving.openapi import ERRORS
+from stateset_agents.serving.server import AgentServer
+from stateset_agents.types.errors import BackendError
 
 HI = [{"role": "user", "content": "hi"}]
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

@@ -12,13 +12,13 @@ import aiohttp
 import openai
 import pytest
 
+from stateset_agents.backends.openai.protocol import ApiError
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.cli import serve
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.serving.agents import AgentServer
-from stateset_agents.serving.chat_completions import ApiError
 from stateset_agents.serving.limits import Held, Limits, Queue
+from stateset_agents.serving.server import AgentServer
+from stateset_agents.types.errors import ConfigurationError
 
 HI = [{"role": "user", "content": "hi"}]
 

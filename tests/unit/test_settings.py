@@ -8,9 +8,9 @@ import pytest
 from pydantic import AliasChoices, Field, model_validator
 
 from stateset_agents.core.agent import AgentConfig
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.settings import Settings, nearest
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import Settings, nearest
 
 
 class Part(Settings):

@@ -11,15 +11,15 @@ import torch
 from tiny_models import tiny_model, tiny_tokenizer
 
 from stateset_agents.backends.base import Session
-from stateset_agents.backends.batching import Batcher, Turn, new_turn
-from stateset_agents.backends.general import GeneralModel
-from stateset_agents.backends.huggingface import HuggingFaceBackend
-from stateset_agents.backends.lean import LeanModel
-from stateset_agents.backends.plain import PlainModel
-from stateset_agents.backends.slots import CachedModel, SlotModel
+from stateset_agents.backends.kv_cache.slots import CachedModel, SlotModel
+from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.backends.local.batcher import Batcher, Turn, new_turn
+from stateset_agents.backends.models.fused import LeanModel
+from stateset_agents.backends.models.general import GeneralModel
+from stateset_agents.backends.models.unbatched import PlainModel
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.errors import BackendError, ConfigurationError
-from stateset_agents.messages import Completion, SamplingParams
+from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.messages import Completion, SamplingParams
 
 POISON = 200
 """A token whose embedding is NaN: a prompt that holds it has logits that are no numbers."""

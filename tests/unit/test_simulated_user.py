@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.simulated_user import Rule, RuleBasedUser, ScriptedUser, User, default_user
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message
+from stateset_agents.core.users.simulated_user import Rule, RuleBasedUser, ScriptedUser, User, default_user
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
+from stateset_agents.types.scenario import Scenario
 
 
 def agent(text: str) -> Message:

@@ -10,9 +10,9 @@ from test_learner import ADVANTAGES, averaged, derivative, distance, gradient, l
 from tiny_models import tiny_model
 from tiny_training import plain_logprobs
 
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.learner import Learner
+from stateset_agents.training.update.learner import Learner
+from stateset_agents.types.errors import ConfigurationError
 
 CAP = 1.25
 

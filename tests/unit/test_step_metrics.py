@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from tiny_training import group_of, talk
 
-from stateset_agents.core.trajectory import Branch, TrajectoryGroup
-from stateset_agents.messages import Message, ToolCall
-from stateset_agents.training.step_metrics import of_all_processes, rollout_metrics
+from stateset_agents.training.loop.metrics import of_all_processes, rollout_metrics
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.trajectory import Branch, TrajectoryGroup
 
 
 def test_a_turn_with_an_unreadable_call_is_malformed() -> None:

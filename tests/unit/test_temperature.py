@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.temperature import TemperatureScheduler, next_temperature
+from stateset_agents.training.schedules.temperature import TemperatureScheduler, next_temperature
+from stateset_agents.types.errors import ConfigurationError
 
 
 def test_at_the_target_it_decays_below_it_it_warms():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stateset_agents.core.facts_told import Telling, facts_told, told
-from stateset_agents.core.text_checks import (
+from stateset_agents.core.scoring.claims.facts_told import Telling, facts_told, told
+from stateset_agents.core.scoring.claims.text_checks import (
     content_words,
     declines,
     echo,
@@ -18,7 +18,7 @@ from stateset_agents.core.text_checks import (
     is_rude,
     words,
 )
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 
 def test_words_are_lower_case_with_numbers_whole_and_marks_gone():

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 import pydantic
 import pytest
 
-from stateset_agents.core.scenario import Scenario
 from stateset_agents.core.tools import Tool, Toolbox, ToolError, tool
-from stateset_agents.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.messages import ToolCall
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
+from stateset_agents.types.messages import ToolCall
+from stateset_agents.types.scenario import Scenario
 
 
 @tool

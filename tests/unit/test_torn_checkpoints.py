@@ -17,10 +17,7 @@ import pytest
 import torch
 from tiny_training import same_bits
 
-from stateset_agents.errors import CheckpointError
-from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.tracker import JsonlTracker
-from stateset_agents.training.checkpoint import (
+from stateset_agents.runs.checkpoint_files import (
     Checkpoint,
     best_checkpoint,
     latest_checkpoint,
@@ -32,7 +29,10 @@ from stateset_agents.training.checkpoint import (
     remove_later,
     save_checkpoint,
 )
-from stateset_agents.training.resume import RunState, drop_later
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.tracker import JsonlTracker
+from stateset_agents.training.loop.resume import RunState, drop_later
+from stateset_agents.types.errors import CheckpointError
 
 DISK = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate"}
 """Audit events (https://docs.python.org/3/library/audit_events.html) of what changes files and folders."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Branch, Outcome, Status, Trajectory, TrajectoryGroup, Turn
 from stateset_agents.evaluation.recorded import trajectory_of
-from stateset_agents.messages import Completion, Message, ToolCall, VersionSpan
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import Rollout, RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
+from stateset_agents.types.messages import Completion, Message, ToolCall, VersionSpan
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Branch, Outcome, Status, Trajectory, TrajectoryGroup, Turn
 
 
 def conversation() -> Trajectory:

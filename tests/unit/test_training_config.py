@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.config import PROFILES, TrainingConfig, TrainingProfile
+from stateset_agents.types.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from builders import trajectory
 
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Outcome, Trajectory, TrajectoryGroup, Turn
-from stateset_agents.messages import Completion, Message, VersionSpan
+from stateset_agents.types.messages import Completion, Message, VersionSpan
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Outcome, Trajectory, TrajectoryGroup, Turn
 
 END = 9
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny_training import talk
 
-from stateset_agents.training.trl_rows import TrlRow, padding_row, trl_row
+from stateset_agents.training.trl.rows import TrlRow, padding_row, trl_row
 
 
 def test_a_row_is_cut_before_the_first_reply_and_trains_replies_alone():

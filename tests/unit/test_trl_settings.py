@@ -7,9 +7,8 @@ import sys
 import pytest
 import torch
 
-from stateset_agents.errors import ConfigurationError
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.trl_settings import (
+from stateset_agents.training.trl.settings import (
     MAPPED,
     OURS,
     REFUSED,
@@ -18,6 +17,7 @@ from stateset_agents.training.trl_settings import (
     refuse_unmappable,
     require_trl,
 )
+from stateset_agents.types.errors import ConfigurationError
 
 CHANGED = {
     "seed": {"seed": 5},

@@ -11,13 +11,13 @@ from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import talk
 from transformers import TrainerCallback
 
-from stateset_agents.training.batch import Sample
+from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.credit import Credited
-from stateset_agents.training.learner import Learner, Lesson
-from stateset_agents.training.optimization import Optimization
-from stateset_agents.training.trl_learner import TrlLearner
-from stateset_agents.training.trl_settings import TrlSettings
+from stateset_agents.training.trl.learner import TrlLearner
+from stateset_agents.training.trl.settings import TrlSettings
+from stateset_agents.training.update.batch import Sample
+from stateset_agents.training.update.credit import Credited
+from stateset_agents.training.update.learner import Learner, Lesson
 
 ROWS = 17
 

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from stateset_agents.backends.base import Tokenizer as Encoder
-from stateset_agents.backends.loading import model_folder
-from stateset_agents.backends.tokenizers import ByteTokenizer, HuggingFaceTokenizer
-from stateset_agents.backends.turn_text import TurnText, cut
+from stateset_agents.backends.pretrained.loading import model_folder
+from stateset_agents.backends.text.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from stateset_agents.backends.text.turn_text import TurnText, cut
 
 ALPHABET = [
     "a",

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from stateset_agents.serving.chat_completions import ApiError
+from stateset_agents.backends.openai.protocol import ApiError
 from stateset_agents.serving.under_way import UnderWay
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stateset_agents.training.uninterrupted import uninterrupted
+from stateset_agents.runtime.tasks import uninterrupted
 
 
 async def test_cancelled_again_and_again_the_work_ends_first():

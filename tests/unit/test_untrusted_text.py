@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tiny_models import tiny_tokenizer
 from tokenizers import normalizers
 
-from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
-from stateset_agents.core.chat_template import JinjaTemplate
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.core.chat.template import JinjaTemplate
+from stateset_agents.types.messages import Message, ToolCall
 
 TOKENIZERS = {name: family_tokenizer(name) for name in ("chatml", "llama3", "qwen")}
 TEMPLATES = {name: JinjaTemplate(tokenizer) for name, tokenizer in TOKENIZERS.items()}

@@ -18,12 +18,12 @@ from transformers import GPTNeoConfig, GPTNeoForCausalLM, Lfm2Config, Lfm2ForCau
 
 from stateset_agents.algorithms.aggregation import Denominators
 from stateset_agents.algorithms.losses import LOSSES, entropy_loss, policy_loss
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.training import chunked_head
-from stateset_agents.training.batch import Sample
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.learner import Learner
-from stateset_agents.training.policy import Policy
+from stateset_agents.training.rows import chunked_head
+from stateset_agents.training.update.batch import Sample
+from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.policy import Policy
+from stateset_agents.types.errors import ConfigurationError
 
 FAMILIES = ["llama", "qwen3", "gpt2", "qwen2-window"]
 """qwen3's head is tied; gpt2 is tied, with biases everywhere; the last one attends 8 tokens back."""

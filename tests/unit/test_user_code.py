@@ -25,12 +25,17 @@ from stateset_agents.core.reward import (
     RewardResult,
     reward_function,
 )
-from stateset_agents.core.scoring import score_trajectories
+from stateset_agents.core.scoring.base import score_trajectories
 from stateset_agents.core.tools import Toolbox, tool
-from stateset_agents.core.trajectory import Status, TrajectoryGroup
-from stateset_agents.core.user_code import SaidOnce, told
-from stateset_agents.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout, RewardTimeout
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.runtime.user_code import SaidOnce, told
+from stateset_agents.types.errors import (
+    ConfigurationError,
+    EnvironmentFailure,
+    EnvironmentTimeout,
+    RewardTimeout,
+)
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
 SHORT, LONG = 0.3, 60.0
 """A time limit that what works keeps on a busy machine, and a wait that would be noticed."""
@@ -198,7 +203,7 @@ async def test_a_sync_reward_that_hangs_leaves_its_member_alone_unscored(stuck: 
 async def test_a_group_reward_that_hangs_leaves_all_its_members_unscored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("stateset_agents.core.scoring._GRACE", 0.0)
+    monkeypatch.setattr("stateset_agents.core.scoring.base._GRACE", 0.0)
 
     @reward_function(scope="group")
     async def ranking(trajectories: Any) -> list[float]:

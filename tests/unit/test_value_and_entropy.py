@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stateset_agents.algorithms.aggregation import Denominators
 from stateset_agents.algorithms.losses import entropy, entropy_loss, value_loss
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 
 def double(values: object) -> Tensor:

@@ -16,7 +16,7 @@ from stateset_agents.core.value_function import (
     hidden_size_of,
     trunk_of,
 )
-from stateset_agents.errors import CheckpointError, ConfigurationError
+from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
 IDS = torch.tensor([[5, 9, 3, 7, 2, 8], [4, 4, 1, 6, 0, 0]])
 

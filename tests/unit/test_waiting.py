@@ -14,10 +14,10 @@ from dataclasses import replace
 import pytest
 from builders import trajectory
 
-from stateset_agents.core import waiting
 from stateset_agents.core.reward import reward_function, score_trajectories
-from stateset_agents.core.waiting import at_most, in_thread
-from stateset_agents.errors import RewardTimeout
+from stateset_agents.runtime import tasks as waiting
+from stateset_agents.runtime.tasks import at_most, in_thread
+from stateset_agents.types.errors import RewardTimeout
 
 
 async def test_it_gives_the_result_and_raises_what_the_function_raised():
@@ -86,7 +86,7 @@ async def test_a_call_that_hangs_is_given_up_and_the_others_go_on():
 def test_a_function_that_never_returns_does_not_keep_the_program_alive():
     program = (
         "import asyncio, threading\n"
-        "from stateset_agents.core.waiting import in_thread\n"
+        "from stateset_agents.runtime.tasks import in_thread\n"
         "async def main():\n"
         "    await asyncio.wait_for(in_thread(threading.Event().wait), 0.01)\n"
         "try: asyncio.run(main())\n"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from stateset_agents.cli.train import overrides
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.runtime.yaml_files import parse_yaml, read_yaml
+from stateset_agents.training.components import read_spec
 from stateset_agents.training.experiment import load_experiment
-from stateset_agents.training.parts import read_spec
-from stateset_agents.yaml_files import parse_yaml, read_yaml
+from stateset_agents.types.errors import ConfigurationError
 
 PACKAGE = Path(__file__).parents[2] / "stateset_agents"
 

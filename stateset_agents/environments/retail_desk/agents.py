@@ -12,14 +12,14 @@ from string import Formatter
 from typing import Any, Protocol
 
 from stateset_agents.core.environment import Environment
-from stateset_agents.core.scenario import Scenario
-from stateset_agents.core.trajectory import Outcome
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.full.honest import honest_reply
 from stateset_agents.environments.retail_desk.policy import RETURN_DAYS
 from stateset_agents.environments.retail_desk.tools import TOOLS
-from stateset_agents.messages import Message, ToolCall
-from stateset_agents.streams import derive
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import Outcome
 
 __all__ = [
     "PHRASES",

@@ -8,8 +8,8 @@ from __future__ import annotations
 import datetime
 from typing import get_args
 
-from stateset_agents.core.scenario import Split
-from stateset_agents.streams import derive
+from stateset_agents.types.scenario import Split
+from stateset_agents.types.seeds import derive
 
 __all__ = [
     "CITIES",

@@ -6,6 +6,7 @@ Money is integer cents; today is `catalog.TODAY`.
 
 from __future__ import annotations
 
+import datetime
 import functools
 import json
 import sqlite3
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stateset_agents.environments.retail_desk import catalog
+from stateset_agents.environments.retail_desk.policy import Case
 
-__all__ = ["TABLES", "Change", "Database", "Value", "canonical"]
+__all__ = ["TABLES", "Change", "Database", "Value", "canonical", "database_of"]
 
 Value = str | int | None
 
@@ -226,3 +228,39 @@ class Database:
     def close(self) -> None:
         """Drop the shop."""
         self._connection.close()
+
+
+def database_of(case: Case) -> Database:
+    """The shop of one case: the caller, the order, a second order, and a stranger's."""
+    stranger = "v" + case.customer_id[1:]
+    delivered = (catalog.TODAY - datetime.timedelta(days=case.days)).isoformat()
+    arrives = catalog.TODAY + datetime.timedelta(days=catalog.WEEKDAYS.index(case.arrives))
+    payment, other_payment = f"pay-{case.customer_id}", f"pay-{stranger}"
+    rows: list[tuple[str, Sequence[Value]]] = [
+        ("customers", (case.customer_id, case.name, f"{case.name}@mail.example", "10115")),
+        ("customers", (stranger, "olga", "olga@mail.example", "20095")),
+        ("payment_methods", (payment, case.customer_id, "card", "active")),
+        ("payment_methods", (other_payment, stranger, "card", "active")),
+        (
+            "orders",
+            (
+                case.order_id,
+                case.customer_id,
+                payment,
+                case.status,
+                case.city,
+                delivered if case.status == "delivered" else None,
+                "",
+            ),
+        ),
+        ("order_items", (1, case.order_id, case.item, case.price * 100, "ordered")),
+        ("orders", (case.other_order_id, case.customer_id, payment, "pending", case.city, None, "")),
+        ("order_items", (2, case.other_order_id, "red mug", 1200, "ordered")),
+        ("orders", (case.stranger_order_id, stranger, other_payment, "pending", "oslo", None, "")),
+        ("order_items", (3, case.stranger_order_id, "blue mug", 1300, "ordered")),
+    ]
+    if case.status == "shipped":
+        rows.append(("shipments", (1, case.order_id, case.tracking, arrives.isoformat())))
+    if case.status == "delivered":
+        rows.append(("shipments", (1, case.order_id, "delivered", delivered)))
+    return Database.with_rows(rows, {case.new_item: (2000, case.stock, 0)} if case.new_item else {})

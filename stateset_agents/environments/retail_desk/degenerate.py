@@ -23,7 +23,7 @@ from stateset_agents.environments.retail_desk.agents import (
 )
 from stateset_agents.environments.retail_desk.full.honest import honest_reply, look_closely
 from stateset_agents.environments.retail_desk.tools import TOOLS
-from stateset_agents.messages import Message
+from stateset_agents.types.messages import Message
 
 __all__ = [
     "DEGENERATE",

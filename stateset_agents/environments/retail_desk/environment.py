@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from stateset_agents.core.environment import Observation
-from stateset_agents.core.scenario import Scenario, expect_split
-from stateset_agents.core.trajectory import Outcome
 from stateset_agents.environments.retail_desk.agents import HonestAgent
 from stateset_agents.environments.retail_desk.claims import legible
 from stateset_agents.environments.retail_desk.database import Database
@@ -37,8 +35,10 @@ from stateset_agents.environments.retail_desk.tools import (
     normalised_arguments,
 )
 from stateset_agents.environments.retail_desk.user import Caller, ShortCaller
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.scenario import Scenario, expect_split
+from stateset_agents.types.trajectory import Outcome
 
 __all__ = ["DeskConversation", "RetailDesk"]
 

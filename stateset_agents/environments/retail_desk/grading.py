@@ -15,13 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stateset_agents.core.trajectory import Outcome
 from stateset_agents.environments.retail_desk.claims import grounds, holds
-from stateset_agents.environments.retail_desk.database import Change, Database, canonical
+from stateset_agents.environments.retail_desk.database import Change, Database, canonical, database_of
 from stateset_agents.environments.retail_desk.policy import RULES, Call, Case, Claim
-from stateset_agents.environments.retail_desk.scenarios import database_of
 from stateset_agents.environments.retail_desk.tools import TOOLS, Desk, Result, call_tool
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.trajectory import Outcome
 
 __all__ = ["COSTS", "Answers", "Record", "allowed_by", "answers_of", "grade", "verdict"]
 

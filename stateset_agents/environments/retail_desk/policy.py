@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["FAMILIES", "RETURN_DAYS", "RULES", "TOPICS", "Call", "Case", "Claim", "Rule", "policy_text"]
 

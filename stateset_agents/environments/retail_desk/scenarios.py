@@ -8,25 +8,22 @@ ten in the families that can deny, 27 % overall of the learnable ones and 20 % o
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import random
 from collections.abc import Sequence
 
-from stateset_agents.core.scenario import Scenario, Split
 from stateset_agents.environments.retail_desk import catalog
-from stateset_agents.environments.retail_desk.database import Database, Value
 from stateset_agents.environments.retail_desk.full.families import FAMILIES as FULL_FAMILIES
 from stateset_agents.environments.retail_desk.full.scenarios import full_scenario
 from stateset_agents.environments.retail_desk.policy import FAMILIES, RULES, Case, Rule
 from stateset_agents.environments.retail_desk.wordings import GREETINGS, OPENINGS
-from stateset_agents.errors import ConfigurationError
-from stateset_agents.settings import nearest
-from stateset_agents.streams import derive
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.scenario import Scenario, Split
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import nearest
 
 __all__ = [
     "TEST_EACH",
     "VALIDATION_EACH",
-    "database_of",
     "families_named",
     "make_scenario",
     "make_scenarios",
@@ -131,39 +128,3 @@ def _draw_case(rule: Rule, split: Split, draw: random.Random) -> tuple[Case, str
     )
     case = dataclasses.replace(case, **{rule.fact: draw.choice(rule.grants)})
     return case, draw.choice(GREETINGS), draw.choice(OPENINGS[rule.family][split])
-
-
-def database_of(case: Case) -> Database:
-    """The shop of one case: the caller, the order, a second order, and a stranger's."""
-    stranger = "v" + case.customer_id[1:]
-    delivered = (catalog.TODAY - datetime.timedelta(days=case.days)).isoformat()
-    arrives = catalog.TODAY + datetime.timedelta(days=catalog.WEEKDAYS.index(case.arrives))
-    payment, other_payment = f"pay-{case.customer_id}", f"pay-{stranger}"
-    rows: list[tuple[str, Sequence[Value]]] = [
-        ("customers", (case.customer_id, case.name, f"{case.name}@mail.example", "10115")),
-        ("customers", (stranger, "olga", "olga@mail.example", "20095")),
-        ("payment_methods", (payment, case.customer_id, "card", "active")),
-        ("payment_methods", (other_payment, stranger, "card", "active")),
-        (
-            "orders",
-            (
-                case.order_id,
-                case.customer_id,
-                payment,
-                case.status,
-                case.city,
-                delivered if case.status == "delivered" else None,
-                "",
-            ),
-        ),
-        ("order_items", (1, case.order_id, case.item, case.price * 100, "ordered")),
-        ("orders", (case.other_order_id, case.customer_id, payment, "pending", case.city, None, "")),
-        ("order_items", (2, case.other_order_id, "red mug", 1200, "ordered")),
-        ("orders", (case.stranger_order_id, stranger, other_payment, "pending", "oslo", None, "")),
-        ("order_items", (3, case.stranger_order_id, "blue mug", 1300, "ordered")),
-    ]
-    if case.status == "shipped":
-        rows.append(("shipments", (1, case.order_id, case.tracking, arrives.isoformat())))
-    if case.status == "delivered":
-        rows.append(("shipments", (1, case.order_id, "delivered", delivered)))
-    return Database.with_rows(rows, {case.new_item: (2000, case.stock, 0)} if case.new_item else {})

@@ -14,11 +14,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from stateset_agents.core.scenario import Split
 from stateset_agents.environments.retail_desk.claims import read_claims
 from stateset_agents.environments.retail_desk.policy import RULES, Call, Case, Claim
 from stateset_agents.environments.retail_desk.wordings import ANSWERS
-from stateset_agents.streams import derive
+from stateset_agents.types.scenario import Split
+from stateset_agents.types.seeds import derive
 
 __all__ = ["Caller", "Heard", "ShortCaller", "Temper"]
 

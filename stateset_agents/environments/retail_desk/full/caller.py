@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from stateset_agents.core.scenario import Split
 from stateset_agents.environments.retail_desk.claims import MAX_CHARACTERS
 from stateset_agents.environments.retail_desk.full import wordings
 from stateset_agents.environments.retail_desk.full.case import Claim, FullCase, Request
@@ -21,6 +20,7 @@ from stateset_agents.environments.retail_desk.full.proposals import CITY, Propos
 from stateset_agents.environments.retail_desk.full.scenarios import request_text
 from stateset_agents.environments.retail_desk.policy import Call
 from stateset_agents.environments.retail_desk.user import Heard, Temper
+from stateset_agents.types.scenario import Split
 
 __all__ = ["FullCaller"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stateset_agents.environments.retail_desk.policy import Claim
-from stateset_agents.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["Claim", "FullCase", "Purchase", "Request", "payment_id_of"]
 

@@ -15,7 +15,7 @@ from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.full.case import FullCase, Purchase, Request
 from stateset_agents.environments.retail_desk.full.policy import Decision, decide, rules_on
 from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, Call
-from stateset_agents.messages import Message, ToolCall
+from stateset_agents.types.messages import Message, ToolCall
 
 __all__ = ["honest_reply", "look_closely"]
 

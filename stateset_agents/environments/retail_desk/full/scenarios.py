@@ -12,14 +12,14 @@ import datetime
 import random
 from collections.abc import Sequence
 
-from stateset_agents.core.scenario import Scenario, Split
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.database import Database, Value
 from stateset_agents.environments.retail_desk.full import wordings
 from stateset_agents.environments.retail_desk.full.case import FullCase, Purchase, payment_id_of
 from stateset_agents.environments.retail_desk.full.families import FAMILIES, Family
 from stateset_agents.environments.retail_desk.full.policy import RULES
-from stateset_agents.streams import derive
+from stateset_agents.types.scenario import Scenario, Split
+from stateset_agents.types.seeds import derive
 
 __all__ = ["KINDS_OF_PAYMENT", "full_database_of", "full_scenario", "request_text"]
 

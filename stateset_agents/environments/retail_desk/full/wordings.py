@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stateset_agents.core.scenario import Split
+from stateset_agents.types.scenario import Split
 
 __all__ = ["ALSO", "DETAILS", "GREETINGS", "NOTES", "PERSONAS", "REQUESTS", "WISH"]
 

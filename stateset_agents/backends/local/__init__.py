@@ -1,0 +1,1 @@
+"""Sampling in this process: requests, the batch of them, the scheduler, shared prefixes."""

@@ -1,0 +1,243 @@
+"""An inference forward for models made of Llama's or GPT-2's blocks, over a slot store.
+
+It computes what transformers' own forward does, from the same weights, with less around it: tokens of all
+rows packed without padding, query, key and value in one product, gate and up in another, keys and values
+written in place, the head applied to each row's last token alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+from stateset_agents.backends.kv_cache.slot_store import HeadShape, PackedRows, SlotStore
+from stateset_agents.backends.kv_cache.slots import Plan
+from stateset_agents.backends.matmul_precision import MatmulPrecision
+from stateset_agents.backends.models.store_model import StoreModel
+from stateset_agents.backends.onednn_linear import PackedLinear
+from stateset_agents.types.errors import BackendError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["LeanModel"]
+
+_LLAMAS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+_GPT2 = "GPT2LMHeadModel"
+_FIXED_ROPES = {"default", "linear", "llama3", "yarn"}
+"""Rotary embeddings whose angles depend on the position alone, not on how long the row has become."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """One layer: x + out(attention(norm(x))), then x + down(act(up(norm(x))))."""
+
+    attention_norm: nn.Module
+    query_key_value: PackedLinear
+    query_norm: nn.Module | None
+    key_norm: nn.Module | None
+    scaling: float
+    out: PackedLinear
+    feed_norm: nn.Module
+    up: PackedLinear
+    """Of a gated layer, gate and up side by side."""
+    is_gated: bool
+    activation: Callable[[Tensor], Tensor]
+    down: PackedLinear
+
+
+class LeanModel(StoreModel):
+    """Llama, Mistral, Qwen2, Qwen3 and GPT-2 over slots; a `CachedModel`.
+
+    The weights are the transformers model's own. Where linears are packed (onednn_linear.py) it holds a
+    second copy of theirs, of `copied_bytes`, from the first forward after a `refresh` on.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, fast_linears: bool = True) -> None:
+        """Raises BackendError, with the reason, for a model that it doesn't know."""
+        self.model = model
+        self.device = model.device
+        self.dtype = model.dtype
+        config: Any = model.config
+        name = type(model).__name__
+        if name not in _LLAMAS and name != _GPT2:
+            raise BackendError(f"{name} is none of {', '.join(sorted(_LLAMAS))} and {_GPT2}")
+        kinds, extras = get_layer_types_and_kwargs(config)
+        if not set(kinds) <= {"full_attention", "sliding_attention"}:
+            raise BackendError(f"{name} has layers of type {', '.join(sorted(set(kinds)))}")
+        windows = [int(extra.get("sliding_window") or 0) for extra in extras]
+        heads = config.num_attention_heads
+        self._shape = HeadShape(
+            num_heads=heads,
+            num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        )
+        inner: Any = model.base_model
+        self._rotary: nn.Module | None = None
+        self._learned: Tensor | None = None
+        """[positions, hidden] what is added for each position."""
+        if name == _GPT2:
+            self._embedding: Tensor = inner.wte.weight
+            self._learned, self._norm = inner.wpe.weight, inner.ln_f
+            self._blocks = [_gpt2_block(block, fast_linears) for block in inner.h]
+        else:
+            rope = config.rope_parameters["rope_type"]
+            if rope not in _FIXED_ROPES:
+                raise BackendError(f"{name} has a rotary embedding of type {rope}, which changes with length")
+            self._embedding, self._rotary, self._norm = (
+                inner.embed_tokens.weight,
+                inner.rotary_emb,
+                inner.norm,
+            )
+            self._blocks = [_llama_block(layer, fast_linears) for layer in inner.layers]
+        head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers' own
+        self._head = PackedLinear([head.weight], [head.bias], packed=fast_linears)
+        self._store = SlotStore(self._shape, windows, self.dtype, self.device)
+        self._angles = self._make_angles()
+
+    @property
+    def copied_bytes(self) -> int:
+        """Memory that packed copies of the weights take."""
+        return sum(linear.copied_bytes for linear in self._linears())
+
+    def forward(self, plan: Plan) -> Tensor:
+        """Logits [n, V] after the last new token of each slot of the plan."""
+        rows = PackedRows.of(plan, self.device)
+        self._store.begin(plan, rows)
+        hidden = F.embedding(rows.tokens, self._embedding)
+        if self._learned is not None:
+            hidden = hidden + F.embedding(rows.positions, self._learned)
+        turns = [angle.index_select(0, rows.positions) for angle in self._angles]
+        last = None if rows.count == len(plan.slots) else rows.last
+        for layer, block in enumerate(self._blocks):
+            hidden = self._layer(
+                layer, block, hidden, turns, last if layer == len(self._blocks) - 1 else None
+            )
+        return self._head(_normed(self._norm, hidden))[: len(plan.slots)]
+
+    def _layer(
+        self, layer: int, block: _Block, hidden: Tensor, turns: list[Tensor], last: Tensor | None
+    ) -> Tensor:
+        """One block on [M, hidden]; where `last` is given, what follows attention is done for it alone."""
+        heads, kv_heads, size = self._shape.num_heads, self._shape.num_kv_heads, self._shape.size
+        projected = block.query_key_value(_normed(block.attention_norm, hidden)).view(
+            hidden.shape[0], -1, size
+        )
+        query_key, value = projected[:, : heads + kv_heads], projected[:, heads + kv_heads :]
+        if block.query_norm is not None and block.key_norm is not None:
+            query, key = (
+                _normed(block.query_norm, query_key[:, :heads]),
+                _normed(block.key_norm, query_key[:, heads:]),
+            )
+            query_key = torch.cat([query, key], dim=1)
+        if turns:
+            query_key = _rotated(query_key, *turns)
+        query, key = query_key[:, :heads], query_key[:, heads:]
+        read = self._store.attend(layer, query, key, value, block.scaling)
+        if last is not None:
+            hidden, read = hidden.index_select(0, last), read.index_select(0, last)
+        hidden = block.out(read).add_(hidden)
+        wide = block.up(_normed(block.feed_norm, hidden))
+        if block.is_gated:
+            gate, wide = wide.chunk(2, dim=-1)
+            wide = block.activation(gate).mul_(wide)
+        else:
+            wide = block.activation(wide)
+        return block.down(wide).add_(hidden)
+
+    def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
+        """Move to a store of another size, and know the angles of its positions."""
+        super().resize(num_slots, num_columns, keep)
+        self._angles = self._make_angles()
+
+    def multiply_in(self, precision: MatmulPrecision) -> None:
+        """As of `CachedModel`."""
+        super().multiply_in(precision)
+        if self.model.dtype is not torch.float32:  # products of half precision stay as they are
+            return
+        for linear in self._linears():
+            linear.precision = "highest" if linear is self._head else precision
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Forget the packed weights; the next forward packs them as they are then."""
+        for linear in self._linears():
+            linear.refresh()
+
+    def _linears(self) -> Iterator[PackedLinear]:
+        for block in self._blocks:
+            yield from (block.query_key_value, block.out, block.up, block.down)
+        yield self._head
+
+    def _make_angles(self) -> list[Tensor]:
+        """Cosines and sines [columns, 1, size] of every position, by the model's own rotary embedding."""
+        if self._rotary is None:
+            return []
+        places = torch.arange(max(self.num_columns, 1), device=self.device)[None]
+        return [table[0, :, None] for table in self._rotary(self._embedding[:1], places)]
+
+
+def _normed(norm: Any, x: Tensor) -> Tensor:
+    """LayerNorm, or RMSNorm as Llama has it: the mean square in fp32, the weight in the model's dtype."""
+    if isinstance(norm, nn.LayerNorm):
+        return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    wide = x.float()
+    size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    scale = size.square_().div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
+    normed: Tensor = (wide * scale).to(x.dtype).mul_(norm.weight)
+    return normed
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Each pair (x[i], x[i + size/2]) turned by its angle."""
+    half = x.shape[-1] // 2
+    turned = x * cos
+    turned[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    turned[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return turned
+
+
+def _llama_block(layer: Any, packed: bool) -> _Block:
+    attention, feed = layer.self_attn, layer.mlp
+    return _Block(
+        attention_norm=layer.input_layernorm,
+        query_key_value=_stacked(attention.q_proj, attention.k_proj, attention.v_proj, packed=packed),
+        query_norm=getattr(attention, "q_norm", None),
+        key_norm=getattr(attention, "k_norm", None),
+        scaling=attention.scaling,
+        out=_stacked(attention.o_proj, packed=packed),
+        feed_norm=layer.post_attention_layernorm,
+        up=_stacked(feed.gate_proj, feed.up_proj, packed=packed),
+        is_gated=True,
+        activation=feed.act_fn,
+        down=_stacked(feed.down_proj, packed=packed),
+    )
+
+
+def _gpt2_block(block: Any, packed: bool) -> _Block:
+    def linear(conv: Any) -> PackedLinear:  # its weight is [in, out]
+        return PackedLinear([conv.weight.t()], [conv.bias], packed=packed)
+
+    return _Block(
+        attention_norm=block.ln_1,
+        query_key_value=linear(block.attn.c_attn),
+        query_norm=None,
+        key_norm=None,
+        scaling=block.attn.scaling,
+        out=linear(block.attn.c_proj),
+        feed_norm=block.ln_2,
+        up=linear(block.mlp.c_fc),
+        is_gated=False,
+        activation=block.mlp.act,
+        down=linear(block.mlp.c_proj),
+    )
+
+
+def _stacked(*linears: nn.Linear, packed: bool) -> PackedLinear:
+    return PackedLinear([one.weight for one in linears], [one.bias for one in linears], packed=packed)

@@ -1,0 +1,310 @@
+"""Linear layers in fp32 by oneDNN, on CPUs where torch's own are twice as slow.
+
+On x86 torch hands fp32 matrix products to MKL, which runs at less than half speed on AMD's processors
+(measured on Zen 5: 100 GFLOP/s against oneDNN's 190 to 250, equal to 1e-6). torch reaches oneDNN by private
+operators that `torch.compile` uses. So they are taken only where the processor is AMD's, the operators exist
+and give `F.linear`'s numbers; nothing is timed, so that a run repeats itself. Everywhere else, and for every
+other dtype and device, all of this is `F.linear`.
+
+Where it is asked for, products are made in less than fp32 instead (matmul_precision.py), on any processor
+that has the units for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from stateset_agents.backends.matmul_precision import MatmulPrecision, Rounded, product, rounded, transposed
+
+__all__ = ["PackedLinear", "fast_linears", "is_available", "linear"]
+
+
+@functools.cache
+def is_available() -> bool:
+    """Does this machine run fp32 linears by oneDNN? Found once, by rule and by comparing a few products."""
+    able = (
+        os.environ.get("STATESET_AGENTS_FAST_LINEARS") != "0"
+        and _vendor() == "AuthenticAMD"
+        and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  # torch's own
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's own
+    )
+    if able:
+        _remember_few_shapes()
+    return able and _agrees(torch.float32, 1e-5)
+
+
+@functools.cache
+def _packs_bf16() -> bool:
+    """Do the same operators take matrices in bf16, too?"""
+    return is_available() and _agrees(torch.bfloat16, 2e-2)
+
+
+def _remember_few_shapes() -> None:
+    """Bound the code that oneDNN makes and keeps for each shape of product.
+
+    Each new number of rows brings half a megabyte, kept for the last 1,024 shapes by oneDNN and again by
+    every thread: a training would come to hold several hundred MB. All shapes of one step are within 128.
+    Both caches read their environment as they are first used, the second one in each thread.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "128")
+
+
+def _vendor() -> str:
+    """The processor's maker as it names itself: AuthenticAMD, GenuineIntel, ..."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("vendor_id"):
+                return line.split(":")[1].strip()
+    return platform.processor().rpartition(", ")[2]  # "AMD64 Family 25 Model 97 Stepping 2, AuthenticAMD"
+
+
+def _agrees(dtype: torch.dtype, tolerance: float) -> bool:
+    """Do the private operators exist and give `F.linear`'s products, to a share of the largest?"""
+    dice = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for rows, into, out in ((1, 32, 96), (8, 64, 33), (40, 96, 256)):
+                x, weight = (torch.randn(n, into, generator=dice).to(dtype) for n in (rows, out))
+                bias = torch.randn(out, generator=dice).to(dtype)
+                wanted = F.linear(x, weight, bias)
+                for found in (
+                    _product(x, weight, bias),
+                    _product(x, _pack(weight), bias),
+                    _product(weight.t().contiguous().t(), x).t() + bias,
+                ):
+                    if not (found - wanted).abs().max() <= tolerance * wanted.abs().max():
+                        return False
+    except (AttributeError, RuntimeError, TypeError):  # another torch, with other private operators
+        return False
+    return True
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.t() + bias` by oneDNN, without gradients; any strides; the weight may be packed."""
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
+
+
+def _pack(weight: Tensor) -> Tensor:
+    """A copy of [N, K] in the order in which oneDNN reads it."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 32)
+    return packed
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, precision: MatmulPrecision = "highest"
+) -> Tensor:
+    """`F.linear`, differentiable once, by oneDNN where that is faster and the tensors are fp32 on the CPU.
+
+    A product of any two matrices is one: a·b is `linear(a, b.t())`. Below the highest `precision` it and its
+    gradients are made of rounded operands.
+    """
+    if (precision == "highest" and not is_available()) or not _takes(x, weight, bias):
+        return F.linear(x, weight, bias)
+    with_gradient = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, weight, bias)
+    )
+    result: Tensor
+    if precision != "highest":
+        result = _RoundedLinear.apply(x, weight, bias, precision)  # type: ignore[no-untyped-call]  # torch
+    elif with_gradient:
+        result = _FastLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch
+    else:
+        result = _product(x, weight, bias)
+    return result
+
+
+def _takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Are these plain fp32 matrices on the CPU that autocast leaves alone?"""
+    return (
+        x.dtype == weight.dtype == torch.float32
+        and (bias is None or (bias.dtype == torch.float32 and bias.dim() == 1))
+        and x.device.type == weight.device.type == "cpu"
+        and weight.dim() == 2
+        and x.dim() >= 2
+        and x.numel() > 0
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+class _FastLinear(torch.autograd.Function):
+    """The product and both of its gradients by oneDNN."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        to_x = to_weight = to_bias = None
+        rows = upstream.reshape(-1, upstream.shape[-1])  # [M, N]
+        if ctx.needs_input_grad[0]:
+            to_x = _product(rows, weight.t()).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            to_weight = _product(x.reshape(-1, x.shape[-1]).t(), rows.t()).t()  # this way round is faster
+        if ctx.needs_input_grad[2]:
+            to_bias = rows.sum(0)
+        return to_x, to_weight, to_bias
+
+
+class _RoundedLinear(torch.autograd.Function):
+    """The product and both of its gradients, of rounded operands; those are what is kept for the backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, precision: MatmulPrecision
+    ) -> Tensor:
+        rows, other = rounded(x.reshape(-1, x.shape[-1]), precision), rounded(weight, precision)
+        ctx.save_for_backward(*rows, *other)
+        ctx.shape, ctx.precision = x.shape, precision
+        made = product(rows, other)
+        return (made if bias is None else made.add_(bias)).view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        saved = ctx.saved_tensors  # once: gradient checkpointing refuses a second look
+        x, weight = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        to_x = to_weight = to_bias = None
+        exact = upstream.reshape(-1, upstream.shape[-1])  # [M, N]
+        rows = rounded(exact, ctx.precision)
+        if ctx.needs_input_grad[0]:
+            to_x = product(rows, transposed(weight)).view(ctx.shape)
+        if ctx.needs_input_grad[1]:
+            to_weight = product(transposed(rows), transposed(x))
+        if ctx.needs_input_grad[2]:
+            to_bias = exact.sum(0)
+        return to_x, to_weight, to_bias, None
+
+
+class _FastLinears(TorchFunctionMode):
+    """Sends `F.linear`, and the `torch.addmm` that GPT-2's layers are, through `linear`."""
+
+    def __init__(self, fast: bool, precision: MatmulPrecision, wide: Tensor | None) -> None:
+        super().__init__()
+        self._fast, self._precision, self._wide = fast, precision, wide
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.addmm and not kwargs and args[0].dim() == 1:
+            bias, x, weight = args
+            func, args = F.linear, (x, weight.t(), bias)
+        if func is not F.linear:
+            return func(*args, **kwargs)
+        if self._precision != "highest" and not any(part is self._wide for part in args):
+            return linear(*args, **{**kwargs, "precision": self._precision})
+        return linear(*args, **kwargs) if self._fast else F.linear(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def fast_linears(
+    enabled: bool = True, precision: MatmulPrecision = "highest", *, wide: Tensor | None = None
+) -> Iterator[None]:
+    """Inside, the linear layers of any model run by `linear`, gradients included. Of this thread alone.
+
+    >>> with fast_linears():
+    ...     loss = model(input_ids=ids, labels=ids).loss
+    >>> loss.backward()  # may stand outside
+
+    Code of a custom autograd function's `backward` is not reached, nor is what checkpointing runs again
+    there: it calls `linear` itself, or stays with torch's. In fp32 it does nothing where `is_available()` is
+    false, or where it is not `enabled`. Below the highest `precision` all products but those with the weight
+    `wide` are made of rounded operands: a head's logits are in fp32 always.
+    """
+    fast = enabled and is_available()
+    if not fast and precision == "highest":
+        yield
+        return
+    with _FastLinears(fast, precision, wide):
+        yield
+
+
+class PackedLinear:
+    """One linear map for inference, out of several that read the same input: their outputs side by side.
+
+    Where oneDNN is taken, or products are made in less than fp32, it holds a copy of the weights
+    (`copied_bytes`) from its first use on, until `refresh`. Elsewhere nothing is held twice: the weights
+    given become views of one tensor.
+    """
+
+    precision: MatmulPrecision = "highest"
+    """Of its products; `refresh` after a change."""
+
+    def __init__(self, weights: list[Tensor], biases: list[Tensor | None], *, packed: bool) -> None:
+        """`weights` [N_i, K] and `biases` [N_i] are parameters of a model, of which all or none are None."""
+        self._weights = weights
+        is_fp32 = weights[0].dtype == torch.float32 and weights[0].device.type == "cpu"
+        self._packed = packed and is_available() and is_fp32
+        self._joined = None if self._packed else _joined(weights)
+        self._copy: Rounded = ()
+        given = [bias for bias in biases if bias is not None]
+        self._bias = _joined(given) if given else None
+
+    @property
+    def copied_bytes(self) -> int:
+        """Memory that the copy takes while there is one."""
+        if self.precision == "highest" and not self._packed:
+            return 0
+        return sum(weight.nbytes for weight in self._weights) // (2 if self.precision == "medium" else 1)
+
+    def refresh(self) -> None:
+        """Forget the copy: the weights changed, or nobody needs it for a while."""
+        self._copy = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[M, K] to [M, sum of N_i]."""
+        if self.precision == "highest" and self._joined is not None:
+            return F.linear(x, self._joined, self._bias)
+        self._copy = self._copy or self._copied()
+        if self.precision == "highest":
+            return _product(x, self._copy[0], self._bias)
+        if self._packs_bf16:
+            made = _product(x.bfloat16(), self._copy[0]).float()
+        else:
+            made = product(rounded(x, self.precision), self._copy)
+        return made if self._bias is None else made.add_(self._bias)
+
+    def _copied(self) -> Rounded:
+        """The weights one under the other, packed where the products are oneDNN's private ones."""
+        whole = self._joined
+        if whole is None:
+            whole = self._weights[0] if len(self._weights) == 1 else torch.cat(self._weights)
+        if self.precision == "highest":
+            return (_pack(whole),)
+        parts = rounded(whole, self.precision)
+        return (_pack(parts[0]),) if self._packs_bf16 else parts
+
+    @property
+    def _packs_bf16(self) -> bool:
+        return self.precision == "medium" and self._packed and _packs_bf16()
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The parts one under the other, each of them made a view of it, so that it follows their changes."""
+    # A parameter takes only its own kind: made for inference it can't become a tensor that tracks its
+    # versions, and one for training that became an inference tensor could never be changed again.
+    with torch.inference_mode(any(part.is_inference() for part in parts)):
+        if len(parts) == 1:
+            return parts[0].detach()
+        whole = torch.cat([part.detach() for part in parts])
+        for part, view in zip(parts, torch.split(whole, [len(part) for part in parts]), strict=True):
+            part.data = view
+        return whole

@@ -1,0 +1,332 @@
+"""Any OpenAI-compatible chat endpoint as a function from a prompt to text, whole or in pieces: for judges,
+simulated users, and for your own use.
+
+It samples no policy: nothing it says has token ids or log-probs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, Self
+from weakref import WeakKeyDictionary
+
+from pydantic import ConfigDict, Field, model_validator
+
+from stateset_agents.backends.openai.responses import (
+    ChatAnswer,
+    Failure,
+    StreamedAnswer,
+    read_answer,
+    refusal,
+)
+from stateset_agents.backends.text.streaming import streamed
+from stateset_agents.runtime.circuit_breakers import Breaker, admitted, watching
+from stateset_agents.runtime.retries import wait_before
+from stateset_agents.types.errors import BackendError, BudgetExceeded
+from stateset_agents.types.messages import Message
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import Settings
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["ChatAnswer", "ChatClient", "ChatSettings"]
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What the calls of one event loop share."""
+
+    free: asyncio.Semaphore
+    session: aiohttp.ClientSession | None = None
+    num_users: int = 0
+
+
+class ChatSettings(Settings):
+    """Settings of a `ChatClient`."""
+
+    model_config = ConfigDict(allow_inf_nan=False, strict=True)
+
+    url: str = Field(description="Of the API, the part before `/chat/completions`: http(s)://...")
+    model: str = Field(description="As the endpoint calls it.")
+    api_key_env: str | None = Field(
+        default="OPENAI_API_KEY",
+        description="The environment variable that holds the key; sent without one where it is not set.",
+    )
+    temperature: float | None = Field(
+        default=0.0, ge=0.0, description="0 is greedy; None leaves it out, for models that take none."
+    )
+    max_new_tokens: int = Field(default=512, ge=1, description="Most tokens of one answer.")
+    token_limit: Literal["auto", "max_tokens", "max_completion_tokens"] = Field(
+        default="auto",
+        description="Under which name max_new_tokens is sent: OpenAI's newest models refuse the old name, "
+        "many servers do not know the new one. auto sends the old one until it is refused.",
+    )
+    timeout: float = Field(
+        default=60.0, gt=0.0, description="Seconds for one attempt; in a stream, without a piece of it."
+    )
+    stream: bool = Field(
+        default=False,
+        description="Have every answer come in pieces: a long one may take longer than `timeout`, and an "
+        "endpoint that has gone silent is found out as soon.",
+    )
+    max_attempts: int = Field(default=5, ge=1, description="For one answer, the first included.")
+    backoff: float = Field(default=1.0, gt=0.0, description="Seconds of the first wait.")
+    max_wait: float = Field(
+        default=60.0,
+        gt=0.0,
+        description="Most seconds of a wait, for an endpoint that is down too; a server that asks for more "
+        "is given up.",
+    )
+    breaker_failures: int = Field(
+        default=10,
+        ge=0,
+        description="Failed attempts in a row of all calls after which they wait, and one asks whether the "
+        "endpoint is back. 0: never.",
+    )
+    breaker_pause: float = Field(default=5.0, gt=0.0, description="Seconds until it first asks.")
+    max_concurrent: int = Field(default=16, ge=1, description="Requests under way at once.")
+    max_calls: int | None = Field(
+        default=None, ge=0, description="Most requests over the client's life; None for no limit."
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=0, description="Most tokens, read and written, over the client's life."
+    )
+    seed: int = Field(default=0, description="Of the waits' randomness.")
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_be(self) -> Self:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(
+                f"the endpoint's url must start with http:// or https://, got {self.url!r:.80}: write "
+                "http://localhost:8000/v1"
+            )
+        if not self.model.strip():
+            raise ValueError(f"the endpoint's model must be named, got {self.model!r:.60}")
+        return self
+
+
+class ChatClient:
+    """Asks an endpoint such as `http://localhost:8000/v1`, with retries, within a budget.
+
+        client = ChatClient("http://localhost:8000/v1", "my-model", max_calls=1000)
+        print(await client("What is 6 times 7?"))
+
+    A refused connection, a time-out, a 429, a 5xx and a torn body are tried again, `max_attempts` times in
+    all, after a wait that doubles each time and is drawn at random between half and all of itself; what the
+    server asks for in `Retry-After` is honoured, by all calls of this client. After `breaker_failures` such
+    attempts in a row all calls wait while one at a time asks whether the endpoint is back. What will not mend
+    itself (401, 404, a certificate, an answer of another shape) is a BackendError at once.
+
+    `max_calls` and `max_tokens` bound what all calls together may cost, retries included; beyond them every
+    call raises BudgetExceeded, and calls that are under way may go over `max_tokens` by their own.
+    """
+
+    def __init__(self, url: str, model: str, **settings: Any) -> None:
+        """`settings`: the fields of `ChatSettings`."""
+        self.settings = ChatSettings(url=url, model=model, **settings)
+        importlib.import_module("aiohttp")  # here, for it takes long enough to be felt in an event loop
+        self.url = self.settings.url.rstrip("/")
+        self.model = self.settings.model
+        self.num_calls = 0
+        """Requests sent so far."""
+        self.num_tokens = 0
+        """Tokens read and written so far."""
+        self._waits = count()
+        self._token_limit = self.settings.token_limit
+        self._breaker = Breaker(
+            f"endpoint {model}", failures=self.settings.breaker_failures, pause=self.settings.breaker_pause
+        )
+        self._not_before: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = WeakKeyDictionary()
+
+    @property
+    def identity(self) -> str:
+        """What its answers depend on besides the prompt; caches keep answers of different ones apart."""
+        own = self.settings
+        settings = {"model": own.model, "temperature": own.temperature, "tokens": own.max_new_tokens}
+        return json.dumps({"url": self.url, **settings}, sort_keys=True)
+
+    async def __call__(self, prompt: str) -> str:
+        """The answer to one user message, as text."""
+        return (await self.complete([Message(role="user", content=prompt)])).text
+
+    async def complete(
+        self, messages: Sequence[Message], *, on_text: Callable[[str], None] | None = None
+    ) -> ChatAnswer:
+        """The answer to a conversation; `on_text` hears it piece by piece as it comes.
+
+        Raises BackendError where there is none after all attempts, BudgetExceeded where no more may be asked.
+        An answer that breaks off after `on_text` has heard of it is not tried again: it would begin anew.
+        """
+        own, stream = self.settings, derive(self.settings.seed, "chat client", next(self._waits))
+        heard: list[str] = []
+
+        def hear(piece: str) -> None:
+            if on_text is not None:
+                heard.append(piece)
+                on_text(piece)
+
+        async with self._session() as session:
+            for attempt in range(1, own.max_attempts + 1):
+                await self._pause()
+                result = await self._ask(session, self._request(messages, stream=on_text is not None), hear)
+                if isinstance(result, ChatAnswer):
+                    self.num_tokens += result.prompt_tokens + result.completion_tokens
+                    return result
+                if heard:
+                    said = sum(map(len, heard))
+                    raise BackendError(f"{self.url} broke off after {said} characters: {result.why}")
+                asked = result.retry_after or 0.0
+                if not result.transient or attempt == own.max_attempts or asked > own.max_wait:
+                    times = f" ({attempt} attempts)" if attempt > 1 else ""
+                    longer = f"; it asks to wait {asked:g} s" if asked > own.max_wait else ""
+                    raise BackendError(f"{self.url} gave no answer{times}: {result.why}{longer}")
+                if (watch := watching.get()) is not None:
+                    watch.retried(self._breaker)
+                self._hold(asked)
+                wait = wait_before(attempt, first=own.backoff, stream=stream, most=own.max_wait)
+                await asyncio.sleep(wait)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def stream(self, messages: Sequence[Message]) -> AsyncGenerator[str | ChatAnswer]:
+        """The answer piece by piece, and at the end the `ChatAnswer`, which says whether it was cut.
+
+            async for piece in client.stream([Message(role="user", content="Tell me a story.")]):
+                if isinstance(piece, str):
+                    print(piece, end="", flush=True)
+
+        Raises as `complete` does. Leaving the loop, within `contextlib.aclosing`, ends the request.
+        """
+        async with aclosing(streamed(lambda hear: self.complete(messages, on_text=hear))) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, request: Mapping[str, Any], hear: Callable[[str], None]
+    ) -> ChatAnswer | Failure:
+        """One attempt, when the endpoint is not known to be down; another where it wants the newer name."""
+        passing = admitted(self._breaker, patience=self.settings.max_wait, down=BackendError)
+        async with passing as call:
+            self._spend_call()
+            result = await self._attempt(session, self._limited(request), hear)
+            if isinstance(result, Failure) and result.wants_newer_name and self._token_limit == "auto":
+                self._token_limit = "max_completion_tokens"
+                self._spend_call()
+                result = await self._attempt(session, self._limited(request), hear)
+            if isinstance(result, Failure) and result.transient:
+                call.failed(result.why)
+            return result
+
+    def _request(self, messages: Sequence[Message], *, stream: bool) -> dict[str, Any]:
+        own = self.settings
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [message.to_openai() for message in messages],
+        }
+        if own.temperature is not None:
+            body["temperature"] = own.temperature
+        if stream or own.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return body
+
+    def _limited(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        name = "max_tokens" if self._token_limit == "auto" else self._token_limit
+        return {**request, name: self.settings.max_new_tokens}
+
+    def _spend_call(self) -> None:
+        for what, used, most in (
+            ("calls", self.num_calls, self.settings.max_calls),
+            ("tokens", self.num_tokens, self.settings.max_tokens),
+        ):
+            if most is not None and used >= most:
+                raise BudgetExceeded(
+                    f"the budget of {most} {what} for {self.model} at {self.url} is used up: raise "
+                    f"max_{what}, or ask it about fewer conversations"
+                )
+        self.num_calls += 1
+
+    def _hold(self, seconds: float) -> None:
+        """No call of this loop before so many seconds have passed."""
+        loop = asyncio.get_running_loop()
+        self._not_before[loop] = max(self._not_before.get(loop, 0.0), loop.time() + seconds)
+
+    async def _pause(self) -> None:
+        loop = asyncio.get_running_loop()
+        while (left := self._not_before.get(loop, 0.0) - loop.time()) > 0:  # noqa: ASYNC110  # it may have moved
+            await asyncio.sleep(left)
+
+    async def _attempt(
+        self, session: aiohttp.ClientSession, body: Mapping[str, Any], hear: Callable[[str], None]
+    ) -> ChatAnswer | Failure:
+        import aiohttp
+
+        key, most = os.environ.get(self.settings.api_key_env or ""), self.settings.timeout
+        total = None if body.get("stream") else most
+        answer = StreamedAnswer(body, hear)
+        try:
+            async with session.post(
+                f"{self.url}/chat/completions",
+                json=body,
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+                timeout=aiohttp.ClientTimeout(total=total, sock_connect=most, sock_read=most),
+            ) as response:
+                if response.status == 200 and response.content_type == "text/event-stream":
+                    return await self._listen(response, answer)
+                text = (await response.read()).decode(errors="replace")
+        except TimeoutError:
+            return Failure(f"no {'more' * bool(answer.text) or 'answer'} within {most:g} s", transient=True)
+        except aiohttp.ClientError as error:
+            lasts = isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError)
+            return Failure(f"{type(error).__name__}: {error}", transient=not lasts)
+        if response.status != 200:
+            return refusal(response.status, text, response.headers.get("Retry-After"))
+        found = read_answer(text, body)
+        if isinstance(found, ChatAnswer) and found.text and body.get("stream"):  # it streams nothing
+            hear(found.text)
+        return found
+
+    async def _listen(self, response: aiohttp.ClientResponse, answer: StreamedAnswer) -> ChatAnswer | Failure:
+        """Raises TimeoutError where nothing of the answer came for `timeout` seconds."""
+        is_whole = False
+        try:
+            while not answer.is_over and answer.failure is None:
+                async with asyncio.timeout(self.settings.timeout):
+                    while (raw := await response.content.readany()) and not answer.take(raw):
+                        pass
+                if not raw:
+                    break
+            found = answer.end()
+            is_whole = isinstance(found, ChatAnswer)
+            return found
+        finally:
+            if not is_whole:
+                self.num_tokens += answer.tokens_so_far
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """A place among the requests under way, and connections that live as long as anybody uses them."""
+        import aiohttp
+
+        loop = asyncio.get_running_loop()
+        shared = self._by_loop.get(loop)
+        if shared is None:
+            shared = self._by_loop[loop] = _Shared(asyncio.Semaphore(self.settings.max_concurrent))
+        shared.num_users += 1
+        try:
+            async with shared.free:
+                if shared.session is None:
+                    shared.session = aiohttp.ClientSession()
+                yield shared.session
+        finally:
+            shared.num_users -= 1
+            if shared.num_users == 0 and shared.session is not None:
+                session, shared.session = shared.session, None
+                await session.close()

@@ -1,0 +1,329 @@
+"""OpenAI's chat-completions interface as values: requests read and checked, answers, chunks and errors made.
+
+Nothing here knows of agents; the servers beside it do.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ValidationError
+
+from stateset_agents.backends.openai.chat_body import ChatBody, refusal
+from stateset_agents.types.errors import ConfigurationError, StatesetError
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.messages import MAX_VALUES, FinishReason, Message, num_values
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+__all__ = [
+    "REQUEST_ID",
+    "SAMPLING",
+    "Answer",
+    "ApiError",
+    "ChatRequest",
+    "as_api_error",
+    "as_sent",
+    "chunk",
+    "chunks",
+    "in_openai_s_format",
+    "read_request",
+    "usage_chunk",
+    "whole",
+]
+
+_log = get_logger(__name__)
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id")
+"""Of the request that is answered; every response has it as X-Request-Id."""
+SAMPLING = frozenset({"temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop", "seed"})
+"""How an answer is drawn: a server takes them from the request, or refuses them."""
+
+
+class ApiError(StatesetError):
+    """What a client is told instead of an answer, in OpenAI's error format."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        status: int = 400,
+        param: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        """`retry_after`: seconds after which the same request may do better; None: it never will."""
+        super().__init__(message)
+        self.code = code
+        self.status = status
+        self.param = param
+        self.headers = {"x-should-retry": "false"}
+        if retry_after is not None:
+            self.headers = {"x-should-retry": "true", "Retry-After": str(retry_after)}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON of the response."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """One request for a chat completion."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """As they were given: OpenAI's shape of JSON schemas."""
+    model: str = ""
+    stream: bool = False
+    include_usage: bool = False
+    """End a stream with the token counts?"""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Those of `SAMPLING` that it names."""
+    num_choices: int = 1
+    logprobs: bool = False
+    """Tell the log-probs of the sampled tokens?"""
+    one_call: bool = False
+    """At most one tool call an answer?"""
+
+
+def read_request(data: Any, *, body: type[ChatBody] = ChatBody, ignore: Collection[str] = ()) -> ChatRequest:
+    """The request that a JSON body stands for; fields in `ignore` count as absent.
+
+    Raises ApiError that names a field that cannot be served.
+    """
+    if not isinstance(data, Mapping):
+        raise _invalid(f"the body must be a JSON object, got {_shown(data)}", None)
+    given = {name: _number(value) for name, value in data.items() if value is not None and name not in ignore}
+    try:
+        read = body.model_validate(given)
+    except ValidationError as error:
+        raise _invalid(*refusal(error)) from error
+    if sum(map(num_values, _written_arguments(read))) > MAX_VALUES:
+        raise _invalid(f"the arguments of tool calls hold more than {MAX_VALUES:,} JSON values", "messages")
+    options = read.stream_options
+    return ChatRequest(
+        messages=_messages(given["messages"]),
+        tools=() if read.tool_choice == "none" else tuple(given.get("tools", ())),
+        model=read.model or "",
+        stream=bool(read.stream),
+        include_usage=bool(options and options.include_usage),
+        sampling={name: value for name, value in given.items() if name in SAMPLING},
+        num_choices=read.n or 1,
+        logprobs=bool(read.logprobs),
+        one_call=read.parallel_tool_calls is False,
+    )
+
+
+def _written_arguments(read: ChatBody) -> Iterator[bytes]:
+    """Arguments that are the text of an object: to the body around them each is a single value."""
+    for message in read.messages:
+        for call in message.tool_calls or ():
+            if isinstance(call.function.arguments, str):
+                yield call.function.arguments.encode("utf-8", "surrogatepass")
+
+
+def _number(value: Any) -> Any:
+    """4.0 is a whole number in JSON Schema, as in JavaScript."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _messages(given: Sequence[Any]) -> tuple[Message, ...]:
+    read = []
+    for place, item in enumerate(given):
+        try:
+            read.append(Message.from_openai(item))
+        except ConfigurationError as error:
+            raise ApiError(
+                f"messages[{place}]: {error}", code="invalid_messages", param="messages"
+            ) from error
+    if read[-1].role == "assistant":
+        raise ApiError(
+            "the last message is the assistant's own: end with a user's or a tool's",
+            code="invalid_messages",
+            param="messages",
+        )
+    return tuple(read)
+
+
+def _invalid(message: str, param: str | None) -> ApiError:
+    return ApiError(message, code="invalid_request", param=param)
+
+
+def _shown(value: Any) -> str:
+    return f"{json.dumps(value):.80}" if value is not None else "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One answer, ready to be sent whole or in chunks."""
+
+    id: str
+    model: str
+    message: Message
+    """As `as_sent` has it."""
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    index: int = 0
+    """Among the answers to one request."""
+    logprobs: Sequence[Mapping[str, Any]] | None = None
+    """Of each sampled token, where they were asked for."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @staticmethod
+    def reason(message: Message, reason: FinishReason) -> Literal["stop", "length", "tool_calls"]:
+        """OpenAI's finish reason for a message as it is sent."""
+        if reason == "length":
+            return "length"
+        return "tool_calls" if message.tool_calls else "stop"
+
+
+def as_sent(reply: Message) -> Message:
+    """A reply as a client gets it, and is expected to send it back with its next request.
+
+    A tool call that could not be read has no name to call: it stays in the words, as it was written.
+    """
+    readable = tuple(call for call in reply.tool_calls if call.error is None)
+    broken = [call.written for call in reply.tool_calls if call.error is not None]
+    return replace(reply, content="\n".join(filter(None, [reply.content, *broken])), tool_calls=readable)
+
+
+def whole(*answers: Answer) -> dict[str, Any]:
+    """The body of the answers to one request that are not streamed."""
+    choices = [
+        {
+            "index": answer.index,
+            "message": {**_spoken(answer.message), "role": "assistant", "refusal": None},
+            "finish_reason": answer.finish_reason,
+            "logprobs": _logprobs(answer),
+        }
+        for answer in answers
+    ]
+    return {**_head(answers[0], "chat.completion"), "choices": choices, "usage": _usage(answers)}
+
+
+def chunks(answer: Answer, *, said: str | None = None) -> Iterator[dict[str, Any]]:
+    """The same answer as the chunks of a stream; the server adds the usage and `[DONE]`.
+
+    `said`: the words that were sent already, after the role; None where nothing was.
+    """
+    spoken = _spoken(answer.message)
+    calls = [{"index": place, **call} for place, call in enumerate(spoken.pop("tool_calls", ()))]
+    if said is None:
+        yield chunk(answer, {"role": "assistant", "content": spoken["content"]})
+    elif len(answer.message.content) > len(said):
+        yield chunk(answer, {"content": answer.message.content[len(said) :]})
+    if calls:
+        yield chunk(answer, {"tool_calls": calls})
+    yield chunk(answer, {}, answer.finish_reason)
+
+
+def chunk(answer: Answer, delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    """One chunk of a stream; the last one of an answer has its log-probs."""
+    logprobs = _logprobs(answer) if finish_reason else None
+    choice = {"index": answer.index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
+    return {**_head(answer, "chat.completion.chunk"), "choices": [choice]}
+
+
+def usage_chunk(*answers: Answer) -> dict[str, Any]:
+    """The last chunk of a stream whose client asked for the token counts."""
+    return {**_head(answers[0], "chat.completion.chunk"), "choices": [], "usage": _usage(answers)}
+
+
+def _usage(answers: Sequence[Answer]) -> dict[str, int]:
+    """How many tokens were read, once for all answers, and sampled."""
+    prompt, completion = answers[0].prompt_tokens, sum(answer.completion_tokens for answer in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def _logprobs(answer: Answer) -> dict[str, Any] | None:
+    return None if answer.logprobs is None else {"content": list(answer.logprobs), "refusal": None}
+
+
+def _head(answer: Answer, kind: str) -> dict[str, Any]:
+    return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
+
+
+def _spoken(message: Message) -> dict[str, Any]:
+    data = message.to_openai()
+    data.pop("role")
+    if message.tool_calls and not message.content:
+        data["content"] = None
+    return data
+
+
+async def in_openai_s_format(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """A middleware: what cannot be answered is told as OpenAI's clients expect it.
+
+    They try some statuses again by themselves, where that can help. Every response has an id, under which the
+    log has what broke.
+    """
+    from aiohttp import web
+
+    id = f"req-{secrets.token_hex(8)}"
+    REQUEST_ID.set(id)
+    try:
+        response = await handler(request)
+    except ConnectionError:  # the client left
+        raise
+    except Exception as error:
+        answer = as_api_error(error, request)
+        response = web.json_response(answer.body, status=answer.status, headers=answer.headers)
+    if not response.prepared:
+        response.headers["X-Request-Id"] = id
+    return response
+
+
+def as_api_error(error: Exception, request: web.Request) -> ApiError:
+    """What a client is told of an error; one that nobody foresaw is written to the log."""
+    from aiohttp import web
+
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, web.HTTPException):
+        path = request.path  # from /v1 on, where it has that: what stands before names a rollout
+        where = f"{request.method} {path[max(path.rfind('/v1/'), 0) :]}"
+        answer = ApiError(
+            f"{where}: {error.reason}; served are POST /v1/chat/completions and GET /v1/models"
+            if error.status in (404, 405)
+            else error.text or error.reason,
+            code=_CODES.get(error.status, "invalid_request"),
+            status=error.status,
+        )
+        answer.headers |= {name: error.headers[name] for name in _KEPT if name in error.headers}
+        return answer
+    _log.error(f"request {REQUEST_ID.get()} broke", exc_info=error)
+    return ApiError(
+        f"the server broke on this request; its log says why under {REQUEST_ID.get()}",
+        code="internal_error",
+        status=500,
+    )
+
+
+_CODES = {
+    401: "invalid_api_key",
+    403: "host_not_served",
+    404: "not_served",
+    405: "method_not_served",
+    413: "request_too_large",
+    415: "content_type_not_served",
+}
+"""OpenAI's where it has one."""
+_KEPT = ("Allow", "WWW-Authenticate")
+"""Headers of aiohttp's refusals that belong to them."""

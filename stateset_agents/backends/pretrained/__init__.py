@@ -1,0 +1,1 @@
+"""Models and tokenizers that transformers loads, from a folder or the hub."""

@@ -1,0 +1,410 @@
+"""A vLLM server as backend: token ids and log-probs over HTTP, new weights through a folder it can read.
+
+    vllm:http://127.0.0.1:8000                        a server on this machine
+    vllm:http://node2:8000?weights=/mnt/shared        one elsewhere; both see the folder
+
+`stateset-agents engine MODEL` prints the command that starts one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+from stateset_agents.backends.base import Session, Tokenizer
+from stateset_agents.backends.pretrained.load_lock import load_in_thread
+from stateset_agents.backends.text.turn_text import TurnText
+from stateset_agents.backends.vllm.client import Unreachable, VLLMClient, sampled
+from stateset_agents.backends.vllm.weights import WeightFolders
+from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.messages import Completion, Message, SamplingParams, VersionSpan
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+
+__all__ = ["VLLMBackend", "connect"]
+
+_log = get_logger(__name__)
+_CHECK_SECONDS = 5.0
+"""How often the server is asked whether it still has our weights."""
+_HEALTH_SECONDS = 5.0
+
+
+Shared = tuple[str, int, Path | None]
+"""(whose versions, which one, the folder it was read from)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    name: str
+    why: str
+    linears: str
+
+
+class VLLMBackend:
+    """Speaks through a server; made by `connect`.
+
+    Every request names the policy version as its cache salt, so that what was cached under older weights is
+    never gone on from. An update waits for the turns under way, so a turn has one version. The server keeps
+    the version's name (`/weight_info`); one that has lost it, by a restart, say, gets the weights again.
+    """
+
+    def __init__(
+        self,
+        client: VLLMClient,
+        tokenizer: HuggingFaceTokenizer,
+        *,
+        model: str,
+        served_as: str,
+        context_length: int,
+        weights: Path | None = None,
+    ) -> None:
+        """`model`: the folder or hub name it serves, under the name `served_as`; `weights`: where new ones
+        are put for it, a folder of this machine's own where absent."""
+        self.tokenizer: Tokenizer = tokenizer
+        self.context_length = context_length
+        self.version = 0
+        self.recommended: Mapping[str, Any] = {}
+        self.is_exact = False
+        """Its log-probs are another engine's: the update takes them anew, and logs the difference."""
+        self.is_repeatable = False
+        """What shares a batch with a conversation is the server's business."""
+        self.is_shared = True
+        """Several processes of a training speak through it; the first hands over the weights."""
+        self._client = client
+        self._model = model
+        self._served_as = served_as
+        self._folders = WeightFolders(weights)
+        self._name = secrets.token_hex(6)
+        """Keeps our versions and cache apart from those of others who use the server."""
+        self._current: Path | None = None
+        """The folder of the weights in use; None for those it began with."""
+        self._checked = -math.inf
+        """When it last had the right ones, by `time.monotonic`."""
+        self._gate = asyncio.Lock()
+        self._live: set[asyncio.Timeout] = set()  # of the turns under way; no limit until one hangs
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._counts = {"requests": 0, "prompt_tokens": 0, "sampled_tokens": 0, "refreshes": 0}
+
+    @property
+    def running(self) -> _Running:
+        """How the model is run, for the log."""
+        return _Running("vllm", f"the server at {self._client.url}", "the server's")
+
+    def master_model(self) -> PreTrainedModel:
+        """The model to train, in fp32, from where the server has it. Blocking."""
+        from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer
+
+        model, _ = load_model_and_tokenizer(self._model, dtype="fp32")
+        model.requires_grad_(True)
+        return model
+
+    async def start(self) -> None:
+        """Raises BackendError where the server is not well."""
+        await self._client.open()
+        try:
+            await self._client.ask("GET", "/health")
+        except BaseException:
+            await self._client.close()
+            raise
+
+    async def close(self) -> None:
+        """Hang up; the server goes on, with the weights it has."""
+        await self._client.close()
+        self._folders.close()
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session: Session | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Completion:
+        """One turn; `on_text` gets its text in one piece, when it is whole.
+
+        Raises BackendError for a prompt without room, an answer of the wrong shape, or none at all.
+        """
+        limit = min(params.max_new_tokens, self.context_length - len(prompt_ids))
+        if limit < 1 or not prompt_ids:
+            raise BackendError(
+                f"the prompt has {len(prompt_ids)} tokens and the server's context holds "
+                f"{self.context_length}: end the conversation earlier, or start it with more --max-model-len"
+            )
+        body = {
+            **self._common(prompt_ids),
+            "max_tokens": limit,
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+            "seed": params.stream % 2**63,
+            "stop": list(params.stop),
+            "stop_token_ids": list(params.stop_token_ids),
+            "logprobs": 0,
+        }
+        async with self._turn():
+            choice = await self._complete(body, prompt_ids)
+            version = self.version
+        ids, logprobs = sampled(choice, limit)
+        self._counts["sampled_tokens"] += len(ids)
+        text = TurnText(self.tokenizer, params.stop, on_text).finish(ids)
+        return Completion(
+            message=Message(role="assistant", content=text),
+            prompt_ids=tuple(prompt_ids),
+            token_ids=ids,
+            logprobs=logprobs,
+            finish_reason="length" if choice["finish_reason"] == "length" else "stop",
+            version_spans=(VersionSpan(version, 0, len(ids)),),
+        )
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
+        """[T-1] log-probs of `ids[1:]`; the server has them at temperature 1 only."""
+        if temperature != 1.0:
+            raise BackendError(f"a vLLM server scores at temperature 1 only, got {temperature!r}")
+        body = {**self._common(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        async with self._turn():
+            choice = await self._complete(body, ids)
+        found: Any = choice.get("prompt_logprobs")
+        try:
+            return [
+                float(place[str(token)]["logprob"]) for token, place in zip(ids[1:], found[1:], strict=True)
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise BackendError(f"the vLLM server gave no log-prob for each of {len(ids)} tokens") from error
+
+    async def fork(self, session: Session, into: Session) -> None:
+        """Nothing to do: the server's prefix cache serves whoever begins alike."""
+
+    async def release(self, session: Session) -> None:
+        """Nothing to do: the server forgets what has not been used for longest."""
+
+    async def rest(self) -> None:
+        """The server keeps its own memory."""
+
+    def weights_in_use(self) -> Shared:
+        """What another process needs to speak with the same weights of the server."""
+        return self._name, self.version, self._current
+
+    def follow(self, shared: Shared) -> None:
+        """Go on with the weights that another process has put there."""
+        self._name, self.version, self._current = shared
+        self._checked = time.monotonic()
+
+    async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
+        """Write the weights where the server reads them, and have it load them.
+
+        Raises BackendError where it cannot, ConfigurationError where it does not offer that.
+        """
+        async with self._gate:
+            await self._drain()
+            before = self._current
+            if isinstance(source, Path):
+                self._current = await asyncio.to_thread(source.absolute)
+            else:
+                name = f"{self._name}-{version}"
+                self._current = await asyncio.to_thread(self._folders.write, source, name)
+            self.version = version
+            await self._refresh()
+            if before is not None and before != self._current:
+                await asyncio.to_thread(self._folders.forget, before)
+
+    async def check_health(self) -> None:
+        """Raises BackendError (`Unreachable`, for it may come back) where the server is not well."""
+        try:
+            async with asyncio.timeout(_HEALTH_SECONDS):
+                await self._client.ask("GET", "/health", once=True)
+        except TimeoutError as error:
+            raise Unreachable(f"the vLLM server gave no sign of health in {_HEALTH_SECONDS:g} s") from error
+
+    def counts(self) -> Mapping[str, int]:
+        """Requests, tokens read and sampled, refreshes and retries since the start."""
+        return {**self._counts, "retries": self._client.num_retries}
+
+    def lane(self) -> AbstractContextManager[None]:
+        """No clock to join: the server batches as requests come."""
+        return nullcontext()
+
+    # -------------------------------------------------------------------------------------- requests
+
+    def _common(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """What all requests say; fields that are left out would be filled in from the model's own
+        generation_config.json."""
+        return {
+            "model": self._served_as,
+            "prompt": list(prompt_ids),
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+            "add_special_tokens": False,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "cache_salt": self._tag,
+        }
+
+    @property
+    def _tag(self) -> str:
+        """Of the weights in use."""
+        return f"{self._name}-{self.version}"
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Counted, so that an update can wait for it; none begins while weights change."""
+        async with self._gate:
+            await self._check_weights()
+            limit = asyncio.timeout(None)
+            self._live.add(limit)
+            self._drained.clear()
+        try:
+            async with limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise BackendError("the vLLM server's new weights waited too long for a turn's end") from error
+        finally:
+            self._live.discard(limit)
+            if not self._live:
+                self._drained.set()
+
+    async def _drain(self) -> None:
+        """Wait for the turns under way; one that takes longer than a single request may has failed."""
+        try:
+            await asyncio.wait_for(self._drained.wait(), self._client.timeout)
+        except TimeoutError:
+            for limit in [one for one in self._live if not one.expired()]:
+                limit.reschedule(0.0)  # long past: now
+            await self._drained.wait()
+
+    async def _complete(self, body: Mapping[str, Any], prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """The answer's one choice. After a failure the server may be another: its weights are looked at."""
+        self._counts["requests"] += 1
+        self._counts["prompt_tokens"] += len(prompt_ids)
+        before = self._client.num_retries
+        data = await self._client.ask("POST", "/v1/completions", body)
+        if self._client.num_retries != before and self._current is not None:
+            name = await self._weights_name()
+            if name != self._tag:
+                self._checked = -math.inf
+                raise BackendError(
+                    f"the vLLM server failed and came back with other weights ({name!r}, not {self._tag!r}): "
+                    "what it said since is thrown away, and the next turn hands them over again"
+                )
+        try:
+            (choice,) = data["choices"]
+            read = choice["prompt_token_ids"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise BackendError(f"the vLLM server answered {json.dumps(data)[:160]}, no completion") from error
+        if list(read or ()) != list(prompt_ids):
+            raise BackendError(
+                "the vLLM server read other tokens than it was given: it needs to know return_token_ids "
+                "(vLLM 0.11 or newer)"
+            )
+        if choice.get("finish_reason") not in ("stop", "length"):
+            raise BackendError(f"the vLLM server ended a turn by {choice.get('finish_reason')!r}")
+        return dict(choice)
+
+    # --------------------------------------------------------------------------------------- weights
+
+    async def _check_weights(self) -> None:
+        """Hand our weights over again where the server has others."""
+        now = time.monotonic()
+        if self._current is None or now - self._checked < _CHECK_SECONDS:
+            return
+        name = await self._weights_name()
+        if name != self._tag:
+            _log.warning(
+                "the vLLM server has other weights than it was given, and gets them again",
+                has=name,
+                expected=self._tag,
+            )
+            await self._drain()
+            await self._refresh()
+        self._checked = now
+
+    async def _weights_name(self) -> Any:
+        data = await self._ask_for_update("GET", "/weight_info")
+        return data.get("weight_version") if isinstance(data, Mapping) else None
+
+    async def _refresh(self) -> None:
+        """Load the current folder; the name is set last, so that half an update is found out."""
+        self._counts["refreshes"] += 1
+        await self._ask_for_update("POST", "/pause?mode=wait")
+        try:
+            body = {"method": "reload_weights", "kwargs": {"weights_path": str(self._current)}}
+            await self._ask_for_update("POST", "/collective_rpc", body)
+            await self._ask_for_update("POST", "/reset_prefix_cache")
+            await self._ask_for_update("POST", "/update_weight_version", {"new_version": self._tag})
+        finally:
+            await self._ask_for_update("POST", "/resume")
+        self._checked = time.monotonic()
+
+    async def _ask_for_update(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        try:
+            return await self._client.ask(method, path, body)
+        except Unreachable:
+            raise
+        except BackendError as error:
+            if "status 404" not in str(error):
+                raise
+            raise ConfigurationError(
+                f"the vLLM server at {self._client.url} takes no new weights: start it with "
+                "VLLM_SERVER_DEV_MODE=1 and vLLM 0.32 or newer (stateset-agents engine MODEL prints the "
+                "command)"
+            ) from error
+
+
+async def connect(address: str) -> VLLMBackend:
+    """The backend of a server, from `URL` or `URL?weights=FOLDER`; the tokenizer is loaded from its model.
+
+    Raises ConfigurationError for what is no URL, for a folder that is not there, and for a model that cannot
+    be loaded here; BackendError where the server does not answer.
+    """
+    from stateset_agents.backends.pretrained.loading import load_tokenizer, model_folder, recommended_settings
+
+    parts = urlsplit(address)
+    query = parse_qs(parts.query)
+    weights = Path(query["weights"][-1]) if "weights" in query else None
+    if parts.scheme not in ("http", "https") or not parts.hostname or query.keys() - {"weights"}:
+        raise ConfigurationError(
+            f"the vllm backend needs a server's URL, got {address!r:.80}: write vllm:http://127.0.0.1:8000, "
+            "and ?weights=FOLDER after it where the server is on another machine"
+        )
+    if weights is not None and not weights.is_dir():
+        raise ConfigurationError(f"weights folder {str(weights)!r} does not exist: make it, on both machines")
+    client = VLLMClient(f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}")
+    await client.open()
+    try:
+        data = await client.ask("GET", "/v1/models", once=True)
+    except Unreachable as error:
+        raise BackendError(
+            f"{error}; start one with the command that stateset-agents engine prints"
+        ) from error
+    finally:
+        await client.close()
+    try:
+        served = data["data"][0]
+        name, root, length = str(served["id"]), str(served["root"]), int(served["max_model_len"])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise BackendError(f"{client.url} is no vLLM server: /v1/models says {data!r:.120}") from error
+    tokenizer = await load_in_thread(partial(load_tokenizer, root))
+    backend = VLLMBackend(
+        client, tokenizer, model=root, served_as=name, context_length=length, weights=weights
+    )
+    backend.recommended = recommended_settings(model_folder(root))
+    return backend

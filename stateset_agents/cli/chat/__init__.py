@@ -1,0 +1,1 @@
+"""`stateset-agents chat`."""

@@ -1,0 +1,277 @@
+"""`stateset-agents chat`: talk to an agent; its tools are run, the conversation can be saved and loaded."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stateset_agents.cli.chat.chat_loop import COMMANDS, ChatLoop
+from stateset_agents.cli.chat.terminal import Terminal
+from stateset_agents.cli.train import overrides
+from stateset_agents.runtime.yaml_files import read_yaml
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import nearest
+
+if TYPE_CHECKING:
+    from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+    from stateset_agents.core.environment import Environment
+    from stateset_agents.core.tools import Tool
+    from stateset_agents.serving.chat_session import ChatSession
+    from stateset_agents.types.scenario import Scenario
+
+__all__ = ["add_parser", "run"]
+
+_ENDLESS = 1_000_000
+"""Replies that a conversation with a person may have."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser(
+        "chat",
+        help="talk to an agent",
+        description=f"Talk to an agent, line by line. In the chat: {COMMANDS}; Ctrl-C stops an answer, "
+        "Ctrl-D leaves. Without --model and --environment it is the embedded agent at its retail desk.",
+    )
+    parser.add_argument(
+        "--model",
+        help='"embedded:desk", a Hugging Face name, or a folder; a run or its checkpoint comes with its '
+        "agent settings and, without --environment, --tools and --load, with its environment",
+    )
+    parser.add_argument(
+        "--environment",
+        metavar="NAME",
+        help="retail_desk, package.module:Class, or that of a YAML file or a run; you play its user",
+    )
+    parser.add_argument("--scenario", metavar="ID", help="of the environment; its first test one by default")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    parser.add_argument("--context", metavar="FILE", help="text, or a JSON object, for the system message")
+    parser.add_argument("--temperature", type=float, help="of sampling; 0 is greedy (default 1)")
+    parser.add_argument("--seed", type=int, help="of sampling (default 0)")
+    parser.add_argument("--tools", nargs="+", default=[], metavar="MODULE:FUNCTION", help="offered to it")
+    parser.add_argument("--save", metavar="FILE", help="append each conversation to this JSON lines file")
+    parser.add_argument("--load", metavar="FILE", help="go on with the last conversation of such a file")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="agent.NAME=VALUE")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0; an error of the options, or of a line from a pipe, travels."""
+    from stateset_agents.serving.saved_conversations import refuse_unwritable
+
+    if args.model is None and args.environment is None and not args.load and not args.tools:
+        args.environment = "retail_desk"
+    setting = _Setting.of(args)
+    if args.save:
+        refuse_unwritable(args.save)
+    with asyncio.Runner() as runner:
+        open_things = AsyncExitStack()
+        terminal = Terminal()
+        try:
+            agent = runner.run(_started(setting, open_things))
+            chat = ChatLoop(lambda: _opened(setting, agent, open_things), terminal, runner, args.save)
+            for line in setting.introduction():
+                terminal.remark(line)
+            if setting.scenario is not None:
+                said = setting.scenario.opening or "(no opening of their own)"
+                terminal.aside(f"you play {setting.scenario.id}: {said} (--scenario ID for another)")
+            chat.talk()
+        except BrokenPipeError:  # whoever read the answers has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        finally:
+            runner.run(open_things.aclose())
+    return 0
+
+
+async def _started(setting: _Setting, open_things: AsyncExitStack) -> MultiTurnAgent:
+    from stateset_agents.core.agent import MultiTurnAgent
+
+    return await open_things.enter_async_context(MultiTurnAgent(setting.agent))
+
+
+async def _opened(setting: _Setting, agent: MultiTurnAgent, open_things: AsyncExitStack) -> ChatSession:
+    """A new conversation; the environment's, where there is one, without its user's words."""
+    from stateset_agents.core.chat.system_message import with_context
+    from stateset_agents.serving.chat_session import ChatSession
+    from stateset_agents.serving.conversation_tools import ConversationTools
+
+    if setting.environment is None or setting.scenario is None:
+        context = None if setting.loaded else setting.context
+        return ChatSession(agent, tools=setting.tools, context=context, messages=setting.loaded)
+    conversation = await setting.environment.start(setting.scenario, agent.config.seed)
+    open_things.push_async_callback(conversation.close)
+    system = [message for message in conversation.opening if message.role == "system"]
+    return ChatSession(
+        agent,
+        tools=ConversationTools(conversation),
+        messages=agent.with_system_prompt(with_context(system, setting.context)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Setting:
+    """Who speaks, about what, with which tools."""
+
+    agent: AgentConfig
+    environment: Environment | None = None
+    scenario: Scenario | None = None
+    tools: tuple[Any, ...] = ()
+    context: Any = None
+    loaded: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> _Setting:
+        """Everything that can be wrong with the options is said before the model is loaded."""
+        from stateset_agents.serving.saved_conversations import load_conversations
+
+        given = {"system": args.system, "context": args.context, "environment": args.environment}
+        for name, value in given.items():
+            if args.load and value is not None:
+                raise ConfigurationError(
+                    f"--load goes on with a conversation as it was saved, so leave --{name} out"
+                )
+        if args.tools and args.environment:
+            raise ConfigurationError("an environment has its own tools: give --tools or --environment")
+        agent, environment = _agent_and_environment(args)
+        if args.scenario and environment is None:
+            raise ConfigurationError("--scenario is one of an environment's: give --environment as well")
+        return cls(
+            agent=agent,
+            environment=environment,
+            scenario=None if environment is None else _scenario(environment, args.scenario),
+            tools=tuple(map(_tool, args.tools)),
+            context=None if args.context is None else _context(Path(args.context)),
+            loaded=tuple(load_conversations(args.load)[-1]) if args.load else (),
+        )
+
+    def introduction(self) -> list[str]:
+        """What a person should know."""
+        lines = [f"{self.agent.model_name}; {COMMANDS}; Ctrl-C stops an answer, Ctrl-D leaves"]
+        if self.loaded:
+            lines.append(f"going on after {len(self.loaded)} messages")
+        if self.scenario is not None:
+            lines.append(f"what is known of {self.scenario.id}: {dict(self.scenario.context)}")
+        return lines
+
+
+def _agent_and_environment(args: argparse.Namespace) -> tuple[AgentConfig, Environment | None]:
+    from stateset_agents.core.agent import AgentConfig
+    from stateset_agents.training.components import ENVIRONMENTS, make_environment
+    from stateset_agents.training.experiment import load_experiment
+
+    named = {
+        "agent.model_name": args.model,
+        "agent.system_prompt": args.system,
+        "agent.temperature": args.temperature,
+        "agent.seed": args.seed,
+    }
+    settings = overrides(args.set, named)
+    name = args.environment
+    trained = _settings_of_run(args.model)
+    if name is None and "environment" in trained and not (args.tools or args.load):
+        name = args.model
+    if name is not None and (name.endswith((".yaml", ".yml")) or Path(name).is_dir()):
+        of_run = {f"agent.{field}": value for field, value in trained.get("agent", {}).items()}
+        config = load_experiment(_run_around(name) or name, of_run | settings)
+        agent, spec = config.agent, dict(config.environment)
+    else:
+        settings.setdefault("agent.model_name", "embedded:desk")
+        sections: dict[str, dict[str, Any]] = {"agent": dict(trained.get("agent", {})), "environment": {}}
+        for setting, value in settings.items():
+            section, _, field_name = setting.partition(".")
+            if section not in sections or not field_name:
+                raise ConfigurationError(
+                    f"--set takes agent.NAME=VALUE or environment.NAME=VALUE here, got {setting!r}"
+                    + (f" (did you mean 'agent.{setting}'?)" if setting in AgentConfig.field_names() else "")
+                )
+            sections[section][field_name] = value
+        agent, spec = AgentConfig(**sections["agent"]), {"name": name, **sections["environment"]}
+        if name is None:
+            if sections["environment"]:
+                raise ConfigurationError(f"--set {setting}: there is no environment, give --environment")
+            return agent, None
+    if spec["name"] in ENVIRONMENTS:
+        spec["max_turns"] = _ENDLESS
+    return agent, make_environment(spec)
+
+
+def _run_around(name: str) -> Path | None:
+    """The run folder that a folder is, or stands in as a checkpoint."""
+    path = Path(name).expanduser().resolve()
+    return next((one for one in (path, *path.parents[:3]) if (one / "metrics.jsonl").is_file()), None)
+
+
+def _settings_of_run(model: str | None) -> dict[str, Any]:
+    """The sections `agent` and `environment` of the run that a model is of; none for other models, and no
+    environment of a run that a program made."""
+    if model is None or not Path(model).expanduser().is_dir():
+        return {}
+    run = _run_around(model)
+    if run is None:
+        return {}
+    try:
+        data = read_yaml(run / "config.yaml")
+    except (OSError, ConfigurationError) as error:
+        raise ConfigurationError(
+            f"cannot read {run / 'config.yaml'}, the settings of {model!r}: give hf:{model} for its weights "
+            "alone"
+        ) from error
+    wanted = ["agent"] if data.get("made_by") == "program" else ["agent", "environment"]
+    return {name: data[name] for name in wanted if data.get(name) is not None}
+
+
+def _scenario(environment: Environment, wanted: str | None) -> Scenario:
+    all_of_them = [s for split in ("test", "validation", "train") for s in environment.scenarios(split)]
+    if not all_of_them:
+        raise ConfigurationError("the environment has no scenarios: give it at least one")
+    if wanted is None:
+        return all_of_them[0]
+    found = next((scenario for scenario in all_of_them if scenario.id == wanted), None)
+    if found is None:
+        ids = [scenario.id for scenario in all_of_them]
+        hint = nearest(wanted, ids) or f"; there is, for example, {ids[0]}"
+        raise ConfigurationError(f"the environment has no scenario {wanted!r}{hint}")
+    return found
+
+
+def _tool(name: str) -> Tool:
+    from stateset_agents.core.tools import Tool, tool
+    from stateset_agents.runtime.named_code import imported
+
+    found = imported("tool", name) if ":" in name else None
+    if not callable(found):
+        raise ConfigurationError(f"--tools takes module:function with typed parameters, got {name!r}")
+    made = found if isinstance(found, Tool) else tool(found)
+    if made.scenario_parameter is not None:
+        raise ConfigurationError(
+            f"tool {made.name} reads the scenario, and --tools has none: give --environment NAME, one that "
+            "offers this tool, instead"
+        )
+    return made
+
+
+def _context(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ConfigurationError(
+            f"cannot read --context {path} ({reason}): give a text or JSON file"
+        ) from error
+    if path.suffix != ".json":
+        return text.strip()
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"--context {path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigurationError(f"--context {path} must hold a JSON object, got {type(data).__name__}")
+    return data

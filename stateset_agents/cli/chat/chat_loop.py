@@ -1,0 +1,121 @@
+"""The chat command's loop: a line in, an answer out, tools in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from stateset_agents.cli.chat.terminal import Terminal
+from stateset_agents.types.errors import ConfigurationError, StatesetError
+
+if TYPE_CHECKING:
+    from stateset_agents.serving.chat_session import ChatSession
+    from stateset_agents.types.messages import ToolCall
+
+__all__ = ["COMMANDS", "ChatLoop"]
+
+COMMANDS = "/save FILE, /reset, /quit"
+
+
+class ChatLoop:
+    """Answers lines until they end; runs the event loop only while the agent is at work."""
+
+    def __init__(
+        self,
+        open_session: Callable[[], Awaitable[ChatSession]],
+        terminal: Terminal,
+        runner: asyncio.Runner,
+        save: str | None,
+    ) -> None:
+        """`open_session` begins a conversation; each is appended to the file `save` when it is over."""
+        self._open_session = open_session
+        self._terminal = terminal
+        self._runner = runner
+        self._save = save
+
+    def talk(self) -> None:
+        """Until the lines end or /quit. With a person an error is a line; from a pipe it travels."""
+        self._open()
+        try:
+            while True:
+                try:
+                    line = self._terminal.read()
+                    if line is None or not self._take(line):
+                        return
+                except StatesetError as error:
+                    if not self._terminal.has_person:
+                        raise
+                    self._terminal.error(str(error))
+                except KeyboardInterrupt:
+                    if not self._terminal.has_person:
+                        raise
+                    self._terminal.note("(stopped)")
+        finally:
+            self._terminal.end_line()
+            self._keep()
+
+    def _take(self, line: str) -> bool:
+        """One line; False when it was the last one."""
+        command, _, rest = line.strip().partition(" ")
+        if command == "/quit":
+            return False
+        if command == "/reset":
+            self._keep()
+            self._runner.run(self._session.close())
+            self._open()
+            self._terminal.remark("(a new conversation)")
+        elif command == "/save":
+            self._write(rest.strip())
+        elif command.startswith("/"):
+            raise ConfigurationError(f"no command {command!r}; there are {COMMANDS}")
+        elif command:
+            self._runner.run(self._answer(line))
+        return True
+
+    async def _answer(self, text: str) -> None:
+        from stateset_agents.types.messages import ToolCall
+
+        async with aclosing(self._session.stream(text)) as events:
+            async for event in events:
+                if isinstance(event, str):
+                    self._terminal.say(event)
+                elif isinstance(event, ToolCall):
+                    self._terminal.note(_written(event))
+                else:
+                    self._terminal.note(f"-> {event.content}")
+        if not self._session.messages[-1].content:
+            self._terminal.note("(no answer in words)")
+        self._terminal.end_line()
+
+    def _open(self) -> None:
+        self._session = self._runner.run(_awaited(self._open_session()))
+
+    def _keep(self) -> None:
+        if self._save and any(message.role == "assistant" for message in self._session.messages):
+            self._write(self._save)
+
+    def _write(self, path: str) -> None:
+        from stateset_agents.serving.saved_conversations import save_conversation
+
+        if not path:
+            raise ConfigurationError("/save needs a file, for example /save chat.jsonl")
+        if not self._session.messages:
+            raise ConfigurationError("there is nothing to save yet")
+        save_conversation(path, self._session.messages)
+        self._terminal.remark(f"(saved in {path})")
+
+
+async def _awaited(work: Awaitable[ChatSession]) -> ChatSession:
+    return await work
+
+
+def _written(call: ToolCall) -> str:
+    if call.error is not None:
+        return f"{call.name or 'tool call'}: {call.error}"
+    given = ", ".join(
+        f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.arguments.items()
+    )
+    return f"{call.name}({given})"

@@ -1,0 +1,1 @@
+"""`stateset-agents doctor` and `diagnose`, and the trial training they run."""

@@ -1,0 +1,219 @@
+"""`stateset-agents doctor`: can this machine train, and what to do where it cannot. Needs no network."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.tracking.diagnostics import Finding, Verdict
+
+__all__ = ["EXTRAS", "REQUIRED", "add_parser", "machine_findings", "run"]
+
+REQUIRED = ("torch>=2.6", "transformers>=5.23,<6", "safetensors>=0.5")
+"""Heavy packages without which nothing trains; the lighter ones are needed to get as far as here."""
+
+EXTRAS = {
+    "peft>=0.18": "a LoRA adapter",
+    "bitsandbytes>=0.50": "an adapter on a model in 4 or 8 bits",
+    "trl>=1.16,<1.17": "a training by TRL",
+    "tensorboard>=2.20": "report_to: tensorboard",
+    "wandb>=0.22": "report_to: wandb",
+    "trackio>=0.43": "report_to: trackio",
+    "datasets>=4": "scenarios from a Hugging Face dataset",
+    "gymnasium>=1": "a Gymnasium environment",
+    "mcp>=1.24,<3": "an MCP server as tools",
+    "jsonschema>=4.20": "the schema reward",
+}
+"""Optional packages, as pip takes them, and what needs them."""
+
+_GIGABYTE = 2**30
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser("doctor", help="check versions, devices, disk, and a ten-second training")
+    parser.add_argument("--output-dir", default="runs", help="where runs are to go (default runs)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print each finding as it is made; exit code 1 when one of them is a failure."""
+    from stateset_agents.types.logs import configure_logging
+
+    configure_logging("ERROR")  # the trial's own warnings are no findings
+    findings = []
+    for finding in _all(args.output_dir):
+        findings.append(finding)
+        if not args.json:
+            print(finding, flush=True)
+    failed = sum(finding.verdict == "fail" for finding in findings)
+    warned = sum(finding.verdict == "warn" for finding in findings)
+    if args.json:
+        print(json.dumps({"ok": not failed, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        print(f"{failed} to mend, {warned} to know about" if failed or warned else "all well")
+    return int(failed > 0)
+
+
+def _all(output_dir: str) -> Iterator[Finding]:
+    machine = list(machine_findings(output_dir))
+    yield from machine
+    if any(finding.verdict == "fail" and finding.check in _NEEDED for finding in machine):
+        yield Finding("trial", "fail", "left out", "mend the packages above first")
+        return
+    from stateset_agents.cli.health.trial import trial_findings
+
+    yield from trial_findings()
+
+
+_NEEDED = {re.split(r"[<>=]", requirement)[0] for requirement in REQUIRED}
+
+
+def machine_findings(output_dir: str) -> Iterator[Finding]:
+    """Versions, packages, devices, threads and disk, without a model."""
+    yield Finding("python", "ok", f"{platform.python_version()}, {platform.system()} {platform.machine()}")
+    yield _own_version()
+    required = [_package(requirement) for requirement in REQUIRED]
+    yield from required
+    for requirement, use in EXTRAS.items():
+        yield _package(requirement, use)
+    if required[0].verdict != "fail":
+        yield _devices()
+        yield _threads()
+    yield _output(Path(output_dir))
+
+
+def _own_version() -> Finding:
+    try:
+        return Finding("stateset-agents", "ok", importlib.metadata.version("stateset-agents"))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("stateset-agents", "ok", "run from a source folder, not installed")
+
+
+def _package(requirement: str, use: str | None = None) -> Finding:
+    """Is it there, whole, and of a version that works? An optional one (`use` given) warns at most."""
+    name = re.split(r"[<>=]", requirement)[0]
+    bad: Verdict = "fail" if use is None else "warn"
+    for_what = "" if use is None else f" (only {use} needs it)"
+    cure = f'pip install "{requirement}"'
+    try:
+        importlib.import_module(name)
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, bad, f"a module of that name is no installed package{for_what}", cure)
+    except ModuleNotFoundError as error:
+        missing = "not installed" if error.name == name else f"cannot be imported ({error})"
+        return Finding(name, bad, f"{missing}{for_what}", cure)
+    except Exception as error:  # whatever a broken package raises is what there is to report
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        return Finding(name, bad, f"cannot be imported ({said:.120}){for_what}", cure)
+    if not _within(version, requirement):
+        return Finding(name, bad, f"{version} is not {requirement[len(name) :]}{for_what}", cure)
+    return Finding(name, "ok", version)
+
+
+def _within(version: str, requirement: str) -> bool:
+    """`2.13.0+cpu` satisfies `torch>=2.6`."""
+    have = _numbers(version)
+    bounds = re.findall(r"(>=|<)([\d.]+)", requirement)
+    return all(have >= _numbers(bound) if sign == ">=" else have < _numbers(bound) for sign, bound in bounds)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"^\d+|(?<=\.)\d+", version.partition("+")[0]))
+
+
+def _devices() -> Finding:
+    import torch
+
+    if not torch.cuda.is_available():
+        if shutil.which("nvidia-smi"):
+            return Finding(
+                "devices",
+                "warn",
+                f"the machine has NVIDIA's driver and torch {torch.__version__} sees no GPU",
+                "install a CUDA build of torch (pytorch.org/get-started says which), or go on with the CPU",
+            )
+        return Finding("devices", "ok", "CPU; torch sees no GPU, and none is needed")
+    told = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        told.append(f"cuda:{index} {name}, {free / _GIGABYTE:.0f} of {total / _GIGABYTE:.0f} GiB free")
+    seen = "; ".join(told)
+    if not torch.cuda.is_bf16_supported():
+        return Finding("devices", "warn", f"{seen}; no bf16", "set training.precision to fp32 or fp16")
+    return Finding("devices", "ok", f"{seen}; bf16")
+
+
+def _threads() -> Finding:
+    """Measured: on a busy machine a second thread makes a small network several times slower."""
+    import torch
+
+    cores, threads = _cores(), torch.get_num_threads()
+    seen = f"{cores} cores, torch uses {threads} thread{'s' * (threads > 1)}"
+    cure = "set OMP_NUM_THREADS=1 for small models, at most the number of free cores for larger ones"
+    if threads > cores:
+        return Finding("threads", "warn", f"{seen}, more than there are cores", cure)
+    if threads == 1:
+        return Finding("threads", "ok", seen)
+    try:
+        many = _small_network_seconds()
+        torch.set_num_threads(1)
+        one = _small_network_seconds()
+    finally:
+        torch.set_num_threads(threads)
+    seen += f"; a small network takes {many / one:.1f} times what it takes with one"
+    return Finding("threads", "warn" if many > 1.5 * one else "ok", seen, cure if many > 1.5 * one else "")
+
+
+def _cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _small_network_seconds() -> float:
+    """The middle one of five short trainings of a network about as wide as the embedded model."""
+    import torch
+
+    layers = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(4)])
+    rows = torch.ones(256, 128)
+    taken = []
+    for _ in range(5):
+        started = time.perf_counter()
+        for _ in range(10):
+            layers(rows).sum().backward()
+        taken.append(time.perf_counter() - started)
+    return sorted(taken)[2]
+
+
+def _output(folder: Path) -> Finding:
+    """Can a run be written there, and is there room? Nothing is left behind."""
+    where = folder.resolve()
+    while not where.exists() and where != where.parent:
+        where = where.parent
+    cure = "give another --output-dir (training.output_dir in the YAML file), or free the disk"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=where) as inside:
+            Path(inside, "probe").write_bytes(b"\0" * 65536)
+        free = shutil.disk_usage(where).free / _GIGABYTE
+    except OSError as error:
+        return Finding("output folder", "fail", f"{folder} cannot be written ({error.strerror})", cure)
+    seen = f"{folder} can be written, {free:.1f} GiB free"
+    verdict: Verdict = "ok" if free >= 1 else "warn" if free >= 0.1 else "fail"
+    return Finding("output folder", verdict, seen, "" if verdict == "ok" else cure)

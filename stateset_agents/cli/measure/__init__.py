@@ -1,0 +1,1 @@
+"""`stateset-agents evaluate`, `compare`, `audit` and `rescore`."""

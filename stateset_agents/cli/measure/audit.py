@@ -1,0 +1,159 @@
+"""`stateset-agents audit`: what an environment and its reward pay agents that deserve nothing."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stateset_agents.cli.output import bounds, percent, refuse_unwritable, table, tell
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import nearest
+
+if TYPE_CHECKING:
+    from stateset_agents.evaluation.audit import Audit
+    from stateset_agents.evaluation.evaluator import Evaluation
+    from stateset_agents.training.config import TrainingConfig
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser("audit", help="play agents that cheat, and say what they are paid")
+    parser.add_argument(
+        "environment",
+        metavar="ENV",
+        help="a name (retail_desk, module:Class, '{name: ..., argument: ...}'), a YAML file or a run folder",
+    )
+    parser.add_argument(
+        "--reward",
+        help="instead of the file's; a name, module:name or '{name: ..., ...}' (default environment)",
+    )
+    parser.add_argument("--split", default="test", help="train, validation or test (default)")
+    parser.add_argument("--episodes", type=int, default=60, help="scenarios to play, at most (default 60)")
+    parser.add_argument("--seed", type=int, default=0, help="of the users (default 0)")
+    parser.add_argument("--without", action="append", default=[], metavar="AGENT", help="leave one out")
+    parser.add_argument("--max-success", type=float, help="exit 1 where an agent succeeds more often")
+    parser.add_argument("--max-reward", type=float, help="exit 1 where an agent's mean reward is higher")
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="AGENT=LIMIT",
+        help="another limit for one agent, of success and of reward: refuser=0.3 where the right answer "
+        "is no in 30 %% of the cases",
+    )
+    parser.add_argument(
+        "--min-scored",
+        type=float,
+        metavar="SHARE",
+        help="exit 1 where a smaller share of an agent's conversations was played and scored (default 0.9)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", metavar="FILE", help="write that object to a file")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0, or 1 when an agent got more than a limit or too many of its conversations broke."""
+    from stateset_agents.evaluation.audit import MIN_SCORED, expect_limits
+
+    refuse_unwritable(args.out)
+    allowed = dict(_allowed(item) for item in args.allow)
+    limits = {"max_success": args.max_success, "max_reward": args.max_reward}
+    min_scored = MIN_SCORED if args.min_scored is None else args.min_scored
+    expect_limits(**limits, allow=allowed, min_scored=min_scored)  # before anything is played
+    result = asyncio.run(_audited(args))
+    over, lost = result.over(**limits, allow=allowed), result.lost(min_scored)
+    tell({**result.summary(), "over": over, "lost": lost}, args, "\n".join([*_lines(result), *over, *lost]))
+    return int(bool(over or lost))
+
+
+def _named(args: argparse.Namespace) -> tuple[Mapping[str, Any], Mapping[str, Any], TrainingConfig]:
+    """Environment, reward and, for its time limits, the training; a name alone needs no torch."""
+    from stateset_agents.training.components import ENVIRONMENTS, read_spec
+    from stateset_agents.training.config import TrainingConfig
+
+    if not args.environment.strip():
+        raise ConfigurationError(
+            f"ENV is empty: give one of {', '.join(ENVIRONMENTS)}, module:Class, a YAML file or a run folder"
+        )
+    reward = None if args.reward is None else read_spec("--reward", args.reward)
+    is_file = args.environment.endswith((".yaml", ".yml")) or Path(args.environment).exists()
+    if args.environment in ENVIRONMENTS or not is_file:
+        return read_spec("ENV", args.environment), reward or {"name": "environment"}, TrainingConfig()
+    from stateset_agents.training.experiment import load_experiment
+
+    config = load_experiment(args.environment, {} if reward is None else {"reward": reward})
+    return config.environment, config.reward, config.training
+
+
+async def _audited(args: argparse.Namespace) -> Audit:
+    from stateset_agents.evaluation.audit import audit, policies_of
+    from stateset_agents.evaluation.evaluator import held_out
+    from stateset_agents.training.components import make_environment, make_reward
+
+    spec, reward, limits = _named(args)
+    environment, reward_fn = make_environment(spec), make_reward(reward)
+    if args.episodes < 1:
+        raise ConfigurationError(f"--episodes must be at least 1, got {args.episodes}")
+    available = len(held_out(environment, args.split, None))
+    scenarios = held_out(environment, args.split, min(args.episodes, available))
+    policies = policies_of(environment)
+    for name in args.without:
+        if name not in policies:
+            raise ConfigurationError(
+                f"--without {name}: there are {', '.join(policies)}{nearest(name, policies)}"
+            )
+    return await audit(
+        environment,
+        reward_fn,
+        scenarios,
+        policies={name: make for name, make in policies.items() if name not in args.without},
+        seed=args.seed,
+        turn_timeout=limits.turn_timeout,
+        reward_timeout=limits.reward_timeout,
+    )
+
+
+def _allowed(item: str) -> tuple[str, float]:
+    name, equals, limit = item.partition("=")
+    try:
+        if equals:
+            return name, float(limit)
+    except ValueError:
+        pass
+    raise ConfigurationError(f"--allow takes AGENT=LIMIT such as refuser=0.3, got {item!r}")
+
+
+def _lines(result: Audit) -> list[str]:
+    rows = [("agent", "success", "mean reward", "n")]
+    rows += [(name, *_numbers(one)) for name, one in result.policies.items()]
+    if result.honest is not None:
+        rows.append(("(honest)", *_numbers(result.honest)))
+    return [*table(rows, indent=""), _ceiling(result)]
+
+
+def _numbers(one: Evaluation) -> tuple[str, str, str]:
+    success = "no verdict"
+    if one.success is not None:
+        success = percent({"value": one.success, "interval": one.interval})
+    reward = "unscored"
+    if one.mean_reward is not None:
+        reward = f"{one.mean_reward:+.3f}{bounds(one.reward_interval, '+.3f')}"
+    counts = ((one.num_failed, "failed"), (one.num_unscored, "unscored"))
+    lost = ", ".join(f"{number} {what}" for number, what in counts if number)
+    return success, reward, f"{one.n} ({lost})" if lost else str(one.n)
+
+
+def _ceiling(result: Audit) -> str:
+    ceiling = result.ceiling
+    parts: Mapping[str, tuple[float | None, str | None]] = {
+        "success": (ceiling.success, ceiling.successful),
+        "mean reward": (ceiling.reward, ceiling.paid),
+    }
+    found = [f"{what} {value:.3f} ({who})" for what, (value, who) in parts.items() if value is not None]
+    return "exploit ceiling: " + (", ".join(found) or "nothing was judged or scored")

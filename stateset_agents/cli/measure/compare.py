@@ -1,0 +1,73 @@
+"""`stateset-agents compare`: two models on the same held-out scenarios, pair by pair."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from stateset_agents.cli.measure.evaluate import add_options, experiment, play
+from stateset_agents.cli.output import bounds, left_out, rate, refuse_unwritable, tell
+
+if TYPE_CHECKING:
+    from stateset_agents.evaluation.comparison import Comparison, Paired
+    from stateset_agents.evaluation.evaluator import Evaluation
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser("compare", help="compare two models on the same held-out scenarios")
+    parser.add_argument("config", help="YAML file or run folder: environment, reward, evaluation")
+    parser.add_argument("a", metavar="A", help="a model: a name, a folder, a checkpoint, or a run folder")
+    parser.add_argument("b", metavar="B", help="the model that is compared with it")
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0 when both could be measured."""
+    from stateset_agents.evaluation.comparison import compare
+
+    refuse_unwritable(args.out)
+    a, b = asyncio.run(_both(args))
+    result = compare(a, b)
+    sides = [(name, model, side.summary()) for name, model, side in (("a", args.a, a), ("b", args.b, b))]
+    lines = [
+        "; ".join([f"{name.upper()}  {model}: {rate(side)}", *left_out(side)]) for name, model, side in sides
+    ]
+    whole = {name: {"model": model, **side} for name, model, side in sides}
+    tell({**whole, "comparison": result.summary()}, args, "\n".join([*lines, *_lines(result)]))
+    return 0
+
+
+async def _both(args: argparse.Namespace) -> tuple[Evaluation, Evaluation]:
+    configs = [experiment(args, model) for model in (args.a, args.b)]  # both are read before one is played
+    first, second = [await play(config, args.temperature) for config in configs]
+    return first, second
+
+
+def _lines(result: Comparison) -> list[str]:
+    lines = []
+    if result.success is not None:
+        whole = result.success
+        p = "p < 0.0001" if whole.p_value < 1e-4 else f"p = {whole.p_value:.4f}"
+        lines.append(f"B - A: success {_change(whole)}, exact McNemar {p}")
+        lines.append(f"B wins {whole.wins}, loses {whole.losses}, ties {whole.ties} of {whole.n} scenarios")
+    if result.reward is not None:
+        lines.append(f"B - A: mean reward {result.reward:+.3f}{bounds(result.reward_interval, '+.3f')}")
+    is_clear = result.verdict != "unclear"
+    lines.append(f"B is {result.verdict}" if is_clear else f"which is better is unclear: {result.reason}")
+    if result.num_left_out:
+        lines.append(f"left out: {result.num_left_out} scenarios that one of them could not play")
+    lines += [
+        f"  {name:16} {one.a:6.1%} -> {one.b:6.1%}  {_change(one)}  (n = {one.n})"
+        for name, one in result.families.items()
+    ]
+    return lines
+
+
+def _change(paired: Paired) -> str:
+    low, high = paired.interval
+    return f"{100 * paired.difference:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"

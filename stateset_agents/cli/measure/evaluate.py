@@ -1,0 +1,120 @@
+"""`stateset-agents evaluate`: success of a model on an environment's held-out scenarios."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stateset_agents.cli.output import bounds, left_out, percent, rate, refuse_unwritable, table, tell
+from stateset_agents.cli.train import overrides
+from stateset_agents.types.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stateset_agents.evaluation.evaluator import Evaluation
+    from stateset_agents.training.experiment import ExperimentConfig
+
+__all__ = ["add_options", "add_parser", "experiment", "play", "run"]
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser("evaluate", help="measure a model on held-out scenarios")
+    parser.add_argument("config", help="YAML file or run folder: environment, reward, evaluation")
+    parser.add_argument(
+        "--model",
+        help="instead of the file's agent.model_name, or of what the run trained: a model, checkpoint or run",
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """How a model is measured; `compare` has them too."""
+    parser.add_argument("--temperature", type=float, default=1.0, help="of sampling; 0 is greedy (default 1)")
+    parser.add_argument("--episodes", type=int, help="held-out scenarios to play; all when not given")
+    parser.add_argument("--tries", type=int, help="of each scenario, for pass@k and pass^k (default 1)")
+    parser.add_argument("--seed", type=int, help="of users and sampling (default: the file's, or 0)")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any setting")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", metavar="FILE", help="write that object to a file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0 when it could be measured."""
+    of_run = args.config if Path(args.config).is_dir() else None
+    config = experiment(args, args.model or of_run)
+    refuse_unwritable(args.out)
+    evaluation = asyncio.run(play(config, args.temperature))
+    result = {"model": config.agent.model_name, **evaluation.summary()}
+    tell(result, args, "\n".join(_lines(result)))
+    return 0
+
+
+def experiment(args: argparse.Namespace, model: str | None) -> ExperimentConfig:
+    """What the file and the options say, of `model` where it is given."""
+    from stateset_agents.training.experiment import load_experiment
+
+    if not args.temperature >= 0:
+        raise ConfigurationError(f"--temperature must be at least 0 (greedy), got {args.temperature}")
+    named = {
+        "agent.model_name": model,
+        "evaluation.episodes": args.episodes,
+        "evaluation.tries": args.tries,
+        "evaluation.seed": args.seed,
+    }
+    return load_experiment(args.config, overrides(args.set, named))
+
+
+async def play(config: ExperimentConfig, temperature: float) -> Evaluation:
+    """The agent on the held-out scenarios."""
+    from stateset_agents.core.agent import MultiTurnAgent
+    from stateset_agents.evaluation.evaluator import evaluate, held_out
+    from stateset_agents.training.components import make_environment, make_reward
+    from stateset_agents.training.experiment import EvaluationConfig
+
+    settings = config.evaluation or EvaluationConfig()
+    environment, reward_fn = make_environment(config.environment), make_reward(config.reward)
+    scenarios = held_out(environment, settings.split, settings.episodes)
+    async with MultiTurnAgent(config.agent) as agent:
+        return await evaluate(
+            agent,
+            environment,
+            reward_fn,
+            scenarios,
+            tries=settings.tries,
+            temperature=temperature,
+            seed=settings.seed,
+            max_concurrent=settings.max_concurrent,
+            turn_timeout=config.training.turn_timeout,
+            reward_timeout=config.training.reward_timeout,
+            episode_timeout=config.training.episode_timeout,
+        )
+
+
+def _lines(result: Mapping[str, Any]) -> list[str]:
+    of = f"n = {result['n']}" + (f", {result['tries']} tries of each scenario" if result["tries"] > 1 else "")
+    lines = [f"{result['model']} at temperature {result['temperature']}: {rate(result)}, {of}"]
+    rows = [
+        (f"pass@{k}, pass^{k}", f"{percent(one)}   {percent(result['pass_hat'][k])}", one["n"])
+        for k, one in result.get("pass_at", {}).items()
+    ]
+    if "twins" in result:
+        rows.append(("twins, both right", percent(result["twins"]), result["twins"]["n"]))
+    rows += [
+        (name, percent({"value": one["success"], **one}), one["n"])
+        for name, one in result["families"].items()
+    ]
+    rows += [
+        (f"broken: {rule}", percent(one), one["n"]) for rule, one in result.get("violations", {}).items()
+    ]
+    if "user_miss" in result:
+        miss = result["user_miss"]
+        rows.append(("user_miss", f"{miss['value']:.2f}{bounds(miss['interval'], '.2f')}", miss["n"]))
+    if result["mean_reward"] is not None and result["success"] is not None:
+        reward = f"{result['mean_reward']:.3f}{bounds(result['reward_interval'], '.3f')}"
+        rows.append(("mean reward", reward, result["num_scored"]))
+    lines += left_out(result)
+    return lines + table([(name, number, f"n = {n}") for name, number, n in rows])

@@ -1,0 +1,70 @@
+"""How measured numbers are told: on a line, in a table, as JSON. Shared by the verbs that measure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.types.errors import ConfigurationError
+
+__all__ = ["bounds", "left_out", "percent", "rate", "refuse_unwritable", "table", "tell"]
+
+
+def rate(result: Mapping[str, Any]) -> str:
+    """`success 16.0% [13.3%, 19.1%]`, or the mean reward where the environment gives no verdict."""
+    if result["success"] is not None:
+        return f"success {percent({'value': result['success'], **result})}"
+    reward = result["mean_reward"]
+    return "no verdict, " + ("nothing scored" if reward is None else f"mean reward {reward:.3f}")
+
+
+def percent(estimate: Mapping[str, Any]) -> str:
+    """`16.0% [13.3%, 19.1%]` of something with a value and an interval."""
+    low, high = estimate["interval"]
+    return f"{estimate['value']:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def bounds(interval: Sequence[float] | None, style: str) -> str:
+    """` [0.412, 0.520]`, or nothing where no two values differ, so that nothing is known of others."""
+    if interval is None:
+        return ""
+    low, high = interval
+    return f" [{low:{style}}, {high:{style}}]"
+
+
+def left_out(result: Mapping[str, Any]) -> list[str]:
+    """`left out: 2 conversations that failed, of the mean reward 1 that could not be scored`; or nothing."""
+    failed, unscored = result["num_failed"], result["num_unscored"]
+    parts = [f"{failed} conversations that failed"] * bool(failed)
+    parts += [f"of the mean reward {unscored} that could not be scored"] * bool(unscored)
+    return [f"left out: {', '.join(parts)}"] if parts else []
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Rows of cells, in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        indent + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def refuse_unwritable(file: str | None) -> None:
+    """Raises ConfigurationError where `tell` could not write, before anything is played."""
+    if file is None:
+        return
+    path = Path(file)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigurationError(f"cannot write {file!r}: give a file in a folder that you may write to")
+
+
+def tell(result: Mapping[str, Any], args: argparse.Namespace, text: str) -> None:
+    """Print `result` as `--json` or as its text, and write it to `--out`."""
+    as_json = json.dumps(result, indent=2)
+    if args.out is not None:
+        Path(args.out).write_text(as_json + "\n", encoding="utf-8")
+    print(as_json if args.json else text)

@@ -1,0 +1,108 @@
+"""Keeps what users, tools and models wrote from becoming control tokens when a template writes it out.
+
+`core/chat/template.py` renders every conversation with a `Guard` around its texts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from stateset_agents.backends.base import Tokenizer
+from stateset_agents.types.messages import Message, ToolCall
+
+__all__ = ["Guard", "encodable"]
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_START, _STOP = (f"{secrets.randbelow(10**24):024d}" for _ in range(2))
+_MARK = re.compile(f"{_START}([0-9]+?){_STOP}")
+"""Digits, which no template escapes, strips or changes the case of; secret, so nobody can write a mark."""
+
+
+def encodable(text: str) -> str:
+    """The text with halves of surrogate pairs, which have no UTF-8 form, as U+FFFD."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+class Guard:
+    """Swaps control tokens in a conversation's texts for marks, and marks for plain-text tokens.
+
+    Between the two the template renders. Text without control tokens goes through unchanged, so it is
+    encoded exactly as the template alone would encode it. With `whole` every text is swapped, whatever
+    it holds: for the rare case where text becomes a control token only together with what the template
+    puts beside it, or by the tokenizer's own clean-up (`<|END|>` to `<|end|>`).
+    """
+
+    def __init__(self, controls: re.Pattern[str], *, whole: bool = False) -> None:
+        """`controls` matches every control token as it is written."""
+        self._controls = controls
+        self._whole = whole
+        self._hidden: list[str] = []
+
+    def messages(self, messages: Sequence[Message]) -> list[Message]:
+        """The conversation with marks in it."""
+        return [
+            replace(
+                message,
+                content=self._text(message.content),
+                name=None if message.name is None else self._text(message.name),
+                tool_call_id=None
+                if message.tool_call_id is None
+                else self._controls_in(message.tool_call_id),
+                tool_calls=tuple(self._call(call) for call in message.tool_calls),
+            )
+            for message in messages
+        ]
+
+    def schemas(self, tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Tool schemas with marks in them; templates read their keys, so these are never swapped whole."""
+        return [_mapped(dict(tool), self._controls_in) for tool in tools]
+
+    def encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
+        """Ids of what the template made of it: marks as plain text, everything else as markup."""
+        ids: list[int] = []
+        for place, piece in enumerate(_MARK.split(text)):
+            if place % 2:
+                ids.extend(tokenizer.encode(self._hidden[int(piece)]))
+            elif piece:
+                ids.extend(tokenizer.encode_markup(piece))
+        return ids
+
+    def _call(self, call: ToolCall) -> ToolCall:
+        return replace(
+            call,
+            name=self._text(call.name),
+            arguments=_mapped(dict(call.arguments), self._argument),
+            id=self._controls_in(call.id),
+        )
+
+    def _text(self, text: str) -> str:
+        return self._swap(encodable(text)) if self._whole and text else self._controls_in(text)
+
+    def _argument(self, text: str) -> str:
+        """Arguments stand in JSON, where quotes and line ends are escaped."""
+        if self._whole and text:
+            return self._swap(json.dumps(encodable(text), ensure_ascii=False)[1:-1])
+        return self._controls_in(text)
+
+    def _controls_in(self, text: str) -> str:
+        return self._controls.sub(lambda match: self._swap(match.group()), encodable(text))
+
+    def _swap(self, text: str) -> str:
+        self._hidden.append(text)
+        return f"{_START}{len(self._hidden) - 1}{_STOP}"
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with every text in it changed, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, change) for item in value]
+    return value

@@ -1,0 +1,98 @@
+"""The chat template of models that bring none: role-prefixed lines. Chosen by core/agent.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stateset_agents.backends.base import Tokenizer
+from stateset_agents.core.chat.escaping import encodable
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
+
+__all__ = ["PlainTemplate", "with_calls_as_text"]
+
+_LINE_END = re.compile("\r\n|[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
+"""Whatever `str.splitlines` takes for the end of a line."""
+
+
+class PlainTemplate:
+    """Role-prefixed lines, for base models that have no chat template.
+
+        system: Be brief.
+        user: Hello
+        assistant: Hi.<eos>
+        user: Bye
+        assistant:
+
+    Further lines of a message are indented, so no text can begin a line with a role, and all of it is
+    encoded as plain text. A BOS stands in front where the tokenizer itself would put one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises ConfigurationError for a tokenizer without an end-of-sequence token."""
+        if not tokenizer.eos_ids:
+            raise ConfigurationError(
+                "the plain chat template ends turns with the tokenizer's eos token and it has none; "
+                "set tokenizer.eos_token, or give a jinja text as AgentConfig(chat_template=...)"
+            )
+        self.tokenizer = tokenizer
+        self.end_id = tokenizer.eos_ids[0]
+        self.stop_ids = tokenizer.eos_ids
+        self._start = _bos(tokenizer)
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Ids of a conversation so far, ending where the agent begins to speak."""
+        return [*self._start, *self._ids(_tool_lines(tools), messages)]
+
+    def delta(self, messages: Sequence[Message]) -> list[int]:
+        """Ids from right after the agent's eos to where it speaks again."""
+        return self._ids([""], messages)
+
+    def least_tokens(self, messages: Sequence[Message]) -> int:
+        """A number that the prompt of a conversation is never shorter than, told without tokenising it."""
+        return self.tokenizer.least_tokens("".join(message.content for message in messages))
+
+    def _ids(self, lines: list[str], messages: Sequence[Message]) -> list[int]:
+        """Each reply is a piece of its own, as if it had been sampled."""
+        ids: list[int] = []
+        for message in messages:
+            if message.role == "assistant":
+                ids += self.tokenizer.encode("\n".join([*lines, "assistant:"]))
+                ids += [*self.tokenizer.encode(" " + _body(message)), self.end_id]
+                lines = [""]
+            else:
+                lines = [*lines, f"{message.role}: {_body(message)}"]
+        return ids + self.tokenizer.encode("\n".join([*lines, "assistant:"]))
+
+
+def with_calls_as_text(message: Message) -> str:
+    """What an assistant message says, its tool calls written out behind it; an unreadable one as it was."""
+    return message.content + "".join(map(_written, message.tool_calls))
+
+
+def _written(call: ToolCall) -> str:
+    if call.error is not None and call.written:
+        return call.written
+    return f"<tool_call>{json.dumps({'name': call.name, 'arguments': dict(call.arguments)})}</tool_call>"
+
+
+def _body(message: Message) -> str:
+    return _LINE_END.sub("\n  ", encodable(with_calls_as_text(message)))
+
+
+def _tool_lines(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not tools:
+        return []
+    how = 'To use a tool write <tool_call>{"name": ..., "arguments": {...}}</tool_call>. Tools:'
+    return [f"tools: {how}", *("  " + json.dumps(tool.get("function", tool)) for tool in tools)]
+
+
+def _bos(tokenizer: Tokenizer) -> list[int]:
+    """The BOS as a list, where a transformers tokenizer starts every text with it (GPT-2's does not)."""
+    raw = getattr(tokenizer, "hf", None)
+    if raw is None or raw.bos_token_id is None:
+        return []
+    return [raw.bos_token_id] if list(raw("x").input_ids)[:1] == [raw.bos_token_id] else []

@@ -1,0 +1,1 @@
+"""One conversation played: the episode, its forks, its state, its time limits."""

@@ -1,0 +1,270 @@
+"""One agent, one scenario, one trajectory; or another way on from the middle of one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from stateset_agents.backends.base import Session
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.environment import Conversation, Environment, answer_to, opened
+from stateset_agents.runtime.circuit_breakers import when_waiting
+from stateset_agents.runtime.user_code import returned, told
+from stateset_agents.types.errors import (
+    PROGRAMMING_ERRORS,
+    ConfigurationError,
+    EnvironmentFailure,
+    EnvironmentTimeout,
+)
+from stateset_agents.types.messages import Completion, Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.timeline import Stopwatch
+from stateset_agents.types.trajectory import Outcome, Status, Trajectory, Turn
+
+__all__ = ["BetweenTurns", "EpisodeSeeds", "Fork", "run_branch", "run_episode"]
+
+T = TypeVar("T")
+BetweenTurns = Callable[[Trajectory, Conversation], Awaitable[None]]
+"""Awaited before each turn of the agent but the first, with what has happened so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSeeds:
+    """Where an episode's random choices come from."""
+
+    user: int
+    """Shared by the members of a group: every member meets the same user."""
+    agent: int
+    """This member's own; turn t samples from `derive(agent, t)`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fork:
+    """A conversation as it stood before one of the agent's turns; its owner plays it on or closes it."""
+
+    trajectory: Trajectory
+    """What had happened."""
+    conversation: Conversation
+    """An independent copy of the environment's side."""
+
+
+async def run_episode(
+    agent: MultiTurnAgent,
+    environment: Environment,
+    scenario: Scenario,
+    *,
+    seeds: EpisodeSeeds,
+    session: Session,
+    temperature: float | None = None,
+    between_turns: BetweenTurns | None = None,
+    seconds: float | None = None,
+) -> Trajectory:
+    """Let agent and environment talk until one of them ends it; the backend forgets the session after.
+
+    After `seconds` it is cut: what was said until then is TRUNCATED and judged, a turn under way is dropped;
+    where nothing was said yet it is FAILED. `metadata["timed_out"]` tells either. Time in which it waits for
+    a breaker does not count.
+    With `between_turns` the backend goes on remembering it, so that forks can start from what it has cached;
+    who takes them releases the session.
+    What breaks outside the agent (environment, tool, backend) gives a trajectory with `Status.FAILED`,
+    its error, and the turns that went well; programming and configuration errors travel.
+    """
+    start = Trajectory(scenario=scenario, member=session.member, seed=seeds.user)
+
+    def begin() -> Awaitable[Conversation]:
+        return opened(environment, scenario, seeds.user)
+
+    return await _play(agent, start, begin, seeds.agent, session, temperature, between_turns, seconds)
+
+
+async def run_branch(
+    agent: MultiTurnAgent,
+    fork: Fork,
+    *,
+    stream: int,
+    session: Session,
+    temperature: float | None = None,
+    seconds: float | None = None,
+) -> Trajectory:
+    """Play a fork to its end and close it: the trajectory has the turns before the fork, then its own.
+
+    `stream` is the agent's own; otherwise as `run_episode`, failures and `seconds` included.
+    """
+
+    async def begin() -> Conversation:
+        return fork.conversation
+
+    return await _play(agent, fork.trajectory, begin, stream, session, temperature, None, seconds)
+
+
+async def _play(
+    agent: MultiTurnAgent,
+    trajectory: Trajectory,
+    begin: Callable[[], Awaitable[Conversation]],
+    stream: int,
+    session: Session,
+    temperature: float | None,
+    between_turns: BetweenTurns | None,
+    seconds: float | None,
+) -> Trajectory:
+    """Go on from what has happened so far, in a conversation that is closed after."""
+    turns = list(trajectory.turns)
+    time_left, watch = _TimeLeft(seconds), Stopwatch()
+
+    async def speak(ids: Sequence[int], room: int) -> Completion:
+        params = agent.sampling(stream=derive(stream, len(turns)), temperature=temperature)
+        params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
+        completion = await agent.reply(ids, params, session=session, turn=len(turns))
+        watch.turn(completion.begun)
+        return completion
+
+    try:
+        conversation = await time_left.bounds(begin())
+        try:
+            watch.lap("environment")
+            trajectory = replace(trajectory, opening=agent.with_system_prompt(conversation.opening))
+            talk = _converse(agent, conversation, trajectory, speak, turns, between_turns, watch)
+            try:
+                status, metadata = await time_left.bounds(talk)
+            except _OutOfTime:
+                if len(turns) == len(trajectory.turns):  # none of its own
+                    raise
+                status, metadata = Status.TRUNCATED, {"timed_out": True}
+            outcome = await returned(conversation.outcome, kind=Outcome)
+        finally:
+            await conversation.close()
+        watch.lap("environment")
+        kept = {**outcome.metadata, **metadata}
+        return replace(
+            trajectory,
+            turns=tuple(turns),
+            status=status,
+            outcome=outcome,
+            metadata=kept,
+            spans=watch.spans,
+        )
+    except (*PROGRAMMING_ERRORS, ConfigurationError):
+        raise
+    except Exception as error:  # whatever a user's environment may raise is one failed conversation
+        late = {"timed_out": True} if isinstance(error, _OutOfTime) else {}
+        return replace(
+            trajectory,
+            turns=tuple(turns),
+            status=Status.FAILED,
+            error=told(error),
+            metadata=late,
+            spans=watch.spans,
+        )
+    finally:
+        if between_turns is None:
+            await agent.backend.release(session)
+
+
+class _OutOfTime(EnvironmentTimeout):
+    """The conversation's own time is up."""
+
+
+class _TimeLeft:
+    """Of one conversation; it stands still while the conversation waits for an outage to pass."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._deadline = None if seconds is None else self._clock() + seconds
+        self._stands_until = -math.inf
+
+    async def bounds(self, work: Awaitable[T]) -> T:
+        """What `work` returns; when the time is up it is cancelled with _OutOfTime."""
+        limit, is_over = asyncio.timeout_at(self._deadline), False
+
+        def stand_still(seconds: float) -> None:
+            if is_over or limit.expired():  # work that swallowed its cancellation waits on
+                return
+            now = self._clock()
+            begin, end = max(now, self._stands_until), now + seconds  # calls at once may wait together
+            if self._deadline is not None and end > begin:
+                self._deadline, self._stands_until = self._deadline + end - begin, end
+                limit.reschedule(self._deadline)
+
+        token = when_waiting.set(stand_still)
+        try:
+            async with limit:
+                return await work
+        except TimeoutError as error:
+            if not limit.expired():  # the work's own
+                raise
+            raise _OutOfTime(
+                "the conversation's time was up before its first reply was: raise episode_timeout"
+            ) from error
+        finally:
+            is_over = True
+            when_waiting.reset(token)
+
+
+async def _converse(
+    agent: MultiTurnAgent,
+    conversation: Conversation,
+    start: Trajectory,
+    speak: Callable[[Sequence[int], int], Awaitable[Completion]],
+    turns: list[Turn],
+    between_turns: BetweenTurns | None,
+    watch: Stopwatch,
+) -> tuple[Status, dict[str, bool]]:
+    """Fill `turns` until the conversation ends; how it ended, and what the trajectory should remember."""
+    row = start.token_ids
+    if turns:
+        delta = await _next_delta(agent, turns[-1].feedback, turns[-1].completion.token_ids)
+    else:
+        delta = await _first_prompt(agent, start.opening, conversation)
+    while True:
+        room = agent.context_length - len(row) - len(delta)
+        if room < 1:
+            return Status.TRUNCATED, {"context_overflow": True}
+        if turns and between_turns is not None:
+            await between_turns(replace(start, turns=tuple(turns)), conversation)
+            watch.lap("environment")
+        row.extend(delta)
+        completion = await speak(row, room)
+        row.extend(completion.token_ids)
+        turns.append(Turn(prompt_ids=tuple(delta), completion=completion))
+        observation = await answer_to(completion, conversation)
+        watch.lap("environment")
+        turns[-1] = replace(
+            turns[-1],
+            feedback=observation.messages,
+            reward=observation.reward,
+            breakdown=observation.breakdown,
+        )
+        if observation.terminated:
+            return Status.TERMINATED, {}
+        if observation.truncated:
+            return Status.TRUNCATED, {}
+        if not observation.messages:
+            raise EnvironmentFailure(
+                "the environment answered a reply with no message and did not end the conversation"
+            )
+        delta = await _next_delta(agent, observation.messages, completion.token_ids)
+
+
+async def _first_prompt(
+    agent: MultiTurnAgent, opening: Sequence[Message], conversation: Conversation
+) -> list[int]:
+    """The opening's tokens; raises EnvironmentFailure when they leave no room for a reply."""
+    prompt = await agent.prompt_ids(opening, conversation.tools)
+    if len(prompt) >= agent.context_length:
+        raise EnvironmentFailure(
+            f"the opening has {len(prompt)} tokens and the context {agent.context_length}: shorten the "
+            "scenario, the system prompt or the tools, or raise max_context_tokens"
+        )
+    return prompt
+
+
+async def _next_delta(agent: MultiTurnAgent, feedback: Sequence[Message], said: Sequence[int]) -> list[int]:
+    """The template's delta; a turn that was cut by length first gets its end token, untrained."""
+    delta = await agent.delta_ids(feedback)
+    if said and said[-1] in agent.template.stop_ids:
+        return delta
+    return [agent.template.end_id, *delta]

@@ -1,0 +1,315 @@
+"""What a reward is, and the boundary at which it is asked: types for core/reward.py and its factories."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import count
+from numbers import Real
+from typing import Any, Literal, TypeVar
+
+from stateset_agents.runtime.retries import Dependencies, FaultPolicy, wait_before
+from stateset_agents.runtime.tasks import all_or_cancel, at_most
+from stateset_agents.runtime.user_code import call_user_code, told
+from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, RewardFailure, RewardTimeout
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import Trajectory
+
+__all__ = [
+    "RewardFunction",
+    "RewardResult",
+    "Scope",
+    "as_member_result",
+    "as_result",
+    "result_of",
+    "score_trajectories",
+    "score_trajectory",
+    "turn_rewards",
+]
+
+T = TypeVar("T")
+Scope = Literal["turn", "trajectory", "group"]
+"""What a reward looks at: each turn by itself, a conversation, or a group's conversations together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardResult:
+    """One score and what it is made of.
+
+    Construction raises RewardFailure on what is no number, and on turn rewards without a score.
+    """
+
+    score: float | None
+    """None: this reward has nothing to say about this conversation."""
+    breakdown: Mapping[str, float] = field(default_factory=dict)
+    turn_rewards: tuple[float, ...] = ()
+    """[num_turns] what single turns earned of `score`; the rest of it is for the conversation as a whole.
+    Empty: all of it is. Per-turn credit and GAE read it."""
+
+    def __post_init__(self) -> None:
+        _check("score", self.score)
+        for key, value in self.breakdown.items():
+            _check(f"breakdown[{key!r}]", value)
+        for turn, reward in enumerate(self.turn_rewards):
+            if reward is None:
+                raise RewardFailure(f"turn_rewards[{turn}] is None: give 0.0 to a turn that earned nothing")
+            _check(f"turn_rewards[{turn}]", reward)
+        if self.turn_rewards and self.score is None:
+            raise RewardFailure("turn_rewards are parts of the score, which is None: give both or neither")
+
+
+def turn_rewards(result: RewardResult, num_turns: int) -> tuple[float, ...]:
+    """[num_turns] what each turn earned by itself.
+
+    Raises RewardFailure when the result has turn rewards for another number of turns.
+    """
+    if not result.turn_rewards:
+        return (0.0,) * num_turns
+    if len(result.turn_rewards) != num_turns:
+        raise RewardFailure(
+            f"turn_rewards has {len(result.turn_rewards)} numbers for a conversation of {num_turns} turns"
+        )
+    return result.turn_rewards
+
+
+def result_of(trajectory: Trajectory) -> RewardResult:
+    """The result that scored a conversation."""
+    return RewardResult(
+        score=trajectory.reward, breakdown=trajectory.breakdown, turn_rewards=trajectory.turn_rewards
+    )
+
+
+def _check(what: str, value: object) -> None:
+    if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
+        raise RewardFailure(f"{what} must be a finite number or None, got {value!r:.60}")
+
+
+class RewardFunction(ABC):
+    """Base of every reward. A subclass writes `score`, and `score_group` if its scope is "group"."""
+
+    name: str = "RewardFunction"
+    """Stands in breakdowns and errors; the class's name unless set."""
+    scope: Scope = "trajectory"
+    local: bool = False
+    """True when scoring waits on nothing remote; a reward of your own counts as remote unless it says so."""
+    outermost: bool = False
+    """True where no other reward may be put over this one, as over potential-based shaping."""
+    made_of_others: bool = False
+    """True where it only asks other rewards: those have time limits and further tries, it needs none."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+
+    @abstractmethod
+    async def score(self, trajectory: Trajectory) -> RewardResult:
+        """The worth of one conversation; raises RewardFailure when it cannot be scored."""
+
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
+        """One result per member, in order; the failure of one leaves the others scored."""
+        return await all_or_cancel(_attempt(self, trajectory) for trajectory in trajectories)
+
+    @property
+    def answers_as_a_whole(self) -> bool:
+        """Does it score a group in one go, so that it is timed and asked again as a whole?"""
+        return type(self).score_group is not RewardFunction.score_group
+
+    def observe(self, results: Sequence[RewardResult]) -> None:  # noqa: B027  # most rewards keep nothing
+        """Called by the trainer when a step is over, with what this reward gave each scored conversation.
+
+        A reward that keeps statistics moves them here and nowhere else, so that all conversations of a step
+        are compared under the same ones and an evaluation moves none. It runs in a thread. What it raises
+        is one line, and training goes on; programming errors end the training with the step kept.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """What `observe` has moved, as plain JSON: a checkpoint keeps it."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # most rewards keep nothing
+        """Take up what `state` gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """On what terms the rewards of a group are asked, those inside a composite too."""
+
+    seconds: float | None
+    """For one attempt."""
+    dependencies: Dependencies
+
+    @property
+    def longest(self) -> float | None:
+        """Seconds after which a group whose rewards take their own time is no longer waited for."""
+        if self.seconds is None:
+            return None
+        policy = self.dependencies.policy
+        waits = (
+            wait_before(n + 1, first=policy.retry_backoff, stream=0) for n in range(policy.reward_retries)
+        )
+        return (policy.reward_retries + 1) * self.seconds + 2 * sum(waits) + policy.outage_patience + _GRACE
+
+    def missed_by(self, reward: RewardFunction) -> RewardTimeout:
+        return RewardTimeout(
+            f"reward {reward.name} took longer than {self.seconds or math.inf:g} s: mend what hangs, or "
+            "raise reward_timeout"
+        )
+
+
+_terms: ContextVar[_Terms | None] = ContextVar("terms", default=None)
+_GRACE = 1.0
+"""Seconds by which a whole group's limit is later than its members': those in time keep their score."""
+
+
+@contextmanager
+def _on(terms: _Terms | None) -> Iterator[None]:
+    """These terms; None leaves them as they are."""
+    if terms is None:
+        yield
+        return
+    token = _terms.set(terms)
+    try:
+        yield
+    finally:
+        _terms.reset(token)
+
+
+async def score_trajectory(reward: RewardFunction, trajectory: Trajectory) -> RewardResult:
+    """Score one conversation at the boundary to user code; a `score` that is not async runs in a thread.
+
+    Whatever breaks in the reward becomes a RewardFailure that names it; programming and configuration
+    errors travel. In an engine a reward that exceeds its time limit is cancelled, and one that broke is
+    asked again, behind its circuit breaker. A RewardFailure of its own is its last word.
+    """
+
+    async def score() -> RewardResult:
+        return as_result(await call_user_code(reward.score, trajectory))
+
+    scenario, member = trajectory.scenario.id, trajectory.member
+    try:
+        return await _asked(reward, score, derive(trajectory.seed, "reward", reward.name, scenario, member))
+    except (*PROGRAMMING_ERRORS, ConfigurationError):
+        raise
+    except Exception as error:
+        raise _named(reward.name, error) from error
+
+
+async def _asked(reward: RewardFunction, call: Callable[[], Awaitable[T]], stream: int) -> T:
+    """`call()`, on the terms that hold; what the last attempt raised."""
+    terms = _terms.get()
+    if terms is None or reward.made_of_others:
+        return await call()
+    name, dependencies = f"reward {reward.name}", terms.dependencies
+    for attempt in count(1):
+        try:
+            return await dependencies.ask(
+                name,
+                lambda: at_most(terms.seconds, call(), terms.missed_by(reward)),
+                down=RewardFailure,
+                counts=_has_broken,
+            )
+        except (*PROGRAMMING_ERRORS, ConfigurationError):
+            raise
+        except Exception as error:
+            dependencies.num_timeouts += isinstance(error, RewardTimeout)
+            last = attempt > dependencies.policy.reward_retries or dependencies.is_given_up(name)
+            if last or not _has_broken(error):
+                raise
+        await dependencies.pause(name, attempt, stream)
+    raise AssertionError("counted without end")
+
+
+def _has_broken(error: Exception) -> bool:
+    """Rather than said that a conversation cannot be scored, which it would say again."""
+    return isinstance(error, RewardTimeout) or not isinstance(error, RewardFailure)
+
+
+async def score_trajectories(
+    reward: RewardFunction,
+    trajectories: Sequence[Trajectory],
+    *,
+    seconds: float | None = None,
+    dependencies: Dependencies | None = None,
+) -> list[RewardResult | RewardFailure]:
+    """Score the members of a group: one result or failure each, in order. The engine's one door.
+
+    Members without a score after so many `seconds` get a RewardTimeout. A reward that breaks as a whole fails
+    every member; a result list of the wrong length is a ConfigurationError. With `dependencies`, the
+    engine's, what broke is asked again, each time for so many seconds.
+    """
+    if not trajectories:
+        return []
+    terms = None
+    if seconds is not None or dependencies is not None:
+        terms = _Terms(seconds, dependencies or Dependencies(_ASKED_ONCE))
+    try:
+        with _on(terms):
+            results = await _score_group(reward, trajectories)
+    except (*PROGRAMMING_ERRORS, ConfigurationError):
+        raise
+    except Exception as error:
+        return [_named(reward.name, error)] * len(trajectories)
+    if len(results) != len(trajectories):
+        raise ConfigurationError(
+            f"reward {reward.name} gave {len(results)} results for {len(trajectories)} trajectories"
+        )
+    return [as_member_result(reward.name, result) for result in results]
+
+
+_ASKED_ONCE = FaultPolicy(reward_retries=0, breaker_failures=0, outage_patience=0.0)
+"""Outside an engine."""
+
+
+async def _score_group(
+    reward: RewardFunction, trajectories: Sequence[Trajectory]
+) -> list[RewardResult | RewardFailure]:
+    """Asked as a whole where it answers so; else its members, or its parts, have limits of their own."""
+    terms = _terms.get()
+    if terms is None or reward.made_of_others:
+        return await reward.score_group(trajectories)
+    if reward.answers_as_a_whole:
+        first = trajectories[0]
+        stream = derive(first.seed, "reward", reward.name, first.scenario.id)
+        return await _asked(reward, lambda: reward.score_group(trajectories), stream)
+    return await at_most(terms.longest, reward.score_group(trajectories), terms.missed_by(reward))
+
+
+async def _attempt(reward: RewardFunction, trajectory: Trajectory) -> RewardResult | RewardFailure:
+    try:
+        return await score_trajectory(reward, trajectory)
+    except RewardFailure as failure:
+        return failure
+
+
+def as_member_result(name: str, value: object) -> RewardResult | RewardFailure:
+    """What a group reward gave for one member, checked: a result or a failure that names the reward."""
+    if isinstance(value, RewardFailure):
+        return value
+    try:
+        return as_result(value)
+    except RewardFailure as failure:
+        return _named(name, failure)
+
+
+def as_result(value: object) -> RewardResult:
+    """A number, None or a result, as a result; RewardFailure for anything else."""
+    if isinstance(value, RewardResult):
+        return value
+    if isinstance(value, RewardFunction):
+        raise ConfigurationError(
+            f"a reward {value.name} came where its score should: call what makes it, f()"
+        )
+    _check("score", value)
+    return RewardResult(score=None if value is None else float(value))  # type: ignore[arg-type]  # _check saw to it
+
+
+def _named(name: str, error: Exception) -> RewardFailure:
+    if isinstance(error, RewardFailure):
+        text = str(error)
+        return error if text.startswith("reward ") else RewardFailure(f"reward {name}: {text}")
+    return RewardFailure(f"reward {name} failed: {told(error)}")

@@ -1,0 +1,271 @@
+"""The English that takes words out of what a text asserts: denial, doubt, supposition, plans, retraction.
+
+Each operator has a sign, a scope and phrases, one a line; `{name}` stands for a list of `_WORDS`. Its example
+is a sentence that does not tell "Friday", and a test reads each of them. `statements.py` applies them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "ADVERSATIVE",
+    "IDIOMS",
+    "OPERATORS",
+    "POLITE_CONDITION",
+    "RETRACTIONS",
+    "Operator",
+    "Scope",
+    "Sign",
+]
+
+Sign = Literal["denied", "doubted", "supposed", "planned", "past"]
+Scope = Literal["next words", "rest of clause", "clause", "rest of sentence", "sentence", "condition"]
+"""From the operator on, or around it. A sentence ends at an adversative; a condition has its main clause."""
+
+_WORDS = {
+    "not": "not|n't|never|cannot|hardly|barely",
+    "say": "say|says|said|saying|think|thinks|thought|believes?|believed|claims?|claimed|expects?|promised?"
+    "|promises|guarantees?|confirm|confirms|swear|sure|certain|know|knows|told|count on|rely on",
+    "why": "why|how|what|who|where|about|which",
+    "happen": "be|have|come|arrive|reach|take|well|also|still|not|or",
+    "subject": r"we|you|i|it|they|he|she|nobody|anyone|anybody|someone|the \w+|your \w+|our \w+|there|that",
+    "change": "moved|changed|postponed|rescheduled|delayed|shifted|pushed|switched|updated|corrected|went",
+    "colleague": r"colleagues?|managers?|team|supervisor|boss|records?|screen|system|computer|notes|list",
+    "false": "unlikely|false|untrue|a lie|lies|myth|impossible|incorrect|nonsense|wrong|too good to be true",
+    "sure": "certain|sure|clear|true|likely|confirmed|guaranteed|proven|given|the case|settled",
+    "crowd": "some|others|many|most|people|they|folks|a few|somebody|someone",
+    "forbid": "(?:do(?:es)?|must|should|may|will|can)(?:n't| not)|never|can(?:no|')t|won't|not|no",
+    "more": "(?:more|less|hotter|longer|higher|lower|sooner|earlier|later)",
+    "advise": "say|suggest|recommend|advise|go with|choose|pick|order",
+    "it": "that|this|it|which|all(?: of (?:that|this|it))?|everything|none of (?:that|this|it)",
+    "lie": "lies?|wrong|false|untrue|true|jokes?|made(?:-| )up|invented|invention|fiction|guess(?:work)?"
+    "|nonsense|incorrect|mistaken|mistake|error|test|bogus|fake|fib|prank|bluff|right|so|case|typo|rubbish",
+    "words": r"(?:what|everything|all) (?:that )?(?:i|we)(?:'ve| have)? (?:just )?\w+(?: you)?"
+    r"|my (?:\w+ )?(?:answer|reply|words?|claim|statement|message)",
+    "merely": "am|was|have|all|just|only|actually|of course|a|not|an|the|so|pure|completely|simply|totally",
+    "word": "(?:me|that|it|this|a word|any|my|what|on)",
+    "pronoun": "it|that|this|they|you|we|i",
+    "isnt": "(?:is|will|does|do|did|was|are|has|have|wo)(?:n't| ?not)(?: really| actually| true| so)?",
+    "honest": r"\W*$|\W+(?:to be honest|to tell the truth|i'm afraid|i am afraid|sorry|honestly|of course)",
+}
+
+
+def _pattern(phrases: str, *, before: str = r"\b", after: str = r"(?!\w)") -> re.Pattern[str]:
+    """One pattern of the phrases, a phrase a line; a line that starts with `+` continues the last one."""
+    lines = [line.strip() for line in re.sub(r"\n\s*\+", "", phrases.strip()).splitlines()]
+    named = re.compile(r"\{([a-z]+)\}")
+    filled = [named.sub(lambda match: f"(?:{_WORDS[match[1]]})", line) for line in lines]
+    return re.compile(f"{before}(?:{'|'.join(filled)}){after}")
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A phrase and what it does to the words in its scope."""
+
+    sign: Sign
+    scope: Scope
+    pattern: re.Pattern[str]
+    example: str
+
+
+OPERATORS = (
+    Operator(
+        "denied",
+        "rest of sentence",
+        _pattern(r"""
+            (?:nobody|no one|none of \w+|few(?: people)?|hardly anyone
+                +|who) (?:[\w']+ ){0,2}?{say}\b(?! {why}\b)
+            (?:do|does|did|would|could|can|will|am|is|are|was|must)(?:n't
+                +| not) (?:[\w']+ ){0,2}?{say}\b(?! {why}\b)
+            (?:cannot|'m not|never) (?:[\w']+ )?{say}\b(?! {why}\b)
+            (?:anything but|far from|less than|by no means|{not}) (?:\w+ )?{sure}\b(?! {why}\b)
+            {false}(?: \w+)? (?:that|to \w+)
+            (?:doubts?|denied that|deny that|disbelieve)
+            no (?:idea|clue|chance|telling|guarantee|promise|evidence|sign|truth|hope|indication
+                +|proof)\b(?! {why}\b)
+            no way
+            the (?:idea|claim|notion|rumou?r|story|belief|theory|myth|lie|legend|thought) that
+        """),
+        "Nobody believes that, after all, it comes Friday.",
+    ),
+    Operator(
+        "denied",
+        "next words",
+        _pattern(r"""
+            far from
+            (?:any|every|all|each)(?:thing|one|body|where)?(?: [\w']+){0,2}? (?:but|except|save)
+            except(?: for)?|excluding|apart from|other than|rather than|instead of|as opposed to
+            unlike|contrary to|in place of|and not|short of
+        """),
+        "It comes any day but Friday.",
+    ),
+    Operator(
+        "denied",
+        "rest of clause",
+        _pattern(r"""
+            (?:sooner|rather) (?:[\w']+ ){0,6}?than
+            too \w+ to
+            fails? to|failed to|refuse[sd]?|deny|denies|withh[eo]ld|declined? to|rules? out
+            not|never|no|cannot|without|unable|neither|nor|hardly|barely|nobody|none|nothing|impossible
+        """),
+        "It will not come on Friday.",
+    ),
+    Operator("denied", "rest of clause", re.compile(r"n't\b"), "It won't come on Friday."),
+    Operator(
+        "doubted",
+        "sentence",
+        _pattern(r"""
+            maybe|perhaps|possibly|conceivably|supposedly|allegedly|purportedly|theoretically|ideally
+                +|presumably
+            (?:a|any|some|every|the) (?:\w+ )?(?:chance|possibility|likelihood|probability)\b(?! to\b)
+            (?:possible|conceivable|thinkable|imaginable|plausible|not impossible
+                +|not out of the question)(?: that| it)
+            who knows|who can (?:tell|say)|anyone's guess|(?:i|we|i'd|my|a|wild|would) guess|guessing
+                +|guesses|hunch
+            bets?|wager|could go either way|or (?:so they say|not|whatever|something|whenever|maybe)
+            (?:not sure|unsure|uncertain|not certain|unclear|(?:hard|impossible) to (?:say|tell
+                +|know))\b(?! {why}\b)
+            (?:for example|for instance|e\.g)|(?:some|any|whichever|whatever) (?:day|date|one
+                +|number) (?:like|such as)
+        """),
+        "Perhaps it comes on Friday, I am told.",
+    ),
+    Operator(
+        "doubted",
+        "sentence",
+        _pattern(r"""
+            horoscope|fortune.?teller|crystal ball|tarot|tea leaves|flip(?:ped)? a coin|coin says|dice
+                +|psychic
+            rumou?rs?|rumou?red|gossip|hearsay|legend has it|word on the street|a little bird
+            {crowd} (?:people |customers |of them )?(?:say|claim|think|believe|swear)s?
+            {crowd} (?:people |customers )?(?:said|claimed)
+            (?:some|others|many|most|a few)(?: people| customers| of them)? gets?
+            (?:for|to) (?:some|others|most|many|a few)\b(?! (?:reason|time|of)\b)
+            (?:choose|free|welcome|like|want|prefer) to (?:believe|think)
+            you (?:may|can|could) (?:believe|think)
+            (?:my (?!{colleague})\w+|an? \w+|some \w+) (?:think|say|believe|claim|swear|reckon|feel|dream
+                +|told me)\w*
+            \w+ (?:thinks|reckons|suspects|guesses|fancies|dreams)
+        """),
+        "My uncle says that it comes on Friday.",
+    ),
+    Operator(
+        "doubted",
+        "sentence",
+        _pattern(r"""
+            in (?:theory|my dreams|your dreams|an? \w+ world|another (?:life|world|universe))|hypothetically
+            (?:let's|let us) (?:say|pretend|imagine|assume|suppose)
+            pretend|imagine|suppose|supposing|assuming|assume|picture|dream|dreamt|dreamed|fantasy
+            wish|wished|hopefully|hope|hopes|hoping|if i had to
+        """),
+        "Let us pretend that it comes on Friday.",
+    ),
+    Operator(
+        "doubted",
+        "clause",
+        _pattern(r"""
+            might|could (?!you\b|i\b|be (?:happier|more))\w+|could've|may {happen}
+        """),
+        "It might come on Friday.",
+    ),
+    Operator(
+        "supposed",
+        "clause",
+        _pattern(r"""
+            would(?:n't|'ve)?|(?:i|you|he|she|it|we|they)'d
+        """),
+        "In that case Friday would suit us.",
+    ),
+    Operator(
+        "supposed",
+        "rest of sentence",
+        _pattern(r"""
+            whether|to see if|(?:check|ask|find out|wonder|wondering|know|tell me|sure|see|asked|asking) if
+            pretend\w*|as if|as though
+        """),
+        "We will check whether it comes on Friday.",
+    ),
+    Operator(
+        "supposed",
+        "condition",
+        _pattern(r"""
+            if|unless|provided(?: that)?|in case|as long as|lest|on condition
+            (?<![\w'] )(?:had|were) {subject}(?! been (?:late|slow))
+            (?<![\w,'] )should {subject}
+        """),
+        "It comes on Friday if we send it.",
+    ),
+    Operator(
+        "planned",
+        "rest of clause",
+        _pattern(r"""
+            (?:was|were|'d been|had been) (?:\w+ )?(?:supposed|due|meant|planned|scheduled|promised
+                +|expected|going)
+            (?:was|were) (?:intended|thought)|should(?:'ve| have)|used to|no longer|about to
+        """),
+        "It was due on Friday.",
+    ),
+    Operator(
+        "past",
+        "next words",
+        _pattern(r"""
+            {change}(?: [\w']+){0,4} from
+        """),
+        "It was postponed from Friday to Monday.",
+    ),
+)
+
+IDIOMS = _pattern(r"""
+    (?:with|without|there is|there's)? ?(?:no|without|beyond) (?:a |any )?(?:doubts?|fail|delay|problems?)
+    (?:there is |there's )?no (?:worries|trouble|question|exception|matter|need|rush|hurry)
+    without (?:trouble|further ado)|(?:no|without) (?:any )?(?:extra |additional )?(?:charges?|fees?|costs?)
+    no(?:t)? (?:later|earlier|sooner|longer|more|less|fewer) than
+    {forbid} (?:\w+ ){0,2}?(?:above|over|exceed|beyond|past|below|under|{more} than)
+    not (?:only|just|merely|before|until|to worry|bad|at all)|not (?:be |going to be )?(?:a |any )?problem
+    nothing (?:but|less than|to (?:worry|pay|do))|need not|why not|even (?:if|though)|if not
+    do(?:n't| not) (?:you )?(?:worry|hesitate|mind|need|have)
+    can(?:no|')t wait|(?:i|we) can(?:no|')t (?:thank|apologi[sz]e|tell you how)
+    (?:i|we)(?:'d| would) (?:like|love|be (?:happy|glad|pleased|delighted)|{advise})
+    would (?:you|like|love)|(?:that|this|it|which|total|date|time|amount) would be|you(?:'d| would) like
+    hope (?:this|that|it|you|to)|glad you asked|you bet|best guess
+""")
+"""Say nothing about what they stand beside: "no problem, it comes Friday", "no doubt it is Friday"."""
+
+POLITE_CONDITION = _pattern(
+    r"""
+    if (?:that|this|it|there|anything|possible|necessary|needed|so|i may|only|any|you're)
+    if you(?:'d| would| ever)? (?:have|need|want|wish|like|prefer|care|don't|do|are|still|would|notice
+        +|require|look)
+    """,
+)
+"""Conditions that hold nothing back: "it comes Friday, if you want to know"."""
+
+ADVERSATIVE = re.compile(r"\b(?:but|however|instead|nevertheless|still|actually|yet)\b|;")
+"""Ends the scope of a doubt or denial: "I was not sure, but it is Friday"."""
+
+RETRACTIONS = _pattern(
+    r"""
+    \b(?:{it}|{words})(?: \w+)? ?(?:is|was|were|'s|isn't|wasn't)(?: {merely}){0,4} {lie}
+    \b(?:i|we)(?:'m|'ve)?(?: {merely}){0,4} (?:lied|lying|joking|kidding|fibbed|bluffing|guessed|guessing)
+    \b(?:i|we)(?:'m|'ve)?(?: {merely}){0,4} (?:not serious|pulling your leg|misread|misspoke|wrong)
+    \b(?:i|we)(?:'ve)?(?: {merely}){0,3} (?:made|got|had) (?:all )?(?:that|it|this) (?:all )?(?:up|wrong)
+    \b(?:i|we) (?:just )?invented (?:that|it|this|all)
+    \b(?:i|we) (?:have to )?take (?:that|it|this|everything) back
+    \b(?:i|we) (?:have no (?:idea|clue)|haven't (?:a|any) (?:clue|idea))\b(?! (?:{why}|that)\b)
+    \b(?:i|we) don't (?:actually |really )?know\b(?! (?:{why}|that)\b)
+    \b(?:just|only) (?:kidding|joking|guessing|a guess)
+    ^\W*(?:kidding|joking|not|psych|nope|or (?:maybe )?not|as if|yeah right|no idea|who knows)\W*$
+    ^\W*(?:wishful thinking|fat chance|in your dreams)
+    ^\W*(?:(?:all|pure|just|only|utter|a) ){0,2}(?:lies?|nonsense|fiction|rubbish|jokes?|invented|untrue)
+    ^\W*(?:not (?:really|quite|so|true|exactly)|nope|wrong|false|hardly)\W*[,.!]
+    \b(?:scratch|strike|forget|ignore|disregard|never mind) (?:that|it|this|everything|what (?:i|we)|all|my)
+    \b(?:do not|don't|never|better not|shouldn't) (?:believe|trust|rely on|count on|quote|take) {word}
+    \b(?:april fool|fooled you|gotcha|on second thoughts?|don't hold me to|take it with a grain)
+    ^(?:[\w' ]{1,30},\s)?\W*(?:(?:well|actually|no|sorry|but|oh)\W+){0,3}{pronoun} (?:really )?{isnt}{honest}
+    """,
+    before="",
+)
+"""Sentences that take back what was said before them: "That was a lie.", "Just kidding."."""

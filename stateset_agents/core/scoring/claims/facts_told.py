@@ -1,0 +1,167 @@
+"""Which facts an agent's replies tell.
+
+A fact is told by an assertion that stands alone: a second value of its type takes it back, unless that one is
+denied, past, about something else, or the user's (`second_values.py`). Called by the ready rewards and the
+rule-based user.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+
+from stateset_agents.core.scoring.claims.mentions import (
+    Mention,
+    Replies,
+    denied_after,
+    find_mentions,
+    read_values,
+    wanted_value,
+)
+from stateset_agents.core.scoring.claims.second_values import has_second_value, is_alternative, is_one_of_many
+from stateset_agents.core.scoring.claims.statements import Span, Statements, read_statements
+from stateset_agents.core.scoring.claims.typed_values import MOST_VALUES, same_value, stem
+
+__all__ = ["Telling", "facts_told", "told"]
+
+_MOST_MENTIONS = 100
+"""A fact that stands there more often is stuffed in, not told; it bounds the work, too."""
+_TO_COME = re.compile(r"\b(?:(?:to|will|can|shall|must|may|'ll) be|being|gets?|not yet)(?: \w+)? $")
+
+
+class Telling(Enum):
+    """What the replies do with a fact."""
+
+    TOLD = "told"
+    NAMED = "named"
+    """It stands there, but as one of several values, denied, doubted, supposed, asked or taken back."""
+    ABSENT = "absent"
+
+
+def facts_told(
+    facts: Mapping[str, Sequence[str]],
+    replies: Sequence[str],
+    *,
+    sound: Iterable[int] | None = None,
+    heard: Sequence[str] = (),
+    given: Sequence[str] = (),
+    choices: Sequence[Sequence[str]] = (),
+) -> dict[str, Telling]:
+    """How each fact (name -> accepted wordings) fares in the agent's `replies`.
+
+    `sound`: which replies may tell a fact, all of them unless given; values in the others still count as
+    second ones. `heard` is what the user said, `given` other texts whose values the agent may repeat, each
+    list of `choices` a type of values of the user's own.
+
+        facts_told({"day": ("Friday",)}, ["It comes Monday or Friday."])  ->  {"day": Telling.NAMED}
+    """
+    types = tuple(tuple(options) for options in choices)
+    known = [value for text in (*heard, *given) for value in read_values(text, types)]
+    wanted = [wanted_value(wording, types) for wordings in facts.values() for wording in wordings]
+    read = Replies(
+        statements=[read_statements(text) for text in replies],
+        values=[read_values(text, types) for text in replies],
+        sound=frozenset(range(len(replies)) if sound is None else sound),
+        expected=[value for value in wanted if value is not None],
+        known=frozenset((value.kind, value.value) for value in known),
+        questions=frozenset(stem(word) for text in heard for word in _questions(text)),
+        topic=frozenset(stem(word) for text in heard for word, _, _ in read_statements(text).words),
+    )
+    mentions = {
+        name: find_mentions(wordings, read, types, most=_MOST_MENTIONS + 1)
+        for name, wordings in facts.items()
+    }
+    covered = frozenset(
+        (mention.reply, value.start)
+        for found in mentions.values()
+        for mention in found
+        for value in mention.values
+    )
+    return {name: _telling(found, read, covered) for name, found in mentions.items()}
+
+
+def told(wordings: Iterable[str], text: str) -> bool:
+    """True when the text by itself tells a fact that has these wordings.
+
+    "The refund takes 5 days" tells "5 days"; "it is not 5 days", "is it 5 days?" and "5 or 6 days" do not.
+    """
+    return facts_told({"": tuple(wordings)}, [text])[""] is Telling.TOLD
+
+
+def _questions(text: str) -> Iterator[str]:
+    """The words of the sentences that ask; of all where none does."""
+    statements = read_statements(text)
+    asking = [
+        span for span in statements.sentences if statements.low[span.start : span.end].rstrip().endswith("?")
+    ]
+    for span in asking or statements.sentences:
+        yield from re.findall(r"[\w']+", statements.low[span.start : span.end])
+
+
+def _telling(mentions: Sequence[Mention], replies: Replies, covered: frozenset[tuple[int, int]]) -> Telling:
+    if not mentions:
+        return Telling.ABSENT
+    if len(mentions) > _MOST_MENTIONS or any(len(values) >= MOST_VALUES for values in replies.values):
+        return Telling.NAMED
+    live = [mention for mention in mentions if _is_live(mention, replies)]
+    if not live or _is_contradicted(mentions, live, replies) or has_second_value(live, replies, covered):
+        return Telling.NAMED
+    typed = any(mention.values for mention in live)
+    return Telling.NAMED if not typed and is_one_of_many(live, replies) else Telling.TOLD
+
+
+def _is_live(mention: Mention, replies: Replies) -> bool:
+    """Is it asserted by a sound reply, for itself, and not taken back?"""
+    statements = replies.statements[mention.reply]
+    return (
+        mention.reply in replies.sound
+        and mention.place.asserted
+        and not denied_after(statements, mention.end)
+        and not _is_to_come(mention, statements)
+        and not is_alternative(mention, replies)
+        and not _is_retracted(mention, replies)
+    )
+
+
+def _is_to_come(mention: Mention, statements: Statements) -> bool:
+    """A status that is not reached yet: "it will be shipped", "waiting to be shipped"."""
+    before = statements.low[max(0, mention.start - 30) : mention.start]
+    return any(value.kind == "status" for value in mention.values) and bool(_TO_COME.search(before))
+
+
+def _is_retracted(mention: Mention, replies: Replies) -> bool:
+    """Is it taken back later? "That was a lie" does it, "Thursday was a lie" not to Friday."""
+    for number in range(mention.reply, len(replies.statements)):
+        statements = replies.statements[number]
+        for span in statements.retractions:
+            same = number == mention.reply
+            if same and (mention.start >= span.start or statements.is_of_earlier(span)):
+                continue
+            if not _names_another(span, number, mention, replies):
+                return True
+    return False
+
+
+def _names_another(span: Span, number: int, mention: Mention, replies: Replies) -> bool:
+    """Is there another value of the fact's type in the sentence that takes something back?"""
+    start = replies.statements[number].sentence(span.start).start
+    return any(
+        start <= value.start < span.end and value.kind == inside.kind and not same_value(value, inside)
+        for value in replies.values[number]
+        for inside in mention.values
+    )
+
+
+def _is_contradicted(mentions: Sequence[Mention], live: Sequence[Mention], replies: Replies) -> bool:
+    """Is it denied as well: anywhere for a word, after the last assertion for a typed value?"""
+    denied = [
+        mention
+        for mention in mentions
+        if (mention.place.denials or denied_after(replies.statements[mention.reply], mention.end))
+        and not (mention.place.asked or mention.place.supposed or mention.place.planned or mention.place.past)
+    ]
+    if not any(mention.values for mention in live):
+        return bool(denied)
+    last = max((mention.reply, mention.start) for mention in live)
+    return any((mention.reply, mention.start) > last for mention in denied)

@@ -1,0 +1,140 @@
+"""Where a fact stands in what an agent said, by its words or by its value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from stateset_agents.core.scoring.claims.statements import MOST_READ, Place, Span, Statements, read_statements
+from stateset_agents.core.scoring.claims.typed_values import Value, find_values, same_value
+
+__all__ = [
+    "Mention",
+    "Replies",
+    "denied_after",
+    "find_mentions",
+    "phrase_spans",
+    "read_values",
+    "wanted_value",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Mention:
+    """A place where a fact's wording or value stands."""
+
+    reply: int
+    start: int
+    end: int
+    place: Place
+    values: tuple[Value, ...]
+    """The typed values in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replies:
+    """What the agent said, and what its values are compared with."""
+
+    statements: Sequence[Statements]
+    values: Sequence[Sequence[Value]]
+    """Per reply, in order."""
+    sound: frozenset[int]
+    """Which replies may tell something."""
+    expected: Sequence[Value]
+    """The facts that are typed values."""
+    known: frozenset[tuple[str, object]]
+    """Kind and value of what the user said or the context holds."""
+    questions: frozenset[str]
+    """Stems of what the user asked."""
+    topic: frozenset[str]
+    """Stems of all that the user said."""
+
+
+_DENIED_AFTER = re.compile(
+    r",?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as)\b)[\w$#-]+){0,4}?"
+    # "is not right", "is not."
+    r"(?: (?:is|are|was|were|be|will be)(?:n't| not| never| no longer| hardly)\b"
+    r"(?= (?:the|a|an|your|our|right|correct|true|it|possible|available|going|valid|what|when|where|how"
+    r"|happening|realistic|feasible|on|even|offered|allowed|covered|permitted|granted|booked|reserved|yours"
+    r"|used|planned|scheduled|coming|in)\b|\W{0,9}[.,;!?]|\W{0,9}$)"
+    # "won't work"
+    r"| (?:(?:wo|ca|do|does)n't|(?:will|can|does|do) ?not) (?:work|happen|do|be|apply|suit|hold|come true)"
+    # "is simply out of the question"
+    r"| (?:is|are|was|were|would be|sounds|looks|seems)"
+    r"(?: (?:simply|just|completely|totally|quite|sadly|all|a|an|pure)){0,3}"
+    r" (?:wrong|false|untrue|impossible|out of the question|lie|joke|incorrect|off the table|excluded"
+    r"|unavailable|myth|nonsense|typo|mistake|error|slip|unrealistic|too good to be true|fiction|made up"
+    r"|unlikely|doubtful|invented|against|no longer))"
+)
+_NEGATIVE = re.compile(r"(?:not|no|never|cannot) ", re.IGNORECASE)
+
+
+def denied_after(statements: Statements, end: int) -> bool:
+    """Is what ends there denied by the words after it: "Friday is out of the question"?"""
+    return bool(_DENIED_AFTER.match(statements.plain, end, min(len(statements.plain), end + 200)))
+
+
+@lru_cache(maxsize=512)  # a score reads the same reply for each fact
+def read_values(text: str, choices: tuple[tuple[str, ...], ...] = ()) -> tuple[Value, ...]:
+    """The typed values of the part of the text that is read."""
+    return find_values(text[:MOST_READ], choices)
+
+
+def wanted_value(wording: str, choices: tuple[tuple[str, ...], ...] = ()) -> Value | None:
+    """The typed value that the wording is as a whole."""
+    text = wording.strip()
+    return next((value for value in read_values(text, choices) if value.end - value.start == len(text)), None)
+
+
+def phrase_spans(wording: str, statements: Statements, *, plural: bool = False) -> Iterator[Span]:
+    """Where the words of the wording stand one after another; also in `plural`, if asked for."""
+    parts = [word for word, _, _ in read_statements(wording).words]
+    words = statements.words
+    for place in range(len(words) - len(parts) + 1):
+        if all(_same(words[place + number][0], part, plural) for number, part in enumerate(parts)):
+            yield Span(words[place][1], words[place + len(parts) - 1][2])
+
+
+def _same(word: str, part: str, plural: bool) -> bool:
+    """A price or percentage also counts as its bare number, so "20" is told by "$20"."""
+    return part in (word, word.strip("$€£%"), word.removesuffix("'s")) or (plural and word == f"{part}s")
+
+
+def find_mentions(
+    wordings: Sequence[str], replies: Replies, choices: tuple[tuple[str, ...], ...], *, most: int
+) -> list[Mention]:
+    """The mentions of a fact in all replies, in order, up to `most` of each."""
+    found = []
+    wanted = [value for wording in wordings if (value := wanted_value(wording, choices)) is not None]
+    for number, (statements, values) in enumerate(zip(replies.statements, replies.values, strict=True)):
+        spans = {span for wording in wordings for span in phrase_spans(wording, statements)}
+        for value in values:
+            if any(other.kind != "number:" and same_value(value, other) for other in wanted):
+                spans.add(Span(value.start, value.end))
+        spans = set(sorted(spans)[:most])
+        places = {span: statements.at(span.start) for span in spans}
+        for wording in wordings:
+            places |= {
+                span: place for span, place in _denials(wording, statements) if not _is_in(span, spans)
+            }
+        for start, end in sorted(places)[:most]:
+            inside = tuple(value for value in values if value.start < end and start < value.end)
+            found.append(Mention(number, start, end, places[Span(start, end)], inside))
+    return found
+
+
+def _denials(wording: str, statements: Statements) -> Iterator[tuple[Span, Place]]:
+    """Of a fact that is a denial ("not eligible"), the places of what it denies, and of the opposite.
+
+    "You aren't eligible" tells it, and "you are eligible" denies it.
+    """
+    denied = _NEGATIVE.match(wording.strip())
+    for span in phrase_spans(wording.strip()[denied.end() :], statements) if denied else ():
+        place = statements.at(span.start)
+        yield span, place._replace(denials=0 if place.denials % 2 else 1)
+
+
+def _is_in(span: Span, others: set[Span]) -> bool:
+    return any(other.start <= span.start and span.end <= other.end for other in others)

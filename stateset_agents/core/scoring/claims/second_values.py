@@ -1,0 +1,467 @@
+"""Second values: what stands beside a fact and takes it back, and what does not.
+
+"Monday or Friday" tells no day. "It was due Monday, it comes Friday" tells Friday, since Monday is past; so
+it is where the other value is denied, supposed, corrected, the user's own, or about something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stateset_agents.core.scoring.claims.mentions import Mention, Replies, denied_after
+from stateset_agents.core.scoring.claims.statements import NEARBY, Place, Statements
+from stateset_agents.core.scoring.claims.text_checks import FUNCTION_WORDS
+from stateset_agents.core.scoring.claims.typed_values import Value, same_value, stem
+
+__all__ = ["has_second_value", "is_alternative", "is_one_of_many"]
+
+_MOST_OTHERS = 3
+"""Values about something else that may stand beside a fact."""
+_MOST_WITHDRAWN = 1
+"""Values that may be said first and corrected afterwards; more are guesses."""
+
+_ATTRIBUTES: Mapping[str, frozenset[str]] = {
+    name: frozenset(map(stem, words.split()))
+    for name, words in {
+        "arrival": "arrive arrival deliver delivery come reach expect expected land receive door there"
+        " eta visit",
+        "dispatch": "ship shipped sent dispatch dispatched left leave packed handed pickup departed"
+        " warehouse",
+        "purchase": "ordered order bought buy purchase purchased paid pay placed price cost costs was total",
+        "wish": "need needed want wanted wish wished ask asked prefer preferred hoped",
+        "fee": "fee fees label tax taxes postage deposit keep deduct stay handling surcharge shipping",
+        "refund": "refund refunded back credit credited get receive money",
+        "returning": "return returned send exchange keep",
+        "opening": "open opens opened opening start starts begin begins",
+        "closing": "close closes closed closing end ends finish until",
+        "again": "again retry back next",
+        "tracking": "tracking track parcel package",
+        "order": "order",
+        "invoice": "invoice receipt bill",
+        "ticket": "ticket case reference complaint",
+        "minimum": "minimum least",
+        "holiday": "holiday holidays weekend",
+        "check-in": "checkin",
+        "check-out": "checkout",
+        "meals": "breakfast lunch dinner",
+    }.items()
+}
+"""What a value can be said of in a shop, and the words that show it."""
+_OF_KIND: Mapping[str, frozenset[str]] = {
+    kind: frozenset(names.split())
+    for kind, names in {
+        "weekday": "arrival dispatch purchase wish opening closing again holiday",
+        "date": "arrival dispatch purchase wish opening closing again holiday",
+        "relative": "arrival dispatch purchase wish opening closing again",
+        "time": "arrival dispatch opening closing check-in check-out meals",
+        "amount": "purchase fee refund minimum",
+        "percent": "refund fee",
+        "duration": "arrival refund returning dispatch opening",
+        "id": "tracking order invoice ticket",
+    }.items()
+}
+_PARTS = frozenset(("fee", "minimum"))
+"""Said of an amount, they show by themselves that it is not the one asked for."""
+_RANKS: Mapping[object, int] = {
+    "pending": 0,
+    "resolved": 2,
+    "shipped": 1,
+    "delivered": 2,
+    "cancelled": 2,
+    "lost": 2,
+}
+_STATED = re.compile(
+    r"(?:\b(?:is|was|are|were|has|have|had|been|got|status|state)|'s)\W+(?:(?!be\b|to\b|being\b"
+    r"|not\b)\w+\W+){0,2}$"
+)
+
+_DASH = "\u2013\u2014-"
+_JOINED = re.compile(
+    rf"\W*(?:(?:,|and|or|either|/|to|till|until|through|on|by|in|at|the|maybe|perhaps|even|possibly"
+    rf"|else)\b|[/,|&{_DASH}]|\s)+[$€£]?\s*"
+)
+_OR = re.compile(rf"\b(?:or|either|to|till|until|through)\b|[/|{_DASH}]")
+_OR_BEFORE = re.compile(
+    r"(?:\b(?:or|either)\s+(?:(?:on|in|at|by|the|a|an|for|even|maybe|perhaps)\s+){0,3}|[^\W\d]\s?/\s?)$"
+)
+_OR_OTHER = re.compile(
+    r"\s?,?\s?or\s+(?:on |in |by |at )?(?:the (?:day|week|next|one|following|other)|some|another|any|other"
+    r"|whenever|whatever|whichever|wherever|somewhere|maybe|perhaps|possibly|not|something|anything|else|thereabouts|later)\b"
+)
+_OR_CLAUSE = re.compile(r"\W*or\b")
+_NO_ITEM = (
+    r"(?!(?:you|we|i|they|he|she|it|if|call|contact|please|let|just|simply|earlier|sooner|less|so|more"
+    r"|better|fewer|below|above|have|get|use|ask|write|reply|visit|come|whether|rather|before|after)\b)"
+)
+_OR_WORD = re.compile(rf"\s?/\s?[^\W\d]|\s+or\s+{_NO_ITEM}\w")
+_OR_ITEM = re.compile(rf"\s?,?\s?or\s+(?:the |a |in |at |on |by )?{_NO_ITEM}[\w'-]+\s?(?:[.,;:!?)]|$)")
+_ITEM = r"(?:[\w'-]{1,30} ){0,2}[\w'-]{1,30}"
+_LIST_AFTER = re.compile(
+    rf"(?:\s?,\s?{_ITEM}){{1,8}}\s?,?\s+(?:and|or)\s+[\w'-]|\s?,\s?[\w'-]+\s?,\s?[\w'-]+\s?(?:[.,;!?]|$)"
+)
+_LIST_BEFORE = re.compile(rf"[\w'-]\s?,\s?{_ITEM}\s?,?\s+(?:and|or)\s+(?:(?:the|a|an)\s+)?$")
+
+_YOURS = re.compile(
+    r"\byou(?:'ve|'d| have| had| also| really| only| did| do){0,3} (?:say|said|wrote|write|ask|need|want"
+    r"|paid|pay|bought|order|mention|told|thought|think|hope|prefer|request|expect|were|had|knew|know"
+    r"|read|heard|plan|book|chose|picked|wish|sent|gave|asked)\w*\b|\bas you (?:say|said|wrote)"
+)
+_QUOTE = re.compile(r"[\"\u201c\u201d]")
+_BOUND = re.compile(
+    r"\b(?:over|above|under|below|beyond|at least|more than|less than|start(?:s|ing)? (?:at|from)"
+    r"|minimum of|up to|until|no later than|by)\s?(?:the )?$"
+)
+_DAYS = re.compile(
+    r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|weekdays?|weekends?|holidays?|every day)\b"
+)
+_CORRECTION = re.compile(
+    rf"[\s,.;:{_DASH}]*(?:sorry|i mean|i meant|no|correction|rather|actually|make that|scratch that|oops"
+    rf"|pardon|well|wait)\b[\s,.;:{_DASH}]*(?:[\w']+[\s,.;:{_DASH}]+){{0,4}}"
+)
+_PART = re.compile(r" (?:out )?of (?:the |your |those |these )?[$€£\d]")
+_WHOLE = re.compile(r"[\d%] (?:out )?of (?:the |your |those |these )?$")
+_NOW = re.compile(r"\b(?:now|currently|at present|meanwhile)\b")
+_WHICH = re.compile(r"\s?(?:which|who|that)\b")
+_PRONOUN = re.compile(r"\b(?:it|this|that|they|these|it's|that's|they're)\b")
+_NOUNS = re.compile(
+    r"\b(?:the|a|an|our|this|each|every) ([^\W\d_]+(?: (?!(?:is|are|was|were|on|at|in|by|for|of|to|and"
+    r"|costs?|takes?)\b)[^\W\d_]+)?)"
+)
+_SUBJECT = re.compile(
+    r"^\W{0,9}(?:(?:and|but|so|while) )?([^\W\d_]+) (?:is|are|was|were|starts?|ends?|costs?|closes?"
+    r"|opens?|begins?|takes?|runs?|needs?)\b"
+)
+_GENERIC = frozenset(
+    ("day", "date", "week", "month", "time", "number", "amount", "sum", "first", "last", "other")
+)
+_PURPOSE = re.compile(r"^ (?:for|to|of) (?:the |a |an |your |our )?([^\W\d_]+)")
+_CHECK_IN = re.compile(r"\bcheck[- ](in|out)\b")
+_WORD = re.compile(r"[\w']+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fact:
+    """How a fact is told, as far as second values are compared with it."""
+
+    kind: str
+    values: frozenset[Value]
+    attributes: frozenset[str]
+    """What it is said of: as the user asked, or else as the agent says."""
+    past: bool
+    bounds: bool
+    """Is it a bound itself ("over $40")?"""
+    about_another: bool
+    """Is it said of a thing that the user did not speak of?"""
+    days: frozenset[str]
+    clauses: frozenset[tuple[int, int]]
+    """Reply and clause of each mention."""
+    contents: frozenset[frozenset[str]]
+    """Content words beside each mention."""
+    places: tuple[tuple[int, int, int], ...]
+    """Reply, start and end of each mention."""
+    last: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Second:
+    """A value of the fact's type that differs."""
+
+    value: Value
+    reply: int
+    statements: Statements
+    place: Place
+
+
+def has_second_value(live: Sequence[Mention], replies: Replies, covered: frozenset[tuple[int, int]]) -> bool:
+    """Does a value of the fact's type stand beside it that nothing excuses?
+
+    `covered`: where the values of the facts themselves stand.
+    """
+    for kind in {value.kind for mention in live for value in mention.values}:
+        fact = _how_told(kind, live, replies)
+        seconds = [
+            _Second(value, number, statements, statements.at(value.start))
+            for number, (statements, values) in enumerate(
+                zip(replies.statements, replies.values, strict=True)
+            )
+            for value in values
+            if value.kind == kind
+            and (number, value.start) not in covered
+            and not any(same_value(value, other) for other in (*fact.values, *replies.expected))
+            and _rules_out(value, fact, statements)
+        ]
+        if _take_back(seconds, fact, live, replies):
+            return True
+    return False
+
+
+def _take_back(seconds: Sequence[_Second], fact: _Fact, live: Sequence[Mention], replies: Replies) -> bool:
+    denied = {
+        second.value.value: (second.reply, second.value.start) for second in seconds if second.place.denials
+    }
+    others: set[object] = set()
+    withdrawn: set[object] = set()
+    for second in seconds:
+        if _is_excused(second, fact, replies):
+            continue
+        position = (second.reply, second.value.start)
+        if denied.get(second.value.value, (-1, 0)) > position or _is_corrected(
+            second, live, replies, fact.last
+        ):
+            withdrawn.add(second.value.value)
+        elif _is_other(second, fact, replies):
+            others.add(second.value.value)
+        else:
+            return True
+    return len(others) > _MOST_OTHERS or len(withdrawn) > _MOST_WITHDRAWN
+
+
+def _how_told(kind: str, live: Sequence[Mention], replies: Replies) -> _Fact:
+    values = [(mention, value) for mention in live for value in mention.values if value.kind == kind]
+    names = _OF_KIND.get(kind, frozenset())
+    asked = {name for name in names if _ATTRIBUTES[name] & replies.questions}
+    stated = {
+        name for mention, value in values for name in _said_of(value, replies.statements[mention.reply])
+    }
+    attributes = frozenset(asked & stated or asked or stated)
+    return _Fact(
+        kind=kind,
+        values=frozenset(value for _, value in values),
+        attributes=attributes,
+        past=all(mention.place.past for mention in live),
+        bounds=any(_is_bound(mention.start, replies.statements[mention.reply]) for mention in live),
+        about_another=any(
+            _is_about_another(value, replies.statements[mention.reply], replies, attributes)
+            for mention, value in values
+        ),
+        days=frozenset(
+            day
+            for mention in live
+            for day in _DAYS.findall(replies.statements[mention.reply].clause(mention.start))
+        ),
+        clauses=frozenset(
+            (mention.reply, replies.statements[mention.reply].clause_number(mention.start))
+            for mention in live
+        ),
+        contents=frozenset(_contents(m.start, m.end, replies.statements[m.reply]) for m in live),
+        places=tuple((mention.reply, mention.start, mention.end) for mention in live),
+        last=max((mention.reply, mention.start) for mention in live),
+    )
+
+
+def _rules_out(value: Value, fact: _Fact, statements: Statements) -> bool:
+    """Can both not be true? Identifiers of another shape may, and earlier stages of an order."""
+    if fact.kind == "id":
+        return any(_shape(value) == _shape(other) for other in fact.values)
+    if fact.kind == "status":
+        if not _STATED.search(statements.low[max(0, value.start - 40) : value.start]):
+            return False
+        rank = _RANKS.get(value.value, 0)
+        return any(rank == 0 or rank >= _RANKS.get(other.value, 0) for other in fact.values)
+    return True
+
+
+def _shape(value: Value) -> str:
+    return re.sub(r"\d+", "9", re.sub(r"[^\W\d_]", "a", str(value.value)))
+
+
+def _is_excused(second: _Second, fact: _Fact, replies: Replies) -> bool:
+    """Is it denied, asked, supposed, past, or the user's?"""
+    value, statements, place = second.value, second.statements, second.place
+    if place.denials or place.supposed or denied_after(statements, value.end):
+        return True
+    if (
+        place.asked
+        and not _is_fragment(value, statements)
+        and not _OR_CLAUSE.match(statements.clause(value.start))
+    ):
+        return True
+    said_of = _said_of(value, statements)
+    differs = _differs(said_of, fact)
+    if place.past and (differs or not fact.past):
+        return True
+    if (value.kind, value.value) not in replies.known:
+        return False
+    if differs or _is_yours(value, statements) or _is_beside(second, fact):
+        return True
+    return (not said_of or fact.kind == "id") and not _is_parallel(second, fact)
+
+
+def _is_other(second: _Second, fact: _Fact, replies: Replies) -> bool:
+    """Is it about something else: a bound, another attribute, another day or another thing?"""
+    value, statements = second.value, second.statements
+    if second.place.doubted:
+        return False
+    said_of = _said_of(value, statements)
+    if _differs(said_of, fact) or (_is_bound(value.start, statements) and not fact.bounds):
+        return True
+    if _is_part_or_whole(value, statements):
+        return True
+    if fact.kind == "time":
+        days = set(_DAYS.findall(statements.clause(value.start)))
+        if days and fact.days and not days & fact.days:
+            return True
+    return not fact.about_another and _is_about_another(value, statements, replies, fact.attributes)
+
+
+def _is_part_or_whole(value: Value, statements: Statements) -> bool:
+    """ "$15 of the $95" """
+    before, after = statements.around(value.start, value.end)
+    return bool(_PART.match(after) or _WHOLE.search(before))
+
+
+def _differs(said_of: frozenset[str], fact: _Fact) -> bool:
+    """Is it said of something else than the fact?"""
+    known = fact.attributes or said_of <= _PARTS
+    return bool(said_of and known) and not said_of & fact.attributes
+
+
+def _is_beside(second: _Second, fact: _Fact) -> bool:
+    """In the fact's own clause, and not in a row with it: "order K27 has the number Z48"?"""
+    value, low = second.value, second.statements.low
+    for reply, start, end in fact.places:
+        if reply == second.reply and abs(start - value.start) <= NEARBY:
+            gap = low[value.end : start] if value.end <= start else low[end : value.start]
+            if second.statements.clause_number(start) == second.statements.clause_number(value.start):
+                return not _JOINED.fullmatch(gap)
+    return False
+
+
+def _is_fragment(value: Value, statements: Statements) -> bool:
+    """ "Monday?" """
+    before, after = statements.around(value.start, value.end)
+    return len(_WORD.findall(before + after)) <= 1
+
+
+def _is_yours(value: Value, statements: Statements) -> bool:
+    """ "You need it by Monday", 'you wrote "Monday"'"""
+    before, _ = statements.around(value.start, value.end)
+    return bool(_YOURS.search(before) or _QUOTE.search(before[-3:]))
+
+
+def _is_parallel(second: _Second, fact: _Fact) -> bool:
+    """Does its clause say of it what another clause says of the fact?"""
+    clause = (second.reply, second.statements.clause_number(second.value.start))
+    if clause in fact.clauses:
+        return False
+    here = _contents(second.value.start, second.value.end, second.statements)
+    return any(2 * len(here & there) >= len(here | there) for there in fact.contents)
+
+
+def _contents(start: int, end: int, statements: Statements) -> frozenset[str]:
+    """Stems of the clause's content words beside the value."""
+    before, after = statements.around(start, end)
+    return frozenset(
+        stem(word) for word in _WORD.findall(before) + _WORD.findall(after) if word not in FUNCTION_WORDS
+    )
+
+
+def _is_bound(start: int, statements: Statements) -> bool:
+    """ "Orders over $50" are no price of $50."""
+    return bool(_BOUND.search(statements.low[max(0, start - 24) : start]))
+
+
+def _is_corrected(second: _Second, live: Sequence[Mention], replies: Replies, last: tuple[int, int]) -> bool:
+    """Is it taken back before the fact is told: "Thursday, sorry, Friday"?"""
+    end = second.value.end
+    for reply in range(second.reply, last[0] + 1):
+        for span in replies.statements[reply].retractions:
+            if (second.reply, second.value.start) <= (reply, span.end) and (reply, span.start) <= last:
+                return True
+    if (second.reply, second.value.start) < last and _NOW.search(replies.statements[last[0]].clause(last[1])):
+        return not _NOW.search(second.statements.clause(second.value.start))
+    following = [m.start for m in live if m.reply == second.reply and end <= m.start <= end + 60]
+    return bool(following) and bool(_CORRECTION.fullmatch(second.statements.low, end, following[0]))
+
+
+def _said_of(value: Value, statements: Statements) -> frozenset[str]:
+    """What the value is said of, by the nearest telling word of its clause: arrival, dispatch, fee, ..."""
+    names = _OF_KIND.get(value.kind, frozenset())
+    before, after = (_CHECK_IN.sub(r"check\1", text) for text in statements.around(value.start, value.end))
+    for word in (*reversed(_WORD.findall(before)), *_WORD.findall(after)):
+        found = frozenset(name for name in names if stem(word) in _ATTRIBUTES[name])
+        if found:
+            return found
+    return frozenset()
+
+
+def _is_about_another(
+    value: Value, statements: Statements, replies: Replies, attributes: Iterable[str]
+) -> bool:
+    """Is it said of a thing that the user did not speak of: "the showers run at 38", "$25 for the bell"?"""
+    before, after = statements.around(value.start, value.end)
+    if _WHICH.match(before):
+        start = statements.clauses[statements.clause_number(value.start)].start
+        before = statements.low[max(statements.sentence(value.start).start, start - 40) : start]
+    elif _PRONOUN.search(before):
+        return False
+    nouns = [*_NOUNS.findall(before), *_SUBJECT.findall(before), *_PURPOSE.findall(after[:40])]
+    stems = {stem(word) for noun in nouns for word in noun.split() if word not in FUNCTION_WORDS | _GENERIC}
+    told_of = {word for name in attributes for word in _ATTRIBUTES[name]}
+    return bool(stems) and not stems & (replies.topic | told_of)
+
+
+def is_alternative(mention: Mention, replies: Replies) -> bool:
+    """Is the fact joined to another value by "or", a slash, a dash or "to"?"""
+    statements = replies.statements[mention.reply]
+    low = statements.low
+    before, after = low[max(0, mention.start - 60) : mention.start], low[mention.end : mention.end + 60]
+    if _OR_BEFORE.search(before) or _OR_OTHER.match(after) or _OR_ITEM.match(after):
+        return True
+    if not mention.values:
+        return bool(_OR_WORD.match(after) or _LIST_AFTER.match(after) or _LIST_BEFORE.search(before))
+    for value in _neighbours(mention, replies.values[mention.reply]):
+        gap = low[value.end : mention.start] if value.end <= mention.start else low[mention.end : value.start]
+        if len(gap) <= 30 and _OR.search(gap) and _JOINED.fullmatch(gap):
+            place = statements.at(value.start)
+            expected = any(same_value(value, other) for other in replies.expected)
+            if not (expected or place.denials or place.past):
+                return True
+    return False
+
+
+def _neighbours(mention: Mention, values: Sequence[Value]) -> list[Value]:
+    """The last value before the mention and the first after it."""
+    before = [value for value in values if value.end <= mention.start][-1:]
+    return before + [value for value in values if value.start >= mention.end][:1]
+
+
+_FRAME_WORDS = 12
+"""Longer clauses are no frame that somebody fills over and over; it bounds the work, too."""
+_MANY = 2
+_FILLERS = frozenset(
+    ("a", "an", "the", "and", "or", "but", "also", "even", "then", "in", "on", "at", "by", "for")
+)
+
+
+def is_one_of_many(live: Sequence[Mention], replies: Replies) -> bool:
+    """Does a fact of no type fill a frame that two other words fill, too?
+
+    "It is free. It is dear. It is cheap." names everything to hit something: ("it", "is", "free") is the
+    frame (("it", "is"), ()) filled by ("free",).
+    """
+    clauses = {
+        clause
+        for statements in replies.statements
+        for span in statements.clauses
+        if (clause := _frame_words(statements.low[span.start : span.end]))
+    }
+    phrases = {tuple(_WORD.findall(replies.statements[m.reply].low[m.start : m.end])) for m in live}
+    expected = phrases | {tuple(str(value.value).split()) for value in replies.expected}
+    longest = max(map(len, phrases))
+    frames: dict[tuple[tuple[str, ...], tuple[str, ...]], set[tuple[str, ...]]] = {}
+    for clause in clauses:
+        for length in range(1, longest + 1) if len(clause) <= _FRAME_WORDS + longest else ():
+            for start in range(len(clause) - length + 1):
+                end = start + length
+                frames.setdefault((clause[:start], clause[end:]), set()).add(clause[start:end])
+    return any(fillings & phrases and len(fillings - expected) >= _MANY for fillings in frames.values())
+
+
+def _frame_words(clause: str) -> tuple[str, ...]:
+    found = _WORD.findall(clause[:400])
+    while found and found[0] in _FILLERS:
+        found.pop(0)
+    return tuple(found)

@@ -1,0 +1,200 @@
+"""Plain functions as rewards: what they ask for by name is given to them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+from stateset_agents.core.scoring.base import (
+    RewardFunction,
+    RewardResult,
+    Scope,
+    as_member_result,
+    as_result,
+)
+from stateset_agents.runtime.named_arguments import NamedCall
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.foreign_names import ARGUMENTS
+from stateset_agents.types.trajectory import Trajectory, Turn
+
+__all__ = [
+    "FunctionReward",
+    "Reward",
+    "as_reward",
+    "asks_for_a_conversation",
+    "reward_function",
+]
+
+Reward = RewardFunction | Callable[..., Any]
+"""What is accepted where a reward is expected: see `as_reward`."""
+
+_TRAJECTORY_ARGUMENTS: Mapping[str, Callable[[Trajectory], Any]] = {
+    "trajectory": lambda trajectory: trajectory,
+    "messages": lambda trajectory: trajectory.messages,
+    "replies": lambda trajectory: trajectory.replies,
+    "scenario": lambda trajectory: trajectory.scenario,
+    "context": lambda trajectory: trajectory.scenario.context,
+    "success": lambda trajectory: trajectory.success,
+    "outcome": lambda trajectory: trajectory.outcome,
+}
+_TURN_ARGUMENTS: Mapping[str, Callable[[Turn], Any]] = {
+    "turn": lambda turn: turn,
+    "reply": lambda turn: turn.completion.message,
+    "feedback": lambda turn: turn.feedback,
+}
+_ARGUMENTS: Mapping[Scope, tuple[str, ...]] = {
+    "turn": (*_TURN_ARGUMENTS, *_TRAJECTORY_ARGUMENTS),
+    "trajectory": tuple(_TRAJECTORY_ARGUMENTS),
+    "group": ("trajectories",),
+}
+
+
+class FunctionReward(RewardFunction):
+    """A plain function as a reward; made by `@reward_function`."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        scope: Scope = "trajectory",
+        local: bool | None = None,
+    ) -> None:
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        if scope not in _ARGUMENTS:
+            raise ConfigurationError(
+                f"reward {self.name}: scope must be one of {', '.join(_ARGUMENTS)}, got {scope!r}"
+            )
+        self.scope = scope
+        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004  # an object's own method, not whether it has one
+        )
+        self.local = not is_async if local is None else local
+        self._function = function
+        self._named = NamedCall(f"reward {self.name}", function, _ARGUMENTS[scope])
+        self.wanted = self._named.wanted
+
+    @property
+    def answers_as_a_whole(self) -> bool:
+        return self.scope == "group"
+
+    async def score(self, trajectory: Trajectory) -> RewardResult:
+        if self.scope == "group":
+            [result] = await self.score_group([trajectory])
+            if isinstance(result, RewardFailure):
+                raise result
+            return result
+        if self.scope == "turn":
+            return await self._score_turns(trajectory)
+        return as_result(await self._named.call(self._given(trajectory)))
+
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
+        if self.scope != "group":
+            return await super().score_group(trajectories)
+        results = await self._named.call({"trajectories": tuple(trajectories)})
+        if not isinstance(results, Iterable):
+            missing = ": is a return missing?" if results is None else ""
+            raise ConfigurationError(
+                f"reward {self.name} has scope='group' and must return one score for each of the "
+                f"trajectories, got {results!r:.60}{missing}"
+            )
+        return [as_member_result(self.name, result) for result in results]
+
+    async def _score_turns(self, trajectory: Trajectory) -> RewardResult:
+        """Each turn sees the conversation up to its own reply; the mean, so longer talk earns no more.
+
+        A turn earns what it moves the mean by, so that no turn's reward depends on later ones.
+        """
+        scores: list[float | None] = []
+        for index, turn in enumerate(trajectory.turns):
+            so_far = replace(trajectory, turns=(*trajectory.turns[:index], replace(turn, feedback=())))
+            given = self._given(so_far)
+            given.update({key: of(turn) for key, of in _TURN_ARGUMENTS.items()})
+            scores.append(as_result(await self._named.call(given)).score)
+        applicable = [score for score in scores if score is not None]
+        if not applicable:
+            return RewardResult(score=None)
+        return RewardResult(score=math.fsum(applicable) / len(applicable), turn_rewards=_mean_moves(scores))
+
+    def _given(self, trajectory: Trajectory) -> dict[str, Any]:
+        wanted = [name for name in self.wanted if name in _TRAJECTORY_ARGUMENTS]
+        return {name: _TRAJECTORY_ARGUMENTS[name](trajectory) for name in wanted}
+
+
+def _mean_moves(scores: Sequence[float | None]) -> tuple[float, ...]:
+    """By how much each score moves the mean of those so far: (0, 1, None) -> (0, .5, 0)."""
+    moves, total, count, mean = [], 0.0, 0, 0.0
+    for score in scores:
+        if score is not None:
+            total, count = total + score, count + 1
+        moves.append((total / count if count else 0.0) - mean)
+        mean += moves[-1]
+    return tuple(moves)
+
+
+@overload
+def reward_function(function: Callable[..., Any], /) -> FunctionReward: ...
+@overload
+def reward_function(
+    *, name: str | None = None, scope: Scope = "trajectory", local: bool | None = None
+) -> Callable[[Callable[..., Any]], FunctionReward]: ...
+def reward_function(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    scope: Scope = "trajectory",
+    local: bool | None = None,
+) -> FunctionReward | Callable[[Callable[..., Any]], FunctionReward]:
+    """Make a reward of a function that names what it wants to see.
+
+        @reward_function
+        def brief(replies, success):
+            return None if success is None else success / len(replies)
+
+    It may ask for trajectory, messages, replies, scenario, context, success, outcome; with
+    `scope="turn"` also for turn, reply and feedback, and is called once per turn; with `scope="group"` for
+    trajectories, and returns one score for each. It returns a number, None, or a RewardResult. Sync
+    functions run in a thread and count as local; async ones count as remote unless `local=True`.
+    """
+    if function is None:
+        return lambda decorated: FunctionReward(decorated, name=name, scope=scope, local=local)
+    return FunctionReward(function, name=name, scope=scope, local=local)
+
+
+def as_reward(value: Reward) -> RewardFunction:
+    """A reward as it is; a plain function as `@reward_function` makes it.
+
+    Everything that takes a reward (trainer, evaluator, engine, composites) goes through here. Raises
+    ConfigurationError for a class that was not called, and for what is neither.
+    """
+    if isinstance(value, RewardFunction):
+        return value
+    if isinstance(value, type):
+        raise ConfigurationError(f"a reward must be an object, got the class: write {value.__name__}()")
+    if not callable(value):
+        several = ": several are a CompositeReward([(reward, weight), ...])"
+        raise ConfigurationError(
+            f"a reward must be a RewardFunction or a function, got {type(value).__name__}: {value!r:.60}"
+            f"{several if isinstance(value, list | tuple) else ''}"
+        )
+    return FunctionReward(value)
+
+
+def asks_for_a_conversation(value: object) -> bool:
+    """Is this a function of a conversation, as `def brief(replies): ...`, and not one that makes a reward?
+
+    One that asks for it in another library's words is such a function too, and is told so by `as_reward`.
+    """
+    if isinstance(value, type) or not callable(value):
+        return False
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except ValueError:  # a built-in that does not tell
+        return False
+    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    foreign = any(name in ARGUMENTS for name in needed)
+    return foreign or (bool(needed) and all(name in _TRAJECTORY_ARGUMENTS for name in needed))

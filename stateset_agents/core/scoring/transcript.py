@@ -1,0 +1,158 @@
+"""What was said in a conversation, as the ready rewards read it: sound replies, facts told, false claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stateset_agents.core.scoring.claims.facts_told import Telling, facts_told
+from stateset_agents.core.scoring.claims.false_claims import claimed
+from stateset_agents.core.scoring.claims.statements import MOST_READ
+from stateset_agents.core.scoring.claims.text_checks import (
+    choices,
+    content_words,
+    echo,
+    facts,
+    is_prose,
+    is_rude,
+    words,
+)
+from stateset_agents.core.scoring.claims.typed_values import stem
+from stateset_agents.types.messages import Message
+from stateset_agents.types.trajectory import Trajectory
+
+__all__ = ["Talk", "claims_something_false", "given_texts", "read_talk", "resolution", "share"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """The words of a conversation."""
+
+    replies: Sequence[str]
+    """The agent's words to the user, `MOST_READ` characters of each; empty ones too, tool calls not."""
+    sound: Sequence[str]
+    """Of these, the ones that are read whole, prose, new, and no echo of the user or the system message."""
+    heard: Sequence[str]
+    """The user's words."""
+    reactions: Sequence[str]
+    """Of these, what the user said after the agent's first reply."""
+    overlong: bool
+    """Was a reply longer than what is read of it?"""
+    topic: set[str]
+    """Stems of the content words of the user, the scenario's family and its expected facts."""
+    english: bool
+    """May checks that read English be made?"""
+
+    @property
+    def integrity(self) -> float:
+        """Share of the replies that are sound; 0 without any reply."""
+        return len(self.sound) / len(self.replies) if self.replies else 0.0
+
+    @property
+    def manner(self) -> float:
+        """1, or down to .5 where every reply is rude."""
+        return 1 - 0.5 * share([is_rude(text) for text in self.replies]) if self.english else 1.0
+
+
+def share(checks: Sequence[bool]) -> float:
+    """Share of True; 0 for none."""
+    return sum(checks) / len(checks) if checks else 0.0
+
+
+def read_talk(trajectory: Trajectory, *, english: bool = True) -> Talk:
+    """Sort out what was said by whom; `english=False` leaves out what reads English."""
+    replies: list[str] = []
+    sound: list[str] = []
+    heard: list[str] = []
+    reactions: list[str] = []
+    read: list[str] = []
+    earlier: set[tuple[str, ...]] = set()
+    for message in trajectory.messages:
+        if message.role in ("user", "system"):
+            read.append(message.content[:MOST_READ])
+        if message.role == "user":
+            heard.append(message.content[:MOST_READ])
+            if replies:
+                reactions.append(message.content[:MOST_READ])
+        if message.role != "assistant" or (message.tool_calls and not message.content.strip()):
+            continue
+        text = message.content[:MOST_READ]
+        replies.append(text)
+        if len(message.content) > MOST_READ:
+            continue
+        spoken = tuple(words(text))
+        repeated = len(spoken) >= 4 and spoken in earlier
+        if is_prose(text, english=english) and not repeated and echo(text, read) < 0.6:
+            sound.append(text)
+        earlier.add(spoken)
+    return Talk(
+        replies=replies,
+        sound=sound,
+        heard=heard,
+        reactions=reactions,
+        overlong=any(len(message.content) > MOST_READ for message in trajectory.replies),
+        topic={stem(word) for text in (*heard, *_subject(trajectory)) for word in content_words(text)},
+        english=english,
+    )
+
+
+def _subject(trajectory: Trajectory) -> list[str]:
+    expected = facts(trajectory.scenario.context, "expected_facts")
+    return [trajectory.scenario.family, *(wording for wordings in expected.values() for wording in wordings)]
+
+
+def resolution(trajectory: Trajectory, talk: Talk, breakdown: dict[str, float]) -> float | None:
+    """The share of `context["expected_facts"]` told, the environment's verdict, or the mean of both.
+
+    None where there is neither. A fact counts when a sound reply tells it and no reply takes it back. Writes
+    `facts` and `success` into the breakdown, and `gambled` where a fact is named and not told.
+    """
+    context = trajectory.scenario.context
+    expected = facts(context, "expected_facts")
+    parts = []
+    if expected:
+        found = facts_told(
+            expected,
+            talk.replies,
+            sound=[number for number, text in enumerate(talk.replies) if text in talk.sound],
+            heard=talk.heard,
+            given=given_texts(context, trajectory.messages),
+            choices=choices(context),
+        )
+        breakdown["facts"] = share([telling is Telling.TOLD for telling in found.values()])
+        if Telling.NAMED in found.values():
+            breakdown["gambled"] = 1.0
+        parts.append(breakdown["facts"])
+    if trajectory.success is not None:
+        breakdown["success"] = float(trajectory.success)
+        parts.append(breakdown["success"])
+    return sum(parts) / len(parts) if parts else None
+
+
+def claims_something_false(trajectory: Trajectory, talk: Talk) -> bool:
+    """Does a reply state a phrase of `context["forbidden"]`, or may it, as it is too long to be read?"""
+    forbidden = facts(trajectory.scenario.context, "forbidden")
+    if forbidden and talk.overlong:
+        return True
+    return any(claimed(wordings, text) for wordings in forbidden.values() for text in talk.replies)
+
+
+_NOT_GIVEN = ("expected_facts", "forbidden", "choices", "answer", "secrets")
+
+
+def given_texts(context: Mapping[str, object], messages: Sequence[Message]) -> list[str]:
+    """What the agent was shown: the context's texts, the system message, and what tools returned."""
+    shown = [message.content for message in messages if message.role in ("system", "tool")]
+    rest = {key: value for key, value in context.items() if key not in _NOT_GIVEN}
+    return [text[:MOST_READ] for text in (*shown, *_texts(rest))]
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str | int | float):
+        yield str(value)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _texts(item)

@@ -1,0 +1,1 @@
+"""Scenarios from files, datasets and chat logs."""

@@ -1,0 +1,1 @@
+"""Who speaks to the agent: a scripted user, or a model."""

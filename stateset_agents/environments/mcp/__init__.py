@@ -1,0 +1,1 @@
+"""Tools of a Model Context Protocol server as an environment."""

@@ -1,0 +1,315 @@
+"""An agent program of your own, trained as it is: it talks to OpenAI's client, and we answer."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+from stateset_agents.backends.openai.protocol import ApiError
+from stateset_agents.core.environment import Conversation, Observation
+from stateset_agents.core.sources.datasets import scenarios_of_spec
+from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
+from stateset_agents.environments.programs.program_process import ProgramProcess
+from stateset_agents.environments.programs.rollout_endpoint import Asked, Rollout, RolloutServer
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
+from stateset_agents.types.messages import Completion, Message
+from stateset_agents.types.scenario import Scenario, expect_split
+from stateset_agents.types.trajectory import Outcome
+
+__all__ = ["ExternalProgram"]
+
+_LAST_SECONDS = 10.0
+"""For a program whose conversation was cut to come to its end."""
+_KEYS = ("reward", "success", "metadata")
+"""Of the verdict that a program prints."""
+
+
+class ExternalProgram:
+    """Runs your program once for every conversation; its requests to OpenAI's interface are the conversation.
+
+        ExternalProgram(["python", "agent.py"], "tasks.jsonl", verdict="stdout")
+
+    The program is a process of its own. It finds the endpoint in `OPENAI_BASE_URL`, where `openai.OpenAI()`
+    looks for it, and on its standard input one line of JSON: `id`, `family`, `opening` and `context` of the
+    scenario, and `seed`, which all conversations of a group share. Its first request opens the conversation,
+    each later one must go on from it (see `rollout_endpoint.py`), and its end is the conversation's.
+
+    A program that exits with another code than expected has broken: its conversation fails, and is neither
+    scored nor trained on. One whose conversation is cut, by `max_turns` or because the context is full, is
+    told so by an error of status 400 (`code` "max_turns" or "context_length_exceeded") and may still give its
+    verdict; one that does not has failed its task, for what the agent causes is scored.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        scenarios: Iterable[Scenario | Mapping[str, Any]] | str | Path | Mapping[str, Any],
+        *,
+        verdict: Literal["stdout"] | Mapping[int, bool] | None = None,
+        max_turns: int = 20,
+        ignore: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        local: bool = False,
+    ) -> None:
+        """
+        Args:
+            command: The program and its arguments.
+            scenarios: As everywhere else (see `ConversationEnvironment`).
+            verdict: How it went. "stdout": the program's last line says it, a JSON object with `reward` (a
+                number), `success` (true or false) and `metadata`, each of which may be absent. Exit codes
+                with their success, such as {0: True, 3: False}: a success earns 1, a failure 0. Absent, the
+                reward function has to know by itself; what the program printed stands in
+                `trajectory.metadata["stdout"]` (its last 2000 characters).
+            max_turns: Most replies of the agent.
+            ignore: Fields of requests that are passed over, such as "temperature": how replies are sampled is
+                the training's to choose, and a request that says it is refused.
+            env: Variables of the program besides this process's own.
+            cwd: The folder it runs in.
+            local: Say True where its words depend on the scenario, the seed and the replies alone, so that a
+                run is repeatable.
+        """
+        if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
+            raise ConfigurationError(
+                f'command must be a list of texts, got {command!r:.80}: write ["python", "agent.py"]'
+            )
+        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
+            raise ConfigurationError(f"max_turns must be a whole number from 1 on, got {max_turns!r:.60}")
+        if isinstance(ignore, str):
+            raise ConfigurationError(f"ignore must be a list of fields, got {ignore!r}: write [{ignore!r}]")
+        if cwd is not None and not Path(cwd).is_dir():
+            raise ConfigurationError(f"cwd {str(cwd)!r} is no folder")
+        _expect_program(command[0], cwd)
+        importlib.import_module("aiohttp.web")  # here, for it takes long enough to be felt in an event loop
+        self._command = tuple(command)
+        self._verdict = _checked_verdict(verdict)
+        self._max_turns = max_turns
+        self._ignore = frozenset(ignore)
+        self._env = dict(env or {})
+        self._cwd = None if cwd is None else Path(cwd)
+        if isinstance(scenarios, Mapping):
+            self._scenarios = tuple(scenarios_of_spec(scenarios))
+        elif isinstance(scenarios, str | Path):
+            self._scenarios = tuple(read_scenarios(scenarios))
+        else:
+            self._scenarios = tuple(load_scenarios(scenarios))
+        self._servers: WeakKeyDictionary[asyncio.AbstractEventLoop, RolloutServer] = WeakKeyDictionary()
+        self.local = local
+
+    def scenarios(self, split: str) -> list[Scenario]:
+        """The scenarios of one split."""
+        expect_split(split)
+        return [scenario for scenario in self._scenarios if scenario.split == split]
+
+    async def start(self, scenario: Scenario, seed: int) -> Conversation:
+        """Run the program and wait for its first request.
+
+        Raises EnvironmentFailure where it cannot be run or ends before it asks anything.
+        """
+        told = _told(scenario, seed)
+        loop = asyncio.get_running_loop()
+        if loop not in self._servers:
+            self._servers[loop] = RolloutServer(ignore=self._ignore)
+        server = self._servers[loop]
+        rollout = await server.open()
+        process = None
+        try:
+            process = await ProgramProcess.start(
+                self._command, env=self._variables(rollout.url), cwd=self._cwd, stdin=told
+            )
+            asked = await _next_or_end(rollout, process)
+            if asked is None:
+                raise EnvironmentFailure(
+                    f"{_ending(await process.ended())} before it asked anything: {process.last_words}"
+                )
+        except BaseException:
+            await _end(server, rollout, process)
+            raise
+        return _ProgramConversation(server, rollout, process, asked, self._verdict, self._max_turns)
+
+    def _variables(self, url: str) -> dict[str, str]:
+        """The endpoint's, and no proxy on the way to it."""
+        direct = ",".join(
+            filter(None, ["127.0.0.1", os.environ.get("NO_PROXY") or os.environ.get("no_proxy")])
+        )
+        return {
+            "NO_PROXY": direct,
+            "no_proxy": direct,
+            **self._env,
+            "OPENAI_BASE_URL": url,
+            "OPENAI_API_KEY": "none-needed",
+        }
+
+
+class _ProgramConversation:
+    def __init__(
+        self,
+        server: RolloutServer,
+        rollout: Rollout,
+        process: ProgramProcess,
+        first: Asked,
+        verdict: Literal["stdout"] | Mapping[int, bool] | None,
+        max_turns: int,
+    ) -> None:
+        self.opening = first.messages
+        self.tools: Sequence[Mapping[str, Any]] = first.tools
+        self._server = server
+        self._rollout = rollout
+        self._process = process
+        self._verdict = verdict
+        self._max_turns = max_turns
+        self._turns_left = max_turns
+        self._is_cut = False
+
+    async def take(self, completion: Completion) -> Observation:
+        """The program's answer to a reply of which its client also learns how it ended and its length."""
+        return await self._answer(completion.message, completion)
+
+    async def step(self, reply: Message) -> Observation:
+        return await self._answer(reply, None)
+
+    async def _answer(self, reply: Message, completion: Completion | None) -> Observation:
+        self._rollout.answer(reply, completion)
+        self._turns_left -= 1
+        asked = await _next_or_end(self._rollout, self._process)
+        if asked is None:
+            return Observation(terminated=True)
+        return Observation(messages=asked.messages, truncated=self._turns_left == 0)
+
+    async def outcome(self) -> Outcome:
+        if self._rollout.is_waiting:
+            self._is_cut = True
+            self._rollout.end(self._why_cut())
+            try:
+                async with asyncio.timeout(_LAST_SECONDS):
+                    await self._process.ended()
+            except TimeoutError:
+                await self._process.stop()
+                return _failed()
+        code = await self._process.ended()
+        if code not in (self._verdict if isinstance(self._verdict, Mapping) else (0,)):
+            if self._is_cut:
+                return _failed()
+            raise EnvironmentFailure(f"{_ending(code)}: {self._process.last_words}")
+        if self._verdict == "stdout":
+            return (
+                _failed()
+                if self._is_cut and not self._process.printed()
+                else _printed(self._process.printed())
+            )
+        if self._verdict is None:
+            return Outcome(reward=None, metadata={"stdout": self._process.printed()[-2000:]})
+        success = self._verdict[code]
+        return Outcome(reward=float(success), success=success)
+
+    def _why_cut(self) -> ApiError:
+        if self._turns_left == 0:
+            return ApiError(
+                f"the agent has had its {self._max_turns} turns: the conversation is over", code="max_turns"
+            )
+        return ApiError(
+            "the conversation has filled the model's context and is over", code="context_length_exceeded"
+        )
+
+    def fork(self) -> Conversation:
+        raise ConfigurationError(
+            "a conversation of an external program cannot be forked, for a process cannot be copied: leave "
+            "turn_retries at 0, and train with an advantage_estimator that plays no branches"
+        )
+
+    async def close(self) -> None:
+        await _end(self._server, self._rollout, self._process)
+
+
+async def _next_or_end(rollout: Rollout, process: ProgramProcess) -> Asked | None:
+    """What the program asks next; None where it ends instead."""
+    asked, ended = asyncio.ensure_future(rollout.next()), asyncio.ensure_future(process.ended())
+    try:
+        await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
+        return asked.result() if asked.done() and process.is_running else None
+    finally:
+        asked.cancel()
+        ended.cancel()
+
+
+async def _end(server: RolloutServer, rollout: Rollout, process: ProgramProcess | None) -> None:
+    try:
+        if process is not None:
+            await process.stop()
+    finally:
+        await server.close(rollout)
+
+
+def _told(scenario: Scenario, seed: int) -> bytes:
+    """The line that a program reads."""
+    data = {
+        "id": scenario.id,
+        "family": scenario.family,
+        "opening": scenario.opening,
+        "context": dict(scenario.context),
+        "seed": seed,
+    }
+    try:
+        return json.dumps(data).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"scenario {scenario.id}: its context must be plain JSON for a program to read it ({error})"
+        ) from error
+
+
+def _printed(text: str) -> Outcome:
+    """The verdict in the last line; raises EnvironmentFailure where it is none."""
+    line = text.splitlines()[-1] if text else ""
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        data = None
+    fits = isinstance(data, dict) and data.keys() <= set(_KEYS)
+    reward, success, metadata = (data.get(key) for key in _KEYS) if fits else (None, "", None)
+    if (
+        isinstance(reward, bool)
+        or not isinstance(reward, int | float | None)
+        or not isinstance(success, bool | None)
+        or not isinstance(metadata, dict | None)
+    ):
+        raise EnvironmentFailure(
+            'the program must print {"reward": NUMBER, "success": true or false, "metadata": {...}}, any of '
+            f"them absent, as its last line, got {line!r:.200}"
+        )
+    return Outcome(reward=reward, success=success, metadata=metadata or {})
+
+
+def _failed() -> Outcome:
+    """Of a program that was cut and did not say how it went."""
+    return Outcome(reward=0.0, success=False)
+
+
+def _ending(code: int) -> str:
+    return f"the program was ended by signal {-code}" if code < 0 else f"the program exited with code {code}"
+
+
+def _checked_verdict(verdict: Any) -> Literal["stdout"] | Mapping[int, bool] | None:
+    if verdict is None or verdict == "stdout":
+        return verdict  # type: ignore[no-any-return]  # it is one of the two
+    if isinstance(verdict, Mapping) and verdict:
+        codes = dict(verdict)
+        if all(type(code) is int and type(success) is bool for code, success in codes.items()):
+            return codes
+    raise ConfigurationError(
+        f'verdict must be "stdout", exit codes with their success such as {{0: True, 3: False}}, or absent, '
+        f"got {verdict!r:.60}"
+    )
+
+
+def _expect_program(name: str, cwd: str | Path | None) -> None:
+    """Raises ConfigurationError where there is no such program."""
+    beside = Path(cwd or ".", name)
+    if shutil.which(name) is None and not (os.sep in name and os.access(beside, os.X_OK)):
+        raise ConfigurationError(f"command {name!r} is no program that can be run: give its path")

@@ -1,0 +1,1 @@
+"""The life of any training: lifecycle, callbacks, trackers, checkpoint files, the optimiser."""

@@ -1,0 +1,180 @@
+"""What an application hears of its training: six moments, each a method to override.
+
+The trainer awaits each call before it goes on, so callbacks see the moments in order. An `async` method
+runs in the event loop; a plain one in a thread of its own, so it may block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.runtime.user_code import told
+from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.settings import closest, nearest
+
+if TYPE_CHECKING:
+    from stateset_agents.runs.lifecycle import Progress
+    from stateset_agents.tracking.monitors import Finding
+    from stateset_agents.tracking.run_folder import RunFolder
+
+__all__ = ["LAST_WORD", "Callback", "Patience", "Training", "expect_callback", "notify"]
+
+_log = get_logger(__name__)
+
+LAST_WORD = 60.0
+"""Seconds that each call of a callback has left once the application stops or closes the trainer."""
+
+
+class Training(Protocol):
+    """What every trainer shows to those who hear of it; a trainer has more."""
+
+    @property
+    def run(self) -> RunFolder:
+        """The run folder."""
+
+    @property
+    def progress(self) -> Progress:
+        """How the training stands now."""
+
+    @property
+    def step_number(self) -> int:
+        """Steps finished."""
+
+    def pause(self) -> None:
+        """Let the step under way end and hold there."""
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+
+    def request_stop(self) -> None:
+        """Let the step under way end, keep a checkpoint, and have `train` return."""
+
+
+class Callback:
+    """Base of callbacks; override what you want to hear of, as a plain or as an `async` method.
+
+    A method that raises is logged in one line and in events.jsonl, and training goes on; programming
+    errors (TypeError, NameError and their like) and the package's own errors end the training instead, as
+    `raise TrainingStopped("...")` does on purpose. The last finished step is kept either way. A method may
+    take as long as it likes, but a minute once the trainer is stopped or closed: then it is cancelled, and
+    has failed.
+
+    >>> class Watch(Callback):
+    ...     async def on_step_end(self, step, metrics):
+    ...         await websocket.send_json({"step": step, "reward": metrics.get("reward/mean")})
+    >>> trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config, callbacks=[Watch()])
+    """
+
+    def on_train_begin(self, trainer: Any) -> Any:
+        """`train` begins; keep `trainer` (a `Training`, and what it is beside) to call its `request_stop` or
+        `pause` later."""
+
+    def on_step_end(self, step: int, metrics: Mapping[str, float]) -> Any:
+        """A step (from 1) is finished and in the logs."""
+
+    def on_warning(self, step: int, finding: Finding) -> Any:
+        """A step showed a trouble for the first time: which check, what was seen, and what to do.
+
+        It stands in the logs as well. Called before that step's `on_step_end`.
+        """
+
+    def on_evaluate(self, step: int, evaluation: Any) -> Any:
+        """The policy was evaluated after this step; `evaluation.metrics()` has the figures."""
+
+    def on_checkpoint(self, step: int, path: Path) -> Any:
+        """A checkpoint stands on disk."""
+
+    def on_train_end(self, trainer: Any) -> Any:
+        """`train` ends, however it does; `trainer.progress` says how."""
+
+
+_MOMENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+def expect_callback(callback: object) -> None:
+    """Raises ConfigurationError for a class, and for a method that is never called because of its name.
+
+    Another object than a `Callback` may have methods `on_...` of its own, unless they are nearly a moment's.
+    """
+    there = f"there are {', '.join(_MOMENTS)}"
+    if isinstance(callback, type):
+        raise ConfigurationError(f"a callback must be an object, got the class: write {callback.__name__}()")
+    if not any(hasattr(callback, name) for name in _MOMENTS):
+        raise ConfigurationError(f"a callback without a moment to hear of, got {callback!r:.60}: {there}")
+    for name in dir(callback):
+        if not name.startswith("on_") or name in _MOMENTS:
+            continue
+        if isinstance(callback, Callback) or closest(name, _MOMENTS, likeness=0.8):
+            raise ConfigurationError(
+                f"{type(callback).__name__}.{name} would never be called{nearest(name, _MOMENTS)}: {there}"
+            )
+
+
+class Patience:
+    """How long a call may take: without end, until it is told that there is little time left."""
+
+    def __init__(self) -> None:
+        self._is_short = False
+        self._open: set[asyncio.Timeout] = set()
+
+    def shorten(self) -> None:
+        """From now on each call has `LAST_WORD` seconds, those under way too."""
+        self._is_short = True
+        for limit in self._open:
+            limit.reschedule(asyncio.get_running_loop().time() + LAST_WORD)
+
+    @contextlib.asynccontextmanager
+    async def limited(self) -> AsyncIterator[None]:
+        """Raises TimeoutError, what stands inside cancelled, when the time is over."""
+        try:
+            async with asyncio.timeout(LAST_WORD if self._is_short else None) as limit:
+                self._open.add(limit)
+                try:
+                    yield
+                finally:
+                    self._open.discard(limit)
+        except TimeoutError as error:
+            if limit.expired():
+                raise TimeoutError(f"still at work {LAST_WORD:g} s after the trainer was to stop") from error
+            raise
+
+
+async def notify(callbacks: Sequence[object], moment: str, *arguments: Any, patience: Patience) -> list[str]:
+    """Call `moment` of each callback that has it, in order; returns a line per one that failed."""
+    failures = []
+    for callback in callbacks:
+        expect_callback(callback)  # it may have joined the list since the trainer was made
+        method = getattr(callback, moment, None)
+        if method is None or getattr(type(callback), moment, None) is getattr(Callback, moment):
+            continue
+        try:
+            async with patience.limited():
+                if inspect.iscoroutinefunction(method):
+                    await method(*arguments)
+                else:
+                    result = await in_thread(method, *arguments)
+                    if inspect.isawaitable(result):  # a plain function that wraps an async one
+                        await result
+        except (*PROGRAMMING_ERRORS, StatesetError):
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            # the boundary to user code: training outlives a webhook that is down, or a task of the callback's
+            # own that was cancelled
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            failures.append(f"{type(callback).__name__}.{moment} failed: {told(error)}")
+            _log.error(f"callback {failures[-1]}; training goes on")
+    return failures
+
+
+def _is_cancelled() -> bool:
+    """Was the task that runs now asked to end?"""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,72 @@
+"""Which step was best on the validation split, and whether it is worth going on. The trainer asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from stateset_agents.types.errors import ConfigurationError
+
+__all__ = ["Best", "crossed"]
+
+
+def crossed(every: int, before: int, now: int) -> bool:
+    """Has a multiple of `every` been reached since `before`? Never at 0, nor where `every` is 0.
+
+    Every 50 steps: from 49 to 50 and from 40 to 63, not from 50 to 99.
+    """
+    return every > 0 and now // every > before // every
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The best evaluation so far; a new one gives a new value (`after`)."""
+
+    metric: str | None = None
+    """`eval/success` or `eval/reward`; None before the first evaluation."""
+    step: int | None = None
+    value: float | None = None
+    waits: int = 0
+    """Evaluations in a row that did not exceed the best one by more than the threshold."""
+
+    def chosen(self, wanted: str, metrics: Mapping[str, float]) -> Best:
+        """With the metric chosen by what the first evaluation has; "auto" prefers success.
+
+        Raises ConfigurationError where success is wanted and the environment gives no verdict.
+        """
+        if self.metric is not None:
+            return self
+        if wanted == "eval/success" and wanted not in metrics:
+            raise ConfigurationError(
+                "metric_for_best is eval/success and the environment gives no verdict: set it to eval/reward"
+            )
+        judged = "eval/success" if "eval/success" in metrics else "eval/reward"
+        return replace(self, metric=judged if wanted == "auto" else wanted)
+
+    def after(self, step: int, value: float | None, *, threshold: float) -> Best:
+        """After an evaluation; `value` None (nothing could be judged) improves nothing.
+
+        Any higher value is the new best one, the earlier of two equals stays; only one that is higher by
+        more than `threshold` ends the waiting.
+        """
+        if value is None:
+            return replace(self, waits=self.waits + 1)
+        clearly = self.value is None or value > self.value + threshold
+        waits = 0 if clearly else self.waits + 1
+        if self.value is not None and value <= self.value:
+            return replace(self, waits=waits)
+        return replace(self, step=step, value=value, waits=waits)
+
+    def exhausts(self, patience: int) -> bool:
+        """Have there been `patience` evaluations without improvement? Never where `patience` is 0."""
+        return patience > 0 and self.waits >= patience
+
+    def why_stopped(self) -> str:
+        """One line for whoever reads the summary."""
+        times = "evaluation" if self.waits == 1 else f"{self.waits} evaluations"
+        if self.value is None:
+            return f"stopped early: {self.metric} had no value in the last {times}"
+        return (
+            f"stopped early: {self.metric} did not improve on {self.value:.4g} of step {self.step} "
+            f"in the last {times}"
+        )

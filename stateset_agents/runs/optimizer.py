@@ -1,0 +1,129 @@
+"""One optimiser step: precision, clipping and the learning-rate schedule, in the right order."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from stateset_agents.runs.learning_rate import Schedule, schedule
+from stateset_agents.types.errors import ConfigurationError
+
+__all__ = ["Optimization", "OptimizerSettings", "StepResult", "autocast_dtype"]
+
+
+class OptimizerSettings(Protocol):
+    """What a training's configuration says of its optimiser; see `TrainingConfig` for the meaning."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def max_grad_norm(self) -> float: ...
+    @property
+    def lr_scheduler_type(self) -> Schedule: ...
+    @property
+    def warmup_ratio(self) -> float: ...
+    @property
+    def lr_min_ratio(self) -> float: ...
+
+
+def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast, None for fp32; raises ConfigurationError for what the device cannot do."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
+    if precision == "fp16" and device.type == "cpu":
+        raise ConfigurationError("precision fp16 needs a GPU: use fp32 or bf16 on the CPU")
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an optimiser step did."""
+
+    grad_norm: float
+    """Before clipping."""
+    stepped: bool
+    """False when the gradient or the loss was not finite: weights and schedule stayed."""
+    learning_rate: float
+
+
+class Optimization:
+    """AdamW with its schedule and, for fp16, its gradient scaler.
+
+    Norms and biases get no weight decay. The scaler is used for fp16 alone, gradients are unscaled
+    before they are clipped, and a skipped step does not move the schedule.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: OptimizerSettings, *, num_updates: int, scale: bool = False
+    ) -> None:
+        """`num_updates`: of the whole run, the schedule's length; `scale`: multiply the loss (fp16)."""
+        self._config = config
+        self._length = num_updates
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        decayed = [parameter for parameter in self._parameters if parameter.ndim >= 2]
+        plain = [parameter for parameter in self._parameters if parameter.ndim < 2]
+        groups = [
+            {"params": decayed, "weight_decay": config.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+        self.scaler = torch.amp.GradScaler(self._parameters[0].device.type, enabled=scale)
+        self.num_updates = 0
+        """Steps made, the skipped ones not counted: where the schedule stands."""
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """What it moves, in the order of its state."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def backward(self, loss: Tensor) -> None:
+        """Add this loss's gradient."""
+        torch.autograd.backward(self.scaler.scale(loss))
+
+    def step(self, *, usable: bool = True) -> StepResult:
+        """Unscale, clip, step, advance the schedule, clear the gradients; not `usable`: no weight moves."""
+        factor = schedule(
+            self.num_updates,
+            self._length,
+            kind=self._config.lr_scheduler_type,
+            warmup_ratio=self._config.warmup_ratio,
+            min_ratio=self._config.lr_min_ratio,
+        )
+        learning_rate = self._config.learning_rate * factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.scaler.unscale_(self.optimizer)
+        total = nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
+        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)  # of all shards
+        stepped = usable and math.isfinite(norm)
+        if stepped:
+            self.scaler.step(self.optimizer)
+            self.num_updates += 1
+        self.scaler.update()
+        self.discard()
+        return StepResult(grad_norm=norm, stepped=stepped, learning_rate=learning_rate)
+
+    def discard(self) -> None:
+        """Forget the gradients added so far."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Any]:
+        """Everything a resume needs; tensors are the live ones."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "num_updates": self.num_updates,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.num_updates = int(state["num_updates"])

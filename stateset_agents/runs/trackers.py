@@ -1,0 +1,233 @@
+"""A training's numbers in TensorBoard, W&B and Trackio, each through its own library.
+
+Trackers are callbacks: plain methods, so the trainer calls each in a thread of its own and waits for it.
+The run folder stays the record; what a tracker cannot take is lost to that tracker only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from stateset_agents.runs.callbacks import Callback
+from stateset_agents.runtime.yaml_files import read_yaml
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import get_logger
+
+if TYPE_CHECKING:
+    from stateset_agents.runs.callbacks import Training
+    from stateset_agents.runs.lifecycle import Progress
+
+__all__ = [
+    "TensorBoardTracker",
+    "TrackerName",
+    "TrackioTracker",
+    "WandbTracker",
+    "make_trackers",
+    "refuse_missing",
+]
+
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+
+_CURES: Mapping[TrackerName, str] = {
+    "tensorboard": 'pip install "tensorboard>=2.20"',
+    "wandb": 'pip install "wandb>=0.22"',
+    "trackio": 'pip install "trackio>=0.43"',
+}
+
+_log = get_logger(__name__)
+
+
+class _Tracker(Callback):
+    """Opens when `train` begins, closes when it ends; the first failure is one warning, and its last word."""
+
+    def __init__(self) -> None:
+        self._failed = False
+        self._is_open = False
+
+    def on_train_begin(self, trainer: Training) -> None:
+        self._failed = False
+        self._try(self._begin, trainer)
+
+    def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._is_open:
+            self._try(self._log, step, metrics)
+
+    def on_evaluate(self, step: int, evaluation: Any) -> None:
+        if self._is_open:
+            self._try(self._log, step, evaluation.metrics())
+
+    def on_train_end(self, trainer: Training) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._try(self._end, trainer.progress)
+
+    def _begin(self, trainer: Training) -> None:
+        self._is_open = True  # whatever was opened before a failure is closed
+        self._open(trainer.run.path, read_yaml(trainer.run.config), trainer.step_number)
+
+    def _try(self, work: Any, *arguments: Any) -> None:
+        """The boundary to another's library, service or disk: a training outlives all of them."""
+        if self._failed and work != self._end:
+            return
+        try:
+            work(*arguments)
+        except Exception as error:
+            if not self._failed:
+                told = " ".join(str(error).split()) or "no reason given"
+                _log.warning(
+                    f"{type(self).__name__} failed and gets nothing more of this training, which goes on: "
+                    f"{type(error).__name__}: {told}"
+                )
+            self._failed = True
+
+    @abstractmethod
+    def _open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        """Begin, or go on after `step`."""
+
+    @abstractmethod
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    @abstractmethod
+    def _end(self, progress: Progress) -> None: ...
+
+
+class TensorBoardTracker(_Tracker):
+    """Event files in the run folder's `tensorboard/`: one scalar per metric, the run's config and how it
+    ended as text. A resumed run hides what an earlier part wrote of steps that it plays again.
+    """
+
+    _writer: Any = None
+
+    def _open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        import yaml
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        text = yaml.safe_dump(dict(config), sort_keys=False)
+        self._writer.add_text("run/config", "\n".join(f"    {line}" for line in text.splitlines()), step)
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def _end(self, progress: Progress) -> None:
+        if self._writer is None:
+            return
+        self._writer.add_text("run/ended", f"{progress.state}: {progress.why}", progress.step)
+        self._writer.close()
+        self._writer = None
+
+
+class _RunTracker(_Tracker):
+    """One that has runs of its own; `settings` are further arguments of its library's `init`."""
+
+    _run: Any = None
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.settings = settings
+
+
+class WandbTracker(_RunTracker):
+    """A W&B run of the run folder's name, with its config; metrics stand over the axis `step`. A resumed run
+    goes on under the same id, which lies in the folder's `wandb-id.txt`.
+
+    `settings` are further arguments of `wandb.init`, such as project, entity or mode; WANDB_PROJECT,
+    WANDB_MODE and its other variables hold as well.
+    """
+
+    def _open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        wandb = importlib.import_module("wandb")  # not among what strict types are checked against
+        own = {
+            "name": folder.name,
+            "dir": str(folder),
+            "id": _kept_id(folder / "wandb-id.txt"),
+            "resume": "allow",
+            "settings": {"console": "off"},
+        }
+        self._run = wandb.init(config=dict(config), **{**own, **self.settings})
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **metrics})
+
+    def _end(self, progress: Progress) -> None:
+        if self._run is None:
+            return
+        run, self._run = self._run, None
+        try:
+            run.summary.update({"ended": progress.state, "why": progress.why})
+        finally:
+            run.finish(exit_code=int(progress.state == "failed"))
+
+
+class TrackioTracker(_RunTracker):
+    """A Trackio run in Trackio's own store on this machine (its TRACKIO_DIR), named after the run folder and
+    an id that lies in the folder's `trackio-id.txt`; with its config, and how it ended as an alert.
+
+    `settings` are further arguments of `trackio.init`, such as project or space_id; the project is else what
+    TRACKIO_PROJECT says, or "stateset-agents".
+    """
+
+    def _open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        trackio = importlib.import_module("trackio")  # not among what strict types are checked against
+        own = {
+            "project": os.environ.get("TRACKIO_PROJECT") or "stateset-agents",
+            "name": f"{folder.name}-{_kept_id(folder / 'trackio-id.txt')}",
+            "resume": "allow",
+            "embed": False,
+            "auto_log_cpu": False,  # a run is its metrics; what else the machine does is not its own
+            "auto_log_gpu": False,
+        }
+        self._run = trackio.init(config=dict(config), **{**own, **self.settings})
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def _end(self, progress: Progress) -> None:
+        if self._run is None:
+            return
+        run, self._run = self._run, None
+        levels = importlib.import_module("trackio").AlertLevel
+        level = levels.ERROR if progress.state == "failed" else levels.INFO
+        try:
+            run.alert(title=progress.state, text=progress.why, level=level, step=progress.step)
+        finally:
+            run.finish()
+
+
+def _kept_id(file: Path) -> str:
+    """The id under which this run folder is known to a tracker."""
+    if not file.is_file():
+        file.write_text(secrets.token_hex(4) + "\n")
+    return file.read_text().strip()
+
+
+_TRACKERS: Mapping[TrackerName, type[_Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+    "trackio": TrackioTracker,
+}
+
+
+def make_trackers(names: Sequence[TrackerName]) -> list[Callback]:
+    """The trackers that `report_to` names; nothing is imported yet."""
+    return [_TRACKERS[name]() for name in names]
+
+
+def refuse_missing(callbacks: Sequence[object]) -> None:
+    """Raises ConfigurationError where the library of a tracker among `callbacks` cannot be imported."""
+    for name, kind in _TRACKERS.items():
+        if any(isinstance(callback, kind) for callback in callbacks):
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                raise ConfigurationError(f"reporting to {name} needs it installed: {_CURES[name]}") from error

@@ -1,0 +1,1 @@
+"""What everything runs on: tasks and time limits, retries, threads, devices, logs, the HTTP guard."""

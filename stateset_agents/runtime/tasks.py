@@ -1,0 +1,213 @@
+"""Waiting without leaving anything behind: several things at once, and sync code in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from stateset_agents.types.logs import get_logger
+
+__all__ = ["MAX_THREADS", "all_or_cancel", "at_most", "in_thread", "uninterrupted"]
+
+_log = get_logger(__name__)
+T = TypeVar("T")
+P = ParamSpec("P")
+
+MAX_THREADS = 256
+"""Most sync calls of user code at once; further ones wait for a free thread."""
+_IDLE_SECONDS = 5.0
+_GRACE_SECONDS = 1.0
+"""What work that was cancelled has left to clean up, before it is no longer waited for."""
+_left_alone: set[asyncio.Future[Any]] = set()
+"""Work that went on after it was cancelled."""
+
+
+async def all_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Results in order; when one raises, cancel the rest, wait for them to end, and raise what it raised."""
+    tasks = [asyncio.ensure_future(item) for item in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def at_most(seconds: float | None, work: Awaitable[T], late: Exception) -> T:
+    """What `work` gives, or `late` raised when that takes longer than so many seconds (None: no limit).
+
+    Work that is not wanted any more, by the limit or by a cancellation of the caller, is cancelled; user code
+    may swallow that, and is left to itself after a second, with a warning. Work that ends as cancelled though
+    nobody cancelled it has failed, RuntimeError: as a cancellation it would end the whole training.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        await _end(task)
+        raise
+    if task.cancelled():
+        raise RuntimeError(
+            "it let a CancelledError out though nobody had cancelled it: catch that where you await a task "
+            "that you cancelled yourself"
+        )
+    if done:
+        return task.result()
+    await _end(task)
+    raise late
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    _left_alone.add(task)  # first: another cancellation may end the wait
+    task.add_done_callback(_forget)
+    task.cancel()
+    await asyncio.wait({task}, timeout=_GRACE_SECONDS)
+    if not task.done():
+        _log.warning(
+            "a user's, tool's or reward's async function goes on though it was cancelled, and is left to "
+            "itself: let asyncio.CancelledError through where you catch exceptions"
+        )
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    """What it raises is nobody's any more."""
+    _left_alone.discard(task)
+    if not task.cancelled():
+        task.exception()
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end however often the caller is cancelled meanwhile; the cancellation follows then.
+
+    What `work` itself raises goes before the cancellation.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    result = task.result()
+    if cancelled is not None:
+        raise cancelled
+    return result
+
+
+async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a sync function of the user's returns, without holding up the event loop.
+
+    asyncio.to_thread has cores + 4 threads for the whole process, so 16 judges of a second would queue on a
+    small machine; here each call has a thread. The threads are daemons: a function that hangs keeps neither
+    other calls nor the end of the program. A cancelled call is no longer waited for; the function itself
+    runs on, for Python cannot stop it, and its thread counts no more.
+    """
+    work = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
+    job = _threads.submit(work)
+    try:
+        return await asyncio.wrap_future(job)
+    except asyncio.CancelledError:
+        _threads.give_up(job)
+        raise
+
+
+class _Threads:
+    """Threads that are started when none is free and end when they have been idle for a while."""
+
+    def __init__(self) -> None:
+        self._running: set[Future[Any]] = set()
+        """Jobs that somebody waits for."""
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_threads = 0
+        self._num_idle = 0
+        """Threads without a job, those a queued job is meant for left out."""
+        self._num_waiting = 0
+        """Queued jobs that no thread is meant for yet."""
+        self._said = False
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        with self._lock:
+            starts = self._num_idle == 0 and self._num_threads < MAX_THREADS
+            if self._num_idle:
+                self._num_idle -= 1
+            elif starts:
+                self._num_threads += 1
+            else:
+                self._num_waiting += 1
+            says = self._num_waiting == 1 and not self._said
+            self._said |= says
+            self._jobs.put((future, work))
+        if says:
+            _log.warning(
+                f"{MAX_THREADS} calls of sync tools, rewards or callbacks are under way and further ones "
+                "wait: if they hang, give what they wait for a time limit of its own"
+            )
+        if starts:
+            threading.Thread(target=self._serve, name="user-code", daemon=True).start()
+        return future
+
+    def give_up(self, job: Future[Any]) -> None:
+        """Nobody waits for this job any more; where it hangs, another thread serves in its stead."""
+        with self._lock:
+            if job not in self._running:
+                return
+            self._running.remove(job)
+            starts = self._num_waiting > 0
+            if starts:
+                self._num_waiting -= 1
+            else:
+                self._num_threads -= 1
+        if starts:
+            threading.Thread(target=self._serve, name="user-code", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                future, work = self._jobs.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if self._num_idle:  # else a job is meant for this thread
+                        self._num_idle -= 1
+                        self._num_threads -= 1
+                        return
+                continue
+            given_up = False
+            with self._lock:
+                wanted = future.set_running_or_notify_cancel()
+                if wanted:
+                    self._running.add(future)
+            if wanted:
+                _run(future, work)
+                with self._lock:
+                    given_up = future not in self._running
+                    self._running.discard(future)
+            del future, work  # an idle thread keeps nothing alive
+            if given_up:
+                return
+            with self._lock:
+                if self._num_waiting:
+                    self._num_waiting -= 1
+                else:
+                    self._num_idle += 1
+
+
+def _run(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        result = work()
+    except StopIteration as error:  # asyncio refuses it (PEP 479)
+        future.set_exception(RuntimeError(f"StopIteration: {error}"))
+    except BaseException as error:  # whoever waits must hear of it, whatever it is
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+_threads = _Threads()

@@ -1,0 +1,75 @@
+"""Conversations as JSON lines in OpenAI's chat format, one `{"messages": [...]}` each."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from stateset_agents.core.chat.escaping import encodable
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
+
+__all__ = ["load_conversations", "refuse_unwritable", "save_conversation"]
+
+_CURE = "give a file in a folder that exists and that you may write to"
+
+
+def refuse_unwritable(path: str | Path) -> None:
+    """Raise ConfigurationError where `save_conversation` could not write; nothing is made."""
+    path = Path(path)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigurationError(f"cannot write conversations to {str(path)!r}: {_CURE}")
+
+
+def save_conversation(path: str | Path, messages: Sequence[Message]) -> None:
+    """Append one line to the file, which is made where it does not exist.
+
+    Raises ConfigurationError where it cannot be written.
+    """
+    data = {"messages": [message.to_openai() for message in messages]}
+    line = encodable(json.dumps(data, ensure_ascii=False))
+    try:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write conversations to {str(path)!r} ({error.strerror}): {_CURE}"
+        ) from error
+
+
+def load_conversations(path: str | Path) -> list[list[Message]]:
+    """The conversations of a file, the oldest first.
+
+    Raises ConfigurationError naming the file and line that cannot be read.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ConfigurationError(
+            f"cannot read conversations from {str(path)!r} ({reason}): give a file of JSON lines, as --save "
+            "writes it"
+        ) from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                found.append(_read(line))
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{path}, line {number}: {error}") from error
+    if not found:
+        raise ConfigurationError(f"there is no conversation in {str(path)!r}")
+    return found
+
+
+def _read(line: str) -> list[Message]:
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"not JSON: {error}") from error
+    messages = data.get("messages") if isinstance(data, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise ConfigurationError('a conversation is {"messages": [...]} with at least one message')
+    return [Message.from_openai(message) for message in messages]

@@ -1,0 +1,146 @@
+"""Environments and rewards by the names that a YAML file gives them. The experiment makes them here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stateset_agents.core.environment import Environment
+from stateset_agents.core.reward import RewardFunction
+from stateset_agents.core.scoring.function_reward import as_reward, asks_for_a_conversation
+from stateset_agents.rewards.shaping import refuse_unfit_shaping
+from stateset_agents.runtime.named_code import imported
+from stateset_agents.runtime.yaml_files import parse_yaml
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.settings.estimators import ESTIMATORS
+from stateset_agents.training.settings.reward_specs import COMPOSED, compose
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.foreign_names import setting_hint
+from stateset_agents.types.settings import nearest
+
+__all__ = ["ENVIRONMENTS", "REWARDS", "check_reward", "make_environment", "make_reward", "read_spec"]
+
+ENVIRONMENTS: Mapping[str, str] = {
+    "conversation": "stateset_agents.core.environment:ConversationEnvironment",
+    "chats": "stateset_agents.environments.chat_logs:ChatLogs",
+    "retail_desk": "stateset_agents.environments.retail_desk:RetailDesk",
+    "gymnasium": "stateset_agents.environments.gymnasium_text:GymnasiumText",
+    "openenv": "stateset_agents.environments.openenv:OpenEnvText",
+    "mcp": "stateset_agents.environments.mcp.tools:McpEnvironment",
+    "external_program": "stateset_agents.environments.programs.external_program:ExternalProgram",
+}
+"""Name -> "package.module:Class"."""
+
+REWARDS: Mapping[str, str] = {
+    "environment": "stateset_agents.core.reward:EnvironmentReward",
+    "customer_service": "stateset_agents.core.reward:create_customer_service_reward",
+    "helpful": "stateset_agents.core.reward:create_helpful_reward",
+    "task": "stateset_agents.core.reward:create_task_reward",
+    "tutoring": "stateset_agents.core.reward:create_tutoring_reward",
+    "engagement": "stateset_agents.core.reward:create_engagement_reward",
+    "domain": "stateset_agents.core.reward:create_domain_reward",
+    "correctness": "stateset_agents.rewards.verifiable:create_correctness_reward",
+    "safety": "stateset_agents.rewards.verifiable:create_safety_reward",
+    "conciseness": "stateset_agents.rewards.verifiable:create_conciseness_reward",
+    "pattern": "stateset_agents.rewards.formats:create_pattern_reward",
+    "schema": "stateset_agents.rewards.formats:create_schema_reward",
+    "similarity": "stateset_agents.rewards.formats:create_similarity_reward",
+    "judge": "stateset_agents.rewards.judge:create_judge_reward",
+}
+"""Name -> "package.module:function or class"; besides them those made of others, `reward_specs.COMPOSED`."""
+
+
+def read_spec(what: str, text: str) -> Mapping[str, Any]:
+    """What a command line names as a YAML file would: `conciseness`, or `{name: conciseness, max_words: 40}`.
+
+    Raises ConfigurationError for anything else.
+    """
+    spec = parse_yaml(text, of=f"{what} {text!r}") if text.lstrip().startswith("{") else text
+    return {"name": spec} if isinstance(spec, str) else spec
+
+
+def make_environment(spec: Mapping[str, Any]) -> Environment:
+    """{"name": "conversation", "scenarios": "calls.jsonl"} -> the environment.
+
+    Raises ConfigurationError for a name that leads nowhere and for arguments it does not take.
+    """
+    made: Environment = _make("environment", ENVIRONMENTS, spec)
+    return made
+
+
+def make_reward(spec: Mapping[str, Any]) -> RewardFunction:
+    """{"name": "customer_service"} -> the reward; a reward, or a function of what it asks for, may be named
+    too.
+
+    Raises ConfigurationError as `make_environment` does.
+    """
+    arguments = {key: value for key, value in spec.items() if key != "name"}
+    if spec.get("name") in COMPOSED:
+        return compose(spec["name"], arguments, make_reward, lambda name: imported("potential", name))
+    made = _make("reward", {**REWARDS, **dict.fromkeys(COMPOSED, "")}, spec)
+    if not isinstance(made, RewardFunction):
+        raise ConfigurationError(
+            f"reward {spec['name']!r} gave a {type(made).__name__}: name a RewardFunction, or what makes one"
+        )
+    return made
+
+
+def check_reward(reward: RewardFunction, config: TrainingConfig) -> None:
+    """Raises ConfigurationError for a reward that this training would undo or bend, with the cure."""
+    estimator = ESTIMATORS[config.advantage_estimator]
+    refuse_unfit_shaping(
+        reward,
+        seen=estimator.sees_shaping,
+        gamma=config.gamma,
+        bootstrapped=estimator.critic is not None and config.bootstrap_truncated,
+    )
+
+
+def _make(what: str, known: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
+    arguments = dict(spec)
+    name = arguments.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"{what} needs a name: one of {', '.join(known)}, or package.module:Class, got {name!r}"
+        )
+    found = _find(what, known, name)
+    if isinstance(found, RewardFunction) and not arguments:  # what @reward_function made
+        return found
+    if isinstance(found, RewardFunction):
+        raise ConfigurationError(f"{what} {name!r} is made already: take out {', '.join(arguments)}")
+    if not callable(found):
+        raise ConfigurationError(f"{what} {name!r} is a {type(found).__name__}: name a class or a function")
+    if what == "reward" and not arguments and asks_for_a_conversation(found):
+        return as_reward(found)
+    _check_arguments(f"{what} {name!r}", found, arguments)
+    return found(**arguments)
+
+
+def _find(what: str, known: Mapping[str, str], name: str) -> Any:
+    if ":" not in name and name not in known:
+        raise ConfigurationError(
+            f"{what} must be one of {', '.join(known)}, or package.module:Class, got {name!r}"
+            f"{nearest(name, known) or _with_colon(name)}"
+        )
+    return imported(what, known.get(name, name))
+
+
+def _with_colon(name: str) -> str:
+    module, dot, attribute = name.rpartition(".")
+    if dot:
+        return f" (did you mean '{module}:{attribute}'?)"
+    return f" (of a file of your own: 'module:{name}')" if name.isidentifier() else ""
+
+
+def _check_arguments(what: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(make).parameters
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for argument in arguments:
+        if argument not in parameters and not open_ended:
+            hint = nearest(argument, parameters) or setting_hint(argument) or ""
+            raise ConfigurationError(f"{what} has no argument {argument!r}{hint}")
+    try:
+        inspect.signature(make).bind(**arguments)
+    except TypeError as error:
+        raise ConfigurationError(f"{what}: {error}") from error

@@ -1,0 +1,1 @@
+"""The training loop: rollouts, the step, weight sync, checkpoints, resuming."""

@@ -1,0 +1,234 @@
+"""Conversations of the coming steps go on while the trainer updates: groups in flight, and what a step gets.
+
+`admission.py` says which groups may begin and which train next; here they are played, one task a group,
+in the event loop. The weights change under conversations that are under way: the backend takes new ones
+between two decode steps and refills their caches, and every token carries the version that sampled it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stateset_agents.core.computational_engine import ComputationalEngine
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.loop.admission import Admission, Batch, End, Verdict
+from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import TrajectoryGroup
+
+__all__ = ["Pipeline", "Played", "Tell", "verdict_of"]
+
+
+class Tell(Protocol):
+    """Writes an event."""
+
+    def __call__(self, event: str, **fields: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """The groups of one step."""
+
+    groups: Mapping[int, TrajectoryGroup]
+    """By their place in the run, in order; those that were passed over too."""
+    batch: Batch
+
+    @classmethod
+    def by_hand(cls, groups: Sequence[TrajectoryGroup], first: int, config: TrainingConfig) -> Played:
+        """Groups that somebody else had played: all of them train."""
+        known = dict(enumerate(groups, start=first))
+        failed = {place for place, group in known.items() if verdict_of(group, config) is Verdict.FAILED}
+        ends = {place: End.FAILED if place in failed else End.TRAINED for place in known}
+        return cls(known, Batch(tuple(known), (), ends))
+
+    @property
+    def everyone(self) -> list[TrajectoryGroup]:
+        """In order."""
+        return list(self.groups.values())
+
+    @property
+    def taken(self) -> list[TrajectoryGroup]:
+        """Those that train, in order."""
+        return [self.groups[place] for place in self.batch.taken]
+
+
+def verdict_of(group: TrajectoryGroup, config: TrainingConfig) -> Verdict:
+    """What a group can teach. Whether members are alike is asked only where such groups are replaced."""
+    if len(group.scored) < config.min_group_size:
+        return Verdict.FAILED
+    if config.max_resamples:
+        samples = assign_credit([group], config).samples
+        if not any(any(sample.advantages) for sample in samples):
+            return Verdict.ALIKE
+    return Verdict.SIGNAL
+
+
+class Pipeline:
+    """Keeps as many groups under way as admission allows; `next` gives a step's, in order.
+
+    Must be closed: that cancels what is under way and waits for it.
+    """
+
+    def __init__(
+        self,
+        engine: ComputationalEngine,
+        scenario_at: Callable[[int], Scenario],
+        admission: Admission,
+        config: TrainingConfig,
+        *,
+        tell: Tell,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`scenario_at`: the scenario of each place of the run; `on_change` is called as a group ends."""
+        self.admission = admission
+        self._engine = engine
+        self._scenario_at = scenario_at
+        self._config = config
+        self._tell = tell
+        self._on_change = on_change
+        self._slots = asyncio.Semaphore(config.max_concurrent)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._groups: dict[int, TrajectoryGroup] = {}
+        """Finished ones that have not trained."""
+        self._met: Counter[str] = Counter()
+        """How often each scenario has come in the step of the group that began last, up to that group."""
+        self._next_to_meet = 0
+        self._error: BaseException | None = None
+        self._is_held = False
+        self._changed = asyncio.Event()
+        self._busy_seconds = 0.0
+        self._busy_since: float | None = None
+
+    # ------------------------------------------------------------------------------ groups
+
+    def admit(self) -> None:
+        """Begin what may begin now."""
+        while not self._is_held and self._error is None and self.admission.capacity:
+            place = self.admission.admit()
+            self._tell("group admitted", group=place, scenario=self._scenario_at(place).id)
+            playing = self._play(place, self._times_before(place))
+            self._tasks[place] = asyncio.create_task(playing, name=f"group {place}")
+        self._note_business()
+
+    def _times_before(self, place: int) -> int:
+        """How often the place's scenario comes before it in its step; asked in the order of places."""
+        first = place - place % self._config.episodes_per_step()
+        if self._next_to_meet <= first:
+            self._met.clear()
+            self._next_to_meet = first
+        self._met.update(self._scenario_at(other).id for other in range(self._next_to_meet, place))
+        self._next_to_meet = place
+        return self._met[self._scenario_at(place).id]
+
+    async def _play(self, place: int, times: int) -> None:
+        def conversation_ended() -> None:
+            self.admission.conversation_ended(place)
+            self.admit()
+
+        try:
+            step = place // self._config.episodes_per_step()
+            group = await self._engine.play_group(
+                self._scenario_at(place),
+                seed=self._config.seed,
+                step=step,  # in which it would train were none replaced: so it meets the users it would then
+                times=times,
+                slots=self._slots,
+                temperature=self._config.temperature,
+                on_end=conversation_ended,
+            )
+            self._groups[place] = group
+            verdict = verdict_of(group, self._config)
+            self.admission.finish(place, verdict)
+            self._tell("group finished", group=place, verdict=verdict.value)
+            self.admit()
+        except BaseException as error:  # whoever waits for the next step must hear of it, whatever it is
+            self._error = self._error or error
+        finally:
+            del self._tasks[place]
+            self._note_business()
+            self._changed.set()
+            self._on_change()
+
+    async def next(self) -> Played:
+        """The next step's groups, as soon as the last of them is there; what broke in playing is raised."""
+        await asyncio.sleep(0)  # a cancellation that is due lands here, though everything may be there
+        while not self.admission.is_ready:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        batch = self.admission.take()
+        return Played({place: self._groups[place] for place in batch.ends}, batch)
+
+    def settle(self, played: Played) -> None:
+        """That step has trained and the agent speaks with its weights: forget its groups, begin others."""
+        self.admission.settle()
+        for place in played.groups:
+            del self._groups[place]
+        self._engine.sum_up_warnings()
+        self.admit()
+
+    # ------------------------------------------------------------------------------ pause and end
+
+    @property
+    def is_quiet(self) -> bool:
+        """Is nothing under way?"""
+        return not self._tasks
+
+    def hold(self) -> None:
+        """Begin nothing more; what is under way goes on to its end."""
+        self._is_held = True
+
+    def go_on(self) -> None:
+        """Begin groups again."""
+        self._is_held = False
+        self.admit()
+
+    async def close(self) -> list[int]:
+        """Cancel what is under way and wait for it; the places of the groups that were."""
+        self._is_held = True
+        dropped = sorted(self._tasks)
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()  # of those that were cancelled before they began
+        self._engine.sum_up_warnings()
+        return dropped
+
+    # ------------------------------------------------------------------------------ figures
+
+    def overlap(self) -> Callable[[], dict[str, float]]:
+        """To be called as an update begins; what it returns is called as the update ends, and says how far it
+        went on beside rollouts."""
+        queue = {
+            "queue/running": float(self.admission.running),
+            "queue/accepted": float(self.admission.num_waiting),
+        }
+        began, busy, sampled = time.perf_counter(), self._busy(), self._sampled_tokens()
+
+        def ended() -> dict[str, float]:
+            seconds = max(time.perf_counter() - began, 1e-9)
+            share = min(1.0, (self._busy() - busy) / seconds)
+            tokens = float(self._sampled_tokens() - sampled)
+            return {**queue, "overlap/share": share, "overlap/tokens": tokens}
+
+        return ended
+
+    def _sampled_tokens(self) -> int:
+        return self._engine.agent.backend.counts().get("sampled_tokens", 0)
+
+    def _busy(self) -> float:
+        """Seconds so far in which a group was under way."""
+        now = 0.0 if self._busy_since is None else time.perf_counter() - self._busy_since
+        return self._busy_seconds + now
+
+    def _note_business(self) -> None:
+        """Groups have begun or ended: does the time count?"""
+        busy = self._busy()
+        self._busy_seconds, self._busy_since = busy, time.perf_counter() if self._tasks else None

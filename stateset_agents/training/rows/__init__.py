@@ -1,0 +1,1 @@
+"""Conversations as rows of tokens: layout, packing, the chunked head."""

@@ -1,0 +1,260 @@
+"""The LM head, its softmax and a loss of log-probs, a few hundred tokens at a time; called by the policy.
+
+The logits of a step's N trained tokens, [N, V], are its largest tensor by far. Here they live for one chunk
+of tokens only, and so does what a backward pass would keep of them: the gradient is formed in the forward
+pass, chunk by chunk. For one token with hidden state h, target y and probabilities p at temperature T,
+
+    logprob = (W_y h + b_y) / T - logsumexp    d logprob / dh = (W_y - sum_v p_v W_v) / T
+                                               d logprob / dW_v = ([v = y] - p_v) h / T
+
+so that three matrix products (logits, p W, and p' times the weighted hidden states) make both gradients, and
+nothing is computed twice. What a token's log-prob weighs in the loss is known as soon as its chunk's
+log-probs are, since the loss is a sum over tokens; only where it is not, the chunks are gone through twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from stateset_agents.backends.matmul_precision import MatmulPrecision
+from stateset_agents.backends.onednn_linear import linear
+
+__all__ = ["Head", "LossOf", "TokenScores", "chunked_loss", "chunked_scores"]
+
+_CHUNK_ELEMENTS = 2**23
+"""Of [C, V]: 32 MB in fp32. Matrix products of fewer rows take longer."""
+_CHUNK_ROWS = (128, 1024)
+_CACHED_ELEMENTS = 2**19
+"""Of [rows, V]: 2 MB in fp32. What goes through a distribution several times finds that much of it in the
+processor's cache; over whole chunks the same takes twice as long."""
+
+
+class TokenScores(NamedTuple):
+    """What the policy says about trained tokens."""
+
+    logprobs: Tensor
+    """[N] at the sampling temperature."""
+    entropy: Tensor
+    """[N] of their distributions, exact, in nats."""
+
+
+LossOf = Callable[[TokenScores, slice], Tensor]
+"""(scores, which of the N tokens they are of) -> these tokens' share of the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """logits = (hidden W' + b) / temperature"""
+
+    weight: Tensor
+    """[V, H]"""
+    bias: Tensor | None
+    """[V]"""
+    temperature: float
+    precision: MatmulPrecision = "highest"
+    """Of the gradient's products; logits are in fp32 always."""
+
+    def gradient_product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x weight', by `F.linear` in fp32, which may run by oneDNN."""
+        if self.precision == "highest":
+            return F.linear(x, weight)
+        return linear(x, weight, precision=self.precision)
+
+
+@torch.no_grad()
+def chunked_scores(hidden: Tensor, head: Head, targets: Tensor) -> TokenScores:
+    """Scores of [N] targets that follow [N, H] hidden states, without gradient."""
+    made = []
+    for part in _chunks(hidden, head):
+        chunk = _Chunk.of(hidden[part], head, targets[part])
+        made.append(chunk.scores)
+    return TokenScores(*(torch.cat(pieces) for pieces in zip(*made, strict=True)))
+
+
+def chunked_loss(
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    loss_of: LossOf,
+    *,
+    additive: bool = True,
+    entropy_gradient: bool = False,
+) -> Tensor:
+    """The loss that `loss_of` makes of the scores of [N] targets, with its gradient to `hidden` and `head`.
+
+    `additive`: loss_of may be called on a chunk of tokens at a time and what it gives is added; otherwise it
+    is called once, on all, and the head computed twice. `entropy_gradient`: entropies carry gradient, too.
+    """
+    task = _Task(head.temperature, head.precision, targets, loss_of, additive, entropy_gradient)
+    made: Tensor = _ChunkedLoss.apply(hidden, head.weight, head.bias, task)  # type: ignore[no-untyped-call]  # torch
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    temperature: float
+    precision: MatmulPrecision
+    targets: Tensor
+    loss_of: LossOf
+    additive: bool
+    entropy_gradient: bool
+
+    def slopes(self, scores: TokenScores, part: slice) -> _Slopes:
+        """The loss of these tokens, and its derivatives by their log-probs and entropies."""
+        logprobs = scores.logprobs.detach().requires_grad_()
+        entropy = scores.entropy.detach().requires_grad_(self.entropy_gradient)
+        with torch.enable_grad():
+            loss = self.loss_of(TokenScores(logprobs, entropy), part)
+        wanted = (logprobs, entropy) if self.entropy_gradient else (logprobs,)
+        found = torch.autograd.grad(loss, wanted, materialize_grads=True)
+        return _Slopes(loss.detach(), found[0], found[1] if self.entropy_gradient else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slopes:
+    loss: Tensor
+    by_logprob: Tensor
+    by_entropy: Tensor | None
+
+    def __getitem__(self, part: slice) -> _Slopes:
+        return _Slopes(
+            self.loss, self.by_logprob[part], None if self.by_entropy is None else self.by_entropy[part]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """[C] tokens and their distributions."""
+
+    targets: Tensor
+    p: Tensor
+    """[C, V]"""
+    scores: TokenScores
+
+    @classmethod
+    def of(cls, hidden: Tensor, head: Head, targets: Tensor) -> _Chunk:
+        bias = None if head.bias is None else head.bias / head.temperature
+        logits = F.linear(hidden / head.temperature, head.weight, bias)
+        scores = [_into_distributions(logits[rows], targets[rows]) for rows in _cached_rows(logits)]
+        return cls(targets, logits, TokenScores(*(torch.cat(pieces) for pieces in zip(*scores, strict=True))))
+
+    def residual(self, slopes: _Slopes) -> tuple[Tensor, Tensor]:
+        """[C, V] and [C, 1]: minus their product is what the logits over the temperature weigh in the loss.
+
+        d logprob / d logit_v = [v = y] - p_v, and d entropy / d logit_v = -p_v (log p_v + entropy). It takes
+        the place of `p`.
+        """
+        scale = slopes.by_logprob[:, None]
+        if slopes.by_entropy is None:
+            return self.p.scatter_add_(1, self.targets[:, None], -torch.ones_like(scale)), scale
+        for rows in _cached_rows(self.p):
+            p = self.p[rows]
+            pull = (p * self.scores.entropy[rows, None]).sub_(torch.special.entr(p))
+            p.scatter_add_(1, self.targets[rows, None], -torch.ones_like(scale[rows]))
+            p.mul_(scale[rows]).add_(pull.mul_(slopes.by_entropy[rows, None]))
+        return self.p, torch.ones_like(scale)
+
+
+def _into_distributions(logits: Tensor, targets: Tensor) -> TokenScores:
+    """Scores of [R] targets; the logits [R, V] become probabilities."""
+    p = torch.softmax(logits, dim=-1)
+    log_total = logits.amax(dim=-1) - p.amax(dim=-1).log()  # the largest p is no smaller than 1 / V
+    chosen = logits.gather(1, targets[:, None]).squeeze(1)
+    entropy = log_total - torch.linalg.vecdot(p, logits)
+    logits.copy_(p)
+    return TokenScores(chosen - log_total, entropy)
+
+
+def _cached_rows(logits: Tensor) -> Iterator[slice]:
+    """Slices of the rows of [C, V]; one, and an empty one, where there are none."""
+    rows = _CACHED_ELEMENTS // logits.shape[1] if _is_on_cpu(logits) else len(logits)
+    return _slices(len(logits), max(1, rows))
+
+
+def _is_on_cpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task) -> Tensor:
+        head = Head(weight, bias, task.temperature, task.precision)
+        sums = _Gradients.zero(hidden, head, ctx.needs_input_grad)
+        slopes = None
+        if not task.additive:
+            everything = slice(0, len(hidden))
+            slopes = task.slopes(chunked_scores(hidden, head, task.targets), everything)
+        total = hidden.new_zeros(()) if slopes is None else slopes.loss
+        for part in _chunks(hidden, head):
+            chunk = _Chunk.of(hidden[part], head, task.targets[part])
+            if slopes is None:
+                own = task.slopes(chunk.scores, part)
+                total = total + own.loss
+            else:
+                own = slopes[part]
+            sums.add(*chunk.residual(own), part)
+            del chunk  # or it would stand beside the next one
+        ctx.save_for_backward(sums.by_hidden, sums.by_weight, sums.by_bias)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        by_hidden, by_weight, by_bias = ctx.saved_tensors
+        if by_weight is not None:  # it lies as the weight does, or autograd would copy it once more
+            into = torch.empty_like(by_weight, memory_format=torch.contiguous_format)
+            by_weight = torch.mul(by_weight, slope, out=into)
+        return slope * by_hidden, by_weight, None if by_bias is None else slope * by_bias, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """Of the loss, summed over chunks; None where nobody asks."""
+
+    hidden: Tensor
+    head: Head
+    by_hidden: Tensor
+    by_weight: Tensor | None
+    by_bias: Tensor | None
+
+    @classmethod
+    def zero(cls, hidden: Tensor, head: Head, needed: Sequence[bool]) -> _Gradients:
+        by_weight = by_bias = None
+        if needed[1] and _is_on_cpu(head.weight):
+            by_weight = torch.zeros_like(head.weight.T, memory_format=torch.contiguous_format).T
+        elif needed[1]:
+            by_weight = torch.zeros_like(head.weight)
+        if head.bias is not None and needed[2]:
+            by_bias = torch.zeros_like(head.bias)
+        return cls(hidden, head, torch.empty_like(hidden), by_weight, by_bias)
+
+    def add(self, residual: Tensor, scale: Tensor, part: slice) -> None:
+        """A chunk's, by its `residual`."""
+        scale = -scale / self.head.temperature
+        self.by_hidden[part] = scale * self.head.gradient_product(residual, self.head.weight.T)
+        states = scale * self.hidden[part]
+        if self.by_weight is not None and _is_on_cpu(residual):
+            # It takes three quarters of the time with [H, V] to make.
+            self.by_weight.T.add_(self.head.gradient_product(states.T, residual.T))
+        elif self.by_weight is not None:
+            self.by_weight.addmm_(residual.T, states)
+        if self.by_bias is not None:
+            self.by_bias.addmv_(residual.T, scale.squeeze(1))
+
+
+def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
+    """Slices of the N tokens; one, and an empty one, where there are none."""
+    least, most = _CHUNK_ROWS
+    return _slices(len(hidden), min(most, max(least, _CHUNK_ELEMENTS // len(head.weight))))
+
+
+def _slices(count: int, size: int) -> Iterator[slice]:
+    for start in range(0, max(1, count), size):
+        yield slice(start, min(start + size, count))

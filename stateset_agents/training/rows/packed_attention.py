@@ -1,0 +1,154 @@
+"""Attention of rows that lie behind one another in one sequence; called by `training.update.policy`.
+
+transformers looks a model's attention up by name at every forward. While `attending` is open, that name
+is ours: each segment's queries attend to its row's keys, which lie in a few ranges of the sequence, and a
+layer's sliding window is kept by position. No mask over the whole sequence is ever made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["Packing", "Segment", "attending", "recomputing"]
+
+_NAME = "stateset_packed"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What a row adds to the sequence."""
+
+    start: int
+    stop: int
+    keys: tuple[tuple[int, int], ...]
+    """The ranges in which the whole row lies, in the row's order; the last is the segment itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """Who attends to whom in a sequence of T tokens."""
+
+    positions: Tensor
+    """[1, T] each token's place in its row."""
+    segments: tuple[Segment, ...]
+    _masks: dict[tuple[int, int | None, torch.dtype, torch.device], Tensor | None] = field(
+        default_factory=dict, repr=False
+    )
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Lengths of the pieces that the sequence falls into where any range begins or ends."""
+        return [stop - start for start, stop in zip(self._cuts, self._cuts[1:], strict=False)]
+
+    @cached_property
+    def pieces(self) -> list[list[int]]:
+        """Which of these pieces are each segment's row."""
+        number = {start: index for index, start in enumerate(self._cuts)}
+        return [
+            [index for start, stop in segment.keys for index in range(number[start], number[stop])]
+            for segment in self.segments
+        ]
+
+    @cached_property
+    def _cuts(self) -> list[int]:
+        return sorted({end for segment in self.segments for bounds in segment.keys for end in bounds})
+
+    def mask(self, index: int, window: int | None, like: Tensor) -> Tensor | None:
+        """[L, K] of a segment's L queries and K keys, 0 where they look and -inf elsewhere; None where
+        plain causal attention is meant."""
+        name = (index, window, like.dtype, like.device)
+        if name not in self._masks:
+            segment = self.segments[index]
+            queries, keys = segment.stop - segment.start, sum(stop - start for start, stop in segment.keys)
+            self._masks[name] = _causal(queries, keys, window, like)
+        return self._masks[name]
+
+
+def _causal(queries: int, keys: int, window: int | None, like: Tensor) -> Tensor | None:
+    if window is None or window > keys:
+        window = keys
+    if queries == keys == window:
+        return None
+    back = torch.arange(keys - queries, keys, device=like.device)[:, None]
+    back = back - torch.arange(keys, device=like.device)  # how far a key lies behind the query
+    hidden = (back < 0) | (back >= window)
+    return torch.zeros_like(back, dtype=like.dtype).masked_fill_(hidden, float("-inf"))
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packing: Packing,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers asks of an attention: [1, heads, T, D] queries, [1, key heads, T, D] keys and
+    values -> [1, T, heads, D]."""
+    grouped = query.shape[1] != key.shape[1]
+    keys, values = torch.split(key, packing.sizes, dim=2), torch.split(value, packing.sizes, dim=2)
+    queries = torch.split(query, [segment.stop - segment.start for segment in packing.segments], dim=2)
+    outputs = []
+    for index, (own, pieces) in enumerate(zip(queries, packing.pieces, strict=True)):
+        mask = packing.mask(index, sliding_window, query)
+        output = F.scaled_dot_product_attention(
+            own,
+            torch.cat([keys[piece] for piece in pieces], dim=2),
+            torch.cat([values[piece] for piece in pieces], dim=2),
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=grouped,
+        )
+        outputs.append(output.transpose(1, 2))
+    return torch.cat(outputs, dim=1), None
+
+
+@contextlib.contextmanager
+def attending(model: Any, name: str | None = None) -> Iterator[None]:
+    """While open, `model` (a trunk) attends as packed rows do, or by the attention of that name."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_NAME, packed_attention)
+    config = model.config
+    before = config._attn_implementation
+    config._attn_implementation = _NAME if name is None else name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def recomputing(
+    model: Any, linears: Callable[[], AbstractContextManager[None]]
+) -> Callable[[], tuple[Any, Any]]:
+    """For `torch.utils.checkpoint`: layers that are computed again attend, and multiply, as at first.
+
+    `model` is a trunk, or None where rows are never packed; `linears` is what its forward stands in.
+    """
+
+    @contextlib.contextmanager
+    def again(name: str | None) -> Iterator[None]:
+        with contextlib.nullcontext() if name is None else attending(model, name), linears():
+            yield
+
+    def contexts() -> tuple[Any, Any]:
+        name = None if model is None else model.config._attn_implementation
+        return contextlib.nullcontext(), again(name)
+
+    return contexts

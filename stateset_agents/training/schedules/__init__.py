@@ -1,0 +1,1 @@
+"""What changes from step to step: the order of scenarios, the temperature."""

@@ -1,0 +1,1 @@
+"""The sections of the configuration, and what is refused in them."""

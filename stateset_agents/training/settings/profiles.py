@@ -1,0 +1,102 @@
+"""What holds where a training run's settings are not given: profiles, the losses' own, and other names.
+
+Called by `training.config`, which holds the settings themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from stateset_agents.training.settings.estimators import estimator_defaults
+from stateset_agents.types.errors import ConfigurationError
+
+__all__ = ["PROFILES", "TrainingProfile", "canonical", "defaults"]
+
+
+class TrainingProfile(StrEnum):
+    """How careful a run is."""
+
+    CONSERVATIVE = "conservative"
+    """Stability first: small learning rate, larger groups, a tighter clip, gradients held shorter."""
+    BALANCED = "balanced"
+    """The default."""
+    AGGRESSIVE = "aggressive"
+    """Speed first: larger steps, weaker KL, two passes over each batch, a wider upper clip."""
+
+
+PROFILES: Mapping[TrainingProfile, Mapping[str, Any]] = {
+    TrainingProfile.CONSERVATIVE: {
+        "learning_rate": 1e-6,
+        "num_generations": 16,
+        "clip_ratio": 0.1,
+        "max_grad_norm": 0.5,
+    },
+    TrainingProfile.BALANCED: {},
+    TrainingProfile.AGGRESSIVE: {
+        "learning_rate": 2e-5,
+        "beta": 0.01,
+        "clip_ratio_high": 0.28,
+        "num_iterations": 2,
+        "warmup_ratio": 0.03,
+        "lr_scheduler_type": "constant",
+    },
+}
+"""What each profile changes; the balanced one is the fields' own defaults."""
+
+
+_OWN_CLIP: Mapping[str, Mapping[str, float]] = {
+    "dapo": {"clip_ratio": 0.2, "clip_ratio_high": 0.28},
+    "gspo": {"clip_ratio": 3e-4, "clip_ratio_high": 4e-4},
+}
+"""The papers' clip ranges, where the user names none."""
+
+_FLAG = {True: "population", False: "none"}
+
+
+def canonical(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """The settings under their fields' own names; bf16, fp16 and use_amp become `precision`,
+    and a bool in `advantage_normalization` the estimator's own, or none.
+
+    `aliases`: other name -> field. Raises ConfigurationError where one field is given twice.
+    """
+    given: dict[str, Any] = {}
+    flags: dict[str, bool] = {}
+    for name, value in settings.items():
+        if name in ("bf16", "fp16", "use_amp"):
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"{name} must be true or false, got {value!r}")
+            flags[name] = value
+            continue
+        field = aliases.get(name, name)
+        if field in given:
+            raise ConfigurationError(f"{name} is another name of {field}, which is given too: leave one out")
+        given[field] = value
+    if flags and "precision" in given:
+        raise ConfigurationError(f"give precision or {' / '.join(flags)}, not both")
+    if flags.get("bf16") and flags.get("fp16"):
+        raise ConfigurationError("bf16 and fp16 cannot both be true")
+    if flags:
+        chosen = next((name for name in ("bf16", "fp16") if flags.get(name)), None)
+        given["precision"] = chosen or ("auto" if flags.get("use_amp") else "fp32")
+    scaling = given.get("advantage_normalization")
+    if isinstance(scaling, bool):
+        own = estimator_defaults(given.get("advantage_estimator", "group")).get("advantage_normalization")
+        given["advantage_normalization"] = "batch" if scaling and own == "batch" else _FLAG[scaling]
+    return given
+
+
+def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What profile, loss and estimator set where nothing else is given."""
+    profile = given.get("profile")
+    known = profile if isinstance(profile, str) and profile in set(TrainingProfile) else "balanced"
+    table = dict(PROFILES[TrainingProfile(known)])
+    table |= estimator_defaults(given.get("advantage_estimator", "group"))
+    loss = given.get("loss_type", table.get("loss_type"))
+    own = _OWN_CLIP.get(loss) if isinstance(loss, str) else None
+    if own is None:
+        return table
+    table = {name: value for name, value in table.items() if name not in own}
+    low = {"clip_ratio": own["clip_ratio"]}
+    return {**table, **(low if {"clip_ratio", "clip_ratio_high"} & given.keys() else own)}

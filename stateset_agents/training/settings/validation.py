@@ -1,0 +1,113 @@
+"""Training settings that cannot work together; `training.config` asks when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from stateset_agents.training.settings.estimators import ESTIMATORS, foreign_setting
+
+if TYPE_CHECKING:
+    from stateset_agents.training.config import TrainingConfig
+
+__all__ = ["contradiction"]
+
+
+def contradiction(config: TrainingConfig) -> str | None:
+    """The first thing in these settings that cannot be, with the cure; None where all of it can."""
+    for found in (_credit(config), _learning(config), _rollouts(config), _processes(config), _run(config)):
+        for wrong in found:
+            return wrong
+    return None
+
+
+def _credit(config: TrainingConfig) -> Iterator[str]:
+    if config.baseline_type == "leave_one_out" and config.advantage_normalization != "none":
+        yield "leave_one_out is unbiased only unscaled: set advantage_normalization to none"
+    defaults = {name: field.default for name, field in type(config).model_fields.items()}
+    settings = {name: getattr(config, name) for name in defaults}
+    wrong = foreign_setting(config.advantage_estimator, settings, defaults)
+    if wrong is not None:
+        yield wrong
+    if config.min_group_size > config.num_generations:
+        yield (
+            f"min_group_size {config.min_group_size} exceeds num_generations {config.num_generations}: "
+            "lower it"
+        )
+
+
+def _learning(config: TrainingConfig) -> Iterator[str]:
+    if config.kl_placement == "reward" and config.kl_estimator != "k1":
+        yield "kl_placement reward is exact with k1 only: set kl_estimator to k1"
+    if config.kl_controller != "fixed" and not config.uses_reference:
+        yield "a moving beta needs beta > 0 and use_reference_model true"
+    if config.lr_min_ratio and config.lr_scheduler_type == "constant":
+        yield "a constant learning rate has no lowest: leave lr_min_ratio at 0"
+    if config.dual_clip is not None and config.loss_type in ("cispo", "reinforce"):
+        yield f"{config.loss_type} has no dual clip: leave dual_clip unset"
+
+
+def _rollouts(config: TrainingConfig) -> Iterator[str]:
+    cooling = config.temperature_schedule == "adaptive"
+    if cooling and config.temperature_min > config.temperature:
+        yield (
+            f"temperature_min {config.temperature_min:g} exceeds the temperature {config.temperature:g} that "
+            "the schedule starts at: lower it"
+        )
+    if config.max_staleness and config.scheduling == "deterministic":
+        yield (
+            f"with max_staleness {config.max_staleness} conversations go on while the weights change, and no "
+            "two runs are alike: set scheduling to throughput or auto, or max_staleness to 0"
+        )
+    if config.max_staleness and cooling:
+        yield (
+            "with max_staleness a step's conversations may have begun at different temperatures: leave "
+            "temperature_schedule at none, or set max_staleness to 0"
+        )
+    if config.max_staleness and config.rollout_sleep:
+        yield (
+            "with max_staleness conversations go on during the update, and nothing of theirs can be freed: "
+            "set rollout_sleep to false, or max_staleness to 0"
+        )
+    if config.max_staleness and ESTIMATORS[config.advantage_estimator].branches:
+        yield (
+            f"advantage_estimator {config.advantage_estimator} plays its branches when all groups of a step "
+            "are scored: set max_staleness to 0, or use another estimator"
+        )
+    compares = ESTIMATORS[config.advantage_estimator].critic is None
+    if config.max_resamples and not (compares and config.baseline_type != "global_mean"):
+        yield (
+            "max_resamples replaces groups whose members are alike, and "
+            + (
+                "baseline_type global_mean"
+                if compares
+                else f"advantage_estimator {config.advantage_estimator}"
+            )
+            + " learns from those, too: set max_resamples to 0"
+        )
+
+
+def _processes(config: TrainingConfig) -> Iterator[str]:
+    several, sharded = config.num_processes > 1, config.parallelism == "fsdp2"
+    if sharded and not several:
+        yield "parallelism fsdp2 cuts weights into one shard for each process: set num_processes to 2 or more"
+    if several and config.max_staleness:
+        yield (
+            "with max_staleness conversations go on during the update, and the processes' rollouts would no "
+            "longer be those of one policy: set max_staleness to 0, or num_processes to 1"
+        )
+    if sharded and ESTIMATORS[config.advantage_estimator].critic is not None:
+        yield (
+            f"advantage_estimator {config.advantage_estimator} has a critic, and its head is not cut into "
+            "shards: set parallelism to ddp, or use group or turn_group"
+        )
+    if sharded and config.lora is not None:
+        yield "an adapter is small, and its model is not trained: set parallelism to ddp, or leave lora out"
+    if sharded and config.precision == "fp16":
+        yield "fp16's gradient scaler looks at whole gradients: set precision to bf16, or parallelism to ddp"
+
+
+def _run(config: TrainingConfig) -> Iterator[str]:
+    if not config.eval_steps and (config.early_stopping_patience or config.load_best_at_end):
+        asked = "early_stopping_patience" if config.early_stopping_patience else "load_best_at_end"
+        yield f"{asked} needs evaluations: set eval_steps, for example to 10"

@@ -1,0 +1,206 @@
+"""TRL's own generation as a backend: transformers' generate, continuous batching, or vLLM in step by TRL.
+
+TRL samples a batch of prompts in one call, so turns that are asked for together are sampled together. It
+keeps no cache between turns: each turn reads its whole conversation again (vLLM caches prefixes itself).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stateset_agents.backends.base import Backend, Session, Tokenizer
+from stateset_agents.backends.text.turn_text import TurnText
+from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.messages import Completion, Message, SamplingParams, VersionSpan
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Sampled", "TrlBackend"]
+
+Sampled = tuple[list[int], list[float]]
+"""A reply's ids [T] and their log-probs [T]."""
+
+_LULL = 0.01
+"""Seconds without a new request after which a batch is sampled, where no clock says who else will ask."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    order: tuple[int, ...]
+    prompt_ids: Sequence[int]
+    reply: asyncio.Future[Sampled]
+
+
+class TrlBackend:
+    """Speaks for rollouts; everything but sampling is the agent's own backend's."""
+
+    def __init__(
+        self,
+        own: Backend,
+        sample: Callable[[list[list[int]]], Awaitable[list[Sampled]]],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+    ) -> None:
+        """`sample` gets a batch of prompts; temperature and length were fixed when TRL's trainer was made."""
+        self._own = own
+        self._sample = sample
+        self._temperature = temperature
+        self._max_new_tokens = max_new_tokens
+        self._waiting: list[_Request] = []
+        self._num_lanes = 0
+        self._num_asked = 0
+        self._arrived = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._own.tokenizer
+
+    @property
+    def context_length(self) -> int:
+        return self._own.context_length
+
+    @property
+    def version(self) -> int:
+        return self._own.version
+
+    async def start(self) -> None:
+        """Nothing to start: a batch starts with its first request."""
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session: Session | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Completion:
+        """Sample one turn together with the others that are asked for now.
+
+        Raises ConfigurationError for another temperature or length than TRL was told, and for stop strings;
+        BackendError where the prompt fills the context or nothing was sampled.
+        """
+        if params.stop or on_text is not None:
+            raise ConfigurationError(
+                "TRL's generation has no stop strings and no streaming: use generation own"
+            )
+        if (params.temperature, params.max_new_tokens) != (self._temperature, self._max_new_tokens):
+            raise ConfigurationError(
+                f"TRL samples at temperature {self._temperature:g}, up to {self._max_new_tokens} tokens, got "
+                f"{params.temperature:g} and {params.max_new_tokens}: use generation own"
+            )
+        room = self.context_length - len(prompt_ids)
+        if room <= 0:
+            raise BackendError(
+                f"the prompt has {len(prompt_ids)} tokens and the context holds {self.context_length}; "
+                "end the conversation earlier"
+            )
+        ids, logprobs = await self._ask(prompt_ids, session)
+        stops = set(params.stop_token_ids) | set(self.tokenizer.eos_ids)
+        end = next((place + 1 for place, token in enumerate(ids) if token in stops), len(ids))
+        token_ids = tuple(ids[: min(end, room)])
+        if not token_ids:
+            raise BackendError("TRL sampled an empty reply: look at its generation options")
+        return Completion(
+            message=Message(role="assistant", content=TurnText(self.tokenizer).finish(token_ids)),
+            prompt_ids=tuple(prompt_ids),
+            token_ids=token_ids,
+            logprobs=tuple(logprobs[: len(token_ids)]),
+            finish_reason="stop" if token_ids[-1] in stops else "length",
+            version_spans=(VersionSpan(self.version, 0, len(token_ids)),),
+        )
+
+    async def _ask(self, prompt_ids: Sequence[int], session: Session | None) -> Sampled:
+        loop = asyncio.get_running_loop()
+        self._num_asked += 1
+        order = (0, *session) if session is not None else (1, self._num_asked)
+        request = _Request(order, prompt_ids, loop.create_future())
+        self._waiting.append(request)
+        self._arrived.set()
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._serve())
+        return await request.reply
+
+    async def _serve(self) -> None:
+        while self._waiting:
+            async with self._all_here():
+                batch = sorted(self._waiting, key=lambda request: request.order)
+                self._waiting = []
+            batch = [request for request in batch if not request.reply.done()]  # cancelled meanwhile
+            if not batch:
+                continue
+            try:
+                replies = await self._sample([list(request.prompt_ids) for request in batch])
+            except Exception as error:  # whoever waits must hear of it, whatever it is
+                for request in batch:
+                    if not request.reply.done():
+                        request.reply.set_exception(_as_ours(error))
+                continue
+            for request, reply in zip(batch, replies, strict=True):
+                if not request.reply.done():
+                    request.reply.set_result(reply)
+
+    @contextlib.asynccontextmanager
+    async def _all_here(self) -> AsyncIterator[None]:
+        """Entered when everyone who may ask has asked: all lanes, or no one else for a moment."""
+        while True:
+            self._arrived.clear()
+            if self._num_lanes and len(self._waiting) >= self._num_lanes:
+                break
+            try:
+                await asyncio.wait_for(self._arrived.wait(), None if self._num_lanes else _LULL)
+            except TimeoutError:
+                break
+        yield
+
+    @contextlib.contextmanager
+    def _lane(self) -> Iterator[None]:
+        self._num_lanes += 1
+        try:
+            yield
+        finally:
+            self._num_lanes -= 1
+            self._arrived.set()  # the others need not wait for this one
+
+    def lane(self) -> AbstractContextManager[None]:
+        """While inside, no batch is sampled unless this lane awaits a turn, too."""
+        return self._lane()
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
+        """By the agent's own backend."""
+        return await self._own.score(ids, temperature=temperature)
+
+    async def fork(self, session: Session, into: Session) -> None:
+        """There is no cache to copy."""
+
+    async def release(self, session: Session) -> None:
+        """There is no cache to give back."""
+
+    async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
+        """TRL's generation has the weights that TRL trains."""
+
+    async def check_health(self) -> None:
+        """A batch that breaks raises in its own turns."""
+
+    def counts(self) -> Mapping[str, int]:
+        """Nothing is counted."""
+        return {}
+
+    async def close(self) -> None:
+        """The agent's own backend is closed by the agent."""
+
+
+def _as_ours(error: Exception) -> Exception:
+    if isinstance(error, BackendError | ConfigurationError):
+        return error
+    wrapped = BackendError(f"{type(error).__name__} in TRL's generation: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,337 @@
+"""TRL as the trainer's learner: samples in, better weights out, by `trl_update.ConversationTrainer`.
+
+TRL drives its own loop, so it runs in a thread of its own. Where it would generate it waits for the rows of
+our next step; after its optimiser steps on them it waits again, and the weights stand still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import queue
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stateset_agents.backends.matmul_precision import MatmulPrecision
+from stateset_agents.backends.pretrained.load_lock import loading
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.trl.backend import Sampled
+from stateset_agents.training.trl.critic import trl_critic
+from stateset_agents.training.trl.rows import TrlRow, padding_row, trl_row
+from stateset_agents.training.trl.settings import TrlSettings, grpo_arguments
+from stateset_agents.training.update.batch import Sample
+from stateset_agents.training.update.credit import assign_credit, trainable
+from stateset_agents.training.update.learner import Lesson
+from stateset_agents.training.update.lora import (
+    keep_trained,
+    lora_config,
+    merged_weights,
+    put_trained,
+    save_adapter,
+)
+from stateset_agents.types.errors import CheckpointError, ConfigurationError
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import TrajectoryGroup
+
+__all__ = ["TrlLearner"]
+
+
+class _Over(Exception):
+    """Raised where TRL waits for rows: there will be none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """For TRL to sample before it is given rows."""
+
+    prompts: list[list[int]]
+    replies: Future[list[Sampled]] = field(default_factory=Future)
+
+
+class TrlLearner:
+    """What `training.update.learner.Learner` is to the trainer, with TRL's model, loss and optimiser."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        config: TrainingConfig,
+        settings: TrlSettings,
+        *,
+        max_new_tokens: int,
+        stop_ids: Sequence[int] = (),
+        matmul_precision: MatmulPrecision = "highest",
+    ) -> None:
+        """Takes `model` over; with `config.lora` it stays as it is under an adapter. `max_new_tokens` and
+        `stop_ids` bound a turn where TRL samples; `matmul_precision` is of fp32 products."""
+        self.config = config
+        self._settings = settings
+        self._tokenizer = copy.deepcopy(tokenizer)  # TRL gives it a padding token
+        self._model = model
+        self._max_new_tokens = max_new_tokens
+        self._folder = tempfile.TemporaryDirectory(prefix="trl-")
+        self._stop_ids = tuple(stop_ids)
+        self._precision: MatmulPrecision = matmul_precision
+        self._rows: queue.SimpleQueue[Sequence[TrlRow] | _Wish | None] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[Mapping[str, float] | BaseException] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.num_updates = 0
+        self.midway = False
+        """True once an update has moved weights and before it is through: no state to keep."""
+        self.trainer = self._make_trainer()
+        self._whole_row = _left_padding_matters(self.base)
+        self.critic = trl_critic(self.base, config)
+
+    def _make_trainer(self) -> Any:
+        from trl.trainer.grpo_config import GRPOConfig
+
+        from stateset_agents.training.trl.update import ConversationTrainer, no_dropout
+
+        config, model = self.config, self._model
+        no_dropout(model)
+        named = getattr(model.config, "_name_or_path", "")
+        arguments = grpo_arguments(
+            config,
+            self._settings,
+            device=model.device,
+            max_new_tokens=self._max_new_tokens,
+            folder=self._folder.name,
+        )
+        with loading(), torch.random.fork_rng(), tempfile.TemporaryDirectory(prefix="start-") as folder:
+            if config.uses_reference and config.lora is None:  # TRL loads it from where the model came from
+                model.save_pretrained(folder)
+                model.config._name_or_path = folder
+            try:
+                return ConversationTrainer(
+                    model,
+                    self._tokenizer,
+                    GRPOConfig(**arguments),
+                    config,
+                    next_rows=self._next_rows,
+                    stepped=self._steps.put,
+                    stop_ids=self._stop_ids,
+                    precision=self._precision,
+                    peft_config=None if config.lora is None else lora_config(config.lora, model),
+                )
+            finally:
+                model.config._name_or_path = named
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        device: torch.device = self.base.device
+        return device
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Does fp16's gradient scaler look for its scale?"""
+        return bool(self.trainer.args.fp16)
+
+    @property
+    def model(self) -> nn.Module:
+        """TRL's, wrapped by peft where there is an adapter."""
+        model: nn.Module = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        return model
+
+    @property
+    def base(self) -> Any:
+        """transformers' own, the adapter's layers inside."""
+        model: Any = self.model
+        return model.get_base_model() if self.config.lora is not None else model
+
+    # ------------------------------------------------------------------------------ learning
+
+    def set_temperature(self, temperature: float) -> None:
+        """TRL's was set at the start; `refuse_unmappable` sees to it that it stands still."""
+
+    def credit(self, groups: Sequence[TrajectoryGroup]) -> Lesson:
+        """What a step's groups teach, by `advantage_estimator`; the critic says first what it expected."""
+        places = trainable(groups, self.config)
+        if self.critic is None or not places:
+            return Lesson(assign_credit(groups, self.config))
+        expected = self.critic.expect([groups[place].trajectories[member] for place, member in places])
+        values = dict(zip(places, expected.valued, strict=True))
+        return Lesson(assign_credit(groups, self.config, values), expected)
+
+    def learn(self, lesson: Lesson, *, step: int) -> dict[str, float]:
+        """Update the policy, then the critic; returns metrics."""
+        samples = lesson.credited.samples
+        if not samples:
+            return {"optimizer/skipped": 1.0}
+        metrics = {**self._update(samples), **lesson.credited.metrics}
+        if self.critic is not None and lesson.expected is not None:
+            self.midway = True
+            with torch.random.fork_rng():
+                torch.manual_seed(derive(self.config.seed, "critic", step))
+                trajectories = [sample.trajectory for sample in samples]
+                metrics |= self.critic.learn(lesson.expected, trajectories, lesson.credited.returns)
+            self.midway = False
+        return metrics
+
+    def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """`num_iterations` optimiser steps of TRL's; none where nothing could come of them (AdamW would move
+        the weights on a zero gradient)."""
+        if not (self.config.uses_reference or any(any(sample.advantages) for sample in samples)):
+            return {"optimizer/skipped": 1.0}
+        self.midway = True
+        self._start()
+        self._rows.put(self._batch(samples))
+        passes: list[Mapping[str, float]] = []
+        for _ in range(self.config.num_iterations):
+            figures = self._steps.get()
+            if isinstance(figures, BaseException):
+                raise figures
+            passes.append(figures)
+        self.num_updates += len(passes)
+        self.midway = False
+        beta = self.config.beta if self.config.uses_reference else 0.0
+        return {**passes[-1], "kl/coefficient": beta, "optimizer/skipped": 0.0}
+
+    def _batch(self, samples: Sequence[Sample]) -> list[TrlRow]:
+        size = self.config.episodes_per_step() * self.config.num_generations
+        if len(samples) > size:
+            raise ConfigurationError(
+                f"{len(samples)} conversations do not fit a step of {size}: TRL's batches are all of one size"
+            )
+        cut = 1 if self._whole_row else None
+        rows = [
+            trl_row(one.trajectory, one.advantages, weight=one.weight, prompt_tokens=cut) for one in samples
+        ]
+        padding = padding_row(self._tokenizer.pad_token_id, reward=fmean(row.reward for row in rows))
+        return [*rows, *[padding] * (size - len(rows))]
+
+    async def sample(self, prompts: list[list[int]]) -> list[Sampled]:
+        """Replies by TRL's own generation, which runs in TRL's thread, between two steps."""
+        self._start()
+        wish = _Wish(prompts)
+        self._rows.put(wish)
+        return await asyncio.wrap_future(wish.replies)
+
+    # ------------------------------------------------------------------------------ TRL's thread
+
+    def _start(self) -> None:
+        if self._thread is not None and not self._thread.is_alive():
+            raise ConfigurationError(
+                "TRL's last update broke off: make a new trainer, of the checkpoint's model/"
+            )
+        if self._thread is None:
+            threads = torch.get_num_threads()
+            self._thread = threading.Thread(target=self._train, args=(threads,), name="trl", daemon=True)
+            self._thread.start()
+
+    def _train(self, num_threads: int) -> None:
+        torch.set_num_threads(num_threads)  # torch keeps one number per thread
+        try:
+            self.trainer.train()
+        except _Over:
+            return
+        except BaseException as error:  # whoever waits for the step must hear of it, whatever it is
+            self._steps.put(error)
+
+    def _next_rows(self) -> Sequence[TrlRow]:
+        while isinstance(asked := self._rows.get(), _Wish):
+            try:
+                asked.replies.set_result(self.trainer.sample(asked.prompts))
+            except Exception as error:  # belongs to whoever asked
+                asked.replies.set_exception(error)
+        if asked is None:
+            raise _Over
+        return asked
+
+    def close(self) -> None:
+        """End TRL's thread; the weights stay."""
+        if self._thread is not None:
+            self._rows.put(None)
+            self._thread.join()
+            self._thread = None
+        self._folder.cleanup()
+
+    # ------------------------------------------------------------------------------ weights and checkpoints
+
+    def weights(self) -> dict[str, Tensor]:
+        """A plain model's state dict, the adapter added to it where there is one."""
+        return merged_weights(self.model)
+
+    def write_model_files(self, path: Any) -> None:
+        """What plain transformers needs beside the weights, and the adapter by itself in `adapter/`."""
+        config = copy.deepcopy(self.base.config)
+        config.architectures = [type(self.base).__name__]
+        config.save_pretrained(path)
+        self.base.generation_config.save_pretrained(path)
+        if self.config.lora is not None:
+            save_adapter(self.model, path.parent / "adapter")
+
+    def state(self) -> dict[str, Any]:
+        """The optimiser; with an adapter also what it trains, which merged weights do not give back."""
+        found = self._optimizer().state_dict()
+        if self.config.lora is not None:
+            found = keep_trained(found, self._trained())
+        return {"optimizer": found, "num_updates": self.num_updates}
+
+    def critic_state(self) -> dict[str, Tensor]:
+        """The critic's head and optimiser; empty without a critic."""
+        return {} if self.critic is None else self.critic.value_function.state_dict()
+
+    def _optimizer(self) -> Any:
+        if self.trainer.optimizer is None:
+            self.trainer.create_optimizer()
+        return self.trainer.optimizer
+
+    def _trained(self) -> list[Tensor]:
+        """In the optimiser's order."""
+        return [parameter for group in self._optimizer().param_groups for parameter in group["params"]]
+
+    def restore(
+        self,
+        weights: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        critic: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Go on from a checkpoint, before the first step; a tied tensor stands there under one name only.
+
+        Raises CheckpointError, before anything changes, when the weights are of another model or TRL has
+        begun.
+        """
+        if self._thread is not None:
+            raise CheckpointError(
+                "TRL has begun to train: load the checkpoint in a new trainer, before its steps"
+            )
+        own = self.weights()
+        foreign = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
+        if foreign:
+            raise CheckpointError(f"the checkpoint's weights are of another model: {foreign[0]} differs")
+        kept = dict(state["optimizer"])
+        if self.config.lora is None:
+            self.base.load_state_dict(dict(weights), strict=False)
+        else:
+            kept = put_trained(kept, self._trained())
+        optimizer = self._optimizer()
+        optimizer.load_state_dict(kept)
+        for group in optimizer.param_groups:  # the schedule begins with them
+            group["lr"] = self.config.learning_rate
+            group.pop("initial_lr", None)
+        if self.critic is not None:
+            self.critic.value_function.load_state_dict(critic or {})
+        self.num_updates = self.trainer.updates_done = int(state["num_updates"])
+
+
+@torch.no_grad()
+def _left_padding_matters(model: Any) -> bool:
+    """Does the model say something else where padding stands before a text? TRL pads prompts there.
+
+    Rotary positions are relative and do not see it; learned ones do.
+    """
+    ids = torch.arange(1, 7, device=model.device)[None]
+    padded = torch.cat([torch.zeros_like(ids), ids], dim=1)
+    seen = torch.cat([torch.zeros_like(ids), torch.ones_like(ids)], dim=1)
+    plain = model(input_ids=ids, use_cache=False).logits
+    shifted = model(input_ids=padded, attention_mask=seen, use_cache=False).logits[:, ids.shape[1] :]
+    return not torch.allclose(plain, shifted, atol=1e-2, rtol=1e-2)

@@ -1,0 +1,167 @@
+"""Our conversations for people who own their GRPOTrainer: a `rollout_func` for TRL.
+
+    rollout = make_trl_rollout(agent, environment)
+    trainer = GRPOTrainer(model, rollout.reward_func, train_dataset=Dataset.from_list(rollout.prompts()),
+                          rollout_func=rollout, ...)
+
+TRL calls it without awaiting it, and may do so where an event loop runs, so it has a loop in a thread of its
+own. Close it when the training is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Self, TypeVar
+
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.computational_engine import ComputationalEngine
+from stateset_agents.core.environment import Environment, expect_environment
+from stateset_agents.core.reward import EnvironmentReward, Reward
+from stateset_agents.evaluation.evaluator import refuse_truncated_sampling
+from stateset_agents.training.trl.rows import padding_row, trl_row
+from stateset_agents.training.update.lora import merged_weights
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.settings import expect
+from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
+
+__all__ = ["TrlRollout", "make_trl_rollout"]
+
+_T = TypeVar("_T")
+
+
+class TrlRollout:
+    """`rollout_func` and `reward_func` of a GRPOTrainer; the agent speaks with the trainer's weights.
+
+    Besides ids, log-probs and mask a rollout has the columns `conversation_reward` and `trajectory`, which
+    reward functions of your own may ask for. What failed is a row that trains nothing, its reward None.
+    """
+
+    def __init__(
+        self,
+        agent: MultiTurnAgent,
+        environment: Environment,
+        reward_fn: Reward,
+        *,
+        seed: int,
+        **settings: Any,
+    ) -> None:
+        """`settings` as `ComputationalEngine` takes them, but for `num_generations`, which is TRL's."""
+        self._agent, self._environment, self._reward_fn = agent, environment, reward_fn
+        self._seed, self._settings = seed, settings
+        self._scenarios: dict[str, Scenario] = {}
+        for scenario in environment.scenarios("train"):
+            if self._scenarios.setdefault(scenario.id, scenario) is not scenario:
+                raise ConfigurationError(
+                    f"two train scenarios have the id {scenario.id!r}: give each its own"
+                )
+        self._version: int | None = None
+        self._calls = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread.start()
+
+    def prompts(self) -> list[dict[str, str]]:
+        """Rows for the trainer's dataset: a prompt is the id of a train scenario."""
+        return [{"prompt": id} for id in self._scenarios]
+
+    def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+        """What TRL calls with its prompts, each standing as often as the group has members.
+
+        Raises ConfigurationError for a prompt that is no scenario's id and for groups of unequal size.
+        """
+        groups = [(id, sum(1 for _ in same)) for id, same in groupby(prompts)]
+        unknown = [id for id, _ in groups if not isinstance(id, str) or id not in self._scenarios]
+        if unknown:
+            raise ConfigurationError(
+                f"prompt {unknown[0]!r:.60} is no train scenario's id: make the dataset of rollout.prompts()"
+            )
+        size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
+        if any(count % size for _, count in groups):
+            raise ConfigurationError(
+                f"prompts come in groups of {sorted({count for _, count in groups})} and num_generations is "
+                f"{size}: make per_device_train_batch_size * steps_per_generation a multiple of it"
+            )
+        wanted = [self._scenarios[id] for id, count in groups for _ in range(count // size)]
+        played = self._run(self._play(wanted, size, trainer))
+        members = [trajectory for group in played for trajectory in group.trajectories]
+        return self._columns(members, trainer.processing_class.pad_token_id, trainer.use_vllm)
+
+    async def _play(self, wanted: Sequence[Scenario], size: int, trainer: Any) -> list[TrajectoryGroup]:
+        refuse_truncated_sampling(self._agent)
+        await self._agent.initialize()
+        version = trainer.state.global_step
+        if version != self._version:
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            await self._agent.backend.update_weights(merged_weights(model), version)
+            self._version = version
+        engine = ComputationalEngine(
+            self._agent, self._environment, self._reward_fn, num_generations=size, **self._settings
+        )
+        self._calls += 1
+        return await engine.rollout(
+            wanted, seed=self._seed, step=self._calls, temperature=trainer.temperature
+        )
+
+    def _columns(self, members: Sequence[Trajectory], pad_id: int, with_logprobs: bool) -> dict[str, Any]:
+        rows = [
+            trl_row(one, None if one.reward is None else [0.0] * one.num_agent_tokens)
+            if one.num_agent_tokens
+            else padding_row(pad_id, reward=0.0)
+            for one in members
+        ]
+        return {
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "completion_ids": [row.completion_ids for row in rows],
+            "env_mask": [row.env_mask for row in rows],
+            "logprobs": [row.logprobs for row in rows] if with_logprobs else None,
+            "conversation_reward": [one.reward for one in members],
+            "trajectory": list(members),
+        }
+
+    @staticmethod
+    def reward_func(conversation_reward: Sequence[float | None], **_: Any) -> list[float | None]:
+        """What `reward_fn` gave, for `GRPOTrainer(reward_funcs=...)`."""
+        return list(conversation_reward)
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        if not self._thread.is_alive():
+            work.close()
+            raise ConfigurationError("this rollout was closed: make another one with make_trl_rollout")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        """Close the agent and end the thread."""
+        if self._thread.is_alive():
+            self._run(self._agent.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def make_trl_rollout(
+    agent: MultiTurnAgent,
+    environment: Environment,
+    reward_fn: Reward | None = None,
+    *,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+) -> TrlRollout:
+    """A `rollout_func` that plays our conversations with the weights of your GRPOTrainer.
+
+    `reward_fn` scores them, by default the environment's own rewards; `settings`: more for the
+    `ComputationalEngine`. The agent's model must be the trainer's, and dropout off in it (TRL's
+    `disable_dropout=True`), or the ratios see it. Advantages, loss and checkpoints are TRL's.
+    """
+    expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
+    expect_environment(environment)
+    return TrlRollout(agent, environment, reward_fn or EnvironmentReward(), seed=seed, **(settings or {}))

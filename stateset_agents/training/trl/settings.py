@@ -1,0 +1,282 @@
+"""Our settings in TRL's words: every field of `TrainingConfig` is ours, mapped, or refused with a cure.
+
+Notation: G is `num_generations`. TRL counts rows (conversations) and optimiser steps where we count episodes
+(scenarios) and batches, so rows are G times episodes, and steps `num_iterations` times ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from stateset_agents.algorithms.losses import LOSSES
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["MAPPED", "OURS", "REFUSED", "TrlSettings", "grpo_arguments", "refuse_unmappable", "require_trl"]
+
+CURE = 'pip install "trl>=1.16,<1.17"'
+
+
+class TrlSettings(Settings):
+    """How TRL runs a training: what `TrainingConfig` has no word for."""
+
+    generation: Literal["auto", "own", "trl"] = Field(
+        default="auto",
+        description="Who samples: this package's engine on a copy of the weights (own), or TRL's own "
+        "generation (trl). auto is trl where `options` ask for vLLM or continuous batching, else own.",
+    )
+    options: Mapping[str, Any] = Field(
+        default={},
+        description="GRPOConfig's arguments that no setting of `training` stands for, such as use_vllm, "
+        "vllm_mode or report_to.",
+    )
+
+    @property
+    def generates(self) -> bool:
+        """Does TRL sample?"""
+        asked = any(self.options.get(name) for name in ("use_vllm", "use_transformers_continuous_batching"))
+        return self.generation == "trl" or (self.generation == "auto" and asked)
+
+
+def require_trl() -> None:
+    """Raises ConfigurationError where TRL is missing, or is another than the one this was written for."""
+    try:
+        import trl
+    except ImportError as error:
+        raise ConfigurationError(f"training by TRL needs trl: {CURE}") from error
+    if not trl.__version__.startswith("1.16."):
+        raise ConfigurationError(
+            f"training by TRL stands on two private methods of trl 1.16, and {trl.__version__} is installed: "
+            f"{CURE}"
+        )
+
+
+OURS = frozenset(
+    {
+        *("profile", "lora", "row_layout", "fast_linears", "learning_rate", "lr_scheduler_type"),
+        "rollout_sleep",
+        *("lr_min_ratio", "warmup_ratio", "advantage_estimator", "baseline_type", "advantage_normalization"),
+        *("reward_clip", "min_group_size", "gamma", "num_branches", "gae_lambda", "bootstrap_truncated"),
+        *("value_learning_rate", "value_iterations", "value_clip", "value_dropout"),
+        *("max_concurrent", "scheduling", "episode_retries", "turn_timeout", "reward_timeout"),
+        *("turn_retries", "reward_retries", "retry_backoff", "breaker_failures", "breaker_pause"),
+        *(
+            "outage_patience",
+            "max_failed_steps",
+            "output_dir",
+            "run_name",
+            "save_steps",
+            "save_total_limit",
+            "eval_steps",
+        ),
+        *("eval_episodes", "metric_for_best", "early_stopping_patience", "early_stopping_threshold"),
+        *("load_best_at_end", "log_rollouts", "progress", "report_to", "episode_timeout", "max_resamples"),
+    }
+)
+"""Fields that this package's own code reads in a training by TRL, too: rollouts, credit, critic, the
+learning rate's schedule, evaluation, run folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Only:
+    """A field of which TRL can do a part."""
+
+    fits: Callable[[TrainingConfig], bool]
+    cure: str
+
+
+def _unless_moved(name: str, cure: str) -> _Only:
+    default = TrainingConfig.model_fields[name].default
+    return _Only(lambda config: getattr(config, name) == default, cure)
+
+
+_BY_US = "or train with MultiTurnGRPOTrainer"
+
+REFUSED: Mapping[str, _Only] = {
+    "micro_batch_tokens": _unless_moved(
+        "micro_batch_tokens",
+        "TRL forwards whole passes: lower per_device_train_batch_size and raise gradient_accumulation_steps",
+    ),
+    "dropout": _unless_moved(
+        "dropout", f"rollouts have none, and TRL's ratio would see it: leave it out, {_BY_US}"
+    ),
+    "max_staleness": _unless_moved(
+        "max_staleness", f"TRL's update and rollouts take turns: leave it at 0, {_BY_US}"
+    ),
+    "num_processes": _unless_moved(
+        "num_processes", f"this training holds the whole model in one: leave it at 1, {_BY_US}"
+    ),
+    "parallelism": _unless_moved("parallelism", f"it is of several processes: leave it out, {_BY_US}"),
+    "importance_cap": _unless_moved(
+        "importance_cap", f"TRL's weights have another form: leave it out, {_BY_US}"
+    ),
+    "entropy_coef": _unless_moved(
+        "entropy_coef", f"TRL averages its bonus in another way than its loss: leave it at 0, {_BY_US}"
+    ),
+    "kl_estimator": _unless_moved("kl_estimator", f"TRL has k3 only: leave it out, {_BY_US}"),
+    "kl_placement": _unless_moved("kl_placement", f"TRL has it in the loss only: leave it out, {_BY_US}"),
+    "kl_controller": _unless_moved("kl_controller", f"TRL's beta stands still: leave it at fixed, {_BY_US}"),
+    **{
+        name: _unless_moved(name, f"TRL's beta stands still: leave it out, {_BY_US}")
+        for name in ("kl_target", "kl_horizon")
+    },
+    **{
+        name: _unless_moved(name, f"TRL's temperature stands still: leave it out, {_BY_US}")
+        for name in ("temperature_schedule", "temperature_min", "temperature_decay", "temperature_target")
+    },
+}
+"""Fields that only fit at their default, and what to do else."""
+
+MAPPED = frozenset(
+    {
+        *("seed", "num_episodes", "max_steps", "num_generations", "per_device_train_batch_size"),
+        *("gradient_accumulation_steps", "weight_decay", "max_grad_norm", "num_iterations", "precision"),
+        *("gradient_checkpointing", "loss_type", "clip_ratio", "clip_ratio_high", "dual_clip"),
+        *("loss_length", "beta", "use_reference_model", "temperature"),
+    }
+)
+"""Fields that `grpo_arguments` says in TRL's words; loss_length is the trainer's constant of dr_grpo."""
+
+_LOSSES: Mapping[str, str] = {
+    **{name: name for name in ("grpo", "dapo", "dr_grpo", "cispo")},
+    "ppo": "dapo",  # the same clipped loss, averaged over the same tokens
+    "gspo": "grpo",  # with the ratio of whole sequences
+}
+
+
+def refuse_unmappable(config: TrainingConfig, settings: TrlSettings) -> None:
+    """Raises ConfigurationError, with a cure, for what TRL would do otherwise than `config` says."""
+    for name, only in REFUSED.items():
+        if not only.fits(config):
+            raise ConfigurationError(f"{name} {getattr(config, name)!r} does not go with TRL; {only.cure}")
+    if config.row_layout == "packed":
+        raise ConfigurationError(
+            f"row_layout 'packed' does not go with TRL, which pads: leave it out, {_BY_US}"
+        )
+    if config.num_generations < 2:
+        raise ConfigurationError(
+            f"num_generations {config.num_generations!r} does not go with TRL, which compares: at least 2"
+        )
+    _refuse_loss(config)
+    owned = sorted(grpo_keys() & settings.options.keys())
+    if owned:
+        raise ConfigurationError(
+            f"trl.options: {owned[0]} follows from the settings of `training`: leave it out"
+        )
+    hub = sorted(name for name in settings.options if "hub" in name or name == "log_completions")
+    if hub:
+        raise ConfigurationError(
+            f"trl.options: {hub[0]} needs a folder of TRL's own, and a run has ours: its checkpoints/*/model "
+            "is as the hub has models, its rollouts.jsonl has every conversation"
+        )
+    sharded = sorted({"deepspeed", "fsdp", "parallelism_config"} & settings.options.keys())
+    if sharded or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        what = f"trl.options: {sharded[0]}" if sharded else f"WORLD_SIZE {os.environ['WORLD_SIZE']}"
+        raise ConfigurationError(
+            f"{what} is for several processes, and this training runs in one that holds the whole model: "
+            "leave it out and start without a launcher"
+        )
+    if settings.generation == "own" and settings.options.get("use_vllm"):
+        raise ConfigurationError("generation 'own' and use_vllm contradict each other: leave one out")
+
+
+def _refuse_loss(config: TrainingConfig) -> None:
+    loss = config.loss_type
+    if loss not in _LOSSES:
+        raise ConfigurationError(
+            f"loss_type {loss!r} does not go with TRL, which has no such loss: use cispo or dapo, {_BY_US}"
+        )
+    if loss == "gspo" and (config.uses_reference or config.advantage_estimator != "group"):
+        raise ConfigurationError(
+            "loss_type 'gspo' in TRL weighs KL and turns by the ratio of the whole sequence: set beta "
+            f"to 0 and advantage_estimator to group, {_BY_US}"
+        )
+    if config.dual_clip is not None and config.dual_clip < 1 + _clips(config)[1]:
+        raise ConfigurationError(
+            f"dual_clip {config.dual_clip!r} does not go with TRL, whose bound lies above the clip range: at "
+            f"least {1 + _clips(config)[1]:g}"
+        )
+
+
+def _clips(config: TrainingConfig) -> tuple[float, float]:
+    low, high = config.clip_ratio, config.clip_ratio_high
+    return low, low if high is None else high
+
+
+def grpo_arguments(
+    config: TrainingConfig, settings: TrlSettings, *, device: torch.device, max_new_tokens: int, folder: str
+) -> dict[str, Any]:
+    """`GRPOConfig`'s arguments. `max_new_tokens` bounds one turn where TRL samples; `folder` is TRL's own.
+
+    The learning rate's schedule is not among them: `ConversationTrainer` takes ours.
+    """
+    from stateset_agents.runs.optimizer import autocast_dtype
+
+    low, high = _clips(config)
+    half = str(autocast_dtype(config.precision, device)).removeprefix("torch.")
+    return {
+        **settings.options,
+        "output_dir": folder,
+        "seed": config.seed % 2**32,  # numpy's generators take no more
+        "use_cpu": device.type == "cpu",
+        "bf16": half == "bfloat16",
+        "fp16": half == "float16",
+        "max_steps": config.num_steps() * config.num_iterations,
+        "num_generations": config.num_generations,
+        "per_device_train_batch_size": config.per_device_train_batch_size * config.num_generations,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "num_iterations": config.num_iterations,
+        "learning_rate": config.learning_rate,
+        "weight_decay": config.weight_decay,
+        "max_grad_norm": config.max_grad_norm,
+        "gradient_checkpointing": config.gradient_checkpointing,
+        "loss_type": _LOSSES[config.loss_type],
+        "importance_sampling_level": LOSSES[config.loss_type].level,
+        "epsilon": low,
+        "epsilon_high": 1 + high if config.loss_type == "cispo" else high,  # there it bounds the ratio itself
+        "delta": config.dual_clip,
+        "beta": config.beta if config.uses_reference else 0.0,
+        "use_bias_correction_kl": True,  # the live ratio times k3, as ours
+        "temperature": config.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "max_completion_length": max_new_tokens,
+        "disable_dropout": True,
+        "scale_rewards": "none",  # advantages are ours
+        "mask_truncated_completions": False,
+        "shuffle_dataset": False,  # the scenarios come in our order
+        "remove_unused_columns": False,
+        "save_strategy": "no",  # checkpoints are ours
+        "eval_strategy": "no",
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "report_to": settings.options.get("report_to", "none"),
+    }
+
+
+def grpo_keys() -> frozenset[str]:
+    """What `grpo_arguments` sets, and what stands for the same in GRPOConfig."""
+    import torch
+
+    own = grpo_arguments(
+        TrainingConfig(loss_type="grpo"),
+        TrlSettings(),
+        device=torch.device("cpu"),
+        max_new_tokens=1,
+        folder="",
+    )
+    others = {"lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio", "warmup_steps", "num_train_epochs"}
+    others |= {"generation_batch_size", "steps_per_generation", "reward_weights", "min_p"}
+    others |= {"repetition_penalty", "entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
+    others |= {"off_policy_mask_threshold", "multi_objective_aggregation", "sync_ref_model"}
+    return frozenset(own.keys() | others) - {"report_to"}

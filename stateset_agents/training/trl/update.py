@@ -1,0 +1,218 @@
+"""TRL's GRPOTrainer, fed with whole conversations and our advantages. Imports TRL: who trains by it does.
+
+Two methods are overridden that TRL keeps to itself, so its version is pinned:
+`_generate_and_score_completions`, to put one advantage on each token, and `_compute_loss`, to count
+conversations as we do. Everything else (forward, loss, reference, optimiser, distribution) is TRL's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from datasets import Dataset  # type: ignore[import-untyped]  # it has no stubs
+from torch import Tensor
+from transformers import PrinterCallback
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight
+from stateset_agents.backends.onednn_linear import fast_linears
+from stateset_agents.runs.learning_rate import schedule
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.trl.rows import TrlRow
+from stateset_agents.types.seeds import derive
+
+__all__ = ["ConversationTrainer", "no_dropout"]
+
+# transformers' own doing: it warns of a name that TRL's settings still have.
+warnings.filterwarnings(
+    "ignore", message=r"`(is_)?gradient_checkpointing` is deprecated", category=FutureWarning
+)
+
+_NAMES: Mapping[str, str] = {
+    "loss": "loss/total",
+    "grad_norm": "optimizer/grad_norm",
+    "learning_rate": "optimizer/learning_rate",
+    "entropy": "policy/entropy",
+    "clip_ratio/low_mean": "policy/clip_fraction_low",
+    "clip_ratio/high_mean": "policy/clip_fraction_high",
+    "cispo_clip_ratio": "policy/clip_fraction_high",
+}
+"""TRL's figures of an optimiser step that have a name of ours."""
+
+
+class ConversationTrainer(GRPOTrainer):
+    """GRPOTrainer that asks for rows where it would generate, each with one advantage per token."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        arguments: GRPOConfig,
+        config: TrainingConfig,
+        *,
+        next_rows: Callable[[], Sequence[TrlRow]],
+        stepped: Callable[[Mapping[str, float]], None],
+        peft_config: Any = None,
+        stop_ids: Sequence[int] = (),
+        precision: MatmulPrecision = "highest",
+    ) -> None:
+        """`next_rows` is asked for each batch and may wait; `stepped` hears the figures of each optimiser
+        step. `stop_ids` end a turn where TRL samples; `precision` is of fp32 products, logits excepted."""
+        self._config = config
+        self._linears = partial(fast_linears, config.fast_linears, precision, wide=head_weight(model))
+        self.updates_done = 0
+        """By the run before it was resumed: where the learning rate's schedule goes on."""
+        self._next_rows = next_rows
+        self._stepped = stepped
+        self._rows: Sequence[TrlRow] = ()
+        self._dice: Tensor | None = None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*rollout_func.*experimental.*")
+            super().__init__(
+                model=model,
+                reward_funcs=[_reward],  # type: ignore[list-item]  # it has keywords of its own
+                args=arguments,
+                # What is played is chosen elsewhere: these only make TRL count as many batches as there are.
+                train_dataset=Dataset.from_dict({"prompt": ["conversation"] * _num_prompts(arguments)}),
+                processing_class=tokenizer,
+                peft_config=peft_config,
+                rollout_func=self._hand_out,
+            )
+        trained: Any = self.model
+        for parameter in trained.parameters():  # TRL rounds an adapter on few bits to bf16, in which
+            if parameter.requires_grad:  # AdamW's small steps are lost
+                parameter.data = parameter.data.float()
+        self.remove_callback(PrinterCallback)
+        if stop_ids and not self.use_vllm:
+            self.generation_config.eos_token_id = list(stop_ids)
+            self.generation_kwargs["eos_token_id"] = list(stop_ids)
+        self.eos_token_ids = [*stop_ids] or self.eos_token_ids
+        # dr_grpo's constant; what bounds a turn was read when the trainer was made
+        self.max_completion_length = config.loss_length
+
+    def _send_telemetry(self) -> None:
+        """Nothing is sent anywhere."""
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Our schedule of the learning rate, over all optimiser steps of the run."""
+        length = self._config.num_steps() * self._config.num_iterations
+        factor = partial(
+            schedule,
+            num_steps=length,
+            kind=self._config.lr_scheduler_type,
+            warmup_ratio=self._config.warmup_ratio,
+            min_ratio=self._config.lr_min_ratio,
+        )
+        done = self.updates_done
+        if self.lr_scheduler is None:
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                optimizer or self.optimizer,  # type: ignore[arg-type]  # TRL made it by now
+                lambda step: factor(step + done),
+            )
+        return self.lr_scheduler
+
+    def _hand_out(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+        """TRL's rollout hook: conversations that were had already."""
+        rows = self._rows = self._next_rows()
+        if len(rows) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts need a row each, got {len(rows)}")
+        return {
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "completion_ids": [row.completion_ids for row in rows],
+            "env_mask": [row.env_mask for row in rows],
+            "logprobs": [row.logprobs for row in rows] if self.use_vllm else None,
+            "conversation_reward": [row.reward for row in rows],
+        }
+
+    def sample(self, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
+        """One reply to each prompt by TRL's own generation, with log-probs of the policy as it is."""
+        with self._linears():
+            made: Any = self._generate_single_turn(prompts, None, {}, 1)  # type: ignore[no-untyped-call]  # TRL
+            replies, logprobs = made
+            if logprobs is None:  # vLLM alone tells them
+                logprobs = self._scored(prompts, replies)
+        return list(zip(replies, logprobs, strict=True))
+
+    @torch.no_grad()
+    def _scored(self, prompts: list[list[int]], replies: list[list[int]]) -> list[list[float]]:
+        rows = [[*prompt, *reply] for prompt, reply in zip(prompts, replies, strict=True)]
+        width = max(map(len, rows))
+        ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self.accelerator.device)
+        seen = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=ids.device)
+        kept = width - min(map(len, prompts))
+        scores, _, _ = self._get_per_token_logps_and_entropies(self.model, ids, seen, kept)
+        starts = [len(prompt) - (width - kept) for prompt in prompts]
+        return [
+            own[start : start + len(reply)].tolist()
+            for own, start, reply in zip(scores, starts, replies, strict=True)
+        ]
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """TRL's; afterwards the process's generator stands where it stood."""
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._dice is not None:
+            torch.set_rng_state(self._dice)
+            self._dice = None
+        return inputs
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's batch, its advantages [B] replaced by ours, [B, T]."""
+        with self._linears():
+            batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        advantages = torch.zeros(batch["completion_ids"].shape, dtype=torch.float32)
+        for place, row in enumerate(self._rows):
+            advantages[place, : len(row.advantages)] = torch.tensor(row.advantages)
+        batch["advantages"] = advantages.to(batch["completion_ids"].device)
+        training = sum(any(row.env_mask) for row in self._rows)
+        # TRL shuffles the rows next, in an order of the run's seed and the update's number. It is not set
+        # sooner: until the rows are there other threads draw, too.
+        self._dice = torch.get_rng_state()
+        torch.manual_seed(derive(self._config.seed, "trl", self.updates_done + self.state.global_step))
+        batch["row_share"] = torch.tensor(len(self._rows) / max(1, training))
+        return batch
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """TRL's loss. Where it averages over rows, those that train nothing do not count."""
+        with self._linears():
+            loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]  # TRL
+        return loss * inputs["row_share"].item() if self.loss_type in ("grpo", "dr_grpo") else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's log, and ours where it is of an optimiser step."""
+        super().log(logs, start_time)
+        if "grad_norm" not in logs:  # it is the last line, about the whole run
+            return
+        numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
+        figures = {ours: numbers[name] for name, ours in _NAMES.items() if name in numbers}
+        if "kl" in numbers:  # TRL's has the ratio in it, which is 1 in a first pass alone
+            figures["kl/reference" if self.num_iterations == 1 else "kl/times_ratio"] = numbers["kl"]
+        sampling = {name: value for name, value in numbers.items() if name.startswith("sampling/")}
+        self._stepped(figures | sampling)
+
+
+def _num_prompts(arguments: Any) -> int:
+    prompts: int = arguments.max_steps * arguments.generation_batch_size // arguments.num_generations
+    return prompts
+
+
+def _reward(conversation_reward: Sequence[float], **_: Any) -> list[float]:
+    """What the conversations earned, for TRL's own log."""
+    return list(conversation_reward)
+
+
+_reward.__name__ = "reward"
+
+
+def no_dropout(model: torch.nn.Module) -> None:
+    """Set every dropout rate of a model to 0, those that layers apply by their own hand, too."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)

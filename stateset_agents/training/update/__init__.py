@@ -1,0 +1,1 @@
+"""The update: credit, batch, objective, policy, critic, learner, adapters."""

@@ -1,0 +1,138 @@
+"""The trainer's critic: what it expected of a step's trajectories, and what it learns from them.
+
+Called by the learner. Hidden states are those of the policy before its update; they are computed once,
+for the expectation and for all passes of the head, and carry no gradient.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stateset_agents.core.value_function import ValueFunction, explained_variance
+from stateset_agents.training.rows.layout import Layout
+from stateset_agents.training.update.credit import Valued, goes_on
+from stateset_agents.types.trajectory import Trajectory
+
+__all__ = ["Critic", "Expected"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the critic expected of a step's trajectories, and what it saw of them."""
+
+    valued: list[Valued]
+    """One per trajectory."""
+    hidden: list[Tensor]
+    """[places of V, H] of each trajectory: before every turn or token, then after every turn."""
+    old_values: list[Tensor]
+    """[places of V] what it made of them."""
+
+
+class Critic:
+    """A value function on the policy's trunk, read before every turn or every agent token.
+
+    V is read at the position that predicts what comes next: a turn's at the last prompt token before it.
+    After a turn it is read at the turn's last token, before anyone answers: what answers the last turn of
+    a conversation that a limit cut is in no row. It learns there, too, what the next turn brought.
+    """
+
+    def __init__(
+        self,
+        value_function: ValueFunction,
+        *,
+        per: Literal["turn", "token"],
+        iterations: int,
+        bootstrap: bool,
+        layouts: Callable[[Sequence[Trajectory]], list[Layout]],
+        hidden: Callable[[Layout], Tensor],
+    ) -> None:
+        """`iterations`: steps of the head on each batch; `bootstrap`: does a conversation that a limit cut
+        go on in its value; `layouts` and `hidden`: how rows are forwarded, and the policy's last hidden
+        states of them, [R * T, H]."""
+        self.value_function = value_function
+        self._per = per
+        self._iterations = iterations
+        self._bootstrap = bootstrap
+        self._layouts = layouts
+        self._hidden = hidden
+
+    @torch.no_grad()
+    def expect(self, trajectories: Sequence[Trajectory]) -> Expected:
+        """V before every turn or token and after the last word, of trajectories with agent tokens."""
+        hidden: list[Tensor] = [torch.empty(0)] * len(trajectories)
+        for layout in self._layouts(trajectories):
+            states = self._hidden(layout)
+            for place, flat in zip(layout.places, layout.flat, strict=True):
+                positions = [*self._before(trajectories[place]), *_after(trajectories[place])]
+                hidden[place] = states.index_select(0, flat[torch.tensor(positions)].to(states.device))
+        counts = [len(states) for states in hidden]
+        values = torch.split(self.value_function.values_of(torch.cat(hidden)), counts)
+        valued = [
+            Valued(values=own[: -len(trajectory.turns)], final=own[-1])
+            for own, trajectory in zip((piece.tolist() for piece in values), trajectories, strict=True)
+        ]
+        return Expected(valued, hidden, list(values))
+
+    def learn(
+        self, expected: Expected, trajectories: Sequence[Trajectory], returns: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
+        """Move the head towards `returns` [trajectories][turns or tokens], and towards what they say of the
+        states after the turns. Metrics as of `update_value_function`, about the former alone."""
+        pairs = zip(trajectories, returns, strict=True)
+        targets = [[*own, *self._returns_after(trajectory, own)] for trajectory, own in pairs]
+        device = expected.hidden[0].device
+        whole = torch.tensor([value for own in targets for value in own], device=device)
+        known = whole.isfinite()
+        if not bool(known.any()):  # the hidden states overflowed; the policy's gradient says so
+            return {}
+        old = torch.cat(expected.old_values)
+        metrics = self.value_function.update_value_function(
+            torch.cat(expected.hidden),
+            whole,
+            mask=known,
+            old_values=old,
+            iterations=self._iterations,
+        )
+        before = torch.tensor(
+            [
+                place < len(own)
+                for own, all_ in zip(returns, targets, strict=True)
+                for place in range(len(all_))
+            ],
+            device=device,
+        )
+        metrics.pop("value/explained_variance", None)
+        return metrics | explained_variance(old[before], whole[before])
+
+    def _before(self, trajectory: Trajectory) -> list[int]:
+        """Positions in the row that predict a turn's first token, or every agent token."""
+        starts = itertools.accumulate(_lengths(trajectory), initial=0)
+        positions: list[int] = []
+        for start, turn in zip(starts, trajectory.turns, strict=False):
+            first = start + len(turn.prompt_ids) - 1
+            count = 1 if self._per == "turn" else len(turn.completion.token_ids)
+            positions.extend(range(first, first + count))
+        return positions
+
+    def _returns_after(self, trajectory: Trajectory, returns: Sequence[float]) -> list[float]:
+        """[num_turns] what came after each turn; nan where a cut hides it."""
+        sizes = [1 if self._per == "turn" else len(turn.completion.token_ids) for turn in trajectory.turns]
+        firsts = list(itertools.accumulate(sizes))[:-1]
+        gamma = self.value_function.gamma
+        last = float("nan") if goes_on(trajectory, bootstrap=self._bootstrap) else 0.0
+        return [*(gamma * returns[first] if first < len(returns) else last for first in firsts), last]
+
+
+def _lengths(trajectory: Trajectory) -> list[int]:
+    return [len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in trajectory.turns]
+
+
+def _after(trajectory: Trajectory) -> list[int]:
+    """Positions of the turns' last tokens."""
+    return [end - 1 for end in itertools.accumulate(_lengths(trajectory))]

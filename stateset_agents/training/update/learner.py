@@ -1,0 +1,416 @@
+"""Samples in, better weights out: log-probs, loss, gradient, step. Runs in the trainer's worker thread."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stateset_agents.algorithms.aggregation import Denominators, Metrics
+from stateset_agents.algorithms.kl import create_kl_controller
+from stateset_agents.algorithms.losses import LOSSES
+from stateset_agents.backends.matmul_precision import MatmulPrecision
+from stateset_agents.core.value_function import create_value_function
+from stateset_agents.runs.checkpoint_files import fingerprint
+from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.distributed.processes import Processes
+from stateset_agents.training.distributed.sharding import (
+    cut_like,
+    dropped,
+    fill,
+    gathered,
+    gathered_states,
+    named,
+)
+from stateset_agents.training.rows.layout import Layout
+from stateset_agents.training.settings.estimators import ESTIMATORS
+from stateset_agents.training.update.batch import MicroBatch, Sample, lengths, micro_batch, micro_batch_tokens
+from stateset_agents.training.update.credit import Credited, assign_credit, trainable
+from stateset_agents.training.update.critic import Critic, Expected
+from stateset_agents.training.update.lora import (
+    adapted,
+    keep_trained,
+    merged_weights,
+    put_trained,
+    save_adapter,
+)
+from stateset_agents.training.update.objective import Objective, Prepared
+from stateset_agents.training.update.policy import Policy
+from stateset_agents.training.update.randomness import own_randomness, set_mode
+from stateset_agents.types.errors import CheckpointError, ConfigurationError
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
+
+__all__ = ["Learner", "Lesson"]
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What one step's groups teach policy and critic."""
+
+    credited: Credited
+    expected: Expected | None = None
+    """By the critic, where the estimator has one."""
+
+
+class Learner:
+    """Owns the policy's master weights, the frozen reference, the optimiser and the KL coefficient.
+
+    With `config.lora` an adapter is trained on them; they themselves, without it, are the reference.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainingConfig,
+        *,
+        num_steps: int,
+        exact_logprobs: bool,
+        processes: Processes | None = None,
+        matmul_precision: MatmulPrecision = "highest",
+    ) -> None:
+        """Takes `model` over, in fp32 (or float64 where it is that).
+
+        `exact_logprobs`: rollouts ran in that precision, so what they stored is pi_old; else it is
+        recomputed, and the difference reported as policy/rollout_mismatch. `processes`: who trains together;
+        all of them credit and update on the same groups, and each takes its share of the rows.
+        `matmul_precision`: of fp32 products, as the rollouts' backend has it.
+        """
+        self.config = config
+        self._processes = processes or Processes()
+        self.base: Any = model
+        """The model without an adapter's wrapping."""
+        device = next(model.parameters()).device
+        if config.lora is not None:
+            with own_randomness(derive(config.seed, "adapter"), device):
+                model = adapted(self.base, config.lora)
+        autocast = autocast_dtype(config.precision, device)
+        self.policy = Policy(
+            model,
+            temperature=config.temperature,
+            autocast=autocast,
+            row_layout=config.row_layout,
+            fast=config.fast_linears,
+            precision=matmul_precision,
+        )
+        say = _log.debug if self.policy.packs else _log.info
+        say("rows of the update", layout="packed" if self.policy.packs else "padded", why=self.policy.why)
+        if config.gradient_checkpointing:
+            self.policy.recompute_activations()
+        self.reference = self._make_reference()
+        self._is_sharded = False
+        self.fingerprint = fingerprint(self.weights())
+        """Of the weights as they were given."""
+        if config.parallelism == "fsdp2" and self._processes.count > 1:
+            self._is_sharded = True
+            with self._processes.giving("the model's division"):
+                for policy in filter(None, (self.policy, self.reference)):
+                    policy.shard(self._processes.count)
+        self._objective = Objective(self.policy, self.reference, config, exact_logprobs=exact_logprobs)
+        self.kl = create_kl_controller(
+            config.kl_controller,
+            beta=config.beta if config.uses_reference else 0.0,
+            target=config.kl_target,
+            horizon=config.kl_horizon,
+        )
+        self.optimization = Optimization(
+            model, config, num_updates=num_steps * config.num_iterations, scale=autocast is torch.float16
+        )
+        self.critic = self._make_critic(autocast)
+        self.midway = False
+        """True once an update has moved weights and before it is through: no state to keep."""
+
+    def _make_reference(self) -> Policy | None:
+        if not self.config.uses_reference:
+            return None
+        return self.policy.reference() if self.config.lora is None else self.policy.without_adapter()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the master weights lie."""
+        return self.policy.device
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Does fp16's gradient scaler look for its scale?"""
+        return self.optimization.scaler.is_enabled()
+
+    @property
+    def num_updates(self) -> int:
+        """Optimiser steps made, over all parts of a resumed run."""
+        return self.optimization.num_updates
+
+    def _make_critic(self, autocast: torch.dtype | None) -> Critic | None:
+        config, per = self.config, ESTIMATORS[self.config.advantage_estimator].critic
+        if per is None:
+            return None
+        with own_randomness(derive(config.seed, "critic"), self.policy.device):
+            value_function = create_value_function(
+                self.policy.model,
+                gamma=config.gamma,
+                gae_lambda=config.gae_lambda,
+                dropout=config.value_dropout,
+                value_clip=config.value_clip,
+                learning_rate=config.value_learning_rate,
+                max_grad_norm=config.max_grad_norm,
+                autocast=autocast,
+            )
+        return Critic(
+            value_function,
+            per=per,
+            iterations=config.value_iterations,
+            bootstrap=config.bootstrap_truncated,
+            layouts=self._layouts,
+            hidden=self.policy.hidden,
+        )
+
+    def _layouts(self, trajectories: Sequence[Trajectory]) -> list[Layout]:
+        """How these trajectories' rows are forwarded."""
+        tokens = self.config.micro_batch_tokens or micro_batch_tokens(self.policy.device)
+        rows = self.config.per_device_train_batch_size * self.config.num_generations
+        return self.policy.layouts([one.token_ids for one in trajectories], max_rows=rows, max_tokens=tokens)
+
+    def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        layouts = self._layouts([sample.trajectory for sample in samples])
+        return [micro_batch(samples, layout).to(self.policy.device) for layout in layouts]
+
+    def set_temperature(self, temperature: float) -> None:
+        """Of the rollouts that the next update learns from; policy and reference score at it."""
+        self.policy.temperature = temperature
+        if self.reference is not None:
+            self.reference.temperature = temperature
+
+    def weights(self) -> dict[str, Tensor]:
+        """The master weights by name, an adapter added to them; the live tensors, which the next update
+        changes, but where an adapter is added. All processes ask together where each holds a shard."""
+        if self._is_sharded:
+            with self._processes.giving("the weights"):
+                return gathered(self.policy.model)
+        return merged_weights(self.policy.model)
+
+    def write_model_files(self, path: Path) -> None:
+        """What plain transformers needs beside the weights: config and generation config; an adapter goes to
+        `adapter/` beside `path`."""
+        model = self.base
+        config = copy.deepcopy(model.config)
+        config.dtype = self.policy.dtype
+        config.architectures = [type(model).__name__]
+        config.save_pretrained(path)
+        model.generation_config.save_pretrained(path)
+        if self.config.lora is not None:
+            save_adapter(self.policy.model, path.parent / "adapter")
+
+    def credit(self, groups: Sequence[TrajectoryGroup]) -> Lesson:
+        """What a step's groups teach, by `advantage_estimator`; the critic says first what it expected."""
+        places = [] if self.critic is None else trainable(groups, self.config)
+        if self.critic is None or not places:
+            return Lesson(assign_credit(groups, self.config))
+        self.policy.model.eval()
+        expected = self.critic.expect([groups[place].trajectories[member] for place, member in places])
+        values = dict(zip(places, expected.valued, strict=True))
+        return Lesson(assign_credit(groups, self.config, values), expected)
+
+    def learn(self, lesson: Lesson, *, step: int) -> dict[str, float]:
+        """Update the policy, then the critic; returns metrics."""
+        samples = lesson.credited.samples
+        if not samples:
+            return {"optimizer/skipped": 1.0}
+        metrics = {**self.update(samples, step=step), **lesson.credited.metrics}
+        if self.critic is not None and lesson.expected is not None:
+            self.midway = True
+            with own_randomness(derive(self.config.seed, "critic", step), self.policy.device):
+                trajectories = [sample.trajectory for sample in samples]
+                metrics |= self.critic.learn(lesson.expected, trajectories, lesson.credited.returns)
+            self.midway = False
+        return metrics
+
+    def update(self, samples: Sequence[Sample], *, step: int) -> dict[str, float]:
+        """`num_iterations` optimiser steps on one step's samples; returns metrics.
+
+        Denominators are counted over all samples, so the cut into micro-batches changes nothing. Samples
+        without an advantage are left out where their gradient is exactly 0: without a reference and an
+        entropy bonus. When that leaves none, the weights stay as they are (AdamW would move them on a zero
+        gradient). Means in the metrics are over the samples that were forwarded.
+        """
+        every = self.kl.beta > 0 or self.config.entropy_coef > 0
+        taught = [sample for sample in samples if every or any(sample.advantages)]
+        metrics = {"batch/left_out": float(len(samples) - len(taught))}
+        if not taught:
+            return metrics | {"batch/micro_batches": 0.0, "optimizer/skipped": 1.0}
+        own = taught[self._processes.share_of([len(sample.trajectory.token_ids) for sample in taught])]
+        batches = self._micro_batches(own)
+        metrics |= self._processes.total(
+            "the update",
+            {
+                "batch/micro_batches": float(len(batches)),
+                "tokens/forwarded": float(sum(batch.layout.num_tokens for batch in batches)),
+                "tokens/padding": float(sum(batch.layout.num_padding for batch in batches)),
+            },
+        )
+        if self._is_sharded:
+            missing = max(self._processes.gather("the update", len(batches))) - len(batches)
+            batches += [self.policy.empty_batch()] * missing
+        denominators = replace(self._denominators(taught), tokens_per_trajectory=lengths(own))
+        self.optimization.discard()  # of losses that someone looked at
+        rank = self._processes.rank
+        stream = derive(self.config.seed, "update", step, *([rank] if rank else []))
+        try:
+            with own_randomness(stream, self.policy.device):
+                prepared, mismatch = self._objective.prepare(batches, self.kl.beta)
+                passes = self._passes(prepared, denominators, self._share(taught, samples))
+            return metrics | self._processes.worst("the update", mismatch) | passes
+        finally:
+            self.optimization.discard()
+
+    def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
+        """The loss of these samples under the weights as they are; nothing steps.
+
+        `beta` stands in for the coefficient of the KL to the reference. total_loss carries the gradient;
+        beside it, without: policy_loss, kl_penalty (beta times the KL, 0 without a reference), entropy,
+        approx_kl (k3, to pi_old: the policy as the update began) and clip_fraction. Dropout is off.
+
+        Raises ConfigurationError where there is no sample, or a `beta` and no reference.
+        """
+        if not samples:
+            raise ConfigurationError("no sample has an advantage: score a group of at least min_group_size")
+        coefficient = self.kl.beta if beta is None else beta
+        if coefficient and self.reference is None:
+            raise ConfigurationError(
+                f"beta {coefficient} needs a reference: train with beta > 0 and use_reference_model true"
+            )
+        denominators = self._denominators(samples)
+        prepared, _ = self._objective.prepare(self._micro_batches(samples), coefficient)
+        set_mode(self.policy.model, dropout=False)
+        outputs = [self._objective.loss(one, denominators, coefficient) for one in prepared]
+        parts = sum((output.metrics for output in outputs), Metrics()).shares
+        total = torch.stack([output.loss for output in outputs]).sum()
+        clipped = parts["policy/clip_fraction_low"] + parts["policy/clip_fraction_high"]
+        return {
+            "total_loss": total,
+            "policy_loss": parts["loss/policy"],
+            "kl_penalty": parts.get("loss/kl", torch.zeros_like(total)).detach(),
+            "entropy": parts["policy/entropy"],
+            "approx_kl": parts["kl/old"],
+            "clip_fraction": clipped,
+        }
+
+    def _denominators(self, samples: Sequence[Sample]) -> Denominators:
+        return Denominators.of(lengths(samples), max_length=self.config.loss_length)
+
+    def _share(self, taught: Sequence[Sample], samples: Sequence[Sample]) -> float:
+        """What the loss's mean over `taught` is of its mean over all samples, to which the others add 0."""
+        part, whole = self._denominators(taught), self._denominators(samples)
+        if LOSSES[self.config.loss_type].averaging == "token":
+            return part.num_tokens / whole.num_tokens
+        return part.num_trajectories / whole.num_trajectories
+
+    def _passes(
+        self, prepared: Sequence[Prepared], denominators: Denominators, share: float
+    ) -> dict[str, float]:
+        conversations = denominators.num_trajectories
+        results: list[StepResult] = []
+        ratios: list[float] = []
+        for _ in range(self.config.num_iterations):
+            numbers = self._gradient(prepared, denominators, share)
+            if not self._is_sharded:
+                self._processes.sum_gradients(self.optimization.trained)
+            numbers["loss/policy"] *= share
+            kl, usable = self.kl, _are_finite(numbers)
+            if self.reference is not None and usable:  # before the step: it may raise
+                kl = kl.updated(numbers["kl/reference"], num_episodes=conversations)
+            self.midway = True
+            results.append(self.optimization.step(usable=usable))
+            ratios.append(numbers["policy/ratio_max"])
+        self.kl = kl
+        self.midway = False
+        return {
+            **numbers,
+            "policy/first_ratio_max": ratios[0],
+            "optimizer/grad_norm": results[-1].grad_norm,
+            "optimizer/learning_rate": results[-1].learning_rate,
+            "optimizer/skipped": float(sum(not result.stepped for result in results)),
+            "kl/coefficient": self.kl.beta,
+        }
+
+    def _gradient(
+        self, prepared: Sequence[Prepared], denominators: Denominators, share: float
+    ) -> dict[str, float]:
+        """Add `share` of this process's part of the step's gradient, micro-batch by micro-batch; returns the
+        metrics of all parts."""
+        set_mode(self.policy.model, dropout=self.config.dropout)
+        metrics = Metrics()
+        for one in prepared:
+            output = self._objective.loss(one, denominators, self.kl.beta)
+            self.optimization.backward(share * output.loss)
+            metrics = metrics + output.metrics
+        shares = self._processes.total("the gradient", metrics.shares)
+        return shares | self._processes.worst("the gradient", metrics.maxima)
+
+    def state(self) -> dict[str, Any]:
+        """Optimiser, with an adapter also that, and KL coefficient; tensors are the live ones."""
+        state = {**self.optimization.state(), "kl": self.kl.state_dict()}
+        if self._is_sharded:
+            with self._processes.giving("the optimiser's states"):
+                state["optimizer"] = gathered_states(state["optimizer"])
+        if self.config.lora is not None:
+            state["optimizer"] = keep_trained(state["optimizer"], self.optimization.trained)
+        return state
+
+    def help_keep(self) -> None:
+        """What a process that writes no checkpoint does while the first one does: give its shards."""
+        if self._is_sharded:
+            with self._processes.giving("the weights"):
+                gathered(self.policy.model, dropped)
+            with self._processes.giving("the optimiser's states"):
+                gathered_states(self.optimization.state()["optimizer"], dropped)
+
+    def critic_state(self) -> dict[str, Tensor]:
+        """The critic's head and optimiser, the live tensors; empty without a critic."""
+        return {} if self.critic is None else self.critic.value_function.state_dict()
+
+    def restore(
+        self,
+        weights: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        critic: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Go on from a checkpoint; a tied tensor stands there under one of its names only.
+
+        Raises CheckpointError, before anything changes, when the weights are of another model.
+        """
+        own, key = (named(self.policy.model), id) if self._is_sharded else (self.weights(), Tensor.data_ptr)
+        tied = {key(own[name]) for name in weights if name in own}
+        missing = [name for name in own if name not in weights and key(own[name]) not in tied]
+        foreign = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
+        if missing or foreign:
+            raise CheckpointError(
+                f"the checkpoint's weights are of another model: {[*missing, *foreign][0]} differs"
+            )
+        if self.critic is not None:
+            self.critic.value_function.load_state_dict(critic or {})
+        optimization = dict(state)
+        if self._is_sharded:
+            fill(self.policy.model, weights)
+            optimization["optimizer"] = cut_like(optimization["optimizer"], self.optimization.trained)
+        elif self.config.lora is None:
+            self.policy.model.load_state_dict(dict(weights), strict=False)
+        else:  # the model's own weights never changed
+            kept = put_trained(optimization["optimizer"], self.optimization.trained)
+            optimization["optimizer"] = kept
+        self.optimization.load(optimization)
+        self.kl = self.kl.restored(state["kl"])
+
+
+def _are_finite(numbers: Mapping[str, float]) -> bool:
+    """Is every part of the loss a number? Its gradient may be one even where it is not."""
+    return all(math.isfinite(value) for name, value in numbers.items() if name.startswith(("loss/", "kl/")))

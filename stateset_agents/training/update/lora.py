@@ -1,0 +1,163 @@
+"""LoRA (https://arxiv.org/abs/2106.09685): which layers get an adapter, what model plus adapter weigh, and
+what a checkpoint keeps of it.
+
+Both trainers read it: the frozen model W gets W + alpha / rank * B A in the layers chosen, and only A and B
+are trained. The policy without its adapter is the reference, so none is loaded. W may be held in 4 or 8 bits
+(quantization.py).
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stateset_agents.core.model_card import shared_name
+from stateset_agents.training.settings.lora import LoraSettings
+from stateset_agents.types.errors import CheckpointError, ConfigurationError
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+__all__ = [
+    "adapted",
+    "keep_trained",
+    "lora_config",
+    "merged_weights",
+    "put_trained",
+    "save_adapter",
+]
+
+
+def lora_config(settings: LoraSettings, model: PreTrainedModel) -> LoraConfig:
+    """peft's own configuration for this model. Dropout is left out: rollouts have none.
+
+    Raises ConfigurationError where peft is missing, a name is no linear layer's, or is the output head's.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ConfigurationError('an adapter needs peft: pip install "peft>=0.18"') from error
+    targets = settings.target_modules
+    if isinstance(targets, tuple):
+        _refuse_unfit(targets, model)
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft divides it; any number will do
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        lora_dropout=0.0,
+        # GPT-2's layers are Conv1D; those in few bits are linear.
+        fan_in_fan_out=model.config.model_type == "gpt2" and settings.quantization is None,
+        task_type="CAUSAL_LM",
+    )
+
+
+def adapted(model: Any, settings: LoraSettings) -> Any:
+    """`model` under a new adapter, as a `peft.PeftModel`: its own weights are frozen and shared, and it says
+    what it said, for B begins at 0. A is drawn from torch's generator.
+
+    Raises ConfigurationError as `lora_config` does.
+    """
+    config = lora_config(settings, model)
+    from peft import get_peft_model
+
+    with warnings.catch_warnings():  # peft asks for it by a name that transformers would drop
+        warnings.filterwarnings("ignore", message=r"`is_gradient_checkpointing` is deprecated")
+        return get_peft_model(model, config)
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write a wrapped model's adapter in peft's own layout, as `PeftModel.from_pretrained` reads it.
+
+    peft's form of a model card is left out, for we write one; the model that ships with this package goes by
+    its name, not by where it lies on this disk.
+    """
+    model.save_pretrained(folder, save_embedding_layers=False)  # "auto" may ask the hub
+    (folder / "README.md").unlink(missing_ok=True)
+    file = folder / "adapter_config.json"
+    told = json.loads(file.read_text(encoding="utf-8"))
+    told["base_model_name_or_path"] = shared_name(told["base_model_name_or_path"] or "")
+    told["target_modules"].sort()  # a set: in another order each time
+    file.write_text(json.dumps(told, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def keep_trained(state: Mapping[str, Any], trained: Sequence[Tensor]) -> dict[str, Any]:
+    """An optimiser's state dict with what it trains, in its order, as `weight` beside the moments.
+
+    Merged weights do not give an adapter back, so a checkpoint needs it. Tensors are the live ones.
+    """
+    states = {index: dict(entry) for index, entry in state["state"].items()}
+    for index, parameter in enumerate(trained):
+        states.setdefault(index, {})["weight"] = parameter.detach()
+    return {**state, "state": states}
+
+
+def put_trained(state: Mapping[str, Any], trained: Sequence[Tensor]) -> dict[str, Any]:
+    """Put what `keep_trained` kept into these tensors; returns the optimiser's state dict without it.
+
+    Raises CheckpointError, before anything changes, where it is of other tensors.
+    """
+    states = {index: dict(entry) for index, entry in state["state"].items()}
+    kept = [states.get(index, {}).pop("weight", None) for index in range(len(trained))]
+    for one, parameter in zip(kept, trained, strict=True):
+        if one is None or one.shape != parameter.shape:
+            raise CheckpointError("the checkpoint's adapter is of another model: resume with the one it had")
+    for one, parameter in zip(kept, trained, strict=True):
+        parameter.data.copy_(one)
+    return {**state, "state": {index: entry for index, entry in states.items() if entry}}
+
+
+def _refuse_unfit(targets: tuple[str, ...], model: PreTrainedModel) -> None:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))
+    }
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
+    known = sorted({name.rpartition(".")[2] for name, layer in layers.items() if layer is not head})
+    for target in targets:
+        found = [layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")]
+        if not found or head in found:
+            what = "is the output head, which every token shares" if found else "names no linear layer"
+            raise ConfigurationError(
+                f"lora.target_modules: {target!r} {what} of a {type(model).__name__}: "
+                f"use all-linear, or some of {', '.join(known)}"
+            )
+
+
+def merged_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of the model without peft's wrapping, its active adapters added to the layers' weights;
+    what is in few bits stands there in fp32.
+
+    The wrapped model's own tensors are not touched: merging in place and back would round them each time.
+    A plain model's state dict is returned as it is.
+    """
+    import torch
+
+    from stateset_agents.training.update.quantization import is_quantized, plain_weight
+
+    base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]  # peft
+    plain = {name: tensor.detach() for name, tensor in base.state_dict().items()}
+    few = {name: layer for name, layer in base.named_modules() if is_quantized(layer)}
+    for name, layer in few.items():  # in place of W_q and its scales
+        for part in [one for one in plain if one.startswith(f"{name}.") and one != f"{name}.bias"]:
+            del plain[part]
+        plain[f"{name}.weight"] = plain_weight(layer)
+    weights = {
+        name.replace(".base_layer.", "."): tensor for name, tensor in plain.items() if ".lora_" not in name
+    }
+    with torch.no_grad():
+        for name, layer in base.named_modules():
+            for adapter in (
+                getattr(layer, "active_adapters", ()) if hasattr(layer, "get_delta_weight") else ()
+            ):
+                weight, change = weights[f"{name}.weight"], layer.get_delta_weight(adapter)
+                if getattr(layer.get_base_layer(), "was_conv1d", False):
+                    change = change.t()
+                weights[f"{name}.weight"] = weight + change.to(weight.dtype)
+    return weights

@@ -1,0 +1,150 @@
+"""What an update makes smaller: pi_old and the reference of each micro-batch, then its share of the loss.
+
+Called by the learner, in the trainer's worker thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from stateset_agents.algorithms.aggregation import Denominators, LossOutput, Metrics
+from stateset_agents.algorithms.kl import kl_rewards, token_returns_to_go
+from stateset_agents.algorithms.losses import LOSSES, entropy_loss, policy_loss
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.rows.chunked_head import TokenScores
+from stateset_agents.training.update.batch import MicroBatch
+from stateset_agents.training.update.policy import Policy
+from stateset_agents.types.errors import ConfigurationError
+
+__all__ = ["Objective", "Prepared"]
+
+_MISMATCH = "policy/rollout_mismatch"
+"""How far the log-probs that rollouts stored are off pi_old's, at most."""
+_IMPORTANCE_CAP = 2.0
+"""Of stale tokens' weights, where the settings name none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A micro-batch with what stays the same over the inner passes."""
+
+    batch: MicroBatch
+    reference: Tensor | None
+    """[N] the reference's log-probs."""
+    behaviour: Tensor | None
+    """[N] of the policy that sampled, where pi_old is another and a weight corrects for it."""
+    old_is_live: bool = False
+    """pi_old is the policy as the only pass finds it: what that computes, without gradient, is pi_old's."""
+
+
+class Objective:
+    """The policy's loss on a step's micro-batches."""
+
+    def __init__(
+        self, policy: Policy, reference: Policy | None, config: TrainingConfig, *, exact_logprobs: bool
+    ) -> None:
+        """`exact_logprobs` as of `Learner`. Raises ConfigurationError for an importance_cap without use."""
+        self.config = config
+        self.policy = policy
+        self.reference = reference
+        self._recompute_old = not exact_logprobs or policy.autocast is not None or config.max_staleness > 0
+        self._importance_cap = config.importance_cap
+        if config.max_staleness and config.importance_cap is None:
+            self._importance_cap = _IMPORTANCE_CAP
+        if self._importance_cap is not None and not self._recompute_old:
+            raise ConfigurationError(
+                f"importance_cap {self._importance_cap:g} would correct twice for who sampled: without "
+                "staleness and with fp32 rollouts the clipped ratio is to that policy already; leave "
+                "importance_cap out"
+            )
+
+    @property
+    def _old_is_live(self) -> bool:
+        """Is there one pass only, which may compute pi_old along with the policy? It saves a forward."""
+        config = self.config
+        alone = config.num_iterations == 1 and not config.dropout and config.kl_placement == "loss"
+        return self._recompute_old and alone
+
+    @property
+    def _looks_for_mismatch(self) -> bool:
+        """Is pi_old what the rollouts stored, but for rounding? With staleness the policies differ, too."""
+        return self._recompute_old and not self.config.max_staleness
+
+    @torch.no_grad()
+    def prepare(self, batches: Sequence[MicroBatch], beta: float) -> tuple[list[Prepared], dict[str, float]]:
+        """pi_old and the reference of each micro-batch, a KL in the reward; how far pi_old was off.
+
+        Where tokens may be of earlier policies, pi_old is the policy as it stands now, the proximal one of
+        the decoupled objective (https://arxiv.org/abs/2505.24298, equation 5): the clip keeps near it, and
+        the weight of each token, pi_old over the policy that sampled it, is truncated at `importance_cap`
+        (https://fengyao.notion.site/off-policy-rl).
+        """
+        self.policy.model.eval()
+        prepared = []
+        worst = 0.0
+        for batch in batches:
+            behaviour = batch.old_logprobs if self._importance_cap is not None else None
+            live = self._old_is_live
+            if self._recompute_old and not live:
+                old = self.policy.score(batch).logprobs
+                worst = max(worst, float(_mismatch(old, batch.old_logprobs)))
+                batch = replace(batch, old_logprobs=old)
+            reference = None
+            if self.reference is not None:
+                reference = self.reference.score(batch).logprobs
+                if self.config.kl_placement == "reward":
+                    cost = kl_rewards(batch.old_logprobs, reference, beta)
+                    to_go = token_returns_to_go(cost, batch.trajectory_ids)
+                    batch = replace(batch, advantages=batch.advantages + to_go)
+            prepared.append(Prepared(batch, reference, behaviour, live))
+        return prepared, {_MISMATCH: worst} if self._looks_for_mismatch else {}
+
+    def loss(self, one: Prepared, denominators: Denominators, beta: float) -> LossOutput:
+        """A micro-batch's share of the step's loss, with `beta` times its KL to the reference."""
+        config, batch, loss = self.config, one.batch, LOSSES[self.config.loss_type]
+        metrics: list[Metrics] = []
+        if not len(batch.targets):
+            nothing = self.policy.loss(batch, lambda scores, part: scores.logprobs.sum())
+            return LossOutput(loss=nothing, metrics=Metrics())
+
+        def loss_of(scores: TokenScores, part: slice) -> Tensor:
+            ids = batch.trajectory_ids[part]
+            output = policy_loss(
+                config.loss_type,
+                scores.logprobs,
+                scores.logprobs.detach() if one.old_is_live else batch.old_logprobs[part],
+                batch.advantages[part],
+                ids,
+                denominators,
+                clip_ratio=config.clip_ratio,
+                clip_ratio_high=config.clip_ratio_high,
+                dual_clip=config.dual_clip,
+                behaviour_logprobs=None if one.behaviour is None else one.behaviour[part],
+                weight_cap=self._importance_cap,
+                ref_logprobs=None if one.reference is None else one.reference[part],
+                beta=beta if config.kl_placement == "loss" else 0.0,
+                kl_estimator=config.kl_estimator,
+            )
+            spread = entropy_loss(scores.entropy, ids, denominators, averaging=loss.averaging)
+            metrics.append(output.metrics + spread.metrics)
+            if one.old_is_live and self._looks_for_mismatch:
+                worst = _mismatch(scores.logprobs.detach(), batch.old_logprobs[part])
+                metrics.append(Metrics(maxima={_MISMATCH: worst}))
+            return output.loss + config.entropy_coef * spread.loss if config.entropy_coef else output.loss
+
+        total = self.policy.loss(
+            batch,
+            loss_of,
+            additive=loss.level == "token",  # a ratio of whole trajectories needs all their tokens
+            entropy_gradient=config.entropy_coef > 0,
+        )
+        return LossOutput(loss=total, metrics=sum(metrics, Metrics()))
+
+
+def _mismatch(old: Tensor, stored: Tensor) -> Tensor:
+    """The largest difference, 0 for a process's empty batch."""
+    return (old - stored).abs().max() if len(old) else old.new_zeros(())

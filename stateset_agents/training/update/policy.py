@@ -1,0 +1,253 @@
+"""The trainable policy: master weights, log-probs of what was sampled, and the frozen reference.
+
+Called by the learner, in the trainer's worker thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight
+from stateset_agents.backends.onednn_linear import fast_linears
+from stateset_agents.core.value_function import trunk_of
+from stateset_agents.training.distributed.sharding import Whole, shard
+from stateset_agents.training.rows.chunked_head import Head, LossOf, TokenScores, chunked_loss, chunked_scores
+from stateset_agents.training.rows.layout import Layout, packed_layouts, padded_layouts
+from stateset_agents.training.rows.packed_attention import attending, recomputing
+from stateset_agents.training.rows.packing_check import why_not_packed
+from stateset_agents.training.update.batch import MicroBatch, empty_batch
+from stateset_agents.types.errors import ConfigurationError
+
+__all__ = ["Policy", "RowLayout"]
+
+RowLayout = Literal["auto", "packed", "padded"]
+_T = TypeVar("_T")
+
+
+class Policy:
+    """A causal language model with weights in fp32 (or wider), forwarded under autocast.
+
+    Hidden states are selected at the positions that predict a trained token before the LM head, and the
+    head goes through them in chunks, so the [R, T, V] logits of a batch never exist. Head and softmax are
+    never in half precision.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        temperature: float = 1.0,
+        autocast: torch.dtype | None = None,
+        row_layout: RowLayout = "auto",
+        fast: bool = True,
+        precision: MatmulPrecision = "highest",
+    ) -> None:
+        """`fast`: fp32 linears by oneDNN where `backends.onednn_linear` takes it; `precision`: of fp32
+        products, logits excepted.
+
+        Raises ConfigurationError where rows must be packed and the model cannot.
+        """
+        first = next(model.parameters())
+        self.dtype = torch.promote_types(first.dtype, torch.float32)
+        self.device = first.device
+        self.model: Any = model.to(self.dtype)
+        self.temperature = temperature
+        self.autocast = autocast
+        self.fast = fast
+        self.precision = precision
+        self._is_bare = False
+        """Does it speak without its adapter?"""
+        self._whole: Whole | None = None
+        """Around a model that is cut into shards."""
+        self.trunk = _trunk(self.model)
+        self.selects = self.trunk is not None and self._head_is_linear()
+        """Is the head applied to selected hidden states, or has the model logits of its own making?"""
+        self.packs, self.why = self._packing(row_layout)
+        """Do rows lie behind one another, sharing what they begin with? And what speaks for the answer."""
+
+    def _packing(self, row_layout: RowLayout) -> tuple[bool, str]:
+        if row_layout == "padded":
+            return False, "row_layout is padded"
+        reason = why_not_packed(self.trunk) if self.selects else "its logits are not a linear head's"
+        if reason is None:
+            return True, "packed rows give the model's own hidden states"
+        if row_layout == "packed":
+            raise ConfigurationError(
+                f"{type(self.model).__name__} cannot be trained on packed rows ({reason}): set row_layout to "
+                "auto or padded"
+            )
+        return False, reason
+
+    def recompute_activations(self) -> None:
+        """Keep no activations of the layers for the backward pass. Raises ConfigurationError for a model that
+        cannot."""
+        how = {"use_reentrant": False, "context_fn": recomputing(self.trunk, self._linears)}
+        try:
+            self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{type(self.model).__name__} cannot recompute activations: set gradient_checkpointing to "
+                "false"
+            ) from error
+
+    def shard(self, count: int) -> None:
+        """Keep one of `count` shards of the model, for `sharding.Whole`; all processes do it, and score and
+        learn on as many micro-batches as each other from then on."""
+        self._whole = shard(self.model, count)
+
+    def empty_batch(self) -> MicroBatch:
+        """For a process that has fewer micro-batches than another."""
+        (layout,) = self.layouts([[0, 0]], max_rows=1, max_tokens=2)
+        return empty_batch(layout).to(self.device)
+
+    def _with_weights(self, work: Callable[[], _T]) -> _T:
+        result: _T = work() if self._whole is None else self._whole(work)
+        return result
+
+    def reference(self) -> Policy:
+        """A frozen copy of the policy as it is now."""
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model).eval().requires_grad_(False)
+        other.trunk = _trunk(other.model)
+        return other
+
+    def without_adapter(self) -> Policy:
+        """The same model, of peft's, with its adapter switched off whenever this one scores."""
+        other = copy.copy(self)
+        other._is_bare = True
+        return other
+
+    def layouts(self, rows: Sequence[Sequence[int]], *, max_rows: int, max_tokens: int) -> list[Layout]:
+        """How these rows of tokens go through the model; bounds as of `padded_layouts`."""
+        lay = packed_layouts if self.packs else padded_layouts
+        return lay(rows, max_rows=max_rows, max_tokens=max_tokens)
+
+    def hidden(self, layout: Layout) -> Tensor:
+        """[R * T, H] last hidden states, under autocast."""
+        assert self.trunk is not None
+        with self._forwarding(layout):
+            output = self.trunk(**layout.forward_arguments(self.device)).last_hidden_state
+        states: Tensor = output.flatten(0, 1)
+        return states
+
+    @torch.no_grad()
+    def score(self, batch: MicroBatch) -> TokenScores:
+        """Log-probs of the trained tokens and their distributions' entropies, without gradient."""
+        return self._with_weights(lambda: self._scores(batch))
+
+    def _scores(self, batch: MicroBatch) -> TokenScores:
+        if self.selects:
+            hidden = self._selected(batch)
+            with fast_linears(self.fast):
+                return chunked_scores(hidden, self._head(), batch.targets)
+        return _scores(self._logits(batch) / self.temperature, batch.targets)
+
+    def loss(
+        self, batch: MicroBatch, loss_of: LossOf, *, additive: bool = True, entropy_gradient: bool = False
+    ) -> Tensor:
+        """What `loss_of` makes of the trained tokens' scores, with gradient where it is enabled.
+
+        See `chunked_head.chunked_loss`.
+        """
+        if not torch.is_grad_enabled():
+            return loss_of(self.score(batch), slice(0, len(batch.targets)))
+        how = {"additive": additive, "entropy_gradient": entropy_gradient}
+        return self._with_weights(lambda: self._loss(batch, loss_of, **how))
+
+    def _loss(self, batch: MicroBatch, loss_of: LossOf, *, additive: bool, entropy_gradient: bool) -> Tensor:
+        if self.selects:
+            hidden, how = self._selected(batch), {"additive": additive, "entropy_gradient": entropy_gradient}
+            with fast_linears(self.fast):
+                return chunked_loss(hidden, self._head(), batch.targets, loss_of, **how)
+        scores = _scores(self._logits(batch) / self.temperature, batch.targets)
+        if not entropy_gradient:
+            scores = scores._replace(entropy=scores.entropy.detach())
+        return loss_of(scores, slice(0, len(batch.targets)))
+
+    def _selected(self, batch: MicroBatch) -> Tensor:
+        """[N, H] hidden states that predict a trained token, in the master weights' dtype."""
+        return self.hidden(batch.layout).index_select(0, batch.positions).to(self.dtype)
+
+    def _logits(self, batch: MicroBatch) -> Tensor:
+        """[N, V] of the model's own making."""
+        with self._forwarding(batch.layout), _wide_head(self.model.get_output_embeddings()):
+            output: Tensor = self.model(**batch.layout.forward_arguments(self.device)).logits
+        return output.flatten(0, 1).index_select(0, batch.positions).to(self.dtype)
+
+    @contextlib.contextmanager
+    def _forwarding(self, layout: Layout) -> Iterator[None]:
+        packed = attending(self.trunk) if layout.packing is not None else contextlib.nullcontext()
+        half = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
+        bare = self.model.disable_adapter() if self._is_bare else contextlib.nullcontext()
+        with bare, packed, half, self._linears():
+            yield
+
+    def _linears(self) -> AbstractContextManager[None]:
+        """Around the model's forward."""
+        return fast_linears(self.fast, self.precision, wide=head_weight(self.model))
+
+    def _head(self) -> Head:
+        head = self.model.get_output_embeddings()
+        return Head(head.weight, head.bias, self.temperature, self.precision)
+
+    @torch.no_grad()
+    def _head_is_linear(self) -> bool:
+        """Are the model's logits its output embedding, applied to the last hidden state, and nothing more?
+
+        Some models scale or cap their logits (Cohere, Gemma 2); for those the model's own are used. A cap
+        hardly shows on small logits, so the head's input is blown up for the comparison.
+        """
+        head = self.model.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            return False
+        assert self.trunk is not None
+        ids = torch.arange(4, device=self.device)[None]
+        training = self.model.training
+        self.model.eval()
+        blown_up = head.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 1000, *inputs[1:]))
+        try:
+            own = self.model(input_ids=ids, use_cache=False).logits
+        finally:
+            blown_up.remove()
+        hidden = self.trunk(input_ids=ids, use_cache=False).last_hidden_state
+        self.model.train(training)
+        return torch.allclose(own, F.linear(hidden * 1000, head.weight, head.bias), atol=1e-2, rtol=1e-4)
+
+
+def _trunk(model: Any) -> Any:
+    """The part below the head, None where there is none to read hidden states from."""
+    try:
+        return trunk_of(model)
+    except ConfigurationError:
+        return None
+
+
+def _scores(logits: Tensor, targets: Tensor) -> TokenScores:
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs.gather(1, targets[:, None]).squeeze(1)
+    return TokenScores(chosen, -(logprobs.exp() * logprobs).sum(dim=-1))
+
+
+@contextlib.contextmanager
+def _wide_head(head: nn.Module) -> Iterator[None]:
+    """While open, the model's own head computes in its weights' dtype, whatever autocast says."""
+
+    def widely(linear: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if not isinstance(linear, nn.Linear):
+            return output
+        with torch.autocast(output.device.type, enabled=False):
+            return F.linear(inputs[0].to(linear.weight.dtype), linear.weight, linear.bias)
+
+    hook = head.register_forward_hook(widely)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -1,0 +1,1 @@
+"""The values that every room speaks of: errors, messages, scenarios, trajectories, timelines, seeds."""

@@ -1,0 +1,254 @@
+"""Chat messages, tool calls and completions: the values that travel between agent, user and backend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import closest
+
+__all__ = [
+    "GREEDY_BELOW",
+    "MAX_NESTING",
+    "MAX_VALUES",
+    "Completion",
+    "FinishReason",
+    "Message",
+    "Role",
+    "SamplingParams",
+    "ToolCall",
+    "VersionSpan",
+    "is_nested_deeper",
+    "num_values",
+]
+
+GREEDY_BELOW = 1e-5
+"""Temperatures above 0 and below this are taken as greedy when an agent answers people, as vLLM takes them
+(`_SAMPLING_EPS` in vllm/sampling_params.py): logits over them would overflow."""
+MAX_NESTING = 64
+"""Levels of objects and lists in what others send. A schema of tools has a dozen; whoever walks hundreds of
+them runs into Python's limit on recursion."""
+MAX_VALUES = 20_000
+"""Of a body, and of all arguments of calls in it: texts, numbers, lists and objects. To check as many holds
+the event loop 40 ms."""
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call that an agent asked for."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+    error: str | None = None
+    """Why the call could not be read (broken JSON, say); the environment shows it to the agent."""
+    written: str = field(default="", compare=False)
+    """Of such a call: its text, as it was sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message in OpenAI's chat shape."""
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @classmethod
+    def from_openai(cls, data: Mapping[str, Any]) -> Message:
+        """Read `{"role": ..., "content": ...}`; tool arguments may be a JSON string or an object.
+
+        Content may be text, nothing, or a list of `{"type": "text", "text": ...}` parts; `developer` is a
+        newer name of `system`. Raises ConfigurationError on anything else.
+        """
+        if not isinstance(data, Mapping):
+            raise ConfigurationError(f"a message must be a mapping or a Message, got {_shown(data)}")
+        role: Any = data.get("role")
+        role = "system" if role == "developer" else role
+        if role not in get_args(Role):
+            raise ConfigurationError(
+                f"message role must be one of {', '.join(get_args(Role))}, got {role!r}{_misspelt(data)}"
+            )
+        for key in ("tool_call_id", "name"):
+            if not isinstance(data.get(key), str | None):
+                raise ConfigurationError(f"message {key} must be text, got {_shown(data[key])}")
+        calls = data.get("tool_calls") or ()
+        if isinstance(calls, str) or not isinstance(calls, Sequence):
+            raise ConfigurationError(f"message tool_calls must be a list, got {_shown(calls)}")
+        return cls(
+            role=role,
+            content=_text(data.get("content")),
+            tool_calls=tuple(_tool_call(item) for item in calls),
+            tool_call_id=data.get("tool_call_id"),
+            name=data.get("name"),
+        )
+
+    def to_openai(self) -> dict[str, Any]:
+        """The message as OpenAI's chat format has it (arguments as a JSON string)."""
+        data: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            data["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+                }
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            data["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            data["name"] = self.name
+        return data
+
+
+def _misspelt(data: Mapping[str, Any]) -> str:
+    """A hint for a message without a role: the key that was meant to be one."""
+    wrong = None if "role" in data else closest("role", [key for key in data if isinstance(key, str)])
+    return f": write 'role', not {wrong!r}" if wrong else ""
+
+
+def _text(content: Any) -> str:
+    """OpenAI's content as text: null is empty, parts are joined."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise ConfigurationError(f"message content must be text or a list of parts, got {_shown(content)}")
+    for part in content:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            raise ConfigurationError(
+                f'a part of a message\'s content must be {{"type": "text", "text": ...}}, got {_shown(part)}'
+            )
+    return "".join(part["text"] for part in content)
+
+
+def _tool_call(item: Any) -> ToolCall:
+    """One entry of OpenAI's tool_calls; the call may also stand without its "function" wrapper."""
+    function = item.get("function", item) if isinstance(item, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ConfigurationError(
+            f'a tool call must be {{"function": {{"name": ..., "arguments": ...}}}}, got {_shown(item)}'
+        )
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(
+                f"the arguments of tool call {function['name']!r} are not JSON ({error}): {arguments!r:.80}"
+            ) from error
+    if not isinstance(arguments, Mapping):
+        raise ConfigurationError(
+            f"the arguments of tool call {function['name']!r} must be an object, got {_shown(arguments)}"
+        )
+    if is_nested_deeper(arguments, MAX_NESTING):
+        raise ConfigurationError(
+            f"the arguments of tool call {function['name']!r} have more than {MAX_NESTING} levels of objects "
+            "and lists: nest them less deeply"
+        )
+    return ToolCall(name=function["name"], arguments=dict(arguments), id=str(item.get("id") or ""))
+
+
+def is_nested_deeper(value: Any, levels: int) -> bool:
+    """Whether objects and lists stand in more than so many levels inside one another; `[]` is one level."""
+    layer = [value]
+    for _ in range(levels + 1):
+        layer = [item for item in layer if isinstance(item, Mapping | list | tuple)]
+        if not layer:
+            return False
+        layer = [
+            item for group in layer for item in (group.values() if isinstance(group, Mapping) else group)
+        ]
+    return True
+
+
+def num_values(body: bytes) -> int:
+    """At least as many as the values in a JSON text: its strings, and the separators outside of them."""
+    separators = sum(map(body.count, (b",", b"[", b"{")))
+    if separators <= MAX_VALUES // 2:  # even if none of them stands inside a string
+        return separators
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    strings = bare.count(b'"') // 2
+    if strings > MAX_VALUES:
+        return strings
+    outside = b"".join(bare.split(b'"')[::2])
+    return sum(map(outside.count, (b",", b"[", b"{")))
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__}: {value!r:.80}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one turn is sampled.
+
+    `temperature` 0 is greedy. Log-probs are taken under the distribution that is sampled from
+    (tempered and truncated); for greedy turns under the plain distribution (temperature 1).
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_k: int = 0
+    """0 keeps every token."""
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Texts that end the turn as soon as its decoded text holds one. The message ends before it; its tokens
+    stay among the completion's, exactly as they were sampled."""
+    stream: int = 0
+    """Key of this turn's own random stream (see `streams.derive`): token t uses its t-th uniform."""
+
+
+class VersionSpan(NamedTuple):
+    """Tokens [start, end) of a completion were sampled by policy `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What a backend sampled, exactly as it was sampled; never re-tokenised."""
+
+    message: Message
+    prompt_ids: tuple[int, ...]
+    """[P] every token the model saw before the first sampled one."""
+    token_ids: tuple[int, ...]
+    """[T] sampled tokens, the first end-of-turn token included, or those of the stop string."""
+    logprobs: tuple[float, ...]
+    """[T] under the policy that sampled them, at the sampling temperature and truncation."""
+    finish_reason: FinishReason
+    version_spans: tuple[VersionSpan, ...] = ()
+    begun: float | None = field(default=None, compare=False)
+    """When the model took the turn up, in seconds of `time.monotonic()`; None where nobody knows."""
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.logprobs):
+            raise ValueError(
+                f"a completion needs one log-prob per token, got {len(self.token_ids)} tokens "
+                f"and {len(self.logprobs)} log-probs"
+            )
+        if self.version_spans:
+            covered = [position for span in self.version_spans for position in range(span.start, span.end)]
+            if covered != list(range(len(self.token_ids))):
+                raise ValueError(
+                    f"version spans {self.version_spans} do not cover {len(self.token_ids)} tokens"
+                )
+
+    @property
+    def versions(self) -> Sequence[int]:
+        """[T] the policy version behind each token (0 where the backend has no versions)."""
+        if not self.version_spans:
+            return [0] * len(self.token_ids)
+        return [span.version for span in self.version_spans for _ in range(span.start, span.end)]

@@ -1,0 +1,94 @@
+"""The base of every settings model: frozen, no unknown field, and errors of one line with the mend."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.foreign_names import setting_hint
+
+__all__ = ["Settings", "closest", "expect", "nearest"]
+
+
+def closest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """The known name that is most like `name`, or None when none is (1.0 is the same)."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
+    return found[0] if found else None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'beta'?)`, or nothing when no known name is close."""
+    found = closest(name, known)
+    return f" (did you mean {found!r}?)" if found else ""
+
+
+def expect(what: str, value: object, kind: type, mend: str) -> None:
+    """Raises ConfigurationError where an argument is not what it is taken for; `mend` says what to give."""
+    if isinstance(value, kind):
+        return
+    given = (
+        f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r:.60}"
+    )
+    raise ConfigurationError(f"{what} must be {_with_article(kind.__name__)}, got {given}: {mend}")
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+class Settings(BaseModel):
+    """A frozen pydantic model whose errors are `ConfigurationError`s naming value and mend."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise ConfigurationError(_one_line(type(self), error)) from None
+
+    @classmethod
+    def field_names(cls) -> set[str]:
+        """Every accepted name: fields and their aliases."""
+        names = set(cls.model_fields)
+        for field in cls.model_fields.values():
+            alias = field.validation_alias
+            if alias is not None:
+                names.update(
+                    choice for choice in getattr(alias, "choices", [alias]) if isinstance(choice, str)
+                )
+        return names
+
+
+def _one_line(model: type[Settings], error: ValidationError) -> str:
+    parts: list[str] = []
+    wanted: dict[str, list[str]] = {}  # of a field that may be one of several kinds, each of them
+    for item in error.errors(include_url=False):
+        name = ".".join(str(part) for part in item["loc"] if "[" not in str(part))  # not `tuple[str, ...]`
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            hint = setting_hint(name, model.__name__) or nearest(name, model.field_names())
+            parts.append(f"{model.__name__} has no field {name!r}{hint}")
+        elif item["type"] == "missing":
+            parts.append(f"{name} is missing: give {model.__name__} its {name}")
+        elif isinstance(item.get("ctx", {}).get("error"), ConfigurationError):  # of a section, whole already
+            parts.append(f"{name}: {message}")
+        elif not name:  # a rule about several fields names them itself
+            parts.append(message)
+        else:
+            kind = message.removeprefix("Input should be ").replace("a valid tuple", "a list")
+            told = f"{name}: {message[0].lower()}{message[1:]}, got {item['input']!r:.100}"
+            if item["type"] == "literal_error":
+                told += nearest(str(item["input"]), re.findall(r"'([^']*)'", kind))
+            if name in wanted and kind != message:
+                *others, last = [*wanted[name], kind]
+                told = f"{name}: input should be {', '.join(others)} or {last}, got {item['input']!r:.100}"
+                parts.pop()
+            wanted.setdefault(name, []).append(kind)
+            parts.append(told)
+    return " ".join("; ".join(parts).split())

@@ -1,0 +1,214 @@
+"""What happened: turns make a trajectory, trajectories of one scenario make a group. All frozen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from stateset_agents.types.messages import Completion, Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.timeline import Span
+
+__all__ = ["Branch", "Outcome", "Status", "Trajectory", "TrajectoryGroup", "Turn", "by_scenario"]
+
+
+class Status(StrEnum):
+    """How a conversation ended."""
+
+    TERMINATED = "terminated"
+    """The conversation came to its own end."""
+    TRUNCATED = "truncated"
+    """A limit (turns, context, time) cut it; it is scored all the same."""
+    FAILED = "failed"
+    """An environment or backend error; it is never scored and never trains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The environment's own verdict at the end of a conversation, however it ended."""
+
+    reward: float | None = 0.0
+    """Terminal reward, on top of the turn rewards; None where the environment gives none."""
+    success: bool | None = None
+    """Was the task done? None where the environment cannot tell."""
+    breakdown: Mapping[str, float] = field(default_factory=dict)
+    changes: tuple[Mapping[str, Any], ...] = ()
+    """What the conversation changed in the world (database rows, say)."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Plain JSON that the trajectory's metadata takes over. Evaluations count two keys: `violations`, how
+    often each rule of the agent's was broken ({"no consent": 1}; a rule that was kept may stand with 0), and
+    `user_miss`, how often the user could not make sense of a reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One agent completion and what came back."""
+
+    prompt_ids: tuple[int, ...]
+    """Tokens appended before the completion: the first prompt, later the template's delta."""
+    completion: Completion
+    feedback: tuple[Message, ...] = ()
+    """Tool results or user messages that answered it."""
+    reward: float | None = None
+    """The environment's reward for this turn; None where it gives none."""
+    breakdown: Mapping[str, float] = field(default_factory=dict)
+    """What that reward is made of, summing to it; empty where the environment does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One whole conversation: token row, mask and log-probs are read off its turns."""
+
+    scenario: Scenario
+    member: int = 0
+    """Place in its group."""
+    seed: int = 0
+    opening: tuple[Message, ...] = ()
+    """System message and the user's first words."""
+    turns: tuple[Turn, ...] = ()
+    status: Status = Status.TERMINATED
+    outcome: Outcome | None = None
+    reward: float | None = None
+    """Set by the reward function alone; None while unscored."""
+    turn_rewards: tuple[float, ...] = ()
+    """[num_turns] what single turns earned of `reward`; empty while unscored."""
+    breakdown: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    spans: tuple[Span, ...] = field(default=(), compare=False, repr=False)
+    """What it did when, in order, as far as its last whole turn; a branch has those of its own turns."""
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.action_mask) == len(self.logprobs):
+            raise ValueError("token ids, action mask and log-probs of a trajectory differ in length")
+        seen: list[int] = []
+        for turn in self.turns:
+            seen.extend(turn.prompt_ids)
+            if tuple(seen) != turn.completion.prompt_ids:
+                raise ValueError("a turn's prompt is not what stood in the conversation before it")
+            seen.extend(turn.completion.token_ids)
+
+    @property
+    def outcome_reward(self) -> float:
+        """What the conversation earned as a whole: `reward` without the turns' own; 0 while unscored."""
+        return (self.reward or 0.0) - math.fsum(self.turn_rewards)
+
+    @property
+    def rewards_by_turn(self) -> list[float]:
+        """[num_turns] of a scored conversation, summing to `reward`: the last turn earns the whole's."""
+        rewards = list(self.turn_rewards) or [0.0] * len(self.turns)
+        if rewards:
+            rewards[-1] += self.outcome_reward
+        return rewards
+
+    @property
+    def success(self) -> bool | None:
+        return None if self.outcome is None else self.outcome.success
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation as chat messages."""
+        spoken = list(self.opening)
+        for turn in self.turns:
+            spoken.append(turn.completion.message)
+            spoken.extend(turn.feedback)
+        return tuple(spoken)
+
+    @property
+    def replies(self) -> tuple[Message, ...]:
+        """The agent's own messages."""
+        return tuple(turn.completion.message for turn in self.turns)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """[T] the row the model saw: prompt, completion, delta, completion, ..."""
+        return [token for turn in self.turns for token in (*turn.prompt_ids, *turn.completion.token_ids)]
+
+    @property
+    def action_mask(self) -> list[int]:
+        """[T] 1 on tokens the agent sampled, its end-of-turn token included; 0 elsewhere."""
+        return [
+            bit
+            for turn in self.turns
+            for bit in [0] * len(turn.prompt_ids) + [1] * len(turn.completion.token_ids)
+        ]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """[T] behaviour log-probs on sampled tokens, 0.0 elsewhere."""
+        return [
+            value
+            for turn in self.turns
+            for value in (*[0.0] * len(turn.prompt_ids), *turn.completion.logprobs)
+        ]
+
+    @property
+    def versions(self) -> list[int]:
+        """[T] policy version behind each sampled token, -1 elsewhere."""
+        return [
+            version
+            for turn in self.turns
+            for version in (*[-1] * len(turn.prompt_ids), *turn.completion.versions)
+        ]
+
+    @property
+    def num_agent_tokens(self) -> int:
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+    @property
+    def environment_reward(self) -> float | None:
+        """Turn rewards plus the outcome's; None if the environment gave neither."""
+        given = [turn.reward for turn in self.turns if turn.reward is not None]
+        if self.outcome is not None and self.outcome.reward is not None:
+            given.append(self.outcome.reward)
+        return sum(given) if given else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """Another way on: a group's member as it stood before one of its turns, played to an end again.
+
+    It trains nothing; its return says what that state is worth.
+    """
+
+    turn: int
+    """Its first turn of its own, counted from 0; the turns before are the member's, token for token."""
+    trajectory: Trajectory
+    """From the opening on; `trajectory.member` is the member it leaves."""
+
+    @property
+    def num_agent_tokens(self) -> int:
+        """Tokens that were sampled for it."""
+        return sum(len(turn.completion.token_ids) for turn in self.trajectory.turns[self.turn :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryGroup:
+    """The conversations that are compared with one another: G rollouts of one scenario by one policy."""
+
+    key: str
+    trajectories: tuple[Trajectory, ...]
+    weight: float = 1.0
+    """Multiplies its advantages; the trainer leaves it at 1, groups made by hand may not."""
+    branches: tuple[Branch, ...] = ()
+    """Other ways on from the members' turns, by member and turn; they count in no reward or success rate."""
+
+    @property
+    def rewards(self) -> list[float | None]:
+        """[G] raw rewards, None where unscored."""
+        return [trajectory.reward for trajectory in self.trajectories]
+
+    @property
+    def scored(self) -> Sequence[Trajectory]:
+        return [trajectory for trajectory in self.trajectories if trajectory.reward is not None]
+
+
+def by_scenario(trajectories: Sequence[Trajectory]) -> list[TrajectoryGroup]:
+    """One group per scenario, groups and members in the order of the trajectories."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.scenario.id, []).append(trajectory)
+    return [TrajectoryGroup(key=key, trajectories=tuple(members)) for key, members in groups.items()]

@@ -85,7 +85,7 @@ class VLLMServer:
         card = {"id": "tiny", "root": str(self.folder), "max_model_len": self.backend.context_length}
         return web.json_response({"object": "list", "data": [card]})
 
-    async def reload_model(self, request: web.Request) -> web.Response:
+    async def _reload(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
         self.live_at_reload.append(self.live)
         if self.refuses_weights:

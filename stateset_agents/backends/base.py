@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
+    from stateset_agents.backends.matmul_precision import MatmulPrecision
     from stateset_agents.types.messages import Completion, SamplingParams
 
-__all__ = ["Backend", "Session", "Tokenizer"]
+__all__ = ["Backend", "EngineInfo", "Session", "SharedBackend", "Tokenizer", "TrainableBackend"]
 
 
 class Session(NamedTuple):
@@ -126,3 +128,69 @@ class Backend(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class EngineInfo(Protocol):
+    """How a model is run."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def why(self) -> str:
+        """Why in this way and in no faster one."""
+        ...
+
+    @property
+    def linears(self) -> str:
+        """Who multiplies its matrices."""
+        ...
+
+
+@runtime_checkable
+class TrainableBackend(Backend, Protocol):
+    """A backend whose weights a trainer can have, and give back by `update_weights`."""
+
+    @property
+    def recommended(self) -> Mapping[str, Any]:
+        """Training settings that the model's card recommends."""
+        ...
+
+    @property
+    def is_exact(self) -> bool:
+        """Are its log-probs those of an update in fp32?"""
+        ...
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Can its turns be scheduled so that a run repeats bit by bit?"""
+        ...
+
+    @property
+    def matmul_precision(self) -> MatmulPrecision:
+        """Of fp32 matrix products in this process, here and in a training of the model."""
+        ...
+
+    @property
+    def running(self) -> EngineInfo: ...
+
+    def master_model(self) -> PreTrainedModel:
+        """A copy to train, in at least fp32. Blocking."""
+        ...
+
+    def model_to_quantize(self) -> PreTrainedModel:
+        """A model with the weights in any precision, which is copied and not kept. Blocking."""
+        ...
+
+
+@runtime_checkable
+class SharedBackend(TrainableBackend, Protocol):
+    """One server behind the backends of several processes: the first process updates it for all."""
+
+    def weights_in_use(self) -> Any:
+        """What another process's backend needs to use the same weights of the server."""
+        ...
+
+    def follow(self, shared: Any) -> None:
+        """Use the weights that another process has put there."""
+        ...

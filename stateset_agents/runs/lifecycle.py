@@ -6,12 +6,12 @@ import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
-__all__ = ["Controlled", "Progress", "State"]
+__all__ = ["Lifecycle", "Pausable", "Progress", "State"]
 
 State = Literal["idle", "running", "pausing", "paused", "stopping", "stopped", "finished", "failed"]
 """idle: `train` was not called yet. pausing and stopping: asked for, the step under way ends first.
@@ -44,13 +44,32 @@ class Progress:
         return {**asdict(self), "metrics": numbers}
 
 
-class Controlled:
-    """A training that can be held, ended and waited for; the requests may come from any thread."""
+class Pausable(Protocol):
+    """Work that goes on beside the steps, such as rollouts of later ones."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Is nothing under way?"""
+
+    def hold(self) -> None:
+        """Begin nothing more; what is under way goes on to its end."""
+
+    def resume(self) -> None:
+        """Begin work again."""
+
+
+class Lifecycle:
+    """Whether a training runs, holds, stops or has ended; requests may come from any thread."""
 
     def __init__(self) -> None:
+        self.why: str | None = None
+        """How the training ended, in one line; None while it has not."""
         self._phase: State = "idle"
         self._pauses = self._stops = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._returned = asyncio.Event()
+        self._returned.set()
         self._changed = asyncio.Event()
 
     @property
@@ -69,6 +88,18 @@ class Controlled:
     def has_ended(self) -> bool:
         """Is there no training under way any more?"""
         return self._phase in _ENDED
+
+    @property
+    def is_training(self) -> bool:
+        """Has `train` been called, and not returned?"""
+        return not self._returned.is_set()
+
+    @property
+    def is_this_task(self) -> bool:
+        """Does the training run in the task that asks?"""
+        return self._task is not None and asyncio.current_task() is self._task
+
+    # ------------------------------------------------------------------------------ requests
 
     def pause(self) -> None:
         """Let the step under way end and hold there; `wait_for("paused")` waits for it."""
@@ -107,45 +138,60 @@ class Controlled:
             await self._changed.wait()
         return self.state
 
-    def _begin(self) -> None:
-        """Training begins, in this event loop."""
+    async def wait_until_returned(self) -> None:
+        """Wait until no `train` is under way."""
+        await self._returned.wait()
+
+    # ------------------------------------------------------------------------------ the training's side
+
+    def begin(self) -> None:
+        """Training begins, in this event loop and task."""
         self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._returned.clear()
+        self.why = None
         self._enter("running")
 
-    def _settle(self, state: State) -> None:
-        """Training ended; a stop that was asked for is done with."""
+    def end(self, state: State, why: str) -> None:
+        """Training has ended so; a stop that was asked for is done with."""
         self._stops = False
+        self.why = why
         self._enter(state)
 
-    async def _goes_on(self) -> bool:
-        """Between two steps: wait while paused; False when a stop was asked for."""
-        while self._pauses and not self._stops:
-            await self._quieten()
-            while self._pauses and not self._stops:
+    def leave(self) -> None:
+        """`train` returns."""
+        self._task = None
+        self._returned.set()
+
+    async def goes_on(self, work: Pausable) -> bool:
+        """Between two steps: wait while paused, `work` idle; False when a stop was asked for."""
+        while self._pausing:
+            work.hold()
+            while self._pausing and not work.is_idle:
+                await self._changed.wait()
+            while self._pausing:
                 if self._phase != "paused":
                     self._enter("paused")
                 await self._changed.wait()
             if not self._stops:  # else what it begins would be dropped at once
-                self._liven()
+                work.resume()
         if self._phase == "paused":
             self._enter("running")
         return not self._stops
 
-    async def _quieten(self) -> None:
-        """A pause begins: wait for what must end before it, or for the pause to be taken back."""
+    def notify(self) -> None:
+        """Let whoever waits look again; in the event loop's thread."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
-    def _liven(self) -> None:
-        """A pause is over."""
+    @property
+    def _pausing(self) -> bool:
+        return self._pauses and not self._stops
 
     def _enter(self, state: State) -> None:
         self._phase = state
-        self._look_again()
+        self.notify()
 
     def _wake(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._look_again)
-
-    def _look_again(self) -> None:
-        """Let whoever waits look again."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+            self._loop.call_soon_threadsafe(self.notify)

@@ -23,7 +23,7 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.runs import callbacks
 from stateset_agents.runs.callbacks import Callback, expect_callback
 from stateset_agents.runs.checkpoint_files import latest_checkpoint, load_checkpoint
-from stateset_agents.runs.lifecycle import Controlled
+from stateset_agents.runs.lifecycle import Lifecycle
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import train
@@ -207,20 +207,24 @@ async def test_asked_to_stop_it_ends_the_step_keeps_it_and_goes_on_when_called_a
 
 @pytest.mark.parametrize("ends", ["resume", "request_stop"])
 async def test_only_a_pause_that_goes_on_begins_work_again(ends):
-    class Training(Controlled):
-        num_livened = 0
+    class Work:
+        is_idle = True
+        num_held = num_resumed = 0
 
-        def _liven(self):
-            self.num_livened += 1
+        def hold(self):
+            self.num_held += 1
 
-    training = Training()
-    training._begin()
-    training.pause()
-    going_on = asyncio.create_task(training._goes_on())
-    await training.wait_for("paused")
-    getattr(training, ends)()
+        def resume(self):
+            self.num_resumed += 1
+
+    lifecycle, work = Lifecycle(), Work()
+    lifecycle.begin()
+    lifecycle.pause()
+    going_on = asyncio.create_task(lifecycle.goes_on(work))
+    await lifecycle.wait_for("paused")
+    getattr(lifecycle, ends)()
     assert await asyncio.wait_for(going_on, 10) == (ends == "resume")
-    assert training.num_livened == (ends == "resume")
+    assert (work.num_held, work.num_resumed) == (1, ends == "resume")
 
 
 async def test_a_stop_ends_a_pause(tmp_path):

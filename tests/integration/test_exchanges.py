@@ -13,8 +13,9 @@ import torch
 from several import in_two, met
 from tiny_training import talk
 
-from stateset_agents.training.distributed.process_group import Joined
-from stateset_agents.training.distributed.processes import Processes, ProcessLeft
+from stateset_agents.runtime.worker_thread import Worker
+from stateset_agents.training.distributed.process_group import ProcessGroup
+from stateset_agents.training.distributed.processes import PeerFailed, Processes
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.timeline import Span
 from stateset_agents.types.trajectory import TrajectoryGroup
@@ -29,15 +30,15 @@ class Heavy:
 
 async def begun() -> float:
     """When the second process's conversation began, by the first one's clock."""
-    joined = Joined()
-    await joined._join(2)
+    group = ProcessGroup(Worker())
+    await group.join(2)
 
     async def play(scenarios: Any, earlier: Any) -> list[TrajectoryGroup]:
         now = time.monotonic()
         member = talk(([1], [2]), spans=(Span("model", now, now + 1),))
         return [TrajectoryGroup(key=one.id, trajectories=(member,)) for one in scenarios]
 
-    groups = await joined.divide([Scenario(id="a"), Scenario(id="b")], play)
+    groups = await group.divide([Scenario(id="a"), Scenario(id="b")], play)
     return groups[1].trajectories[0].spans[0].begin
 
 
@@ -53,12 +54,12 @@ def exchanged(folder: Path) -> list[str]:
     found += [str(processes.worst("a", {"x": (math.nan, 1.0)[processes.rank]})["x"])]
     try:
         processes.gather(("evaluate", "the next step")[processes.rank], 0)
-    except ProcessLeft as error:
+    except PeerFailed as error:
         found.append(str(error))
     found += [str(processes.gather("a", processes.rank)), str(processes.has_lost_others)]
     try:
         processes.gather("a", Heavy() if processes.rank else 0)
-    except (ProcessLeft, RuntimeError) as error:
+    except (PeerFailed, RuntimeError) as error:
         processes.part(error)
         found.append(str(error))
     assert met(folder / "heard", writes=not processes.rank)

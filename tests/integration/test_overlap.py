@@ -60,21 +60,24 @@ class Seen(Callback):
 
     def watch(self, trainer: Any) -> None:
         trainer.callbacks.append(self)
-        learn, hand_over = trainer._learn_from, trainer._hand_over
 
-        async def learn_from(played: Any, *arguments: Any) -> Any:
-            self.groups += played.everyone
-            return await learn(played, *arguments)
+    def on_train_begin(self, trainer: Any) -> None:
+        learner, backend = trainer.learner, trainer.agent.backend
+        credit, update_weights = learner.credit, backend.update_weights
 
-        async def handing_over() -> None:
-            self.keep(trainer)
-            await hand_over()
+        def crediting(groups: Any) -> Any:
+            self.groups += groups
+            return credit(groups)
 
-        trainer._learn_from, trainer._hand_over = learn_from, handing_over
+        async def updating(source: Any, version: int) -> None:
+            self.weights[version] = {name: tensor.clone() for name, tensor in source.items()}
+            await update_weights(source, version)
+
+        learner.credit, backend.update_weights = crediting, updating
 
     def keep(self, trainer: Any) -> None:
         weights = trainer.learner.weights()
-        self.weights[trainer._state.version] = {name: tensor.clone() for name, tensor in weights.items()}
+        self.weights[0] = {name: tensor.clone() for name, tensor in weights.items()}
 
     def worst_error(self) -> float:
         """Over all sampled tokens: how far the stored log-prob is from a full forward's, under the weights of
@@ -138,7 +141,7 @@ async def test_rollouts_go_on_during_updates_and_every_scenario_trains_once_in_o
     assert {line["queue/running"] <= 4 for line in lines} == {True}
     ratios = [line["policy/first_ratio_max"] for line in lines if "policy/first_ratio_max" in line]
     assert ratios == pytest.approx([1.0] * len(ratios), abs=1e-4)
-    order = [trainer._order.at(place).id for place in range(16)]
+    order = [trainer._parts.order.at(place).id for place in range(16)]
     assert ends(trainer) == [(place, place // 4, order[place], "trained") for place in range(16)]
     assert seen.worst_error() < 1e-4  # each token was sampled by the weights that its version names
     assert len({group.trajectories[0].seed for group in seen.groups}) == 16  # another user each time
@@ -250,14 +253,16 @@ async def test_a_token_of_too_old_a_policy_ends_the_training_whatever_admission_
     tmp_path: Path,
 ) -> None:
     trainer = make_trainer(tmp_path, environment=Slow(), max_steps=4, **OVERLAP)
-    hand_over = trainer._hand_over
+    await trainer.initialize()
+    weights = trainer._parts.weights
+    push = weights.push
 
-    async def twice() -> None:
-        """As if a policy in between had been handed over, too."""
-        await hand_over()
-        trainer._versions.insert(-1, trainer._versions[-1] - 0.5)
+    async def twice(state: Any) -> None:
+        """As if a policy in between had been pushed, too."""
+        await push(state)
+        weights.versions.insert(-1, weights.versions[-1] - 0.5)
 
-    trainer._hand_over = twice
+    weights.push = twice
     with pytest.raises(TrainingStopped, match=r"staleness 2 .* max_staleness is 1"):
         await trainer.train()
     assert trainer.step_number == 1
@@ -463,7 +468,7 @@ async def test_after_a_crash_every_scenario_has_trained_once(tmp_path: Path) -> 
     await again.load_checkpoint()
     assert again.step_number == 2
     await again.train()
-    order = [again._order.at(place).id for place in range(12)]
+    order = [again._parts.order.at(place).id for place in range(12)]
     assert ends(again) == [(place, place // 4, order[place], "trained") for place in range(12)]
     assert [line["policy/version"] for line in metrics(again)] == [1, 2, 3, 4, 5, 6]
     await again.close()
@@ -554,7 +559,7 @@ async def test_a_step_by_hand_in_between_begins_the_pipeline_anew(tmp_path: Path
     class ByHand(Callback):
         async def on_evaluate(self, step: int, evaluation: Any) -> None:
             if step == 2:
-                groups = await trainer.generate_trajectories(trainer._order.take(4, 2))
+                groups = await trainer.generate_trajectories(trainer._parts.order.take(4, 2))
                 unscored = [
                     replace(
                         group, trajectories=tuple(replace(one, reward=None) for one in group.trajectories)

@@ -22,7 +22,7 @@ from stateset_agents.runs.callbacks import Callback
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.distributed.processes import Processes, ProcessLeft
+from stateset_agents.training.distributed.processes import PeerFailed, Processes
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
@@ -149,7 +149,7 @@ def played(tmp_path_factory):
         await trainer.initialize()
         groups = []
         for step in range(20):
-            groups.append(await trainer.generate_trajectories(trainer._order.take(2 * step, 2)))
+            groups.append(await trainer.generate_trajectories(trainer._parts.order.take(2 * step, 2)))
             await trainer.training_step(groups[-1])
         await trainer.close()
         return groups
@@ -276,7 +276,7 @@ def started(folder: Path, number: int, trouble: str = "") -> str:
             Learner._make_reference = full
         try:
             await trainer.initialize()
-        except (ConfigurationError, MemoryError, ProcessLeft) as error:
+        except (ConfigurationError, MemoryError, PeerFailed) as error:
             return str(error)
         finally:
             await trainer.close()

@@ -92,9 +92,15 @@ async def test_a_reward_that_blocks_the_event_loop_is_warned_of_by_its_line(tmp_
             time.sleep(1.3)  # noqa: ASYNC251  # holds the loop up on purpose
         return await even_share._function(trajectory)
 
+    class Heard(Callback):
+        def on_warning(self, step, finding):
+            heard.append(finding)
+
+    heard = []
     trainer = make_trainer(tmp_path, max_steps=1, reward=blocking)
+    trainer.callbacks.append(Heard())
     await trainer.train()
-    [finding] = [one for one in trainer._fresh if one.check == "event loop"]
+    [finding] = [one for one in heard if one.check == "event loop"]
     assert re.search(
         r"stood still for \d\.\d s in your code \(test_trainer\.py:\d+, blocking\)", finding.seen
     )

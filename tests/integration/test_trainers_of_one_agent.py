@@ -8,7 +8,7 @@ import pytest
 from tiny_training import Watched, make_agent, make_trainer, same_bits, snapshot
 
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.loop.training_lock import at_work
+from stateset_agents.training.loop.weight_sync import exclusive
 from stateset_agents.types.errors import ConfigurationError
 
 STEEP = {"learning_rate": 5e-2, "lr_scheduler_type": "constant"}
@@ -48,7 +48,7 @@ async def test_a_step_beside_another_trainers_training_is_refused(tmp_path):
     await asyncio.sleep(0)
     for call in (other.step(), other.train(), other.load_checkpoint(), other.generate_trajectories([])):
         with (
-            at_work(agent.backend, one),  # the step may be over before the last call
+            exclusive(agent.backend, one._lifecycle),  # the step may be over before the last call
             pytest.raises(ConfigurationError, match="another trainer is training this agent"),
         ):
             await call

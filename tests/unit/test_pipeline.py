@@ -95,7 +95,7 @@ async def play_run(seed: int, *, staleness: int, resamples: int, per_step: int, 
             lambda place: SCENARIOS[place % len(SCENARIOS)],
             admission,
             config,
-            tell=lambda event, told=events, **fields: told.append((event, fields["group"])),
+            event=lambda event, told=events, **fields: told.append((event, fields["group"])),
             on_change=lambda: None,
         )
         pipeline.admit()
@@ -108,7 +108,7 @@ async def play_run(seed: int, *, staleness: int, resamples: int, per_step: int, 
             assert len(played.taken) == per_step
             assert len(played.batch.passed_over) <= resamples
             await asyncio.sleep(chance.random() * 0.004)  # the update
-            pipeline.settle(played)
+            pipeline.release(played)
             done += 1
             if done == steps:
                 break
@@ -133,7 +133,7 @@ def test_how_often_a_scenario_came_before_in_its_step_is_counted_on(per_step: in
     config = TrainingConfig(per_device_train_batch_size=per_step, gradient_accumulation_steps=1)
     assert config.episodes_per_step() == per_step
     nobody: Any = None
-    pipeline = Pipeline(nobody, scenario_at, nobody, config, tell=nobody, on_change=nobody)
+    pipeline = Pipeline(nobody, scenario_at, nobody, config, event=nobody, on_change=nobody)
     start = per_step + per_step // 2  # a resumed run may begin within a step
     for place in range(start, start + 30):
         before = range(place - place % per_step, place)

@@ -119,6 +119,13 @@ class HuggingFaceBackend:
         """Are its log-probs those of an update in fp32?"""
         return self._model.dtype is torch.float32 and self.matmul_precision == "highest"
 
+    is_repeatable = True
+    """Turns wait for one another under deterministic scheduling."""
+
+    def model_to_quantize(self) -> PreTrainedModel:
+        """The worker's model: a copy in fp32 may not fit."""
+        return self._model
+
     def master_model(self) -> PreTrainedModel:
         """A copy to train, in at least fp32, of the weights as they were before `dtype` rounded them.
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from stateset_agents.backends.matmul_precision import MatmulPrecision
     from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 
 __all__ = ["VLLMBackend", "connect"]
@@ -83,8 +84,8 @@ class VLLMBackend:
         """Its log-probs are another engine's: the update takes them anew, and logs the difference."""
         self.is_repeatable = False
         """What shares a batch with a conversation is the server's business."""
-        self.is_shared = True
-        """Several processes of a training speak through it; the first hands over the weights."""
+        self.matmul_precision: MatmulPrecision = "highest"
+        """The server has its own."""
         self._client = client
         self._model = model
         self._served_as = served_as
@@ -113,6 +114,10 @@ class VLLMBackend:
         model, _ = load_model_and_tokenizer(self._model, dtype="fp32")
         model.requires_grad_(True)
         return model
+
+    def model_to_quantize(self) -> PreTrainedModel:
+        """The same: the server's own is not in this process. Blocking."""
+        return self.master_model()
 
     async def start(self) -> None:
         """Raises BackendError where the server is not well."""

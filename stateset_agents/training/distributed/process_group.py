@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from stateset_agents.evaluation.evaluator import PlayPart
-from stateset_agents.runs.lifecycle import Controlled
 from stateset_agents.runtime.tasks import uninterrupted
 from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.training.distributed.processes import Processes
@@ -20,69 +19,78 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.timeline import Span
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["Joined"]
+__all__ = ["ProcessGroup"]
 
 _T = TypeVar("_T")
-_ALIKE = 0.1
+_SAME_CLOCK = 0.1
 """Seconds between two readings of one clock."""
 
 
-class Joined(Controlled):
-    """Alone until it joins the others."""
+class ProcessGroup:
+    """Alone until it joins the others. Exchanges wait in `worker`, one after the other."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._worker = Worker()
+    def __init__(self, worker: Worker) -> None:
         self.processes = Processes()
         """Who trains together."""
-        self._ahead = [0.0]
+        self._worker = worker
+        self._clock_offsets = [0.0]
         """Seconds to add to each process's monotonic clock for the first one's."""
 
-    async def _join(self, number: int) -> None:
+    @property
+    def is_first(self) -> bool:
+        """Does this process write the run folder?"""
+        return self.processes.is_first
+
+    @property
+    def is_alone(self) -> bool:
+        """Are there no others, or none any more?"""
+        return self.processes.is_alone
+
+    async def join(self, number: int) -> None:
         """Raises ConfigurationError where the launcher started another number of processes."""
         self.processes = await self._worker.run(Processes.join, number)
-        clocks = await self._all("the clocks", time.time() - time.monotonic())
-        self._ahead = [clock - clocks[0] for clock in clocks]
+        clocks = await self.barrier("the clocks", time.time() - time.monotonic())
+        self._clock_offsets = [clock - clocks[0] for clock in clocks]
 
-    async def _all(self, what: str, value: Any = None) -> list[Any]:
-        """Wait until every process is at `what`; what each of them says, by rank.
+    async def barrier(self, place: str, value: Any = None) -> list[Any]:
+        """Wait until every process is at `place`; the value of each, by rank.
 
-        Raises ProcessLeft where one cannot go on. A process that has lost the others is alone.
+        Raises PeerFailed where one cannot go on. A process that has lost the others is alone.
         """
         if self.processes.is_alone:
             return [value]
-        return await self._worker.run(self.processes.gather, what, value)
+        return await self._worker.run(self.processes.gather, place, value)
 
-    async def _together(self, what: str, work: Awaitable[_T]) -> list[_T]:
+    async def gather_results(self, place: str, work: Awaitable[_T]) -> list[_T]:
         """What every process's `work` gives, by rank; where one's breaks or is cancelled all of them stop.
 
-        What this one's work raises goes before what becomes of the others.
+        What this process's work raises goes before what becomes of the others.
         """
         if self.processes.is_alone:
             return [await work]
         try:
-            mine = await work
+            result = await work
         except (Exception, asyncio.CancelledError) as error:
-            await self._part(error)
+            await self.abort(error)
             raise
-        return await uninterrupted(self._all(what, mine))
+        return await uninterrupted(self.barrier(place, result))
 
-    async def _part(self, error: BaseException) -> None:
-        """Tell the others that this one cannot go on; they are told once."""
+    async def abort(self, error: BaseException) -> None:
+        """Tell the others that this process cannot go on; they are told once."""
         if not self.processes.is_alone:
             await uninterrupted(self._worker.run(self.processes.part, error))
 
     async def divide(
-        self, scenarios: Sequence[Scenario], play: PlayPart, what: str = "an evaluation"
+        self, scenarios: Sequence[Scenario], play: PlayPart, place: str = "an evaluation"
     ) -> list[TrajectoryGroup]:
         """The groups of all scenarios, in order; each process plays its part of them."""
-        own = self.processes.part_of(len(scenarios))
-        what = f"{what} ({len(scenarios)} scenarios)"
-        parts = await self._together(what, play(scenarios[own], scenarios[: own.start]))
+        part = self.processes.part_of(len(scenarios))
+        place = f"{place} ({len(scenarios)} scenarios)"
+        played = await self.gather_results(place, play(scenarios[part], scenarios[: part.start]))
         return [
-            group if abs(ahead) < _ALIKE else _later(group, ahead)
-            for part, ahead in zip(parts, self._ahead, strict=True)
-            for group in part
+            group if abs(offset) < _SAME_CLOCK else _later(group, offset)
+            for groups, offset in zip(played, self._clock_offsets, strict=True)
+            for group in groups
         ]
 
 

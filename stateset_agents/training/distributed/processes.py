@@ -27,7 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 from stateset_agents.runtime.devices import own_gpu
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 
-__all__ = ["ProcessLeft", "Processes", "num_launched", "worst_of"]
+__all__ = ["PeerFailed", "Processes", "num_launched", "worst_of"]
 
 _T = TypeVar("_T")
 _PATIENCE = timedelta(days=7)
@@ -36,7 +36,7 @@ _BUCKET = 2**24
 """Elements that are summed at once: 64 MB in fp32."""
 
 
-class ProcessLeft(TrainingStopped):
+class PeerFailed(TrainingStopped):
     """Another process of this training cannot go on."""
 
     def __init__(self, message: str, *, is_stop: bool = False) -> None:
@@ -91,9 +91,9 @@ class Processes:
         """Which of them this is, from 0."""
         self.count = count
         self._connection = connection
-        self._is_torn = False
+        self._is_broken = False
         """Did this process break where the others do not listen?"""
-        self._has_parted = False
+        self._has_reported = False
         """Do the others know of what goes wrong now?"""
         self._is_lost = False
 
@@ -156,11 +156,11 @@ class Processes:
     def gather(self, what: str, value: _T) -> list[_T]:
         """Every process's value, by rank. Blocking; all of them call it, each for the same `what`.
 
-        Raises ProcessLeft where one of them cannot go on, is gone, or is at something else.
+        Raises PeerFailed where one of them cannot go on, is gone, or is at something else.
         """
         if self.count == 1:
             return [value]
-        self._has_parted = False
+        self._has_reported = False
         return [answer.value for answer in self._checked(self._exchange(_Value(what, value)))]
 
     def total(self, what: str, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
@@ -180,14 +180,14 @@ class Processes:
 
     def part(self, error: BaseException) -> None:
         """Tell the others why this one cannot go on; they are told once. Blocking."""
-        if self.is_alone or self._has_parted:
+        if self.is_alone or self._has_reported:
             return
-        self._has_parted = True
+        self._has_reported = True
         why = _reason(error)
-        if not self._is_torn:
-            with contextlib.suppress(ProcessLeft, RuntimeError):
+        if not self._is_broken:
+            with contextlib.suppress(PeerFailed, RuntimeError):
                 self._exchange(why)
-        if self._is_torn:
+        if self._is_broken:
             self._hang_up(why)
 
     def _exchange(self, mine: _Value[_T] | _Left) -> list[Any]:
@@ -197,20 +197,20 @@ class Processes:
                 assert self._connection is not None
                 dist.all_gather_object(found, mine, group=self._connection.group)
         except RuntimeError:
-            self._is_torn = True  # the others may have theirs
+            self._is_broken = True  # the others may have theirs
             raise
         return found
 
     def _checked(self, answers: Sequence[_Value[_T] | _Left]) -> list[_Value[_T]]:
         for rank, answer in enumerate(answers):
             if isinstance(answer, _Left):
-                self._has_parted = True
-                raise ProcessLeft(f"process {rank} {answer.why}", is_stop=answer.is_stop)
+                self._has_reported = True
+                raise PeerFailed(f"process {rank} {answer.why}", is_stop=answer.is_stop)
         values = cast(list[_Value[_T]], list(answers))
         for rank, answer in enumerate(values):
             if answer.what != values[0].what:
-                self._has_parted = True
-                raise ProcessLeft(
+                self._has_reported = True
+                raise PeerFailed(
                     f"process 0 is at {values[0].what}, process {rank} at {answer.what}: every process has "
                     "to make the same calls"
                 )
@@ -231,7 +231,7 @@ class Processes:
         except TrainingStopped:
             raise
         except BaseException as error:
-            self._is_torn = True
+            self._is_broken = True
             self.part(error)
             raise
 
@@ -262,9 +262,9 @@ class Processes:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:
-        """Raises ProcessLeft for an error that says that one of the others is gone."""
+        """Raises PeerFailed for an error that says that one of the others is gone."""
         if self._is_lost:
-            raise ProcessLeft("the other processes are gone")
+            raise PeerFailed("the other processes are gone")
         try:
             yield
         except RuntimeError as error:
@@ -273,8 +273,8 @@ class Processes:
             words = self._last_words()
             if words is None and not _is_of_connection(error):
                 raise
-            self._has_parted = self._is_lost = True
-            raise ProcessLeft(words or self._untold()) from error
+            self._has_reported = self._is_lost = True
+            raise PeerFailed(words or self._untold()) from error
 
     def _untold(self) -> str:
         gone = f"process {1 - self.rank}" if self.count == 2 else "another process"

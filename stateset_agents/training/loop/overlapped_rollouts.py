@@ -10,62 +10,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
 
 from stateset_agents.core.computational_engine import ComputationalEngine
+from stateset_agents.runtime.tasks import uninterrupted
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.loop.admission import Admission, Batch, End, Verdict
-from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.training.loop.admission import Admission
+from stateset_agents.training.loop.rollouts import EventSink, Played, verdict_of
+from stateset_agents.training.loop.run_state import RunState
+from stateset_agents.training.loop.weight_sync import WeightSync
+from stateset_agents.training.schedules.scenario_order import ScenarioOrder
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import TrajectoryGroup
 
-__all__ = ["Pipeline", "Played", "Tell", "verdict_of"]
-
-
-class Tell(Protocol):
-    """Writes an event."""
-
-    def __call__(self, event: str, **fields: Any) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """The groups of one step."""
-
-    groups: Mapping[int, TrajectoryGroup]
-    """By their place in the run, in order; those that were passed over too."""
-    batch: Batch
-
-    @classmethod
-    def by_hand(cls, groups: Sequence[TrajectoryGroup], first: int, config: TrainingConfig) -> Played:
-        """Groups that somebody else had played: all of them train."""
-        known = dict(enumerate(groups, start=first))
-        failed = {place for place, group in known.items() if verdict_of(group, config) is Verdict.FAILED}
-        ends = {place: End.FAILED if place in failed else End.TRAINED for place in known}
-        return cls(known, Batch(tuple(known), (), ends))
-
-    @property
-    def everyone(self) -> list[TrajectoryGroup]:
-        """In order."""
-        return list(self.groups.values())
-
-    @property
-    def taken(self) -> list[TrajectoryGroup]:
-        """Those that train, in order."""
-        return [self.groups[place] for place in self.batch.taken]
-
-
-def verdict_of(group: TrajectoryGroup, config: TrainingConfig) -> Verdict:
-    """What a group can teach. Whether members are alike is asked only where such groups are replaced."""
-    if len(group.scored) < config.min_group_size:
-        return Verdict.FAILED
-    if config.max_resamples:
-        samples = assign_credit([group], config).samples
-        if not any(any(sample.advantages) for sample in samples):
-            return Verdict.ALIKE
-    return Verdict.SIGNAL
+__all__ = ["OverlappedRollouts", "Pipeline"]
 
 
 class Pipeline:
@@ -81,7 +39,7 @@ class Pipeline:
         admission: Admission,
         config: TrainingConfig,
         *,
-        tell: Tell,
+        event: EventSink,
         on_change: Callable[[], None],
     ) -> None:
         """`scenario_at`: the scenario of each place of the run; `on_change` is called as a group ends."""
@@ -89,7 +47,7 @@ class Pipeline:
         self._engine = engine
         self._scenario_at = scenario_at
         self._config = config
-        self._tell = tell
+        self._event = event
         self._on_change = on_change
         self._slots = asyncio.Semaphore(config.max_concurrent)
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -110,7 +68,7 @@ class Pipeline:
         """Begin what may begin now."""
         while not self._is_held and self._error is None and self.admission.capacity:
             place = self.admission.admit()
-            self._tell("group admitted", group=place, scenario=self._scenario_at(place).id)
+            self._event("group admitted", group=place, scenario=self._scenario_at(place).id)
             playing = self._play(place, self._times_before(place))
             self._tasks[place] = asyncio.create_task(playing, name=f"group {place}")
         self._note_business()
@@ -144,7 +102,7 @@ class Pipeline:
             self._groups[place] = group
             verdict = verdict_of(group, self._config)
             self.admission.finish(place, verdict)
-            self._tell("group finished", group=place, verdict=verdict.value)
+            self._event("group finished", group=place, verdict=verdict.value)
             self.admit()
         except BaseException as error:  # whoever waits for the next step must hear of it, whatever it is
             self._error = self._error or error
@@ -165,7 +123,7 @@ class Pipeline:
         batch = self.admission.take()
         return Played({place: self._groups[place] for place in batch.ends}, batch)
 
-    def settle(self, played: Played) -> None:
+    def release(self, played: Played) -> None:
         """That step has trained and the agent speaks with its weights: forget its groups, begin others."""
         self.admission.settle()
         for place in played.groups:
@@ -176,7 +134,7 @@ class Pipeline:
     # ------------------------------------------------------------------------------ pause and end
 
     @property
-    def is_quiet(self) -> bool:
+    def is_idle(self) -> bool:
         """Is nothing under way?"""
         return not self._tasks
 
@@ -184,7 +142,7 @@ class Pipeline:
         """Begin nothing more; what is under way goes on to its end."""
         self._is_held = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Begin groups again."""
         self._is_held = False
         self.admit()
@@ -203,7 +161,7 @@ class Pipeline:
 
     # ------------------------------------------------------------------------------ figures
 
-    def overlap(self) -> Callable[[], dict[str, float]]:
+    def watch_overlap(self) -> Callable[[], dict[str, float]]:
         """To be called as an update begins; what it returns is called as the update ends, and says how far it
         went on beside rollouts."""
         queue = {
@@ -232,3 +190,110 @@ class Pipeline:
         """Groups have begun or ended: does the time count?"""
         busy = self._busy()
         self._busy_seconds, self._busy_since = busy, time.perf_counter() if self._tasks else None
+
+
+class OverlappedRollouts:
+    """A `RolloutSource` that plays the groups of later steps while the trainer updates.
+
+    It begins anew where something else came between two of its steps: a checkpoint that was loaded, a step
+    by hand.
+    """
+
+    def __init__(
+        self,
+        engine: ComputationalEngine,
+        order: ScenarioOrder,
+        weights: WeightSync,
+        config: TrainingConfig,
+        event: EventSink,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`on_change` is called as a group ends."""
+        self._engine = engine
+        self._order = order
+        self._weights = weights
+        self.config = config
+        self._event = event
+        self._on_change = on_change
+        self._pipeline: Pipeline | None = None
+        self._follows: tuple[object, int] | None = None
+        """The weights that the pipeline plays with, and the frontier that it goes on from."""
+
+    @property
+    def max_staleness(self) -> int | None:
+        """Most updates between a token's policy and the step that learns from it."""
+        return self.config.max_staleness
+
+    async def next(self, state: RunState) -> Played:
+        """The groups of the step after `state`, as soon as the last of them is there."""
+        pipeline = self._pipeline
+        if pipeline is None or not self._weights.is_current or self._follows != self._place(state):
+            pipeline = await self._begin(state)
+        return await pipeline.next()
+
+    async def _begin(self, state: RunState) -> Pipeline:
+        await self.close()
+        await self._weights.ensure_current(state)
+        config = self.config
+        admission = Admission(
+            groups_per_step=config.episodes_per_step(),
+            remaining=_episodes_left(config, state),
+            max_staleness=config.max_staleness,
+            max_concurrent=config.max_concurrent,
+            group_size=config.num_generations,
+            max_resamples=config.max_resamples,
+            first=state.frontier,
+        )
+        self._pipeline = Pipeline(
+            self._engine, self._order.at, admission, config, event=self._event, on_change=self._on_change
+        )
+        self._follows = self._place(state)
+        self._pipeline.admit()
+        return self._pipeline
+
+    def _place(self, state: RunState) -> tuple[object, int]:
+        return self._weights.token, state.frontier
+
+    def watch_overlap(self) -> Callable[[], dict[str, float]]:
+        """To be called as an update begins; what it returns is called as the update ends."""
+        return dict if self._pipeline is None else self._pipeline.watch_overlap()
+
+    def release(self, played: Played, state: RunState) -> None:
+        """These groups have trained, and the agent has the weights of `state`: forget them, begin others."""
+        if self._pipeline is not None:
+            self._pipeline.release(played)
+            self._follows = self._place(state)
+
+    @property
+    def is_idle(self) -> bool:
+        """Is nothing under way?"""
+        return self._pipeline is None or self._pipeline.is_idle
+
+    def hold(self) -> None:
+        """Begin nothing more; what is under way goes on to its end."""
+        if self._pipeline is not None:
+            self._pipeline.hold()
+
+    def resume(self) -> None:
+        """Begin groups again."""
+        if self._pipeline is not None:
+            self._pipeline.resume()
+
+    async def close(self) -> list[int]:
+        """Cancel the groups under way, which are played again from the frontier on; their places."""
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is None:
+            return []
+        dropped = await uninterrupted(pipeline.close())
+        if dropped:
+            self._event("groups dropped", groups=dropped)
+        return dropped
+
+
+def _episodes_left(config: TrainingConfig, state: RunState) -> int:
+    """Of all steps that are left; the last one alone may be short."""
+    full, steps = config.episodes_per_step(), config.num_steps() - state.step
+    if config.max_steps is not None:
+        return steps * full
+    left = config.num_episodes - state.num_trained
+    return left if (steps - 1) * full < left < steps * full else steps * full

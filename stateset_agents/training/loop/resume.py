@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -28,18 +28,17 @@ from stateset_agents.runs.checkpoint_files import (
     save_checkpoint,
 )
 from stateset_agents.runs.compatibility import Identity, plain
-from stateset_agents.runs.early_stopping import Best
 from stateset_agents.runs.learning_rate import schedule
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.resumable import training_compatibility
+from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import CheckpointError
 from stateset_agents.types.logs import get_logger
 
 __all__ = [
-    "RunState",
     "checkpoint_at",
     "drop_later",
     "keep",
@@ -49,70 +48,6 @@ __all__ = [
 ]
 
 _log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
-    """How far a run has come."""
-
-    step: int = 0
-    """Steps finished."""
-    version: int = 0
-    """Of the policy that the backend samples from."""
-    frontier: int = 0
-    """Episodes played: the place in the scenario order."""
-    replaced: int = 0
-    """Of these, groups without signal that others replaced."""
-    failed_steps: int = 0
-    """Steps in a row, the last one included, that could not train."""
-    train_seconds: float = 0.0
-    repeatable: bool = True
-    """False once something happened that another run need not repeat: a retry, another machine."""
-    reward: Mapping[str, Any] = field(default_factory=dict)
-    """Running statistics of the reward (`RewardFunction.state`)."""
-    temperature: float | None = None
-    """Of the next rollout, where a schedule moves it."""
-    evaluated_step: int = 0
-    """After which the validation split was last played."""
-    best: Best = field(default_factory=Best)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> RunState:
-        """From what `asdict` gave. Raises CheckpointError for what another version of this program kept."""
-        try:
-            return cls(**{**values, "best": Best(**values.get("best", {}))})
-        except TypeError as error:
-            raise CheckpointError(
-                f"the checkpoint keeps progress that this program does not know ({error}): use the "
-                "stateset-agents that wrote it"
-            ) from error
-
-    @property
-    def num_trained(self) -> int:
-        """Episodes that steps were made of."""
-        return self.frontier - self.replaced
-
-    def after_step(
-        self,
-        *,
-        episodes: int,
-        replaced: int = 0,
-        new_policy: bool,
-        failed: bool,
-        repeatable: bool,
-        temperature: float,
-    ) -> RunState:
-        """One step further; its seconds are not added. `replaced` of its `episodes` had no signal."""
-        return replace(
-            self,
-            step=self.step + 1,
-            version=self.step + 1 if new_policy else self.version,
-            frontier=self.frontier + episodes,
-            replaced=self.replaced + replaced,
-            failed_steps=self.failed_steps + 1 if failed else 0,
-            repeatable=self.repeatable and repeatable,
-            temperature=temperature,
-        )
 
 
 def keep(

@@ -1,49 +1,139 @@
-"""The agent speaks with the trainer's weights: handed over after each update, and where it has others."""
+"""The agent samples with the trainer's weights: pushed after each update, and where it has others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 
+from stateset_agents.backends.base import Backend, SharedBackend
+from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.model_card import Origin
 from stateset_agents.runtime.tasks import uninterrupted
-from stateset_agents.training.loop.training_lock import edition, new_edition
-from stateset_agents.training.loop.training_run import TrainingRun
+from stateset_agents.runtime.worker_thread import Worker
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.distributed.process_group import ProcessGroup
+from stateset_agents.training.loop.run_state import RunState
+from stateset_agents.training.update.learner import Learner
+from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Speaking"]
+__all__ = ["WeightSync", "exclusive", "weights_token"]
+
+_trainers: WeakKeyDictionary[Backend, list[object]] = WeakKeyDictionary()
+"""Who trains a backend's model now."""
+_tokens: WeakKeyDictionary[Backend, object] = WeakKeyDictionary()
+"""Of the weights that each backend has."""
 
 
-class Speaking(TrainingRun):
-    """Knows whose weights the agent has."""
+@contextlib.contextmanager
+def exclusive(backend: Backend, owner: object) -> Iterator[None]:
+    """While open, no other owner's trainer may train the backend's model; the same one may enter again.
 
-    async def _hand_over(self) -> None:
-        """Let the agent speak with this trainer's weights; the processes do it together."""
-        await self._all("the hand-over of the weights")
-        version = self._state.version
-        self._edition = object()  # where it fails nobody knows whose weights these are: hand over again
-        made = self.config.lora is not None or self.config.parallelism == "fsdp2"  # not in the event loop
-        weights = await self._worker.run(self.learner.weights) if made else self.learner.weights()
-        await self._give(weights, version)
-        self._versions = [*(earlier for earlier in self._versions if earlier < version), version]
-        self._edition = new_edition(self.agent.backend)
-        self._say_origin(self._state.step)
+    Raises ConfigurationError while another one trains it: each would sample from the other's weights.
+    """
+    present = _trainers.setdefault(backend, [])
+    if any(other is not owner for other in present):
+        raise ConfigurationError(
+            "another trainer is training this agent: await its end, or give each trainer an agent of its own"
+        )
+    present.append(owner)
+    try:
+        yield
+    finally:
+        present.remove(owner)
 
-    def _say_origin(self, step: int) -> None:
-        self.agent.origin = Origin(base=self.learner.base.name_or_path, run=self.run.path, step=step)
 
-    async def _give(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Update the agent's model; one that all processes share is updated by the first, for all."""
-        backend: Any = self.agent.backend
-        is_shared = getattr(backend, "is_shared", False)
-        if self.processes.is_first or not is_shared:
+def weights_token(backend: Backend) -> object:
+    """Stands for the weights the backend has now: the same object until a trainer pushes others."""
+    return _tokens.get(backend)
+
+
+class WeightSync:
+    """Pushes the learner's weights to the agent's backend, and knows whether they are the ones it has."""
+
+    def __init__(
+        self,
+        agent: MultiTurnAgent,
+        learner: Learner,
+        group: ProcessGroup,
+        worker: Worker,
+        config: TrainingConfig,
+        run: Path,
+        *,
+        owner: object,
+        token: object,
+    ) -> None:
+        """`run`: the run folder, for the origin of the agent's weights; `owner`: as of `exclusive`; `token`:
+        of the weights that the learner began with, a new object where the backend never had them."""
+        self.versions = [0]
+        """Of the policies so far, ascending."""
+        self._agent = agent
+        self._owner = owner
+        self._learner = learner
+        self._group = group
+        self._worker = worker
+        self._run = run
+        self._makes_tensors = config.lora is not None or config.parallelism == "fsdp2"
+        """Adapters are merged and shards gathered, which takes a while; other weights are the live ones."""
+        self._token = token
+
+    @property
+    def token(self) -> object:
+        """Stands for the weights that were pushed last."""
+        return self._token
+
+    @property
+    def is_current(self) -> bool:
+        """Has the backend the weights that were pushed last, and not the best step's or another trainer's?"""
+        return weights_token(self._agent.backend) is self._token
+
+    def exclusive(self) -> contextlib.AbstractContextManager[None]:
+        """While open, no other trainer may train the agent's model."""
+        return exclusive(self._agent.backend, self._owner)
+
+    async def push(self, state: RunState) -> None:
+        """Let the agent sample with the learner's weights; the processes do it together."""
+        await self._group.barrier("the hand-over of the weights")
+        self._token = object()  # where the push fails nobody knows whose weights these are: push again
+        if self._makes_tensors:
+            weights = await self._worker.run(self._learner.weights)
+        else:
+            weights = self._learner.weights()
+        await self._update_backend(weights, state.version)
+        self.versions = [*(earlier for earlier in self.versions if earlier < state.version), state.version]
+        self._token = self._new_token()
+        self.name_origin(state.step)
+
+    async def ensure_current(self, state: RunState) -> None:
+        """Push where the agent has other weights."""
+        if not self.is_current:
+            await uninterrupted(self.push(state))
+
+    async def publish(self, weights: Mapping[str, torch.Tensor], step: int) -> None:
+        """Let the agent sample with the weights of a checkpoint; the learner keeps its own."""
+        await self._update_backend(weights, step)
+        self._new_token()
+        self.name_origin(step)
+
+    def name_origin(self, step: int) -> None:
+        """Note where the agent's weights come from, for its model card."""
+        base = self._learner.base.name_or_path
+        self._agent.origin = Origin(base=base, run=self._run, step=step)
+
+    async def _update_backend(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """A server that all processes share is updated by the first, for all."""
+        backend = self._agent.backend
+        shared = backend if isinstance(backend, SharedBackend) else None
+        if self._group.is_first or shared is None:
             await backend.update_weights(weights, version)
-        if is_shared and not self.processes.is_alone:
-            in_use = await self._all("the weights in use", backend.weights_in_use())
-            backend.follow(in_use[0])
+        if shared is not None and not self._group.is_alone:
+            in_use = await self._group.barrier("the weights in use", shared.weights_in_use())
+            shared.follow(in_use[0])
 
-    async def _speak_as_itself(self) -> None:
-        """Hand the weights over where the agent has others: the best step's, or another trainer's."""
-        if edition(self.agent.backend) is not self._edition:
-            await uninterrupted(self._hand_over())
+    def _new_token(self) -> object:
+        """The backend has been given other weights."""
+        _tokens[self._agent.backend] = token = object()
+        return token

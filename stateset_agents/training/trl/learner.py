@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from stateset_agents.backends.matmul_precision import MatmulPrecision
 from stateset_agents.backends.pretrained.load_lock import loading
+from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trl.backend import Sampled
 from stateset_agents.training.trl.critic import trl_critic
@@ -89,6 +90,8 @@ class TrlLearner:
         self.trainer = self._make_trainer()
         self._whole_row = _left_padding_matters(self.base)
         self.critic = trl_critic(self.base, config)
+        self.fingerprint = fingerprint(self.weights())
+        """Of the weights as they were given."""
 
     def _make_trainer(self) -> Any:
         from trl.trainer.grpo_config import GRPOConfig
@@ -175,6 +178,10 @@ class TrlLearner:
                 metrics |= self.critic.learn(lesson.expected, trajectories, lesson.credited.returns)
             self.midway = False
         return metrics
+
+    def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
+        """Raises ConfigurationError: TRL computes its loss in its own step."""
+        raise ConfigurationError("TRL computes its loss in its own step: ask a MultiTurnGRPOTrainer for one")
 
     def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """`num_iterations` optimiser steps of TRL's; none where nothing could come of them (AdamW would move

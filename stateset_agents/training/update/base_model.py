@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from stateset_agents.backends.matmul_precision import MatmulPrecision
+from stateset_agents.backends.base import TrainableBackend
 from stateset_agents.runs.optimizer import autocast_dtype
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.update.quantization import quantized_copy
 
-__all__ = ["base_model", "is_quantized_training", "matmul_precision"]
+__all__ = ["base_model", "is_quantized_training"]
 
 
 def is_quantized_training(config: TrainingConfig) -> bool:
@@ -19,21 +19,14 @@ def is_quantized_training(config: TrainingConfig) -> bool:
     return config.lora is not None and config.lora.quantization is not None
 
 
-def matmul_precision(backend: Any) -> MatmulPrecision:
-    """Of the update's fp32 products: that of the rollouts, where they are made in this process."""
-    precision: MatmulPrecision = getattr(backend, "matmul_precision", "highest")
-    return precision
-
-
-def base_model(backend: Any, config: TrainingConfig) -> tuple[Any, bool]:
+def base_model(backend: TrainableBackend, config: TrainingConfig) -> tuple[Any, bool]:
     """The trainer's copy; and are the backend's log-probs exactly those of an update on it?
 
     Raises ConfigurationError where a library for few bits is missing.
     """
     if config.lora is None or config.lora.quantization is None:
         return backend.master_model(), backend.is_exact
-    source = getattr(backend, "model", None)  # in place of a copy in fp32, which may not fit
-    source = backend.master_model() if source is None else source
+    source = backend.model_to_quantize()
     compute = autocast_dtype(config.precision, source.device) or torch.float32
     model = quantized_copy(source, config.lora.quantization, compute=compute)
     # 8 bits may round activations, too, which rollouts do not.

@@ -184,6 +184,9 @@ class Learner:
         layouts = self._layouts([sample.trajectory for sample in samples])
         return [micro_batch(samples, layout).to(self.policy.device) for layout in layouts]
 
+    def close(self) -> None:
+        """It has no threads of its own."""
+
     def set_temperature(self, temperature: float) -> None:
         """Of the rollouts that the next update learns from; policy and reference score at it."""
         self.policy.temperature = temperature

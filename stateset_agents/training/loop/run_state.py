@@ -1,0 +1,76 @@
+"""How far a run has come: one frozen value, which the trainer alone replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stateset_agents.runs.early_stopping import Best
+from stateset_agents.types.errors import CheckpointError
+
+__all__ = ["RunState"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """How far a run has come."""
+
+    step: int = 0
+    """Steps finished."""
+    version: int = 0
+    """Of the policy that the backend samples from."""
+    frontier: int = 0
+    """Episodes played: the place in the scenario order."""
+    replaced: int = 0
+    """Of these, groups without signal that others replaced."""
+    failed_steps: int = 0
+    """Steps in a row, the last one included, that could not train."""
+    train_seconds: float = 0.0
+    repeatable: bool = True
+    """False once something happened that another run need not repeat: a retry, another machine."""
+    reward: Mapping[str, Any] = field(default_factory=dict)
+    """Running statistics of the reward (`RewardFunction.state`)."""
+    temperature: float | None = None
+    """Of the next rollout, where a schedule moves it."""
+    evaluated_step: int = 0
+    """After which the validation split was last played."""
+    best: Best = field(default_factory=Best)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunState:
+        """From what `asdict` gave. Raises CheckpointError for what another version of this program kept."""
+        try:
+            return cls(**{**values, "best": Best(**values.get("best", {}))})
+        except TypeError as error:
+            raise CheckpointError(
+                f"the checkpoint keeps progress that this program does not know ({error}): use the "
+                "stateset-agents that wrote it"
+            ) from error
+
+    @property
+    def num_trained(self) -> int:
+        """Episodes that steps were made of."""
+        return self.frontier - self.replaced
+
+    def after_step(
+        self,
+        *,
+        episodes: int,
+        replaced: int = 0,
+        new_policy: bool,
+        failed: bool,
+        repeatable: bool,
+        temperature: float,
+    ) -> RunState:
+        """One step further; its seconds are not added. `replaced` of its `episodes` had no signal."""
+        return replace(
+            self,
+            step=self.step + 1,
+            version=self.step + 1 if new_policy else self.version,
+            frontier=self.frontier + episodes,
+            replaced=self.replaced + replaced,
+            failed_steps=self.failed_steps + 1 if failed else 0,
+            repeatable=self.repeatable and repeatable,
+            temperature=temperature,
+        )

@@ -1,0 +1,234 @@
+"""A trainer's parts, made in order: settings are checked, weights loaded, the run folder opened."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.backends.base import Backend, TrainableBackend
+from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.chat.context_window import refuse_sliding_window
+from stateset_agents.core.computational_engine import ComputationalEngine
+from stateset_agents.core.environment import Environment
+from stateset_agents.core.reward import RewardFunction
+from stateset_agents.evaluation.evaluator import held_out, refuse_truncated_sampling
+from stateset_agents.runs.compatibility import Identity, refuse_different
+from stateset_agents.runs.lifecycle import Lifecycle
+from stateset_agents.runs.recorder import RunRecorder
+from stateset_agents.runs.trackers import refuse_missing
+from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.runtime.worker_thread import Worker
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.training.components import check_reward
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.distributed.process_group import ProcessGroup
+from stateset_agents.training.loop.checkpointer import Checkpointer
+from stateset_agents.training.loop.overlapped_rollouts import OverlappedRollouts
+from stateset_agents.training.loop.rollouts import EventSink, Rollouts
+from stateset_agents.training.loop.validation import Validation
+from stateset_agents.training.loop.weight_sync import WeightSync, exclusive, weights_token
+from stateset_agents.training.schedules.scenario_order import ScenarioOrder
+from stateset_agents.training.update.base_model import is_quantized_training
+from stateset_agents.training.update.factory import LearnerFactory
+from stateset_agents.training.update.learner import Learner
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import get_logger
+
+__all__ = ["Job", "Parts", "is_deterministic", "run_settings", "set_up"]
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is to be trained, on what, and how."""
+
+    agent: MultiTurnAgent
+    environment: Environment
+    reward_fn: RewardFunction
+    config: TrainingConfig
+    description: Mapping[str, Any]
+    """More for the run's config.yaml."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a trainer conducts, once its model is loaded."""
+
+    config: TrainingConfig
+    """With what the model's card set."""
+    recommended: dict[str, Any]
+    """What that was."""
+    backend: TrainableBackend
+    learner: Learner
+    engine: ComputationalEngine
+    order: ScenarioOrder
+    weights: WeightSync
+    checkpoints: Checkpointer
+    rollouts: Rollouts
+    overlapped: OverlappedRollouts
+    validation: Validation
+
+    def with_config(self, config: TrainingConfig) -> Parts:
+        """With other settings for what comes; the learner and the engine keep theirs."""
+        parts = {name: copy.copy(getattr(self, name)) for name in ("rollouts", "overlapped", "validation")}
+        for part in parts.values():
+            part.config = config
+        return replace(self, config=config, **parts)
+
+
+def is_deterministic(config: TrainingConfig, environment: Environment, backend: Backend) -> bool:
+    """Does the run wait for every local reply, so that it can be repeated bit by bit?"""
+    if isinstance(backend, TrainableBackend) and not backend.is_repeatable:
+        return False
+    if config.scheduling == "auto":
+        return environment.local and not config.max_staleness
+    return config.scheduling == "deterministic"
+
+
+def run_settings(job: Job, config: TrainingConfig) -> dict[str, Any]:
+    """As config.yaml has them."""
+    is_named = "environment" in job.description  # by what a YAML file can name, not by its class alone
+    return {
+        **({} if is_named else {"made_by": "program"}),
+        "agent": job.agent.config.model_dump(mode="json"),
+        "environment": {"name": type(job.environment).__name__},
+        "reward": job.reward_fn.name,
+        **job.description,
+        "training": config.model_dump(mode="json"),
+    }
+
+
+async def set_up(
+    job: Job,
+    factory: LearnerFactory,
+    *,
+    lifecycle: Lifecycle,
+    group: ProcessGroup,
+    worker: Worker,
+    recorder: RunRecorder,
+    step_event: EventSink,
+    run_event: EventSink,
+    fault_event: EventSink,
+) -> Parts:
+    """Check the settings, load the model, make the learner, open the run folder.
+
+    `step_event` writes an event of the step under way, `run_event` one after the last finished step,
+    `fault_event` one of the services that conversations depend on. Raises as
+    `MultiTurnGRPOTrainer.initialize` does.
+    """
+    agent, environment, config = job.agent, job.environment, job.config
+    refuse_truncated_sampling(agent)
+    refuse_sliding_window(agent.config)
+    check_reward(job.reward_fn, config)
+    factory.check(agent, config)
+    await in_thread(refuse_missing, recorder.callbacks)
+    scenarios = await in_thread(environment.scenarios, "train")
+    order = ScenarioOrder(scenarios, config.seed)
+    await agent.initialize()
+    backend = agent.backend
+    if not isinstance(backend, TrainableBackend):
+        raise ConfigurationError(
+            f"a {type(backend).__name__} has no weights to train: use an in-process model"
+        )
+    deterministic = is_deterministic(config, environment, backend)
+    if config.scheduling == "deterministic" and not deterministic:
+        raise ConfigurationError(
+            "scheduling deterministic needs a model in this process: a server's batches are its own; "
+            "leave it at auto"
+        )
+    config, recommended = config.with_recommended(backend.recommended)
+    if recommended:
+        set_by_card = ", ".join(f"{name} {value}" for name, value in recommended.items())
+        _log.warning(f"the model's card sets what you did not: {set_by_card}")
+    if config.eval_steps:
+        await in_thread(held_out, environment, "validation", None)
+    fingerprint = await worker.run(order.fingerprint)
+    with exclusive(backend, lifecycle):
+        token = object() if is_quantized_training(config) else weights_token(backend)
+        learner = await worker.run(factory.make, agent, backend, config, group.processes)
+    engine = ComputationalEngine(
+        await factory.player(agent, learner, config),
+        environment,
+        job.reward_fn,
+        num_generations=config.num_generations,
+        num_branches=config.branches_per_turn,
+        max_concurrent=config.max_concurrent,
+        episode_retries=config.episode_retries,
+        deterministic=deterministic,
+        turn_timeout=config.turn_timeout,
+        reward_timeout=config.reward_timeout,
+        faults=config.faults,
+        episode_timeout=config.episode_timeout,
+    )
+    settings = run_settings(job, config)
+    compared = {name: value for name, value in settings.items() if name not in ("evaluation", "made_by")}
+    identity = Identity(base=learner.fingerprint, scenarios=fingerprint, settings=compared)
+    await _open_run(identity, settings, config, agent, group, worker, recorder)
+    engine.dependencies.on_event = fault_event
+    weights = WeightSync(
+        agent,
+        learner,
+        group,
+        worker,
+        config,
+        recorder.run.path,
+        owner=lifecycle,
+        token=token,
+    )
+    tokenizer = agent.backend.tokenizer
+    return Parts(
+        config=config,
+        recommended=recommended,
+        backend=backend,
+        learner=learner,
+        engine=engine,
+        order=order,
+        weights=weights,
+        checkpoints=Checkpointer(
+            learner,
+            group,
+            worker,
+            recorder,
+            identity,
+            settings,
+            limit=config.save_total_limit,
+            is_sharded=config.parallelism == "fsdp2",
+            tokenizer=tokenizer.hf if isinstance(tokenizer, HuggingFaceTokenizer) else None,
+        ),
+        rollouts=Rollouts(engine, order, weights, group, config, step_event),
+        overlapped=OverlappedRollouts(engine, order, weights, config, run_event, lifecycle.notify),
+        validation=Validation(
+            agent, environment, job.reward_fn, config, group.divide, deterministic=deterministic
+        ),
+    )
+
+
+async def _open_run(
+    identity: Identity,
+    settings: Mapping[str, Any],
+    config: TrainingConfig,
+    agent: MultiTurnAgent,
+    group: ProcessGroup,
+    worker: Worker,
+    recorder: RunRecorder,
+) -> None:
+    """The first process makes the folder and writes in it, the others know where it is."""
+
+    def make() -> RunFolder:
+        return RunFolder.create(config.output_dir, name=config.run_name)
+
+    async def path() -> str | None:
+        if group.is_first:
+            await worker.run(recorder.open, make, settings, agent.backend.tokenizer.piece)
+        return None if recorder.folder is None else str(recorder.folder.path)
+
+    refuse_different(await group.barrier("initialize", identity))
+    where = (await group.gather_results("the run folder", path()))[0]
+    assert where is not None
+    if not recorder.is_open:
+        recorder.follow(Path(where))

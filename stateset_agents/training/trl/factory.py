@@ -1,0 +1,79 @@
+"""Makes a trainer's learner out of TRL's GRPOTrainer."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from stateset_agents.backends.base import TrainableBackend
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.distributed.processes import Processes
+from stateset_agents.training.trl.backend import TrlBackend
+from stateset_agents.training.trl.learner import TrlLearner
+from stateset_agents.training.trl.settings import TrlSettings, refuse_unmappable
+from stateset_agents.training.update.base_model import base_model, is_quantized_training
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect
+
+__all__ = ["TrlLearnerFactory"]
+
+
+class TrlLearnerFactory:
+    """A `LearnerFactory` whose learners update by TRL, and sample by it where that is asked for."""
+
+    def __init__(self, settings: TrlSettings | None = None) -> None:
+        if settings is not None:
+            expect("trl", settings, TrlSettings, "write TrlSettings(options={...})")
+        self.settings = settings or TrlSettings()
+
+    def check(self, agent: MultiTurnAgent, config: TrainingConfig) -> None:
+        """Raises ConfigurationError for settings that TRL cannot follow."""
+        if self.settings.generates and agent.config.stop:
+            raise ConfigurationError(
+                "TRL's generation has no stop strings: leave AgentConfig.stop out, or use generation own"
+            )
+        refuse_unmappable(config, self.settings)
+
+    def make(
+        self, agent: MultiTurnAgent, backend: TrainableBackend, config: TrainingConfig, processes: Processes
+    ) -> Any:
+        """A learner on a copy of the backend's model. Blocking."""
+        refuse_unmappable(config, self.settings)  # the model's card may have set some
+        if is_quantized_training(config) or config.lora is None:
+            model = base_model(backend, config)[0]
+        else:
+            model = copy.deepcopy(backend.model_to_quantize())
+        tokenizer: Any = backend.tokenizer
+        return TrlLearner(
+            model,
+            tokenizer.hf,
+            config,
+            self.settings,
+            max_new_tokens=agent.config.max_new_tokens,
+            stop_ids=sorted({*agent.template.stop_ids, *tokenizer.eos_ids}),
+            matmul_precision=backend.matmul_precision,
+        )
+
+    async def player(self, agent: MultiTurnAgent, learner: Any, config: TrainingConfig) -> MultiTurnAgent:
+        """The agent itself, or one that samples by TRL."""
+        if not self.settings.generates:
+            return agent
+        backend: Any = TrlBackend(
+            agent.backend,
+            learner.sample,
+            temperature=config.temperature,
+            max_new_tokens=agent.config.max_new_tokens,
+        )
+        player = MultiTurnAgent(agent.config, backend=backend)
+        await player.initialize()
+        return player
+
+    def paths(self, backend: TrainableBackend, learner: Any) -> dict[str, Any]:
+        """The engine that plays; TRL pads rows."""
+        if self.settings.generates:
+            engine = "vLLM" if self.settings.options.get("use_vllm") else "transformers"
+            return {"engine": f"TRL, {engine}", "why": "asked for", "rows": "padded", "why_rows": "TRL pads"}
+        running = backend.running
+        named = {"engine": running.name, "why": running.why, "linears": running.linears}
+        return {**named, "rows": "padded", "why_rows": "TRL pads"}

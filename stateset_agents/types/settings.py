@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.foreign_names import setting_hint
 
-__all__ = ["Settings", "closest", "expect", "nearest"]
+__all__ = ["OneOf", "Settings", "alternatives", "closest", "expect", "nearest"]
 
 
 def closest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
@@ -27,6 +29,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {found!r}?)" if found else ""
 
 
+def alternatives(names: Iterable[str], last: str = "or") -> str:
+    """`a, b or c`; `a` where there is one alone."""
+    *others, name = names
+    return f"{', '.join(others)} {last} {name}" if others else name
+
+
 def expect(what: str, value: object, kind: type, mend: str) -> None:
     """Raises ConfigurationError where an argument is not what it is taken for; `mend` says what to give."""
     if isinstance(value, kind):
@@ -39,6 +47,31 @@ def expect(what: str, value: object, kind: type, mend: str) -> None:
 
 def _with_article(name: str) -> str:
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneOf:
+    """The type of a field that names an entry of a registry: `Annotated[str, OneOf(LOSSES)]`.
+
+    Like `Literal` of the registry's names, which are read when a value is checked: an entry that a program
+    adds is accepted.
+    """
+
+    registry: Mapping[str, object]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": list(self.registry), "type": "string"}
+
+    def _check(self, value: Any) -> str:
+        for name in self.registry:
+            if name == value:
+                return name
+        raise PydanticKnownError("literal_error", {"expected": alternatives(map(repr, self.registry))})
 
 
 class Settings(BaseModel):
@@ -86,8 +119,8 @@ def _one_line(model: type[Settings], error: ValidationError) -> str:
             if item["type"] == "literal_error":
                 told += nearest(str(item["input"]), re.findall(r"'([^']*)'", kind))
             if name in wanted and kind != message:
-                *others, last = [*wanted[name], kind]
-                told = f"{name}: input should be {', '.join(others)} or {last}, got {item['input']!r:.100}"
+                kinds = alternatives([*wanted[name], kind])
+                told = f"{name}: input should be {kinds}, got {item['input']!r:.100}"
                 parts.pop()
             wanted.setdefault(name, []).append(kind)
             parts.append(told)

@@ -1,9 +1,12 @@
 """Pure arithmetic on tensors and lists: advantages, losses, KL. No models, no configuration.
 
-advantages   rewards of a group, turns or tokens  ->  advantages          (no torch)
-branching    turns and other ways on from them -> advantages              (no torch)
-overlong     length of a reply                    ->  reward penalty      (no torch)
-aggregation  one number per trained token         ->  one loss, whatever the micro-batches
-losses       log-probs and advantages             ->  policy, value and entropy loss
-kl           log-probs of policy and reference    ->  KL loss or reward; the coefficient's controller
+advantages      rewards of a group, turns or tokens  ->  advantages          (no torch)
+branching       turns and other ways on from them    ->  advantages          (no torch)
+overlong        length of a reply                    ->  reward penalty      (no torch)
+aggregation     one number per trained token         ->  one loss, whatever the micro-batches
+policy_losses   log-probs, ratio, advantages         ->  loss of each token, by `loss_type`
+losses          log-probs and advantages             ->  policy, value and entropy loss
+kl_estimators   log ratio to the reference           ->  KL of each token, by `kl_estimator`
+kl              log-probs of policy and reference    ->  KL loss or reward
+kl_controllers  KL of a step                         ->  its coefficient     (no torch)
 """

@@ -123,9 +123,7 @@ def aggregate(
             return values.sum() / denominators.num_tokens
         case "constant":
             if denominators.max_length is None:
-                raise ConfigurationError(
-                    "averaging by a constant (dr_grpo) needs Denominators.max_length, got None"
-                )
+                raise ConfigurationError("averaging by a constant needs Denominators.max_length, got None")
             return values.sum() / (denominators.num_trajectories * denominators.max_length)
     raise ConfigurationError(f"averaging must be one of {', '.join(get_args(Averaging))}, got {averaging!r}")
 

@@ -1,24 +1,12 @@
-"""Policy losses by name, value loss, entropy; called by the trainer once per micro-batch.
+"""The policy loss of a micro-batch, value loss, entropy; called by the trainer once per micro-batch.
 
-Everything is flat: [N] tokens that the agent sampled, with the trajectory each belongs to. Notation in
-this file: ratio = exp(logprobs - old_logprobs), A = advantage, old = the policy the ratio is taken to.
-
-    name       loss of a token                                        mean over     paper
-    grpo       -min(ratio A, clip(ratio, 1 - low, 1 + high) A)        trajectories  arxiv.org/abs/2402.03300
-    dapo       the same                                               tokens        arxiv.org/abs/2503.14476
-    dr_grpo    the same                                               a constant    arxiv.org/abs/2503.20783
-    ppo        the same, meant for GAE advantages                     tokens        arxiv.org/abs/1707.06347
-    gspo       the same with one ratio per trajectory                 trajectories  arxiv.org/abs/2507.18071
-    cispo      -stop_gradient(min(ratio, 1 + high)) A logprob         tokens        arxiv.org/abs/2506.13585
-    reinforce  -A logprob                                             tokens        Williams 1992
-
-A new loss is one function beside its siblings and one line in `LOSSES`.
+Everything is flat: [N] tokens that the agent sampled, with the trajectory each belongs to. `policy_losses`
+has the losses by name, and the notation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +21,9 @@ from stateset_agents.algorithms.aggregation import (
     aggregate,
     mean_per_trajectory,
 )
-from stateset_agents.algorithms.kl import Estimator, Weighting, kl_loss, log_ratio
+from stateset_agents.algorithms.kl import kl_loss, log_ratio
+from stateset_agents.algorithms.kl_estimators import KLEstimator, Weighting
+from stateset_agents.algorithms.policy_losses import LOSSES, Clip, PolicyLoss
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = [
@@ -45,77 +35,6 @@ __all__ = [
     "policy_loss",
     "value_loss",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clip:
-    """How far a ratio may pull: from 1 - low to 1 + high."""
-
-    low: float = 0.2
-    high: float = 0.2
-    """DAPO's clip-higher sets it apart from `low` (.28 there), so that rare tokens can grow."""
-    dual: float | None = None
-    """c > 1: where A < 0 a token's loss never passes -c A, however large its ratio
-    (dual-clip PPO, https://arxiv.org/abs/1912.09729). None: no such bound."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low <= 1:
-            raise ConfigurationError(f"clip_ratio must be above 0 and at most 1, got {self.low!r}")
-        if not self.high > 0:
-            raise ConfigurationError(f"clip_ratio_high must be positive, got {self.high!r}")
-        if self.dual is not None and not self.dual > 1:
-            raise ConfigurationError(f"dual_clip must be above 1 (None for none), got {self.dual!r}")
-
-
-def clipped_surrogate(logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
-    """PPO's pessimistic bound, equation 7: no gain beyond the clip range, full loss for straying."""
-    bounded = ratio.clamp(1 - clip.low, 1 + clip.high)
-    loss = -torch.minimum(ratio * advantages, bounded * advantages)
-    if clip.dual is None:
-        return loss
-    return torch.where(advantages < 0, torch.minimum(loss, -clip.dual * advantages), loss)
-
-
-def clipped_weight(logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
-    """CISPO: clip the weight, not the token, so that every token keeps a gradient.
-
-    Only the upper clip acts, as in the paper's experiments.
-    """
-    return -ratio.detach().clamp(max=1 + clip.high) * advantages * logprobs
-
-
-def log_likelihood(logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
-    """REINFORCE: the on-policy gradient, blind to the ratio."""
-    return -advantages * logprobs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyLoss:
-    """One entry of the registry."""
-
-    tokens: Callable[[Tensor, Tensor, Tensor, Clip], Tensor]
-    """(logprobs, ratio, advantages, clip), all [N] -> the loss of each token, [N]."""
-    averaging: Averaging
-    level: Literal["token", "sequence"] = "token"
-    """Whether a ratio is one token's or the geometric mean over its trajectory."""
-    clips: Literal["both", "above", "none"] = "both"
-    """On which sides the clip acts."""
-    clip: Clip = Clip()
-    """What holds where the caller names no range."""
-
-
-LOSSES: Mapping[str, PolicyLoss] = {
-    "grpo": PolicyLoss(tokens=clipped_surrogate, averaging="trajectory"),
-    "dapo": PolicyLoss(tokens=clipped_surrogate, averaging="token", clip=Clip(high=0.28)),
-    "dr_grpo": PolicyLoss(tokens=clipped_surrogate, averaging="constant"),
-    "ppo": PolicyLoss(tokens=clipped_surrogate, averaging="token"),
-    "gspo": PolicyLoss(
-        tokens=clipped_surrogate, averaging="trajectory", level="sequence", clip=Clip(low=3e-4, high=4e-4)
-    ),
-    "cispo": PolicyLoss(tokens=clipped_weight, averaging="token", clips="above"),
-    "reinforce": PolicyLoss(tokens=log_likelihood, averaging="token", clips="none"),
-}
-"""Every `loss_type`."""
 
 
 def policy_loss(
@@ -134,7 +53,7 @@ def policy_loss(
     keep: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
     beta: float = 0.0,
-    kl_estimator: Estimator = "k3",
+    kl_estimator: KLEstimator = "k3",
     kl_weighting: Weighting | None = None,
 ) -> LossOutput:
     """This micro-batch's share of the batch's loss: policy term plus beta times the KL term.

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from stateset_agents.core.agent import AgentConfig
@@ -13,7 +14,7 @@ from stateset_agents.training.config import PROFILES, TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
 from stateset_agents.training.settings.lora import LoraSettings
 from stateset_agents.training.trl.settings import TrlSettings
-from stateset_agents.types.settings import Settings
+from stateset_agents.types.settings import OneOf, Settings
 
 TARGET = Path(__file__).parent.parent / "docs" / "configuration.md"
 
@@ -65,12 +66,18 @@ def _table(model: type[Settings]) -> str:
         else:
             shown = f"`{default}`"
         also = f" Also: {', '.join(f'`{alias}`' for alias in names[1:])}." if names[1:] else ""
-        one_of = ""
-        if get_origin(field.annotation) is Literal:
-            one_of = f" One of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}."
+        choices = ", ".join(f"`{choice}`" for choice in _choices(field))
+        one_of = f" One of {choices}." if choices else ""
         said = (field.description or "").replace("|", r"\|")
         rows.append(f"| `{name}` | {shown} | {said}{one_of}{also} |")
     return "\n".join(rows) + "\n"
+
+
+def _choices(field: FieldInfo) -> tuple[str, ...]:
+    """Every value that a field may have, where they are counted."""
+    if get_origin(field.annotation) is Literal:
+        return get_args(field.annotation)
+    return tuple(name for part in field.metadata if isinstance(part, OneOf) for name in part.registry)
 
 
 def _profiles() -> str:

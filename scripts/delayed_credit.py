@@ -33,7 +33,7 @@ from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import RewardFunction, RewardResult
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.settings.estimators import ESTIMATORS
+from stateset_agents.training.estimators.registry import ESTIMATORS
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory

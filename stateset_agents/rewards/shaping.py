@@ -19,6 +19,7 @@ from stateset_agents.core.scoring.function_reward import FunctionReward, Reward
 from stateset_agents.core.scoring.terms import RewardOfRewards, as_term, parts_of
 from stateset_agents.runtime.tasks import all_or_cancel
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.settings import alternatives
 from stateset_agents.types.trajectory import Status, Trajectory
 
 __all__ = ["PotentialShaping", "refuse_unfit_shaping", "shaping_rewards"]
@@ -70,7 +71,7 @@ class PotentialShaping(RewardOfRewards):
         bootstrapped: bool = True,
         name: str = "shaped",
     ) -> None:
-        """`gamma` must be training's; `bootstrapped` its `bootstrap_truncated`, False for turn_group."""
+        """`gamma` must be training's; `bootstrapped` its `bootstrap_truncated`, False without a critic."""
         if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 < gamma <= 1:
             raise ConfigurationError(f"gamma must be above 0 and at most 1, got {gamma!r}")
         if not callable(potential) or isinstance(potential, RewardFunction):
@@ -137,19 +138,22 @@ class PotentialShaping(RewardOfRewards):
         return value
 
 
-def refuse_unfit_shaping(reward: RewardFunction, *, seen: bool, gamma: float, bootstrapped: bool) -> None:
+def refuse_unfit_shaping(
+    reward: RewardFunction, *, estimator: str, seen_by: Sequence[str], gamma: float, bootstrapped: bool
+) -> None:
     """Raises ConfigurationError, with the cure, for shaping that this training would undo or bend.
 
-    `seen`: does the credit compare turns that start from different states? `bootstrapped`: does a
-    conversation cut by a limit also get the critic's value of its last state?
+    `seen_by`: the estimators that compare turns which start from different states; `estimator`: the
+    training's. `bootstrapped`: does a conversation cut by a limit also get the critic's value of its last
+    state?
     """
     if not isinstance(reward, PotentialShaping):
         return
-    if not seen:
+    if estimator not in seen_by:
         raise ConfigurationError(
             "potential-based shaping adds one number to all that whole-trajectory and branch credit compare, "
-            "so they see nothing of it: set advantage_estimator to turn_group, turn_gae, token_gae or "
-            "hybrid, or leave the shaping out"
+            f"so they see nothing of it: set advantage_estimator to {alternatives(seen_by)}, or leave the "
+            "shaping out"
         )
     if not math.isclose(reward.gamma, gamma):
         raise ConfigurationError(

@@ -13,7 +13,7 @@ from stateset_agents.rewards.shaping import refuse_unfit_shaping
 from stateset_agents.runtime.named_code import imported
 from stateset_agents.runtime.yaml_files import parse_yaml
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.settings.estimators import ESTIMATORS
+from stateset_agents.training.estimators.registry import ESTIMATORS, estimators_with
 from stateset_agents.training.settings.reward_specs import COMPOSED, compose
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.foreign_names import setting_hint
@@ -91,7 +91,8 @@ def check_reward(reward: RewardFunction, config: TrainingConfig) -> None:
     estimator = ESTIMATORS[config.advantage_estimator]
     refuse_unfit_shaping(
         reward,
-        seen=estimator.sees_shaping,
+        estimator=config.advantage_estimator,
+        seen_by=estimators_with(lambda other: other.sees_shaping),
         gamma=config.gamma,
         bootstrapped=estimator.critic is not None and config.bootstrap_truncated,
     )

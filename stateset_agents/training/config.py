@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
+from stateset_agents.algorithms.advantages import Baseline, Scaling
+from stateset_agents.algorithms.kl_controllers import KLControllerKind
+from stateset_agents.algorithms.kl_estimators import KLEstimator
+from stateset_agents.algorithms.policy_losses import LOSSES, Clip
 from stateset_agents.runs.learning_rate import Schedule
 from stateset_agents.runs.trackers import TrackerName
-from stateset_agents.training.settings.estimators import ESTIMATORS, estimator_defaults
+from stateset_agents.training.estimators.base import UNBIASED_LOSS, Estimator
+from stateset_agents.training.estimators.registry import DEFAULT_ESTIMATOR, ESTIMATORS, estimators_with
 from stateset_agents.training.settings.faults import FaultSettings
 from stateset_agents.training.settings.lora import LoraSettings
-from stateset_agents.training.settings.profiles import PROFILES, TrainingProfile, canonical, defaults
+from stateset_agents.training.settings.profiles import (
+    PROFILES,
+    TrainingProfile,
+    canonical,
+    defaults,
+    estimator_defaults,
+)
 from stateset_agents.training.settings.validation import contradiction
+from stateset_agents.types.settings import OneOf, alternatives
 
 __all__ = ["PROFILES", "TrainingConfig", "TrainingProfile"]
 
@@ -22,6 +34,23 @@ _LENGTHS = {"num_episodes", "max_steps"}
 
 def _alias(*names: str) -> AliasChoices:
     return AliasChoices(*names)
+
+
+def _estimators(has: Callable[[Estimator], object]) -> str:
+    return alternatives(estimators_with(has), "and")
+
+
+def _loss_clips(side: Callable[[Clip], float]) -> str:
+    """`dapo has 0.28, gspo 0.0004`: the losses whose clip is not the usual one on this side."""
+    clips = {name: side(loss.clip) for name, loss in LOSSES.items() if side(loss.clip) != side(Clip())}
+    return ", ".join(f"{name} {clip:g}" for name, clip in clips.items()).replace(" ", " has ", 1)
+
+
+# What the descriptions list.
+_LONE = _estimators(lambda estimator: estimator.group_default == 1)
+_UNBIASED = _estimators(lambda estimator: estimator.loss == UNBIASED_LOSS)
+_BRANCHING = _estimators(lambda estimator: estimator.branches)
+_CONSTANT = alternatives((name for name, loss in LOSSES.items() if loss.averaging == "constant"), "and")
 
 
 class TrainingConfig(FaultSettings):
@@ -43,7 +72,7 @@ class TrainingConfig(FaultSettings):
         default=8,
         ge=1,
         validation_alias=_alias("num_generations", "group_size"),
-        description="Members of a group; one alone trains under turn_gae and token_gae only.",
+        description=f"Members of a group; one alone trains under {_LONE} only.",
     )
     per_device_train_batch_size: int = Field(
         default=1, ge=1, description="Episodes of one forward-backward pass of one process."
@@ -129,22 +158,23 @@ class TrainingConfig(FaultSettings):
     )
 
     # Loss
-    loss_type: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "reinforce", "ppo"] = Field(
+    loss_type: Annotated[str, OneOf(LOSSES)] = Field(
         default="grpo",
-        description="Policy loss; turn_group and branch have dr_grpo, with which their gradient is unbiased; "
-        "see docs/algorithms.md.",
+        description=f"Policy loss; {_UNBIASED} have {UNBIASED_LOSS}, with which their gradient is "
+        "unbiased; see docs/algorithms.md.",
     )
     clip_ratio: float = Field(
         default=0.2,
         gt=0.0,
         lt=1.0,
         validation_alias=_alias("clip_ratio", "clip_epsilon"),
-        description="The ratio is clipped below 1 - clip_ratio (and above 1 + clip_ratio); gspo has 0.0003.",
+        description="The ratio is clipped below 1 - clip_ratio (and above 1 + clip_ratio); "
+        f"{_loss_clips(lambda clip: clip.low)}.",
     )
     clip_ratio_high: float | None = Field(
         default=None,
         gt=0.0,
-        description="Upper clip where it differs from the lower; dapo has 0.28, gspo 0.0004.",
+        description=f"Upper clip where it differs from the lower; {_loss_clips(lambda clip: clip.high)}.",
     )
     dual_clip: float | None = Field(
         default=None, gt=1.0, description="For negative advantages the loss is at most dual_clip * |A|."
@@ -152,8 +182,8 @@ class TrainingConfig(FaultSettings):
     loss_length: int = Field(
         default=512,
         ge=1,
-        description="dr_grpo's constant: agent tokens of a full trajectory. Far above that, gradients are so "
-        "small that max_grad_norm never clips.",
+        description=f"{_CONSTANT}'s constant: agent tokens of a full trajectory. Far above that, "
+        "gradients are so small that max_grad_norm never clips.",
     )
     importance_cap: float | None = Field(
         default=None,
@@ -170,20 +200,20 @@ class TrainingConfig(FaultSettings):
     )
 
     # Advantages
-    advantage_estimator: Literal["group", "turn_group", "branch", "turn_gae", "token_gae", "hybrid"] = Field(
-        default="group",
+    advantage_estimator: Annotated[str, OneOf(ESTIMATORS)] = Field(
+        default=DEFAULT_ESTIMATOR,
         description="Who gets the credit: a whole conversation against its group, a turn against its "
         "siblings' turns or against other ways on from where it stood, a turn or token against a critic "
         "(GAE), or the outcome against its group plus turn rewards by GAE; see docs/algorithms.md.",
     )
-    baseline_type: Literal["group_mean", "group_median", "global_mean", "leave_one_out"] = Field(
+    baseline_type: Baseline = Field(
         default="group_mean", description="What a conversation's reward is compared with."
     )
-    advantage_normalization: Literal["population", "sample", "batch", "none"] = Field(
+    advantage_normalization: Scaling = Field(
         default="population",
         validation_alias=_alias("advantage_normalization", "scale_rewards"),
         description="Standard deviation that advantages are divided by; False is none, True the "
-        "estimator's own. turn_group and branch have none, with a critic it is batch (centred, too) or none.",
+        f"estimator's own. {_UNBIASED} have none, with a critic it is batch (centred, too) or none.",
     )
     reward_clip: float = Field(
         default=10.0,
@@ -194,8 +224,7 @@ class TrainingConfig(FaultSettings):
     min_group_size: int = Field(
         default=2,
         ge=1,
-        description="A group with fewer scored members is left out of the step; turn_gae and token_gae "
-        "have 1.",
+        description=f"A group with fewer scored members is left out of the step; {_LONE} have 1.",
     )
     gamma: float = Field(
         default=1.0,
@@ -206,8 +235,8 @@ class TrainingConfig(FaultSettings):
     num_branches: int = Field(
         default=2,
         ge=1,
-        description="Of branch: other ways on that are played, to their end, from after every turn that is "
-        "not the last of its conversation. They cost as much as conversations do.",
+        description=f"Of {_BRANCHING}: other ways on that are played, to their end, from after every "
+        "turn that is not the last of its conversation. They cost as much as conversations do.",
     )
     gae_lambda: float = Field(
         default=0.95,
@@ -237,11 +266,11 @@ class TrainingConfig(FaultSettings):
         description="Weight of the KL to the reference (the weights at the start); 0 loads none.",
     )
     use_reference_model: bool = Field(default=True, description="False is the same as beta = 0.")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="Per-token estimator.")
+    kl_estimator: KLEstimator = Field(default="k3", description="Per-token estimator.")
     kl_placement: Literal["loss", "reward"] = Field(
         default="loss", description="In the loss (times the live ratio), or k1 subtracted from the reward."
     )
-    kl_controller: Literal["fixed", "adaptive", "ziegler"] = Field(
+    kl_controller: KLControllerKind = Field(
         default="fixed", description="How beta moves: not at all, in steps, or in proportion to the error."
     )
     kl_target: float = Field(default=0.01, gt=0.0, description="KL per token that a moving beta steers to.")

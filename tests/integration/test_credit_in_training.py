@@ -10,7 +10,7 @@ from tiny_training import Watched, even_share, group_of, make_agent, make_traine
 
 from stateset_agents.core.reward import RewardResult, reward_function
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.settings.estimators import ESTIMATORS
+from stateset_agents.training.estimators.registry import ESTIMATORS
 from stateset_agents.training.update.credit import assign_credit
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 

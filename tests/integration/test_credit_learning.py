@@ -8,7 +8,7 @@ import pytest
 from tiny_training import make_agent, make_environment, make_trainer, reward_curve
 
 from stateset_agents.core.reward import RewardResult, reward_function
-from stateset_agents.training.settings.estimators import ESTIMATORS
+from stateset_agents.training.estimators.registry import ESTIMATORS
 
 TEMPLATE = (
     "{% for m in messages %}"

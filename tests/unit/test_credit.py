@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from statistics import fmean, pstdev
-from typing import get_args
 
 import pytest
 from tiny_training import group_of, talk
 
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.settings.estimators import ESTIMATORS
-from stateset_agents.training.update import credit
-from stateset_agents.training.update.credit import Valued, assign_credit
+from stateset_agents.training.estimators.base import ValueEstimate
+from stateset_agents.training.estimators.registry import ESTIMATORS
+from stateset_agents.training.update.credit import assign_credit
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
 PLAIN = TrainingConfig(advantage_normalization="none")
@@ -82,7 +81,7 @@ def turns(*rewards, tokens=2, feedback=3, **fields):
 def credited(estimator, *members, values=(), final=0.0, **settings):
     """Advantages per token of one group's members, and the whole result."""
     config = TrainingConfig(advantage_estimator=estimator, **{"advantage_normalization": "none", **settings})
-    known = {(0, member): Valued(value, final) for member, value in enumerate(values)}
+    known = {(0, member): ValueEstimate(value, final) for member, value in enumerate(values)}
     result = assign_credit([TrajectoryGroup(key="g", trajectories=members)], config, known)
     return result.advantages[0], result
 
@@ -184,16 +183,11 @@ def test_with_per_turn_credit_each_turn_s_reward_is_clipped():
     assert hybrid == [(0.5,), (-0.5,)]
 
 
-def field_type(name):
-    return TrainingConfig.model_fields[name].annotation
-
-
-def test_every_estimator_has_its_arithmetic_and_gives_every_token_one_number():
-    assert set(credit._CREDIT) == set(ESTIMATORS) == set(get_args(field_type("advantage_estimator")))
+def test_every_estimator_gives_every_token_one_number():
     for name, estimator in ESTIMATORS.items():
         members = [turns(1, 0, tokens=3), talk(([9], [1]), ([9], [])), turns(0, 2, tokens=3)]
         count = 6 if estimator.critic == "token" else 2
-        known = {(0, member): Valued((0.1,) * count, 0.0) for member in (0, 2)}
+        known = {(0, member): ValueEstimate((0.1,) * count, 0.0) for member in (0, 2)}
         config = TrainingConfig(advantage_estimator=name)
         result = assign_credit([TrajectoryGroup(key="g", trajectories=tuple(members))], config, known)
         assert [None if own is None else len(own) for own in result.advantages[0]] == [6, None, 6]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import product
 
 import pytest
@@ -192,16 +193,17 @@ def test_shaping_changes_no_gradient_when_the_end_has_potential_zero(gamma: floa
 
 
 def test_training_that_would_undo_or_bend_it_is_refused_with_the_cure():
+    refuse = partial(refuse_unfit_shaping, estimator="turn_gae", seen_by=["turn_group", "turn_gae"])
     shaped = PotentialShaping(EnvironmentReward(), words_said, gamma=0.9)
-    with pytest.raises(ConfigurationError, match="set advantage_estimator to turn_group"):
-        refuse_unfit_shaping(shaped, seen=False, gamma=0.9, bootstrapped=True)
+    with pytest.raises(ConfigurationError, match="advantage_estimator to turn_group or turn_gae, or leave"):
+        refuse(shaped, estimator="group", gamma=0.9, bootstrapped=True)
     with pytest.raises(ConfigurationError, match=r"gamma 0\.9 is not the training's 1.*gamma=1$"):
-        refuse_unfit_shaping(shaped, seen=True, gamma=1.0, bootstrapped=True)
+        refuse(shaped, gamma=1.0, bootstrapped=True)
     with pytest.raises(ConfigurationError, match=r"ends at the limit.*bootstrapped=False$"):
-        refuse_unfit_shaping(shaped, seen=True, gamma=0.9, bootstrapped=False)
-    refuse_unfit_shaping(shaped, seen=True, gamma=0.9, bootstrapped=True)
-    for seen, bootstrapped in product((True, False), repeat=2):
-        refuse_unfit_shaping(EnvironmentReward(), seen=seen, gamma=1.0, bootstrapped=bootstrapped)
+        refuse(shaped, gamma=0.9, bootstrapped=False)
+    refuse(shaped, gamma=0.9, bootstrapped=True)
+    for estimator, bootstrapped in product(("group", "turn_gae"), (True, False)):
+        refuse(EnvironmentReward(), estimator=estimator, gamma=1.0, bootstrapped=bootstrapped)
 
 
 def test_nothing_is_put_over_it():

@@ -1,4 +1,4 @@
-"""What holds where a training run's settings are not given: profiles, the losses' own, and other names.
+"""What holds where a training run's settings are not given, by profile, loss and estimator; other names.
 
 Called by `training.config`, which holds the settings themselves.
 """
@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from stateset_agents.training.settings.estimators import estimator_defaults
+from stateset_agents.algorithms.policy_losses import LOSSES, Clip
+from stateset_agents.training.estimators.registry import DEFAULT_ESTIMATOR, ESTIMATORS
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["PROFILES", "TrainingProfile", "canonical", "defaults"]
+__all__ = ["PROFILES", "TrainingProfile", "canonical", "defaults", "estimator_defaults"]
 
 
 class TrainingProfile(StrEnum):
@@ -45,13 +46,6 @@ PROFILES: Mapping[TrainingProfile, Mapping[str, Any]] = {
 }
 """What each profile changes; the balanced one is the fields' own defaults."""
 
-
-_OWN_CLIP: Mapping[str, Mapping[str, float]] = {
-    "dapo": {"clip_ratio": 0.2, "clip_ratio_high": 0.28},
-    "gspo": {"clip_ratio": 3e-4, "clip_ratio_high": 4e-4},
-}
-"""The papers' clip ranges, where the user names none."""
-
 _FLAG = {True: "population", False: "none"}
 
 
@@ -82,8 +76,9 @@ def canonical(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[s
         given["precision"] = chosen or ("auto" if flags.get("use_amp") else "fp32")
     scaling = given.get("advantage_normalization")
     if isinstance(scaling, bool):
-        own = estimator_defaults(given.get("advantage_estimator", "group")).get("advantage_normalization")
-        given["advantage_normalization"] = "batch" if scaling and own == "batch" else _FLAG[scaling]
+        estimator = given.get("advantage_estimator", DEFAULT_ESTIMATOR)
+        default = estimator_defaults(estimator).get("advantage_normalization")
+        given["advantage_normalization"] = "batch" if scaling and default == "batch" else _FLAG[scaling]
     return given
 
 
@@ -92,11 +87,28 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     profile = given.get("profile")
     known = profile if isinstance(profile, str) and profile in set(TrainingProfile) else "balanced"
     table = dict(PROFILES[TrainingProfile(known)])
-    table |= estimator_defaults(given.get("advantage_estimator", "group"))
-    loss = given.get("loss_type", table.get("loss_type"))
-    own = _OWN_CLIP.get(loss) if isinstance(loss, str) else None
-    if own is None:
-        return table
-    table = {name: value for name, value in table.items() if name not in own}
-    low = {"clip_ratio": own["clip_ratio"]}
-    return {**table, **(low if {"clip_ratio", "clip_ratio_high"} & given.keys() else own)}
+    table |= estimator_defaults(given.get("advantage_estimator", DEFAULT_ESTIMATOR))
+    clip = _loss_clip(given.get("loss_type", table.get("loss_type")))
+    table = {name: value for name, value in table.items() if name not in clip}
+    low = {name: value for name, value in clip.items() if name == "clip_ratio"}
+    return {**table, **(low if {"clip_ratio", "clip_ratio_high"} & given.keys() else clip)}
+
+
+def estimator_defaults(name: Any) -> dict[str, Any]:
+    """What an estimator sets where the user says nothing; nothing for a name that is none."""
+    estimator = ESTIMATORS.get(name) if isinstance(name, str) else None
+    if estimator is None:
+        return {}
+    settings: dict[str, Any] = {
+        "advantage_normalization": estimator.normalizations[0],
+        "min_group_size": estimator.group_default,
+    }
+    return settings if estimator.loss is None else {**settings, "loss_type": estimator.loss}
+
+
+def _loss_clip(name: Any) -> dict[str, float]:
+    """The clip range of a loss's paper where it is not the usual one, by setting."""
+    loss = LOSSES.get(name) if isinstance(name, str) else None
+    if loss is None or loss.clip == Clip():
+        return {}
+    return {"clip_ratio": loss.clip.low, "clip_ratio_high": loss.clip.high}

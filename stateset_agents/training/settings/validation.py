@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stateset_agents.training.settings.estimators import ESTIMATORS, foreign_setting
+from stateset_agents.algorithms.policy_losses import LOSSES
+from stateset_agents.training.estimators.registry import ESTIMATORS, estimators_with
+from stateset_agents.types.settings import alternatives
 
 if TYPE_CHECKING:
     from stateset_agents.training.config import TrainingConfig
@@ -24,16 +26,64 @@ def contradiction(config: TrainingConfig) -> str | None:
 def _credit(config: TrainingConfig) -> Iterator[str]:
     if config.baseline_type == "leave_one_out" and config.advantage_normalization != "none":
         yield "leave_one_out is unbiased only unscaled: set advantage_normalization to none"
-    defaults = {name: field.default for name, field in type(config).model_fields.items()}
-    settings = {name: getattr(config, name) for name in defaults}
-    wrong = foreign_setting(config.advantage_estimator, settings, defaults)
-    if wrong is not None:
-        yield wrong
+    yield from _unused_by_estimator(config)
     if config.min_group_size > config.num_generations:
         yield (
             f"min_group_size {config.min_group_size} exceeds num_generations {config.num_generations}: "
             "lower it"
         )
+
+
+def _unused_by_estimator(config: TrainingConfig) -> Iterator[str]:
+    """Settings that differ from their default and mean nothing to this estimator."""
+    name, estimator = config.advantage_estimator, ESTIMATORS[config.advantage_estimator]
+    scaling, smallest = config.advantage_normalization, estimator.smallest_group
+    if scaling not in estimator.normalizations:
+        allowed = " or ".join(estimator.normalizations)
+        yield f"advantage_normalization {scaling} does not go with advantage_estimator {name}: use {allowed}"
+    if config.num_generations < smallest:
+        yield (
+            f"advantage_estimator {name} compares conversations: num_generations must be at least "
+            f"{smallest}, got {config.num_generations}"
+        )
+    if config.min_group_size < smallest:
+        lone = alternatives(estimators_with(lambda other: other.group_default == 1))
+        yield (
+            f"advantage_estimator {name} compares conversations, and one alone has none to compare with: "
+            f"min_group_size must be at least {smallest}, or use {lone}"
+        )
+    fields = type(config).model_fields
+    changed = {field for field in fields if getattr(config, field) != fields[field].default}
+    if "baseline_type" in changed and not estimator.baseline:
+        yield (
+            f"advantage_estimator {name} has a baseline of its own: leave baseline_type out, "
+            f"or use {alternatives(estimators_with(lambda other: other.baseline))}"
+        )
+    if "gamma" in changed and estimator.per == "conversation":
+        per_turn = estimators_with(lambda other: other.per != "conversation" and not other.critic)
+        yield (
+            f"gamma discounts between turns, which {name} does not tell apart: leave it at 1, "
+            f"or set advantage_estimator to {alternatives([*per_turn, 'one with a critic'])}"
+        )
+    if "num_branches" in changed and not estimator.branches:
+        yield (
+            f"advantage_estimator {name} plays no branches: leave num_branches out, "
+            f"or set advantage_estimator to {alternatives(estimators_with(lambda other: other.branches))}"
+        )
+    for field in _OF_A_CRITIC:
+        if field in changed and estimator.critic is None:
+            critics = ", ".join(estimators_with(lambda other: other.critic))
+            yield f"advantage_estimator {name} has no critic: leave {field} out, or use one of {critics}"
+
+
+_OF_A_CRITIC = (
+    "gae_lambda",
+    "value_learning_rate",
+    "value_iterations",
+    "value_clip",
+    "value_dropout",
+    "bootstrap_truncated",
+)
 
 
 def _learning(config: TrainingConfig) -> Iterator[str]:
@@ -43,7 +93,7 @@ def _learning(config: TrainingConfig) -> Iterator[str]:
         yield "a moving beta needs beta > 0 and use_reference_model true"
     if config.lr_min_ratio and config.lr_scheduler_type == "constant":
         yield "a constant learning rate has no lowest: leave lr_min_ratio at 0"
-    if config.dual_clip is not None and config.loss_type in ("cispo", "reinforce"):
+    if config.dual_clip is not None and LOSSES[config.loss_type].clips != "both":
         yield f"{config.loss_type} has no dual clip: leave dual_clip unset"
 
 
@@ -97,9 +147,10 @@ def _processes(config: TrainingConfig) -> Iterator[str]:
             "longer be those of one policy: set max_staleness to 0, or num_processes to 1"
         )
     if sharded and ESTIMATORS[config.advantage_estimator].critic is not None:
+        without = alternatives(estimators_with(lambda other: not other.critic))
         yield (
             f"advantage_estimator {config.advantage_estimator} has a critic, and its head is not cut into "
-            "shards: set parallelism to ddp, or use group or turn_group"
+            f"shards: set parallelism to ddp, or use {without}"
         )
     if sharded and config.lora is not None:
         yield "an adapter is small, and its model is not trained: set parallelism to ddp, or leave lora out"

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from stateset_agents.core.value_function import create_value_function, trunk_of
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.estimators.registry import ESTIMATORS
 from stateset_agents.training.rows.layout import Layout, padded_layouts
-from stateset_agents.training.settings.estimators import ESTIMATORS
 from stateset_agents.training.update.critic import Critic
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory

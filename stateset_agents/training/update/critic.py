@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from stateset_agents.core.value_function import ValueFunction, explained_variance
+from stateset_agents.training.estimators.base import ValueEstimate, bootstraps
 from stateset_agents.training.rows.layout import Layout
-from stateset_agents.training.update.credit import Valued, goes_on
 from stateset_agents.types.trajectory import Trajectory
 
 __all__ = ["Critic", "Expected"]
@@ -26,7 +26,7 @@ __all__ = ["Critic", "Expected"]
 class Expected:
     """What the critic expected of a step's trajectories, and what it saw of them."""
 
-    valued: list[Valued]
+    valued: list[ValueEstimate]
     """One per trajectory."""
     hidden: list[Tensor]
     """[places of V, H] of each trajectory: before every turn or token, then after every turn."""
@@ -74,7 +74,7 @@ class Critic:
         counts = [len(states) for states in hidden]
         values = torch.split(self.value_function.values_of(torch.cat(hidden)), counts)
         valued = [
-            Valued(values=own[: -len(trajectory.turns)], final=own[-1])
+            ValueEstimate(values=own[: -len(trajectory.turns)], final=own[-1])
             for own, trajectory in zip((piece.tolist() for piece in values), trajectories, strict=True)
         ]
         return Expected(valued, hidden, list(values))
@@ -125,7 +125,7 @@ class Critic:
         sizes = [1 if self._per == "turn" else len(turn.completion.token_ids) for turn in trajectory.turns]
         firsts = list(itertools.accumulate(sizes))[:-1]
         gamma = self.value_function.gamma
-        last = float("nan") if goes_on(trajectory, bootstrap=self._bootstrap) else 0.0
+        last = float("nan") if bootstraps(trajectory, bootstrap_truncated=self._bootstrap) else 0.0
         return [*(gamma * returns[first] if first < len(returns) else last for first in firsts), last]
 
 

@@ -29,8 +29,8 @@ from stateset_agents.training.distributed.sharding import (
     gathered_states,
     named,
 )
+from stateset_agents.training.estimators.registry import ESTIMATORS
 from stateset_agents.training.rows.layout import Layout
-from stateset_agents.training.settings.estimators import ESTIMATORS
 from stateset_agents.training.update.batch import MicroBatch, Sample, lengths, micro_batch, micro_batch_tokens
 from stateset_agents.training.update.credit import Credited, assign_credit, trainable
 from stateset_agents.training.update.critic import Critic, Expected

@@ -1,0 +1,23 @@
+"""`turn_group`: a turn against its siblings' turns (RLOO, https://arxiv.org/abs/2402.14740, per turn)."""
+
+from __future__ import annotations
+
+from stateset_agents.algorithms.advantages import per_turn_group_credit
+from stateset_agents.training.estimators.base import UNBIASED_LOSS, Estimate, Estimator, PerMember, ScoredStep
+
+__all__ = ["ESTIMATOR"]
+
+
+def _credit(step: ScoredStep) -> Estimate:
+    """Each turn's return-to-go against that of the siblings still talking at that turn; never scaled."""
+    raw: PerMember = []
+    for group in step.groups.values():
+        rewards = [
+            None if trajectory.reward is None else step.turn_rewards(trajectory)
+            for trajectory in group.trajectories
+        ]
+        raw.append(list(per_turn_group_credit(rewards, gamma=step.config.gamma)))
+    return Estimate(raw, raw)
+
+
+ESTIMATOR = Estimator(credit=_credit, per="turn", normalizations=("none",), loss=UNBIASED_LOSS)

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from stateset_agents.algorithms.losses import LOSSES
+from stateset_agents.algorithms.policy_losses import LOSSES, clipped_surrogate, clipped_weight
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.estimators.registry import ESTIMATORS, estimators_with
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import Settings
+from stateset_agents.types.settings import Settings, alternatives
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 __all__ = ["MAPPED", "OURS", "REFUSED", "TrlSettings", "grpo_arguments", "refuse_unmappable", "require_trl"]
 
@@ -146,11 +148,13 @@ MAPPED = frozenset(
 )
 """Fields that `grpo_arguments` says in TRL's words; loss_length is the trainer's constant of dr_grpo."""
 
-_LOSSES: Mapping[str, str] = {
-    **{name: name for name in ("grpo", "dapo", "dr_grpo", "cispo")},
-    "ppo": "dapo",  # the same clipped loss, averaged over the same tokens
-    "gspo": "grpo",  # with the ratio of whole sequences
+_TRL_LOSSES: Mapping[tuple[Callable[..., Tensor], str], str] = {
+    (clipped_surrogate, "trajectory"): "grpo",
+    (clipped_surrogate, "token"): "dapo",
+    (clipped_surrogate, "constant"): "dr_grpo",
+    (clipped_weight, "token"): "cispo",
 }
+"""(loss of a token, averaging) -> TRL's name; the level of its ratio is TRL's `importance_sampling_level`."""
 
 
 def refuse_unmappable(config: TrainingConfig, settings: TrlSettings) -> None:
@@ -190,15 +194,18 @@ def refuse_unmappable(config: TrainingConfig, settings: TrlSettings) -> None:
 
 
 def _refuse_loss(config: TrainingConfig) -> None:
-    loss = config.loss_type
-    if loss not in _LOSSES:
+    loss = LOSSES[config.loss_type]
+    if (loss.tokens, loss.averaging) not in _TRL_LOSSES:
         raise ConfigurationError(
-            f"loss_type {loss!r} does not go with TRL, which has no such loss: use cispo or dapo, {_BY_US}"
+            f"loss_type {config.loss_type!r} does not go with TRL, which has no such loss: "
+            f"use cispo or dapo, {_BY_US}"
         )
-    if loss == "gspo" and (config.uses_reference or config.advantage_estimator != "group"):
+    per_turn = ESTIMATORS[config.advantage_estimator].per != "conversation"
+    if loss.level == "sequence" and (config.uses_reference or per_turn):
+        one_per_conversation = estimators_with(lambda estimator: estimator.per == "conversation")
         raise ConfigurationError(
-            "loss_type 'gspo' in TRL weighs KL and turns by the ratio of the whole sequence: set beta "
-            f"to 0 and advantage_estimator to group, {_BY_US}"
+            f"loss_type {config.loss_type!r} in TRL weighs KL and turns by the ratio of the whole sequence: "
+            f"set beta to 0 and advantage_estimator to {alternatives(one_per_conversation)}, {_BY_US}"
         )
     if config.dual_clip is not None and config.dual_clip < 1 + _clips(config)[1]:
         raise ConfigurationError(
@@ -222,6 +229,7 @@ def grpo_arguments(
     from stateset_agents.runs.optimizer import autocast_dtype
 
     low, high = _clips(config)
+    loss = LOSSES[config.loss_type]
     half = str(autocast_dtype(config.precision, device)).removeprefix("torch.")
     return {
         **settings.options,
@@ -239,10 +247,10 @@ def grpo_arguments(
         "weight_decay": config.weight_decay,
         "max_grad_norm": config.max_grad_norm,
         "gradient_checkpointing": config.gradient_checkpointing,
-        "loss_type": _LOSSES[config.loss_type],
-        "importance_sampling_level": LOSSES[config.loss_type].level,
+        "loss_type": _TRL_LOSSES[loss.tokens, loss.averaging],
+        "importance_sampling_level": loss.level,
         "epsilon": low,
-        "epsilon_high": 1 + high if config.loss_type == "cispo" else high,  # there it bounds the ratio itself
+        "epsilon_high": 1 + high if loss.clips == "above" else high,  # there it bounds the ratio itself
         "delta": config.dual_clip,
         "beta": config.beta if config.uses_reference else 0.0,
         "use_bias_correction_kl": True,  # the live ratio times k3, as ours
@@ -269,7 +277,7 @@ def grpo_keys() -> frozenset[str]:
     import torch
 
     own = grpo_arguments(
-        TrainingConfig(loss_type="grpo"),
+        TrainingConfig(),
         TrlSettings(),
         device=torch.device("cpu"),
         max_new_tokens=1,

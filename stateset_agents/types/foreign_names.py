@@ -40,7 +40,7 @@ def _common(here: str = "", note: str = "", *names: str) -> dict[str, ForeignNam
 
 _FULL = "rollouts sample from the full distribution"
 _ALL_LOGGED = "every conversation stands in rollouts.jsonl and the report"
-_NO_SUCH_LOSS = "the losses are grpo, dapo, dr_grpo, gspo, cispo, reinforce and ppo"
+_NO_SUCH_LOSS = "it belongs to a loss that is not among ours"
 
 SETTINGS: Mapping[str, ForeignName] = {
     # GRPOConfig's own

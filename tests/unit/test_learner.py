@@ -11,7 +11,7 @@ import torch
 from tiny_models import tiny_model
 from tiny_training import plain_logits, plain_logprobs, same_bits, talk
 
-from stateset_agents.algorithms.losses import LOSSES
+from stateset_agents.algorithms.policy_losses import LOSSES, clipped_surrogate
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.learner import Learner
@@ -181,7 +181,7 @@ def test_a_sample_without_advantage_is_not_forwarded_and_counts_in_the_loss_s_me
     entropy = torch.distributions.Categorical(logits=logits).entropy().mean().item()
     assert metrics["policy/entropy"] == pytest.approx(entropy, rel=1e-6)
     surrogate = [-sample.advantages[0] * torch.ones(len(sample.advantages)) for sample in samples]
-    if loss_type not in ("reinforce", "cispo"):  # at a ratio of 1 the others' loss is -A
+    if LOSSES[loss_type].tokens is clipped_surrogate:  # at a ratio of 1 it is -A
         mean = averaged(LOSSES[loss_type].averaging, surrogate, 9)
         assert metrics["loss/policy"] == pytest.approx(float(mean), abs=1e-6)
 

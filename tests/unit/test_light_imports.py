@@ -25,6 +25,9 @@ MODULES = [
     "stateset_agents.backends.base",
     "stateset_agents.backends.scripted",
     "stateset_agents.backends.loading",
+    "stateset_agents.training.config",
+    "stateset_agents.training.components",
+    "stateset_agents.training.trl.settings",
 ]
 IMPORT_EACH = """
 import importlib, json, sys

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from stateset_agents.algorithms.aggregation import Denominators, aggregate
-from stateset_agents.algorithms.losses import LOSSES, policy_loss
+from stateset_agents.algorithms.losses import policy_loss
+from stateset_agents.algorithms.policy_losses import (
+    LOSSES,
+    Clip,
+    clipped_surrogate,
+    clipped_weight,
+    log_likelihood,
+)
 from stateset_agents.types.errors import ConfigurationError
 
 NAMES = sorted(LOSSES)
@@ -291,6 +298,18 @@ FAR = torch.tensor([-60.0, -45.5, -21.0, -3.0, 0.5, 3.0, 19.5, 20.5, 44.0, 60.0]
 """Log ratios, exact in fp32."""
 
 
+def surrogate_slope(ratio: Tensor, advantage: float, clip: Clip) -> Tensor:
+    return ratio * (ratio <= 1 + clip.high if advantage > 0 else ratio >= 1 - clip.low)
+
+
+SLOPES = {
+    clipped_surrogate: surrogate_slope,
+    clipped_weight: lambda ratio, advantage, clip: ratio.clamp(max=1 + clip.high),
+    log_likelihood: lambda ratio, advantage, clip: torch.ones_like(ratio),
+}
+"""Loss of a token -> what its gradient by the log-prob is -A times of."""
+
+
 @pytest.mark.parametrize("advantage", [-1.0, 1.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_ratio_keeps_the_gradient_of_its_formula(name, advantage):
@@ -307,14 +326,8 @@ def test_every_ratio_keeps_the_gradient_of_its_formula(name, advantage):
     ).loss
     loss.backward()
     assert loss.isfinite()
-    ratio, clip = FAR.double().clamp(-20, 20).exp(), LOSSES[name].clip
-    if name == "reinforce":
-        slope = torch.ones(count, dtype=torch.float64)
-    elif name == "cispo":
-        slope = ratio.clamp(max=1 + clip.high)
-    else:
-        kept = ratio <= 1 + clip.high if advantage > 0 else ratio >= 1 - clip.low
-        slope = ratio * kept
+    ratio = FAR.double().clamp(-20, 20).exp()
+    slope = SLOPES[LOSSES[name].tokens](ratio, advantage, LOSSES[name].clip)
     assert logprobs.grad.square().sum().isfinite()  # or the step would be skipped
     torch.testing.assert_close(logprobs.grad.double(), -advantage * slope / count, rtol=1e-5, atol=1e-30)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import AliasChoices, Field, model_validator
@@ -10,7 +10,7 @@ from pydantic import AliasChoices, Field, model_validator
 from stateset_agents.core.agent import AgentConfig
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import Settings, nearest
+from stateset_agents.types.settings import OneOf, Settings, alternatives, nearest
 
 
 class Part(Settings):
@@ -50,6 +50,44 @@ def test_what_is_wrong_is_one_line(data: dict[str, Any], message: str) -> None:
         Whole(**data)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+SIZES: dict[str, int] = {"small": 1, "medium": 2, "large": 3}
+
+
+class ByLiteral(Settings):
+    size: Literal["small", "medium", "large"] = "small"
+
+
+class ByRegistry(Settings):
+    size: Annotated[str, OneOf(SIZES)] = "small"
+
+
+@pytest.mark.parametrize("value", ["lareg", "", 1, None, ["small"], {"small": 1}, True])
+def test_a_name_that_a_registry_lacks_is_refused_as_by_a_literal(value: Any) -> None:
+    errors = []
+    for model in (ByLiteral, ByRegistry):
+        with pytest.raises(ConfigurationError) as caught:
+            model(size=value)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+    assert errors[0].startswith("size: input should be 'small', 'medium' or 'large', got")
+
+
+def test_a_registry_s_names_are_those_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    literal, registry = (model.model_json_schema()["properties"] for model in (ByLiteral, ByRegistry))
+    assert literal == registry
+    monkeypatch.setitem(SIZES, "huge", 4)
+    assert ByRegistry(size="huge").model_dump(mode="json") == {"size": "huge"}
+    assert ByRegistry.model_json_schema()["properties"]["size"]["enum"][-1] == "huge"
+
+
+def test_alternatives_are_a_list_in_words() -> None:
+    assert [alternatives("a"), alternatives("ab"), alternatives("abc", "and")] == [
+        "a",
+        "a or b",
+        "a, b and c",
+    ]
 
 
 def test_aliases_are_read_and_listed() -> None:

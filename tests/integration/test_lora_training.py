@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
-from stateset_agents.training.update.lora import keep_trained, put_trained
+from stateset_agents.training.update.lora import load_trainable_state, save_trainable_state
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
 ADAPTED = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -106,12 +106,12 @@ async def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(
 def test_a_checkpoint_s_adapter_of_another_size_changes_nothing():
     parameter = torch.zeros(4, 2)
     optimizer = torch.optim.AdamW([parameter.requires_grad_()])
-    kept = keep_trained(optimizer.state_dict(), [torch.ones(4, 2), torch.ones(3)])
+    kept = save_trainable_state(optimizer.state_dict(), [torch.ones(4, 2), torch.ones(3)])
     others = [torch.zeros(4, 2), torch.zeros(2)]
     with pytest.raises(CheckpointError, match="adapter is of another model"):
-        put_trained(kept, others)
+        load_trainable_state(kept, others)
     assert not others[0].any()
-    assert put_trained(kept, [others[0], torch.zeros(3)])["state"] == {}
+    assert load_trainable_state(kept, [others[0], torch.zeros(3)])["state"] == {}
     assert others[0].all()
 
 

@@ -36,7 +36,7 @@ def critic(per="turn", *, bootstrap=True, iterations=1, max_rows=8, row_layout="
 
 def test_a_turn_s_value_is_read_at_the_last_prompt_token_before_it():
     made = critic()
-    for one, valued in zip(TALKS, made.expect(TALKS).valued, strict=True):
+    for one, valued in zip(TALKS, made.predict(TALKS).estimates, strict=True):
         row = made.value_function.compute_values(torch.tensor([one.token_ids]))[0].tolist()
         starts = [len(turn.completion.prompt_ids) - 1 for turn in one.turns]
         assert valued.values == pytest.approx([row[t] for t in starts], abs=1e-4)
@@ -45,7 +45,7 @@ def test_a_turn_s_value_is_read_at_the_last_prompt_token_before_it():
 
 def test_a_token_s_value_is_read_where_the_token_is_predicted():
     made = critic("token")
-    for one, valued in zip(TALKS, made.expect(TALKS).valued, strict=True):
+    for one, valued in zip(TALKS, made.predict(TALKS).estimates, strict=True):
         row = made.value_function.compute_values(torch.tensor([one.token_ids]))[0].tolist()
         predicting = [t - 1 for t, bit in enumerate(one.action_mask) if bit]
         assert valued.values == pytest.approx([row[t] for t in predicting], abs=1e-4)
@@ -53,9 +53,9 @@ def test_a_token_s_value_is_read_where_the_token_is_predicted():
 
 @pytest.mark.parametrize("per", ["turn", "token"])
 def test_the_cut_into_forwards_changes_no_value(per):
-    together = critic(per).expect(TALKS).valued
+    together = critic(per).predict(TALKS).estimates
     for made in (critic(per, max_rows=1), critic(per, row_layout="padded")):
-        for one, other in zip(together, made.expect(TALKS).valued, strict=True):
+        for one, other in zip(together, made.predict(TALKS).estimates, strict=True):
             assert one.values == pytest.approx(other.values, abs=1e-4)
 
 
@@ -77,9 +77,9 @@ def test_what_comes_after_a_cut_is_not_known():
     assert after[1] != after[1]
     assert critic(bootstrap=False)._returns_after(cut, [4.0, 2.0]) == [1.0, 0.0]
     made = critic(iterations=300)
-    expected = made.expect([cut])
-    made.learn(expected, [cut], [[4.0, 2.0]])
-    (now,) = made.expect([cut]).valued
+    predictions = made.predict([cut])
+    made.learn(predictions, [cut], [[4.0, 2.0]])
+    (now,) = made.predict([cut]).estimates
     assert now.values == pytest.approx([4.0, 2.0], abs=0.1)
 
 
@@ -89,6 +89,6 @@ def test_it_comes_to_expect_what_was_paid(per):
     returns = [[1.0, 0.5, -1.0], [2.0]]
     if per == "token":
         returns = [[1.0, 0.9, 0.5, -1.0, -1.0, -1.0], [2.0]]
-    seen = [made.learn(made.expect(talks), talks, returns) for _ in range(6)]
+    seen = [made.learn(made.predict(talks), talks, returns) for _ in range(6)]
     assert seen[-1]["value/explained_variance"] > 0.9 > seen[0]["value/explained_variance"]
     assert seen[-1]["loss/value"] < 0.1 * seen[0]["loss/value"]

@@ -17,7 +17,7 @@ from stateset_agents.training.trl.learner import TrlLearner
 from stateset_agents.training.trl.settings import TrlSettings
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.credit import Credited
-from stateset_agents.training.update.learner import Learner, Lesson
+from stateset_agents.training.update.learner import CreditedBatch, Learner
 
 ROWS = 17
 
@@ -98,7 +98,7 @@ def trl_passes(learner, samples) -> tuple[list[dict[str, torch.Tensor]], dict[st
     recorder = Recorder(learner.model)
     learner.trainer.add_callback(recorder)
     try:
-        metrics = learner.learn(Lesson(Credited(samples, 0, [])), step=1)
+        metrics = learner.learn(CreditedBatch(Credited(samples, 0, [])), step=1)
     finally:
         learner.close()
     return recorder.passes, metrics
@@ -166,7 +166,7 @@ def test_trained_tokens_are_the_agent_s_and_no_others():
 
     learner.trainer._compute_loss = watched
     try:
-        learner.learn(Lesson(Credited(samples, 0, [])), step=1)
+        learner.learn(CreditedBatch(Credited(samples, 0, [])), step=1)
     finally:
         learner.close()
     said = [

@@ -30,13 +30,13 @@ from stateset_agents.training.trl.rows import TrlRow, padding_row, trl_row
 from stateset_agents.training.trl.settings import TrlSettings, grpo_arguments
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.credit import assign_credit, trainable
-from stateset_agents.training.update.learner import Lesson
+from stateset_agents.training.update.learner import CreditedBatch
 from stateset_agents.training.update.lora import (
-    keep_trained,
+    load_trainable_state,
     lora_config,
     merged_weights,
-    put_trained,
     save_adapter,
+    save_trainable_state,
 )
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 from stateset_agents.types.seeds import derive
@@ -155,27 +155,27 @@ class TrlLearner:
     def set_temperature(self, temperature: float) -> None:
         """TRL's was set at the start; `refuse_unmappable` sees to it that it stands still."""
 
-    def credit(self, groups: Sequence[TrajectoryGroup]) -> Lesson:
-        """What a step's groups teach, by `advantage_estimator`; the critic says first what it expected."""
+    def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
+        """What a step's groups teach, by `advantage_estimator`; the critic predicts first."""
         places = trainable(groups, self.config)
         if self.critic is None or not places:
-            return Lesson(assign_credit(groups, self.config))
-        expected = self.critic.expect([groups[place].trajectories[member] for place, member in places])
-        values = dict(zip(places, expected.valued, strict=True))
-        return Lesson(assign_credit(groups, self.config, values), expected)
+            return CreditedBatch(assign_credit(groups, self.config))
+        predictions = self.critic.predict([groups[place].trajectories[member] for place, member in places])
+        values = dict(zip(places, predictions.estimates, strict=True))
+        return CreditedBatch(assign_credit(groups, self.config, values), predictions)
 
-    def learn(self, lesson: Lesson, *, step: int) -> dict[str, float]:
+    def learn(self, batch: CreditedBatch, *, step: int) -> dict[str, float]:
         """Update the policy, then the critic; returns metrics."""
-        samples = lesson.credited.samples
+        samples = batch.credited.samples
         if not samples:
             return {"optimizer/skipped": 1.0}
-        metrics = {**self._update(samples), **lesson.credited.metrics}
-        if self.critic is not None and lesson.expected is not None:
+        metrics = {**self._update(samples), **batch.credited.metrics}
+        if self.critic is not None and batch.predictions is not None:
             self.midway = True
             with torch.random.fork_rng():
                 torch.manual_seed(derive(self.config.seed, "critic", step))
                 trajectories = [sample.trajectory for sample in samples]
-                metrics |= self.critic.learn(lesson.expected, trajectories, lesson.credited.returns)
+                metrics |= self.critic.learn(batch.predictions, trajectories, batch.credited.returns)
             self.midway = False
         return metrics
 
@@ -280,7 +280,7 @@ class TrlLearner:
         """The optimiser; with an adapter also what it trains, which merged weights do not give back."""
         found = self._optimizer().state_dict()
         if self.config.lora is not None:
-            found = keep_trained(found, self._trained())
+            found = save_trainable_state(found, self._trained())
         return {"optimizer": found, "num_updates": self.num_updates}
 
     def critic_state(self) -> dict[str, Tensor]:
@@ -319,7 +319,7 @@ class TrlLearner:
         if self.config.lora is None:
             self.base.load_state_dict(dict(weights), strict=False)
         else:
-            kept = put_trained(kept, self._trained())
+            kept = load_trainable_state(kept, self._trained())
         optimizer = self._optimizer()
         optimizer.load_state_dict(kept)
         for group in optimizer.param_groups:  # the schedule begins with them

@@ -1,7 +1,7 @@
-"""The trainer's critic: what it expected of a step's trajectories, and what it learns from them.
+"""The trainer's critic: what it predicted of a step's trajectories, and what it learns from them.
 
 Called by the learner. Hidden states are those of the policy before its update; they are computed once,
-for the expectation and for all passes of the head, and carry no gradient.
+for the prediction and for all passes of the head, and carry no gradient.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from stateset_agents.training.estimators.base import ValueEstimate, bootstraps
 from stateset_agents.training.rows.layout import Layout
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["Critic", "Expected"]
+__all__ = ["Critic", "ValuePredictions"]
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """What the critic expected of a step's trajectories, and what it saw of them."""
+class ValuePredictions:
+    """What the critic predicted of a step's trajectories, and the states it read."""
 
-    valued: list[ValueEstimate]
+    estimates: list[ValueEstimate]
     """One per trajectory."""
     hidden: list[Tensor]
     """[places of V, H] of each trajectory: before every turn or token, then after every turn."""
@@ -63,7 +63,7 @@ class Critic:
         self._hidden = hidden
 
     @torch.no_grad()
-    def expect(self, trajectories: Sequence[Trajectory]) -> Expected:
+    def predict(self, trajectories: Sequence[Trajectory]) -> ValuePredictions:
         """V before every turn or token and after the last word, of trajectories with agent tokens."""
         hidden: list[Tensor] = [torch.empty(0)] * len(trajectories)
         for layout in self._layouts(trajectories):
@@ -73,27 +73,30 @@ class Critic:
                 hidden[place] = states.index_select(0, flat[torch.tensor(positions)].to(states.device))
         counts = [len(states) for states in hidden]
         values = torch.split(self.value_function.values_of(torch.cat(hidden)), counts)
-        valued = [
-            ValueEstimate(values=own[: -len(trajectory.turns)], final=own[-1])
-            for own, trajectory in zip((piece.tolist() for piece in values), trajectories, strict=True)
+        estimates = [
+            ValueEstimate(values=piece[: -len(trajectory.turns)], final=piece[-1])
+            for piece, trajectory in zip((piece.tolist() for piece in values), trajectories, strict=True)
         ]
-        return Expected(valued, hidden, list(values))
+        return ValuePredictions(estimates, hidden, list(values))
 
     def learn(
-        self, expected: Expected, trajectories: Sequence[Trajectory], returns: Sequence[Sequence[float]]
+        self,
+        predictions: ValuePredictions,
+        trajectories: Sequence[Trajectory],
+        returns: Sequence[Sequence[float]],
     ) -> dict[str, float]:
         """Move the head towards `returns` [trajectories][turns or tokens], and towards what they say of the
         states after the turns. Metrics as of `update_value_function`, about the former alone."""
         pairs = zip(trajectories, returns, strict=True)
         targets = [[*own, *self._returns_after(trajectory, own)] for trajectory, own in pairs]
-        device = expected.hidden[0].device
+        device = predictions.hidden[0].device
         whole = torch.tensor([value for own in targets for value in own], device=device)
         known = whole.isfinite()
         if not bool(known.any()):  # the hidden states overflowed; the policy's gradient says so
             return {}
-        old = torch.cat(expected.old_values)
+        old = torch.cat(predictions.old_values)
         metrics = self.value_function.update_value_function(
-            torch.cat(expected.hidden),
+            torch.cat(predictions.hidden),
             whole,
             mask=known,
             old_values=old,

@@ -33,13 +33,13 @@ from stateset_agents.training.estimators.registry import ESTIMATORS
 from stateset_agents.training.rows.layout import Layout
 from stateset_agents.training.update.batch import MicroBatch, Sample, lengths, micro_batch, micro_batch_tokens
 from stateset_agents.training.update.credit import Credited, assign_credit, trainable
-from stateset_agents.training.update.critic import Critic, Expected
+from stateset_agents.training.update.critic import Critic, ValuePredictions
 from stateset_agents.training.update.lora import (
     adapted,
-    keep_trained,
+    load_trainable_state,
     merged_weights,
-    put_trained,
     save_adapter,
+    save_trainable_state,
 )
 from stateset_agents.training.update.objective import Objective, Prepared
 from stateset_agents.training.update.policy import Policy
@@ -49,17 +49,17 @@ from stateset_agents.types.logs import get_logger
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["Learner", "Lesson"]
+__all__ = ["CreditedBatch", "Learner"]
 
 _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """What one step's groups teach policy and critic."""
+class CreditedBatch:
+    """What policy and critic learn from one step's groups."""
 
     credited: Credited
-    expected: Expected | None = None
+    predictions: ValuePredictions | None = None
     """By the critic, where the estimator has one."""
 
 
@@ -213,27 +213,27 @@ class Learner:
         if self.config.lora is not None:
             save_adapter(self.policy.model, path.parent / "adapter")
 
-    def credit(self, groups: Sequence[TrajectoryGroup]) -> Lesson:
-        """What a step's groups teach, by `advantage_estimator`; the critic says first what it expected."""
+    def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
+        """What a step's groups teach, by `advantage_estimator`; the critic predicts first."""
         places = [] if self.critic is None else trainable(groups, self.config)
         if self.critic is None or not places:
-            return Lesson(assign_credit(groups, self.config))
+            return CreditedBatch(assign_credit(groups, self.config))
         self.policy.model.eval()
-        expected = self.critic.expect([groups[place].trajectories[member] for place, member in places])
-        values = dict(zip(places, expected.valued, strict=True))
-        return Lesson(assign_credit(groups, self.config, values), expected)
+        predictions = self.critic.predict([groups[place].trajectories[member] for place, member in places])
+        values = dict(zip(places, predictions.estimates, strict=True))
+        return CreditedBatch(assign_credit(groups, self.config, values), predictions)
 
-    def learn(self, lesson: Lesson, *, step: int) -> dict[str, float]:
+    def learn(self, batch: CreditedBatch, *, step: int) -> dict[str, float]:
         """Update the policy, then the critic; returns metrics."""
-        samples = lesson.credited.samples
+        samples = batch.credited.samples
         if not samples:
             return {"optimizer/skipped": 1.0}
-        metrics = {**self.update(samples, step=step), **lesson.credited.metrics}
-        if self.critic is not None and lesson.expected is not None:
+        metrics = {**self.update(samples, step=step), **batch.credited.metrics}
+        if self.critic is not None and batch.predictions is not None:
             self.midway = True
             with own_randomness(derive(self.config.seed, "critic", step), self.policy.device):
                 trajectories = [sample.trajectory for sample in samples]
-                metrics |= self.critic.learn(lesson.expected, trajectories, lesson.credited.returns)
+                metrics |= self.critic.learn(batch.predictions, trajectories, batch.credited.returns)
             self.midway = False
         return metrics
 
@@ -366,7 +366,7 @@ class Learner:
             with self._processes.giving("the optimiser's states"):
                 state["optimizer"] = gathered_states(state["optimizer"])
         if self.config.lora is not None:
-            state["optimizer"] = keep_trained(state["optimizer"], self.optimization.trained)
+            state["optimizer"] = save_trainable_state(state["optimizer"], self.optimization.trained)
         return state
 
     def help_keep(self) -> None:
@@ -408,7 +408,7 @@ class Learner:
         elif self.config.lora is None:
             self.policy.model.load_state_dict(dict(weights), strict=False)
         else:  # the model's own weights never changed
-            kept = put_trained(optimization["optimizer"], self.optimization.trained)
+            kept = load_trainable_state(optimization["optimizer"], self.optimization.trained)
             optimization["optimizer"] = kept
         self.optimization.load(optimization)
         self.kl = self.kl.restored(state["kl"])

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "adapted",
-    "keep_trained",
+    "load_trainable_state",
     "lora_config",
     "merged_weights",
-    "put_trained",
     "save_adapter",
+    "save_trainable_state",
 ]
 
 
@@ -85,7 +85,7 @@ def save_adapter(model: Any, folder: Path) -> None:
     file.write_text(json.dumps(told, indent=2, sort_keys=True), encoding="utf-8")
 
 
-def keep_trained(state: Mapping[str, Any], trained: Sequence[Tensor]) -> dict[str, Any]:
+def save_trainable_state(state: Mapping[str, Any], trained: Sequence[Tensor]) -> dict[str, Any]:
     """An optimiser's state dict with what it trains, in its order, as `weight` beside the moments.
 
     Merged weights do not give an adapter back, so a checkpoint needs it. Tensors are the live ones.
@@ -96,18 +96,19 @@ def keep_trained(state: Mapping[str, Any], trained: Sequence[Tensor]) -> dict[st
     return {**state, "state": states}
 
 
-def put_trained(state: Mapping[str, Any], trained: Sequence[Tensor]) -> dict[str, Any]:
-    """Put what `keep_trained` kept into these tensors; returns the optimiser's state dict without it.
+def load_trainable_state(state: Mapping[str, Any], trained: Sequence[Tensor]) -> dict[str, Any]:
+    """Load what `save_trainable_state` saved into these tensors; returns the optimiser's state dict without
+    it.
 
     Raises CheckpointError, before anything changes, where it is of other tensors.
     """
     states = {index: dict(entry) for index, entry in state["state"].items()}
-    kept = [states.get(index, {}).pop("weight", None) for index in range(len(trained))]
-    for one, parameter in zip(kept, trained, strict=True):
-        if one is None or one.shape != parameter.shape:
+    saved = [states.get(index, {}).pop("weight", None) for index in range(len(trained))]
+    for weight, parameter in zip(saved, trained, strict=True):
+        if weight is None or weight.shape != parameter.shape:
             raise CheckpointError("the checkpoint's adapter is of another model: resume with the one it had")
-    for one, parameter in zip(kept, trained, strict=True):
-        parameter.data.copy_(one)
+    for weight, parameter in zip(saved, trained, strict=True):
+        parameter.data.copy_(weight)
     return {**state, "state": {index: entry for index, entry in states.items() if entry}}
 
 

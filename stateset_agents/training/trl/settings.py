@@ -7,8 +7,7 @@ Notation: G is `num_generations`. TRL counts rows (conversations) and optimiser 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -71,15 +70,8 @@ OURS = frozenset(
         *("value_learning_rate", "value_iterations", "value_clip", "value_dropout"),
         *("max_concurrent", "scheduling", "episode_retries", "turn_timeout", "reward_timeout"),
         *("turn_retries", "reward_retries", "retry_backoff", "breaker_failures", "breaker_pause"),
-        *(
-            "outage_patience",
-            "max_failed_steps",
-            "output_dir",
-            "run_name",
-            "save_steps",
-            "save_total_limit",
-            "eval_steps",
-        ),
+        *("outage_patience", "max_failed_steps", "output_dir", "run_name", "save_steps"),
+        *("save_total_limit", "eval_steps"),
         *("eval_episodes", "metric_for_best", "early_stopping_patience", "early_stopping_threshold"),
         *("load_best_at_end", "log_rollouts", "progress", "report_to", "episode_timeout", "max_resamples"),
     }
@@ -88,53 +80,27 @@ OURS = frozenset(
 learning rate's schedule, evaluation, run folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Only:
-    """A field of which TRL can do a part."""
-
-    fits: Callable[[TrainingConfig], bool]
-    cure: str
-
-
-def _unless_moved(name: str, cure: str) -> _Only:
-    default = TrainingConfig.model_fields[name].default
-    return _Only(lambda config: getattr(config, name) == default, cure)
-
-
 _BY_US = "or train with MultiTurnGRPOTrainer"
+_FIXED_BETA = f"TRL's beta stands still: leave it out, {_BY_US}"
+_FIXED_TEMPERATURE = f"TRL's temperature stands still: leave it out, {_BY_US}"
 
-REFUSED: Mapping[str, _Only] = {
-    "micro_batch_tokens": _unless_moved(
-        "micro_batch_tokens",
-        "TRL forwards whole passes: lower per_device_train_batch_size and raise gradient_accumulation_steps",
+REFUSED: Mapping[str, str] = {
+    "micro_batch_tokens": "TRL forwards whole passes: lower per_device_train_batch_size and raise "
+    "gradient_accumulation_steps",
+    "dropout": f"rollouts have none, and TRL's ratio would see it: leave it out, {_BY_US}",
+    "max_staleness": f"TRL's update and rollouts take turns: leave it at 0, {_BY_US}",
+    "num_processes": f"this training holds the whole model in one: leave it at 1, {_BY_US}",
+    "parallelism": f"it is of several processes: leave it out, {_BY_US}",
+    "importance_cap": f"TRL's weights have another form: leave it out, {_BY_US}",
+    "entropy_coef": f"TRL averages its bonus in another way than its loss: leave it at 0, {_BY_US}",
+    "kl_estimator": f"TRL has k3 only: leave it out, {_BY_US}",
+    "kl_placement": f"TRL has it in the loss only: leave it out, {_BY_US}",
+    "kl_controller": f"TRL's beta stands still: leave it at fixed, {_BY_US}",
+    **dict.fromkeys(("kl_target", "kl_horizon"), _FIXED_BETA),
+    **dict.fromkeys(
+        ("temperature_schedule", "temperature_min", "temperature_decay", "temperature_target"),
+        _FIXED_TEMPERATURE,
     ),
-    "dropout": _unless_moved(
-        "dropout", f"rollouts have none, and TRL's ratio would see it: leave it out, {_BY_US}"
-    ),
-    "max_staleness": _unless_moved(
-        "max_staleness", f"TRL's update and rollouts take turns: leave it at 0, {_BY_US}"
-    ),
-    "num_processes": _unless_moved(
-        "num_processes", f"this training holds the whole model in one: leave it at 1, {_BY_US}"
-    ),
-    "parallelism": _unless_moved("parallelism", f"it is of several processes: leave it out, {_BY_US}"),
-    "importance_cap": _unless_moved(
-        "importance_cap", f"TRL's weights have another form: leave it out, {_BY_US}"
-    ),
-    "entropy_coef": _unless_moved(
-        "entropy_coef", f"TRL averages its bonus in another way than its loss: leave it at 0, {_BY_US}"
-    ),
-    "kl_estimator": _unless_moved("kl_estimator", f"TRL has k3 only: leave it out, {_BY_US}"),
-    "kl_placement": _unless_moved("kl_placement", f"TRL has it in the loss only: leave it out, {_BY_US}"),
-    "kl_controller": _unless_moved("kl_controller", f"TRL's beta stands still: leave it at fixed, {_BY_US}"),
-    **{
-        name: _unless_moved(name, f"TRL's beta stands still: leave it out, {_BY_US}")
-        for name in ("kl_target", "kl_horizon")
-    },
-    **{
-        name: _unless_moved(name, f"TRL's temperature stands still: leave it out, {_BY_US}")
-        for name in ("temperature_schedule", "temperature_min", "temperature_decay", "temperature_target")
-    },
 }
 """Fields that only fit at their default, and what to do else."""
 
@@ -159,9 +125,10 @@ _TRL_LOSSES: Mapping[tuple[Callable[..., Tensor], str], str] = {
 
 def refuse_unmappable(config: TrainingConfig, settings: TrlSettings) -> None:
     """Raises ConfigurationError, with a cure, for what TRL would do otherwise than `config` says."""
-    for name, only in REFUSED.items():
-        if not only.fits(config):
-            raise ConfigurationError(f"{name} {getattr(config, name)!r} does not go with TRL; {only.cure}")
+    values = dict(config)
+    for name, cure in REFUSED.items():
+        if values[name] != TrainingConfig.model_fields[name].default:
+            raise ConfigurationError(f"{name} {values[name]!r} does not go with TRL; {cure}")
     if config.row_layout == "packed":
         raise ConfigurationError(
             f"row_layout 'packed' does not go with TRL, which pads: leave it out, {_BY_US}"

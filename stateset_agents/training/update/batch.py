@@ -10,7 +10,7 @@ up to the same sum however the step is cut.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -60,9 +60,15 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """With the trained tokens there; a layout goes when it is forwarded."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
-        return MicroBatch(**{**values, **moved})
+        return MicroBatch(
+            layout=self.layout,
+            positions=self.positions.to(device),
+            targets=self.targets.to(device),
+            trajectory_ids=self.trajectory_ids.to(device),
+            old_logprobs=self.old_logprobs.to(device),
+            advantages=self.advantages.to(device),
+            versions=self.versions.to(device),
+        )
 
 
 def empty_batch(layout: Layout) -> MicroBatch:

@@ -17,7 +17,8 @@ from stateset_agents.training.trl.learner import TrlLearner
 from stateset_agents.training.trl.settings import TrlSettings
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.credit import Credited
-from stateset_agents.training.update.learner import CreditedBatch, Learner
+from stateset_agents.training.update.critic import CreditedBatch
+from stateset_agents.training.update.learner import Learner
 
 ROWS = 17
 

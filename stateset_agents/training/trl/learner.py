@@ -22,15 +22,20 @@ from torch import Tensor, nn
 
 from stateset_agents.backends.matmul_precision import MatmulPrecision
 from stateset_agents.backends.pretrained.load_lock import loading
-from stateset_agents.runs.checkpoint_files import fingerprint
+from stateset_agents.core.value_function import trunk_of
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.rows.layout import Layout, padded_layouts
 from stateset_agents.training.trl.backend import Sampled
-from stateset_agents.training.trl.critic import trl_critic
 from stateset_agents.training.trl.rows import TrlRow, padding_row, trl_row
 from stateset_agents.training.trl.settings import TrlSettings, grpo_arguments
 from stateset_agents.training.update.batch import Sample
-from stateset_agents.training.update.credit import assign_credit, trainable
-from stateset_agents.training.update.learner import CreditedBatch
+from stateset_agents.training.update.critic import (
+    CreditedBatch,
+    Critic,
+    credit_with_critic,
+    make_critic,
+    update_critic,
+)
 from stateset_agents.training.update.lora import (
     load_trainable_state,
     lora_config,
@@ -39,10 +44,12 @@ from stateset_agents.training.update.lora import (
     save_trainable_state,
 )
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
-from stateset_agents.types.seeds import derive
-from stateset_agents.types.trajectory import TrajectoryGroup
+from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
 __all__ = ["TrlLearner"]
+
+_MOST_TOKENS = 16384
+"""Of one forward for the critic, padding included."""
 
 
 class _Over(Exception):
@@ -89,9 +96,7 @@ class TrlLearner:
         """True once an update has moved weights and before it is through: no state to keep."""
         self.trainer = self._make_trainer()
         self._whole_row = _left_padding_matters(self.base)
-        self.critic = trl_critic(self.base, config)
-        self.fingerprint = fingerprint(self.weights())
-        """Of the weights as they were given."""
+        self.critic = _critic(self.base, config)
 
     def _make_trainer(self) -> Any:
         from trl.trainer.grpo_config import GRPOConfig
@@ -157,12 +162,7 @@ class TrlLearner:
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
         """What a step's groups teach, by `advantage_estimator`; the critic predicts first."""
-        places = trainable(groups, self.config)
-        if self.critic is None or not places:
-            return CreditedBatch(assign_credit(groups, self.config))
-        predictions = self.critic.predict([groups[place].trajectories[member] for place, member in places])
-        values = dict(zip(places, predictions.estimates, strict=True))
-        return CreditedBatch(assign_credit(groups, self.config, values), predictions)
+        return credit_with_critic(groups, self.config, self.critic)
 
     def learn(self, batch: CreditedBatch, *, step: int) -> dict[str, float]:
         """Update the policy, then the critic; returns metrics."""
@@ -170,18 +170,10 @@ class TrlLearner:
         if not samples:
             return {"optimizer/skipped": 1.0}
         metrics = {**self._update(samples), **batch.credited.metrics}
-        if self.critic is not None and batch.predictions is not None:
-            self.midway = True
-            with torch.random.fork_rng():
-                torch.manual_seed(derive(self.config.seed, "critic", step))
-                trajectories = [sample.trajectory for sample in samples]
-                metrics |= self.critic.learn(batch.predictions, trajectories, batch.credited.returns)
-            self.midway = False
+        self.midway = True
+        metrics |= update_critic(self.critic, batch, seed=self.config.seed, step=step)
+        self.midway = False
         return metrics
-
-    def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
-        """Raises ConfigurationError: TRL computes its loss in its own step."""
-        raise ConfigurationError("TRL computes its loss in its own step: ask a MultiTurnGRPOTrainer for one")
 
     def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """`num_iterations` optimiser steps of TRL's; none where nothing could come of them (AdamW would move
@@ -328,6 +320,24 @@ class TrlLearner:
         if self.critic is not None:
             self.critic.value_function.load_state_dict(critic or {})
         self.num_updates = self.trainer.updates_done = int(state["num_updates"])
+
+
+def _critic(model: Any, config: TrainingConfig) -> Critic | None:
+    """TRL has none: a value head on the hidden states of its model."""
+
+    def layouts(trajectories: Sequence[Trajectory]) -> list[Layout]:
+        rows = [trajectory.token_ids for trajectory in trajectories]
+        return padded_layouts(rows, max_rows=len(rows), max_tokens=_MOST_TOKENS)
+
+    def hidden(layout: Layout) -> Tensor:
+        training = model.training
+        model.eval()  # its forward is another in training, by some bits
+        output = trunk_of(model)(**layout.forward_arguments(model.device)).last_hidden_state
+        model.train(training)
+        states: Tensor = output.flatten(0, 1).float()
+        return states
+
+    return make_critic(model, config, layouts=layouts, hidden=hidden)
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """The trainer's critic: what it predicted of a step's trajectories, and what it learns from them.
 
-Called by the learner. Hidden states are those of the policy before its update; they are computed once,
+Called by the learners. Hidden states are those of the policy before its update; they are computed once,
 for the prediction and for all passes of the head, and carry no gradient.
 """
 
@@ -12,14 +12,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from stateset_agents.core.value_function import ValueFunction, explained_variance
+from stateset_agents.core.value_function import ValueFunction, create_value_function, explained_variance
+from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.estimators.base import ValueEstimate, bootstraps
+from stateset_agents.training.estimators.registry import ESTIMATORS
 from stateset_agents.training.rows.layout import Layout
-from stateset_agents.types.trajectory import Trajectory
+from stateset_agents.training.update.credit import Credited, assign_credit, trainable
+from stateset_agents.training.update.randomness import own_randomness
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["Critic", "ValuePredictions"]
+__all__ = [
+    "CreditedBatch",
+    "Critic",
+    "ValuePredictions",
+    "credit_with_critic",
+    "make_critic",
+    "update_critic",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,15 @@ class ValuePredictions:
     """[places of V, H] of each trajectory: before every turn or token, then after every turn."""
     old_values: list[Tensor]
     """[places of V] what it made of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreditedBatch:
+    """What policy and critic learn from one step's groups."""
+
+    credited: Credited
+    predictions: ValuePredictions | None = None
+    """By the critic, where the estimator has one."""
 
 
 class Critic:
@@ -130,6 +151,63 @@ class Critic:
         gamma = self.value_function.gamma
         last = float("nan") if bootstraps(trajectory, bootstrap_truncated=self._bootstrap) else 0.0
         return [*(gamma * returns[first] if first < len(returns) else last for first in firsts), last]
+
+
+def make_critic(
+    model: nn.Module,
+    config: TrainingConfig,
+    *,
+    layouts: Callable[[Sequence[Trajectory]], list[Layout]],
+    hidden: Callable[[Layout], Tensor],
+    autocast: torch.dtype | None = None,
+) -> Critic | None:
+    """The critic that `advantage_estimator` needs, on `model`'s trunk; None where it needs none.
+
+    `layouts` and `hidden` as of `Critic`; `autocast` as of `ValueFunction`.
+    """
+    per = ESTIMATORS[config.advantage_estimator].critic
+    if per is None:
+        return None
+    with own_randomness(derive(config.seed, "critic"), next(model.parameters()).device):
+        value_function = create_value_function(
+            model,
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            dropout=config.value_dropout,
+            value_clip=config.value_clip,
+            learning_rate=config.value_learning_rate,
+            max_grad_norm=config.max_grad_norm,
+            autocast=autocast,
+        )
+    return Critic(
+        value_function,
+        per=per,
+        iterations=config.value_iterations,
+        bootstrap=config.bootstrap_truncated,
+        layouts=layouts,
+        hidden=hidden,
+    )
+
+
+def credit_with_critic(
+    groups: Sequence[TrajectoryGroup], config: TrainingConfig, critic: Critic | None
+) -> CreditedBatch:
+    """What a step's groups teach, by `advantage_estimator`; the critic predicts first."""
+    places = [] if critic is None else trainable(groups, config)
+    if critic is None or not places:
+        return CreditedBatch(assign_credit(groups, config))
+    predictions = critic.predict([groups[place].trajectories[member] for place, member in places])
+    values = dict(zip(places, predictions.estimates, strict=True))
+    return CreditedBatch(assign_credit(groups, config, values), predictions)
+
+
+def update_critic(critic: Critic | None, batch: CreditedBatch, *, seed: int, step: int) -> dict[str, float]:
+    """Move the critic towards the batch's returns; returns its metrics, none without a critic."""
+    if critic is None or batch.predictions is None:
+        return {}
+    with own_randomness(derive(seed, "critic", step), batch.predictions.hidden[0].device):
+        trajectories = [sample.trajectory for sample in batch.credited.samples]
+        return critic.learn(batch.predictions, trajectories, batch.credited.returns)
 
 
 def _lengths(trajectory: Trajectory) -> list[int]:

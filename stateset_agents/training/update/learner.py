@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from stateset_agents.algorithms.aggregation import Denominators, Metrics
 from stateset_agents.algorithms.kl_controllers import create_kl_controller
 from stateset_agents.algorithms.losses import LOSSES
 from stateset_agents.backends.matmul_precision import MatmulPrecision
-from stateset_agents.core.value_function import create_value_function
 from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype
 from stateset_agents.training.config import TrainingConfig
@@ -32,8 +31,12 @@ from stateset_agents.training.distributed.sharding import (
 from stateset_agents.training.estimators.registry import ESTIMATORS
 from stateset_agents.training.rows.layout import Layout
 from stateset_agents.training.update.batch import MicroBatch, Sample, lengths, micro_batch, micro_batch_tokens
-from stateset_agents.training.update.credit import Credited, assign_credit, trainable
-from stateset_agents.training.update.critic import Critic, ValuePredictions
+from stateset_agents.training.update.critic import (
+    CreditedBatch,
+    credit_with_critic,
+    make_critic,
+    update_critic,
+)
 from stateset_agents.training.update.lora import (
     adapted,
     load_trainable_state,
@@ -49,18 +52,9 @@ from stateset_agents.types.logs import get_logger
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["CreditedBatch", "Learner"]
+__all__ = ["Learner"]
 
 _log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class CreditedBatch:
-    """What policy and critic learn from one step's groups."""
-
-    credited: Credited
-    predictions: ValuePredictions | None = None
-    """By the critic, where the estimator has one."""
 
 
 class Learner:
@@ -126,7 +120,9 @@ class Learner:
         self.optimization = Optimization(
             model, config, num_updates=num_steps * config.num_iterations, scale=autocast is torch.float16
         )
-        self.critic = self._make_critic(autocast)
+        self.critic = make_critic(
+            self.policy.model, config, layouts=self._layouts, hidden=self._hidden, autocast=autocast
+        )
         self.midway = False
         """True once an update has moved weights and before it is through: no state to keep."""
 
@@ -150,35 +146,17 @@ class Learner:
         """Optimiser steps made, over all parts of a resumed run."""
         return self.optimization.num_updates
 
-    def _make_critic(self, autocast: torch.dtype | None) -> Critic | None:
-        config, per = self.config, ESTIMATORS[self.config.advantage_estimator].critic
-        if per is None:
-            return None
-        with own_randomness(derive(config.seed, "critic"), self.policy.device):
-            value_function = create_value_function(
-                self.policy.model,
-                gamma=config.gamma,
-                gae_lambda=config.gae_lambda,
-                dropout=config.value_dropout,
-                value_clip=config.value_clip,
-                learning_rate=config.value_learning_rate,
-                max_grad_norm=config.max_grad_norm,
-                autocast=autocast,
-            )
-        return Critic(
-            value_function,
-            per=per,
-            iterations=config.value_iterations,
-            bootstrap=config.bootstrap_truncated,
-            layouts=self._layouts,
-            hidden=self.policy.hidden,
-        )
-
     def _layouts(self, trajectories: Sequence[Trajectory]) -> list[Layout]:
         """How these trajectories' rows are forwarded."""
         tokens = self.config.micro_batch_tokens or micro_batch_tokens(self.policy.device)
         rows = self.config.per_device_train_batch_size * self.config.num_generations
-        return self.policy.layouts([one.token_ids for one in trajectories], max_rows=rows, max_tokens=tokens)
+        ids = [trajectory.token_ids for trajectory in trajectories]
+        return self.policy.layouts(ids, max_rows=rows, max_tokens=tokens)
+
+    def _hidden(self, layout: Layout) -> Tensor:
+        """[R * T, H] hidden states for the critic, without dropout."""
+        self.policy.model.eval()
+        return self.policy.hidden(layout)
 
     def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         layouts = self._layouts([sample.trajectory for sample in samples])
@@ -215,13 +193,7 @@ class Learner:
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
         """What a step's groups teach, by `advantage_estimator`; the critic predicts first."""
-        places = [] if self.critic is None else trainable(groups, self.config)
-        if self.critic is None or not places:
-            return CreditedBatch(assign_credit(groups, self.config))
-        self.policy.model.eval()
-        predictions = self.critic.predict([groups[place].trajectories[member] for place, member in places])
-        values = dict(zip(places, predictions.estimates, strict=True))
-        return CreditedBatch(assign_credit(groups, self.config, values), predictions)
+        return credit_with_critic(groups, self.config, self.critic)
 
     def learn(self, batch: CreditedBatch, *, step: int) -> dict[str, float]:
         """Update the policy, then the critic; returns metrics."""
@@ -229,12 +201,9 @@ class Learner:
         if not samples:
             return {"optimizer/skipped": 1.0}
         metrics = {**self.update(samples, step=step), **batch.credited.metrics}
-        if self.critic is not None and batch.predictions is not None:
-            self.midway = True
-            with own_randomness(derive(self.config.seed, "critic", step), self.policy.device):
-                trajectories = [sample.trajectory for sample in samples]
-                metrics |= self.critic.learn(batch.predictions, trajectories, batch.credited.returns)
-            self.midway = False
+        self.midway = True
+        metrics |= update_critic(self.critic, batch, seed=self.config.seed, step=step)
+        self.midway = False
         return metrics
 
     def update(self, samples: Sequence[Sample], *, step: int) -> dict[str, float]:

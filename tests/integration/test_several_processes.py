@@ -25,6 +25,7 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import PeerFailed, Processes
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.policy import Policy
 from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
 
 RAGGED = [((3, 4), (2, 2)), ((5, 1),), ((2, 3), (1, 3)), ((4, 2),), ((1, 5), (3, 1)), ((9, 30),), ((2, 1),)]
@@ -270,10 +271,10 @@ def started(folder: Path, number: int, trouble: str = "") -> str:
         trainer = make_trainer(folder, num_processes=number, seed=seed, parallelism=parallelism)
         if trouble == "room" and os.environ["RANK"] == "1":
 
-            def full(learner: Learner) -> None:
+            def full(policy: Policy) -> None:
                 raise MemoryError("no room for a reference")
 
-            Learner._make_reference = full
+            Policy.reference = full
         try:
             await trainer.initialize()
         except (ConfigurationError, MemoryError, PeerFailed) as error:

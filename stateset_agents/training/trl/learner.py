@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -36,13 +37,8 @@ from stateset_agents.training.update.critic import (
     make_critic,
     update_critic,
 )
-from stateset_agents.training.update.lora import (
-    load_trainable_state,
-    lora_config,
-    merged_weights,
-    save_adapter,
-    save_trainable_state,
-)
+from stateset_agents.training.update.lora import base_of, lora_config, write_model_files
+from stateset_agents.training.update.weight_store import AdapterWeights, FullWeights, WeightStore
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
@@ -95,6 +91,7 @@ class TrlLearner:
         self.midway = False
         """True once an update has moved weights and before it is through: no state to keep."""
         self.trainer = self._make_trainer()
+        self._store: WeightStore = (FullWeights if config.lora is None else AdapterWeights)(self.model)
         self._whole_row = _left_padding_matters(self.base)
         self.critic = _critic(self.base, config)
 
@@ -152,8 +149,7 @@ class TrlLearner:
     @property
     def base(self) -> Any:
         """transformers' own, the adapter's layers inside."""
-        model: Any = self.model
-        return model.get_base_model() if self.config.lora is not None else model
+        return base_of(self.model)
 
     # ------------------------------------------------------------------------------ learning
 
@@ -257,23 +253,19 @@ class TrlLearner:
 
     def weights(self) -> dict[str, Tensor]:
         """A plain model's state dict, the adapter added to it where there is one."""
-        return merged_weights(self.model)
+        return self._store.weights()
 
-    def write_model_files(self, path: Any) -> None:
+    def write_model_files(self, path: Path) -> None:
         """What plain transformers needs beside the weights, and the adapter by itself in `adapter/`."""
-        config = copy.deepcopy(self.base.config)
-        config.architectures = [type(self.base).__name__]
-        config.save_pretrained(path)
-        self.base.generation_config.save_pretrained(path)
-        if self.config.lora is not None:
-            save_adapter(self.model, path.parent / "adapter")
+        write_model_files(self.model, path, dtype=self.base.config.dtype)
 
     def state(self) -> dict[str, Any]:
         """The optimiser; with an adapter also what it trains, which merged weights do not give back."""
-        found = self._optimizer().state_dict()
-        if self.config.lora is not None:
-            found = save_trainable_state(found, self._trained())
-        return {"optimizer": found, "num_updates": self.num_updates}
+        state = self._optimizer().state_dict()
+        return {
+            "optimizer": self._store.optimizer_state(state, self._trained()),
+            "num_updates": self.num_updates,
+        }
 
     def critic_state(self) -> dict[str, Tensor]:
         """The critic's head and optimiser; empty without a critic."""
@@ -303,17 +295,8 @@ class TrlLearner:
             raise CheckpointError(
                 "TRL has begun to train: load the checkpoint in a new trainer, before its steps"
             )
-        own = self.weights()
-        foreign = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
-        if foreign:
-            raise CheckpointError(f"the checkpoint's weights are of another model: {foreign[0]} differs")
-        kept = dict(state["optimizer"])
-        if self.config.lora is None:
-            self.base.load_state_dict(dict(weights), strict=False)
-        else:
-            kept = load_trainable_state(kept, self._trained())
         optimizer = self._optimizer()
-        optimizer.load_state_dict(kept)
+        optimizer.load_state_dict(self._store.restore(weights, dict(state["optimizer"]), self._trained()))
         for group in optimizer.param_groups:  # the schedule begins with them
             group["lr"] = self.config.learning_rate
             group.pop("initial_lr", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,15 +19,6 @@ from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
-from stateset_agents.training.distributed.sharding import (
-    cut_like,
-    dropped,
-    fill,
-    gathered,
-    gathered_states,
-    named,
-)
-from stateset_agents.training.estimators.registry import ESTIMATORS
 from stateset_agents.training.rows.layout import Layout
 from stateset_agents.training.update.batch import MicroBatch, Sample, lengths, micro_batch, micro_batch_tokens
 from stateset_agents.training.update.critic import (
@@ -37,17 +27,12 @@ from stateset_agents.training.update.critic import (
     make_critic,
     update_critic,
 )
-from stateset_agents.training.update.lora import (
-    adapted,
-    load_trainable_state,
-    merged_weights,
-    save_adapter,
-    save_trainable_state,
-)
+from stateset_agents.training.update.lora import adapted, merged_weights, write_model_files
 from stateset_agents.training.update.objective import Objective, Prepared
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.training.update.randomness import own_randomness, set_mode
-from stateset_agents.types.errors import CheckpointError, ConfigurationError
+from stateset_agents.training.update.weight_store import weights_and_reference
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
@@ -101,15 +86,9 @@ class Learner:
         say("rows of the update", layout="packed" if self.policy.packs else "padded", why=self.policy.why)
         if config.gradient_checkpointing:
             self.policy.recompute_activations()
-        self.reference = self._make_reference()
-        self._is_sharded = False
-        self.fingerprint = fingerprint(self.weights())
+        self.fingerprint = fingerprint(merged_weights(self.policy.model))
         """Of the weights as they were given."""
-        if config.parallelism == "fsdp2" and self._processes.count > 1:
-            self._is_sharded = True
-            with self._processes.giving("the model's division"):
-                for policy in filter(None, (self.policy, self.reference)):
-                    policy.shard(self._processes.count)
+        self._store, self.reference = weights_and_reference(self.policy, config, self._processes)
         self._objective = Objective(self.policy, self.reference, config, exact_logprobs=exact_logprobs)
         self.kl = create_kl_controller(
             config.kl_controller,
@@ -125,11 +104,6 @@ class Learner:
         )
         self.midway = False
         """True once an update has moved weights and before it is through: no state to keep."""
-
-    def _make_reference(self) -> Policy | None:
-        if not self.config.uses_reference:
-            return None
-        return self.policy.reference() if self.config.lora is None else self.policy.without_adapter()
 
     @property
     def device(self) -> torch.device:
@@ -174,22 +148,12 @@ class Learner:
     def weights(self) -> dict[str, Tensor]:
         """The master weights by name, an adapter added to them; the live tensors, which the next update
         changes, but where an adapter is added. All processes ask together where each holds a shard."""
-        if self._is_sharded:
-            with self._processes.giving("the weights"):
-                return gathered(self.policy.model)
-        return merged_weights(self.policy.model)
+        return self._store.weights()
 
     def write_model_files(self, path: Path) -> None:
         """What plain transformers needs beside the weights: config and generation config; an adapter goes to
         `adapter/` beside `path`."""
-        model = self.base
-        config = copy.deepcopy(model.config)
-        config.dtype = self.policy.dtype
-        config.architectures = [type(model).__name__]
-        config.save_pretrained(path)
-        model.generation_config.save_pretrained(path)
-        if self.config.lora is not None:
-            save_adapter(self.policy.model, path.parent / "adapter")
+        write_model_files(self.policy.model, path, dtype=self.policy.dtype)
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
         """What a step's groups teach, by `advantage_estimator`; the critic predicts first."""
@@ -229,7 +193,7 @@ class Learner:
                 "tokens/padding": float(sum(batch.layout.num_padding for batch in batches)),
             },
         )
-        if self._is_sharded:
+        if self.policy.is_sharded:
             missing = max(self._processes.gather("the update", len(batches))) - len(batches)
             batches += [self.policy.empty_batch()] * missing
         denominators = replace(self._denominators(taught), tokens_per_trajectory=lengths(own))
@@ -294,7 +258,7 @@ class Learner:
         ratios: list[float] = []
         for _ in range(self.config.num_iterations):
             numbers = self._gradient(prepared, denominators, share)
-            if not self._is_sharded:
+            if not self.policy.is_sharded:
                 self._processes.sum_gradients(self.optimization.trained)
             numbers["loss/policy"] *= share
             kl, usable = self.kl, _are_finite(numbers)
@@ -330,21 +294,13 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """Optimiser, with an adapter also that, and KL coefficient; tensors are the live ones."""
-        state = {**self.optimization.state(), "kl": self.kl.state_dict()}
-        if self._is_sharded:
-            with self._processes.giving("the optimiser's states"):
-                state["optimizer"] = gathered_states(state["optimizer"])
-        if self.config.lora is not None:
-            state["optimizer"] = save_trainable_state(state["optimizer"], self.optimization.trained)
-        return state
+        state = self.optimization.state()
+        optimizer = self._store.optimizer_state(state["optimizer"], self.optimization.trained)
+        return {**state, "optimizer": optimizer, "kl": self.kl.state_dict()}
 
     def help_keep(self) -> None:
         """What a process that writes no checkpoint does while the first one does: give its shards."""
-        if self._is_sharded:
-            with self._processes.giving("the weights"):
-                gathered(self.policy.model, dropped)
-            with self._processes.giving("the optimiser's states"):
-                gathered_states(self.optimization.state()["optimizer"], dropped)
+        self._store.help_keep(self.optimization.state()["optimizer"])
 
     def critic_state(self) -> dict[str, Tensor]:
         """The critic's head and optimiser, the live tensors; empty without a critic."""
@@ -360,26 +316,10 @@ class Learner:
 
         Raises CheckpointError, before anything changes, when the weights are of another model.
         """
-        own, key = (named(self.policy.model), id) if self._is_sharded else (self.weights(), Tensor.data_ptr)
-        tied = {key(own[name]) for name in weights if name in own}
-        missing = [name for name in own if name not in weights and key(own[name]) not in tied]
-        foreign = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
-        if missing or foreign:
-            raise CheckpointError(
-                f"the checkpoint's weights are of another model: {[*missing, *foreign][0]} differs"
-            )
+        optimizer = self._store.restore(weights, state["optimizer"], self.optimization.trained)
         if self.critic is not None:
             self.critic.value_function.load_state_dict(critic or {})
-        optimization = dict(state)
-        if self._is_sharded:
-            fill(self.policy.model, weights)
-            optimization["optimizer"] = cut_like(optimization["optimizer"], self.optimization.trained)
-        elif self.config.lora is None:
-            self.policy.model.load_state_dict(dict(weights), strict=False)
-        else:  # the model's own weights never changed
-            kept = load_trainable_state(optimization["optimizer"], self.optimization.trained)
-            optimization["optimizer"] = kept
-        self.optimization.load(optimization)
+        self.optimization.load({**state, "optimizer": optimizer})
         self.kl = self.kl.restored(state["kl"])
 
 

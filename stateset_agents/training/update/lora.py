@@ -8,6 +8,7 @@ are trained. The policy without its adapter is the reference, so none is loaded.
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "adapted",
+    "base_of",
     "load_trainable_state",
     "lora_config",
     "merged_weights",
     "save_adapter",
     "save_trainable_state",
+    "write_model_files",
 ]
 
 
@@ -68,6 +71,24 @@ def adapted(model: Any, settings: LoraSettings) -> Any:
     with warnings.catch_warnings():  # peft asks for it by a name that transformers would drop
         warnings.filterwarnings("ignore", message=r"`is_gradient_checkpointing` is deprecated")
         return get_peft_model(model, config)
+
+
+def base_of(model: Any) -> Any:
+    """transformers' own model, without peft's wrapping."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def write_model_files(model: Any, path: Path, *, dtype: Any) -> None:
+    """Write what plain transformers needs beside weights of this dtype: config and generation config; an
+    adapter goes to `adapter/` beside `path`."""
+    base = base_of(model)
+    config = copy.deepcopy(base.config)
+    config.dtype = dtype
+    config.architectures = [type(base).__name__]
+    config.save_pretrained(path)
+    base.generation_config.save_pretrained(path)
+    if base is not model:
+        save_adapter(model, path.parent / "adapter")
 
 
 def save_adapter(model: Any, folder: Path) -> None:
@@ -142,7 +163,7 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
 
     from stateset_agents.training.update.quantization import is_quantized, plain_weight
 
-    base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]  # peft
+    base = base_of(model)
     plain = {name: tensor.detach() for name, tensor in base.state_dict().items()}
     few = {name: layer for name, layer in base.named_modules() if is_quantized(layer)}
     for name, layer in few.items():  # in place of W_q and its scales

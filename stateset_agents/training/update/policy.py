@@ -103,6 +103,11 @@ class Policy:
         learn on as many micro-batches as each other from then on."""
         self._whole = shard(self.model, count)
 
+    @property
+    def is_sharded(self) -> bool:
+        """Do all processes score and learn together, and sum their gradients on the way back?"""
+        return self._whole is not None
+
     def empty_batch(self) -> MicroBatch:
         """For a process that has fewer micro-batches than another."""
         (layout,) = self.layouts([[0, 0]], max_rows=1, max_tokens=2)

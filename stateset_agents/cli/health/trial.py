@@ -92,8 +92,7 @@ class _Trial:
         )
         if not reply.strip():
             raise _Wrong("the embedded model said nothing")
-        running, policy = self.trainer.agent.backend.running, self.trainer.learner.policy
-        rows = "packed" if policy.packs else "padded"
+        running, rows = self.trainer.agent.backend.running, self.trainer.learner.layout["rows"]
         return (
             f"embedded:desk answers on the {running.name} path, with the log-probs of a plain forward; "
             f"linears {running.linears}; updates take {rows} rows"

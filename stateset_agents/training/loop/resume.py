@@ -34,7 +34,7 @@ from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.resumable import training_compatibility
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.types.errors import CheckpointError
 from stateset_agents.types.logs import get_logger
 
@@ -52,7 +52,7 @@ _log = get_logger(__name__)
 
 def keep(
     folder: Path,
-    learner: Learner,
+    learner: PolicyLearner,
     state: RunState,
     identity: Identity,
     *,
@@ -136,7 +136,7 @@ def mend(run: RunFolder) -> None:
         ) from error
 
 
-def take_up(path: Path, learner: Learner, identity: Identity) -> RunState:
+def take_up(path: Path, learner: PolicyLearner, identity: Identity) -> RunState:
     """Put the learner where the checkpoint left it.
 
     Raises CheckpointError, with nothing changed, for a damaged one or one of another run. Another machine
@@ -187,7 +187,7 @@ def _other_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return [f"resumed on another set-up, so not bit-equal: {', '.join(differing)}"] if differing else []
 
 
-def _other_processes(then: Mapping[str, Any], learner: Learner) -> list[str]:
+def _other_processes(then: Mapping[str, Any], learner: PolicyLearner) -> list[str]:
     names = ("num_processes", "parallelism")
     was, now = ([settings.get(name) for name in names] for settings in (then, learner.config.model_dump()))
     if was == now:
@@ -198,7 +198,7 @@ def _other_processes(then: Mapping[str, Any], learner: Learner) -> list[str]:
     ]
 
 
-def _other_schedule(then: Mapping[str, Any], learner: Learner) -> list[str]:
+def _other_schedule(then: Mapping[str, Any], learner: PolicyLearner) -> list[str]:
     """Would a run of the length it has now have made its updates so far at other learning rates?"""
     now = learner.config
     rates = partial(

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from stateset_agents.backends.matmul_precision import MatmulPrecision
 from stateset_agents.backends.pretrained.load_lock import loading
 from stateset_agents.core.value_function import trunk_of
+from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.layout import Layout, padded_layouts
 from stateset_agents.training.trl.backend import Sampled
@@ -61,7 +62,7 @@ class _Wish:
 
 
 class TrlLearner:
-    """What `training.update.learner.Learner` is to the trainer, with TRL's model, loss and optimiser."""
+    """A `PolicyLearner`, which documents what a trainer calls, with TRL's model, loss and optimiser."""
 
     def __init__(
         self,
@@ -89,11 +90,11 @@ class TrlLearner:
         self._thread: threading.Thread | None = None
         self.num_updates = 0
         self.midway = False
-        """True once an update has moved weights and before it is through: no state to keep."""
         self.trainer = self._make_trainer()
         self._store: WeightStore = (FullWeights if config.lora is None else AdapterWeights)(self.model)
         self._whole_row = _left_padding_matters(self.base)
         self.critic = _critic(self.base, config)
+        self.fingerprint = fingerprint(self.weights())
 
     def _make_trainer(self) -> Any:
         from trl.trainer.grpo_config import GRPOConfig
@@ -131,13 +132,11 @@ class TrlLearner:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
         device: torch.device = self.base.device
         return device
 
     @property
     def scales_gradients(self) -> bool:
-        """Does fp16's gradient scaler look for its scale?"""
         return bool(self.trainer.args.fp16)
 
     @property
@@ -148,8 +147,11 @@ class TrlLearner:
 
     @property
     def base(self) -> Any:
-        """transformers' own, the adapter's layers inside."""
         return base_of(self.model)
+
+    @property
+    def layout(self) -> Mapping[str, str]:
+        return {"rows": "padded", "why_rows": "TRL pads"}
 
     # ------------------------------------------------------------------------------ learning
 
@@ -157,11 +159,9 @@ class TrlLearner:
         """TRL's was set at the start; `refuse_unmappable` sees to it that it stands still."""
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
-        """What a step's groups teach, by `advantage_estimator`; the critic predicts first."""
         return credit_with_critic(groups, self.config, self.critic)
 
     def learn(self, batch: CreditedBatch, *, step: int) -> dict[str, float]:
-        """Update the policy, then the critic; returns metrics."""
         samples = batch.credited.samples
         if not samples:
             return {"optimizer/skipped": 1.0}
@@ -170,6 +170,10 @@ class TrlLearner:
         metrics |= update_critic(self.critic, batch, seed=self.config.seed, step=step)
         self.midway = False
         return metrics
+
+    def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
+        """Raises ConfigurationError: TRL computes its loss in its own step."""
+        raise ConfigurationError("TRL computes its loss in its own step: ask a MultiTurnGRPOTrainer for one")
 
     def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """`num_iterations` optimiser steps of TRL's; none where nothing could come of them (AdamW would move
@@ -252,23 +256,22 @@ class TrlLearner:
     # ------------------------------------------------------------------------------ weights and checkpoints
 
     def weights(self) -> dict[str, Tensor]:
-        """A plain model's state dict, the adapter added to it where there is one."""
         return self._store.weights()
 
     def write_model_files(self, path: Path) -> None:
-        """What plain transformers needs beside the weights, and the adapter by itself in `adapter/`."""
         write_model_files(self.model, path, dtype=self.base.config.dtype)
 
     def state(self) -> dict[str, Any]:
-        """The optimiser; with an adapter also what it trains, which merged weights do not give back."""
         state = self._optimizer().state_dict()
         return {
             "optimizer": self._store.optimizer_state(state, self._trained()),
             "num_updates": self.num_updates,
         }
 
+    def help_keep(self) -> None:
+        """One process trains, and that writes."""
+
     def critic_state(self) -> dict[str, Tensor]:
-        """The critic's head and optimiser; empty without a critic."""
         return {} if self.critic is None else self.critic.value_function.state_dict()
 
     def _optimizer(self) -> Any:
@@ -286,11 +289,7 @@ class TrlLearner:
         state: Mapping[str, Any],
         critic: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Go on from a checkpoint, before the first step; a tied tensor stands there under one name only.
-
-        Raises CheckpointError, before anything changes, when the weights are of another model or TRL has
-        begun.
-        """
+        """Before the first step. Raises CheckpointError, too, once TRL has begun."""
         if self._thread is not None:
             raise CheckpointError(
                 "TRL has begun to train: load the checkpoint in a new trainer, before its steps"

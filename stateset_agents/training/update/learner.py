@@ -46,6 +46,7 @@ class Learner:
     """Owns the policy's master weights, the frozen reference, the optimiser and the KL coefficient.
 
     With `config.lora` an adapter is trained on them; they themselves, without it, are the reference.
+    `protocol.PolicyLearner` documents what a trainer calls.
     """
 
     def __init__(
@@ -68,7 +69,6 @@ class Learner:
         self.config = config
         self._processes = processes or Processes()
         self.base: Any = model
-        """The model without an adapter's wrapping."""
         device = next(model.parameters()).device
         if config.lora is not None:
             with own_randomness(derive(config.seed, "adapter"), device):
@@ -83,11 +83,10 @@ class Learner:
             precision=matmul_precision,
         )
         say = _log.debug if self.policy.packs else _log.info
-        say("rows of the update", layout="packed" if self.policy.packs else "padded", why=self.policy.why)
+        say("rows of the update", layout=self.layout["rows"], why=self.layout["why_rows"])
         if config.gradient_checkpointing:
             self.policy.recompute_activations()
         self.fingerprint = fingerprint(merged_weights(self.policy.model))
-        """Of the weights as they were given."""
         self._store, self.reference = weights_and_reference(self.policy, config, self._processes)
         self._objective = Objective(self.policy, self.reference, config, exact_logprobs=exact_logprobs)
         self.kl = create_kl_controller(
@@ -103,21 +102,21 @@ class Learner:
             self.policy.model, config, layouts=self._layouts, hidden=self._hidden, autocast=autocast
         )
         self.midway = False
-        """True once an update has moved weights and before it is through: no state to keep."""
 
     @property
     def device(self) -> torch.device:
-        """Where the master weights lie."""
         return self.policy.device
 
     @property
+    def layout(self) -> Mapping[str, str]:
+        return {"rows": "packed" if self.policy.packs else "padded", "why_rows": self.policy.why}
+
+    @property
     def scales_gradients(self) -> bool:
-        """Does fp16's gradient scaler look for its scale?"""
         return self.optimization.scaler.is_enabled()
 
     @property
     def num_updates(self) -> int:
-        """Optimiser steps made, over all parts of a resumed run."""
         return self.optimization.num_updates
 
     def _layouts(self, trajectories: Sequence[Trajectory]) -> list[Layout]:
@@ -146,21 +145,15 @@ class Learner:
             self.reference.temperature = temperature
 
     def weights(self) -> dict[str, Tensor]:
-        """The master weights by name, an adapter added to them; the live tensors, which the next update
-        changes, but where an adapter is added. All processes ask together where each holds a shard."""
         return self._store.weights()
 
     def write_model_files(self, path: Path) -> None:
-        """What plain transformers needs beside the weights: config and generation config; an adapter goes to
-        `adapter/` beside `path`."""
         write_model_files(self.policy.model, path, dtype=self.policy.dtype)
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
-        """What a step's groups teach, by `advantage_estimator`; the critic predicts first."""
         return credit_with_critic(groups, self.config, self.critic)
 
     def learn(self, batch: CreditedBatch, *, step: int) -> dict[str, float]:
-        """Update the policy, then the critic; returns metrics."""
         samples = batch.credited.samples
         if not samples:
             return {"optimizer/skipped": 1.0}
@@ -293,17 +286,14 @@ class Learner:
         return shares | self._processes.worst("the gradient", metrics.maxima)
 
     def state(self) -> dict[str, Any]:
-        """Optimiser, with an adapter also that, and KL coefficient; tensors are the live ones."""
         state = self.optimization.state()
         optimizer = self._store.optimizer_state(state["optimizer"], self.optimization.trained)
         return {**state, "optimizer": optimizer, "kl": self.kl.state_dict()}
 
     def help_keep(self) -> None:
-        """What a process that writes no checkpoint does while the first one does: give its shards."""
         self._store.help_keep(self.optimization.state()["optimizer"])
 
     def critic_state(self) -> dict[str, Tensor]:
-        """The critic's head and optimiser, the live tensors; empty without a critic."""
         return {} if self.critic is None else self.critic.value_function.state_dict()
 
     def restore(
@@ -312,10 +302,6 @@ class Learner:
         state: Mapping[str, Any],
         critic: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Go on from a checkpoint; a tied tensor stands there under one of its names only.
-
-        Raises CheckpointError, before anything changes, when the weights are of another model.
-        """
         optimizer = self._store.restore(weights, state["optimizer"], self.optimization.trained)
         if self.critic is not None:
             self.critic.value_function.load_state_dict(critic or {})

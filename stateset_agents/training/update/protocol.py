@@ -1,0 +1,85 @@
+"""What a trainer asks of its learner, which holds the weights and updates them.
+
+`training.update.learner.Learner` and `training.trl.learner.TrlLearner` fulfil it. Every call is made in the
+trainer's worker thread, or while that has nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.update.batch import Sample
+from stateset_agents.training.update.critic import CreditedBatch
+from stateset_agents.types.trajectory import TrajectoryGroup
+
+__all__ = ["PolicyLearner"]
+
+
+class PolicyLearner(Protocol):
+    """Scored groups in, better weights out."""
+
+    @property
+    def config(self) -> TrainingConfig: ...
+    @property
+    def base(self) -> Any: ...  # transformers' own model, without an adapter's wrapping
+    @property
+    def fingerprint(self) -> str: ...  # of the weights as they were given
+    @property
+    def device(self) -> torch.device: ...  # where the weights lie
+    @property
+    def layout(self) -> Mapping[str, str]: ...  # `rows` of the update, packed or padded, and `why_rows`
+    @property
+    def midway(self) -> bool: ...  # has an update moved weights, and is not through: no state to keep
+    @property
+    def scales_gradients(self) -> bool: ...  # does fp16's gradient scaler look for its scale
+    @property
+    def num_updates(self) -> int: ...  # optimiser steps made, over all parts of a resumed run
+
+    def set_temperature(self, temperature: float) -> None:
+        """Of the rollouts that the next update learns from."""
+
+    def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
+        """What a step's groups teach, by `advantage_estimator`; the critic predicts first."""
+
+    def learn(self, batch: CreditedBatch, *, step: int) -> dict[str, float]:
+        """Update the policy, then the critic; returns metrics."""
+
+    def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
+        """The loss of these samples under the weights as they are; nothing steps."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """By the names of a plain model, an adapter added to them; else the live tensors, which the next
+        update changes. All processes ask together where each holds a shard."""
+
+    def state(self) -> dict[str, Any]:
+        """Of the optimiser, an adapter and the KL coefficient; tensors are the live ones."""
+
+    def critic_state(self) -> dict[str, Tensor]:
+        """The critic's head and optimiser, the live tensors; empty without a critic."""
+
+    def restore(
+        self,
+        weights: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        critic: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Go on from a checkpoint; a tied tensor stands there under one of its names only.
+
+        Raises CheckpointError, before anything changes, when the weights are of another model.
+        """
+
+    def help_keep(self) -> None:
+        """What a process that writes no checkpoint does while the first one does: give its shards."""
+
+    def write_model_files(self, path: Path) -> None:
+        """What plain transformers needs beside the weights: config and generation config; an adapter goes to
+        `adapter/` beside `path`."""
+
+    def close(self) -> None:
+        """End what runs beside the trainer; the weights stay."""

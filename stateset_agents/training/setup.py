@@ -34,7 +34,7 @@ from stateset_agents.training.loop.weight_sync import WeightSync, exclusive, wei
 from stateset_agents.training.schedules.scenario_order import ScenarioOrder
 from stateset_agents.training.update.base_model import is_quantized_training
 from stateset_agents.training.update.factory import LearnerFactory
-from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 
@@ -64,7 +64,7 @@ class Parts:
     recommended: dict[str, Any]
     """What that was."""
     backend: TrainableBackend
-    learner: Learner
+    learner: PolicyLearner
     engine: ComputationalEngine
     order: ScenarioOrder
     weights: WeightSync
@@ -152,7 +152,7 @@ async def set_up(
         token = object() if is_quantized_training(config) else weights_token(backend)
         learner = await worker.run(factory.make, agent, backend, config, group.processes)
     engine = ComputationalEngine(
-        await factory.player(agent, learner, config),
+        await factory.player(agent, learner),
         environment,
         job.reward_fn,
         num_generations=config.num_generations,

@@ -46,7 +46,7 @@ from stateset_agents.training.schedules.temperature import next_temperature
 from stateset_agents.training.setup import Job, Parts, is_deterministic, set_up
 from stateset_agents.training.update.credit import Credited
 from stateset_agents.training.update.factory import GRPOLearnerFactory, LearnerFactory
-from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario, expect_scenarios
@@ -182,7 +182,7 @@ class MultiTurnGRPOTrainer:
         self._recorder.console = console
 
     @property
-    def learner(self) -> Learner:
+    def learner(self) -> PolicyLearner:
         """Holds the master weights."""
         return ready(self._parts).learner
 

@@ -23,7 +23,7 @@ from stateset_agents.training.loop.resume import (
     take_up,
 )
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.types.logs import get_logger
 
 __all__ = ["Checkpointer", "Restored"]
@@ -44,7 +44,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        learner: Learner,
+        learner: PolicyLearner,
         group: ProcessGroup,
         worker: Worker,
         recorder: RunRecorder,

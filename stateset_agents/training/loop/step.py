@@ -23,7 +23,7 @@ from stateset_agents.training.loop.metrics import (
 )
 from stateset_agents.training.loop.rollouts import EventSink, Played, RolloutSource
 from stateset_agents.training.update.credit import Credited
-from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, StatesetError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.trajectory import TrajectoryGroup
@@ -55,7 +55,7 @@ class FinishedStep:
 
 
 async def update_policy(
-    learner: Learner,
+    learner: PolicyLearner,
     backend: Backend,
     played: Played,
     source: RolloutSource,

@@ -17,7 +17,7 @@ from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["WeightSync", "exclusive", "weights_token"]
@@ -57,7 +57,7 @@ class WeightSync:
     def __init__(
         self,
         agent: MultiTurnAgent,
-        learner: Learner,
+        learner: PolicyLearner,
         group: ProcessGroup,
         worker: Worker,
         config: TrainingConfig,

@@ -55,14 +55,14 @@ class TrlLearnerFactory:
             matmul_precision=backend.matmul_precision,
         )
 
-    async def player(self, agent: MultiTurnAgent, learner: Any, config: TrainingConfig) -> MultiTurnAgent:
+    async def player(self, agent: MultiTurnAgent, learner: Any) -> MultiTurnAgent:
         """The agent itself, or one that samples by TRL."""
         if not self.settings.generates:
             return agent
         backend: Any = TrlBackend(
             agent.backend,
             learner.sample,
-            temperature=config.temperature,
+            temperature=learner.config.temperature,
             max_new_tokens=agent.config.max_new_tokens,
         )
         player = MultiTurnAgent(agent.config, backend=backend)
@@ -70,10 +70,10 @@ class TrlLearnerFactory:
         return player
 
     def paths(self, backend: TrainableBackend, learner: Any) -> dict[str, Any]:
-        """The engine that plays; TRL pads rows."""
+        """The engine that plays, and TRL's row layout."""
         if self.settings.generates:
             engine = "vLLM" if self.settings.options.get("use_vllm") else "transformers"
-            return {"engine": f"TRL, {engine}", "why": "asked for", "rows": "padded", "why_rows": "TRL pads"}
+            return {"engine": f"TRL, {engine}", "why": "asked for", **learner.layout}
         running = backend.running
         named = {"engine": running.name, "why": running.why, "linears": running.linears}
-        return {**named, "rows": "padded", "why_rows": "TRL pads"}
+        return {**named, **learner.layout}

@@ -7,7 +7,7 @@ Notation: G is `num_generations`. TRL counts rows (conversations) and optimiser 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field

@@ -10,6 +10,7 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.training.update.base_model import base_model
 from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.protocol import PolicyLearner
 
 __all__ = ["GRPOLearnerFactory", "LearnerFactory"]
 
@@ -22,13 +23,13 @@ class LearnerFactory(Protocol):
 
     def make(
         self, agent: MultiTurnAgent, backend: TrainableBackend, config: TrainingConfig, processes: Processes
-    ) -> Learner:
+    ) -> PolicyLearner:
         """The learner of the agent's model. Blocking."""
 
-    async def player(self, agent: MultiTurnAgent, learner: Learner, config: TrainingConfig) -> MultiTurnAgent:
+    async def player(self, agent: MultiTurnAgent, learner: PolicyLearner) -> MultiTurnAgent:
         """Who plays the conversations: the agent itself, where nothing else samples."""
 
-    def paths(self, backend: TrainableBackend, learner: Learner) -> dict[str, Any]:
+    def paths(self, backend: TrainableBackend, learner: PolicyLearner) -> dict[str, Any]:
         """By which way the model generates and the update lays out its rows, and why; for events.jsonl."""
 
 
@@ -52,17 +53,12 @@ class GRPOLearnerFactory:
             matmul_precision=backend.matmul_precision,
         )
 
-    async def player(self, agent: MultiTurnAgent, learner: Learner, config: TrainingConfig) -> MultiTurnAgent:
+    async def player(self, agent: MultiTurnAgent, learner: PolicyLearner) -> MultiTurnAgent:
         """The agent itself."""
         return agent
 
-    def paths(self, backend: TrainableBackend, learner: Learner) -> dict[str, Any]:
+    def paths(self, backend: TrainableBackend, learner: PolicyLearner) -> dict[str, Any]:
         """The engine of the backend, and the update's row layout."""
-        running, policy = backend.running, learner.policy
-        return {
-            "engine": running.name,
-            "why": running.why,
-            "linears": running.linears,
-            "rows": "packed" if policy.packs else "padded",
-            "why_rows": policy.why,
-        }
+        running = backend.running
+        engine = {"engine": running.name, "why": running.why, "linears": running.linears}
+        return {**engine, **learner.layout}

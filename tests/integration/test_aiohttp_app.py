@@ -15,15 +15,15 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import aiohttp
 from aiohttp import web
+from repository_paths import ROOT
 from tiny_training import make_trainer
 
 from stateset_agents.runs.checkpoint_files import latest_checkpoint, load_checkpoint
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "aiohttp_app.py"
+EXAMPLE = ROOT / "examples" / "aiohttp_app.py"
 
 
 def example():

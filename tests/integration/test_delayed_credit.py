@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
-from pathlib import Path
 from statistics import fmean
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from repository_paths import ROOT
 
 
 @pytest.mark.long

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import page_snippets
 import pytest
+from repository_paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ELSEWHERE = {"trackers.md"}
 """Pages that need libraries which .venv lacks: test_trackers runs this one."""

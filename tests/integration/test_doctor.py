@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repository_paths import ROOT
 
 from stateset_agents.cli.health.doctor import EXTRAS, REQUIRED, machine_findings
 from stateset_agents.cli.health.trial import trial_findings
 from stateset_agents.training.update.learner import Learner
-
-ROOT = Path(__file__).parents[2]
 
 
 def doctor(folder: Path, *arguments: str, hidden: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -6,9 +6,10 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "event_loop.py"
+from repository_paths import ROOT
+
+SCRIPT = ROOT / "scripts" / "event_loop.py"
 
 
 def test_every_request_is_answered_and_none_waits_for_an_update() -> None:

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from repository_paths import ROOT
 
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
@@ -22,7 +23,6 @@ from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 
 pytestmark = pytest.mark.docs
 
-ROOT = Path(__file__).parents[2]
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 """Beside other test workers, more threads than cores only wait for one another."""
 

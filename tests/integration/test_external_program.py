@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from programs import program
+from repository_paths import ROOT
 from tiny_training import make_trainer
 
 from stateset_agents.backends.scripted import ScriptedBackend
@@ -26,7 +27,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Status
 
-ROOT = Path(__file__).parents[2]
 TASKS = [{"id": "t", "opening": "hi", "context": {"order": "K27"}}]
 
 WITH_OPENAI = """

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from repository_paths import ROOT
 from tiny_models import BLOCKS, CONFIGS, ODD_CONFIGS, SIZES, VOCAB, tiny_tokenizer
 from trained_models import ODD
 from transformers import (
@@ -22,7 +23,7 @@ from stateset_agents import AgentConfig, MultiTurnAgent
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.types.errors import ConfigurationError
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-model.md"
+PAGE = ROOT / "docs" / "own-model.md"
 FAMILIES: dict[str, tuple[str, Any]] = {
     "Llama": ("lean", CONFIGS["llama"]),
     "Mistral": ("lean", lambda: MistralConfig(**SIZES, **BLOCKS, num_key_value_heads=2)),

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 from report_runs import page_data
+from repository_paths import ROOT
 
 from stateset_agents.cli.main import main
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "old_run"
+FIXTURE = ROOT / "tests" / "fixtures" / "old_run"
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from loopback import free_port, serving
 from page_snippets import fences
+from repository_paths import HELPERS, ROOT
 from tiny_training import make_trainer, snapshot
 
 from stateset_agents.core.environment import Conversation, Observation
@@ -23,7 +24,7 @@ from stateset_agents.types.messages import Message
 
 pytestmark = pytest.mark.openenv
 
-GAME = Path(__file__).parents[1] / "openenv_game.py"
+GAME = HELPERS / "servers" / "openenv_game.py"
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +208,7 @@ async def test_parse_must_make_a_mapping(url: str) -> None:
 
 
 async def test_the_snippet_of_the_page_plays(url: str) -> None:
-    page = Path(__file__).parents[2] / "docs" / "other-environments.md"
+    page = ROOT / "docs" / "other-environments.md"
     [snippet] = [fence for fence in fences(page) if "OpenEnvText(" in fence.text]
     namespace: dict[str, Any] = {}
     exec(snippet.text.replace("http://localhost:8000", url), namespace)

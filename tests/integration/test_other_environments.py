@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from page_snippets import fences
+from repository_paths import HELPERS, ROOT
 from tiny_training import make_trainer, snapshot
 
 from stateset_agents.core.environment import Environment
@@ -51,7 +52,7 @@ async def test_gymnasium_trains_with_the_turns_own_rewards_and_forks(tmp_path: P
 
 
 async def test_the_yaml_file_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[2] / "docs" / "other-environments.md"
+    page = ROOT / "docs" / "other-environments.md"
     for fence in fences(page):
         if fence.title in ("rooms.py", "rooms.yaml"):
             (tmp_path / fence.title).write_text(fence.text)
@@ -65,7 +66,7 @@ async def test_the_yaml_file_of_the_page_trains(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_a_yaml_file_trains_on_the_tools_of_an_mcp_server(tmp_path: Path) -> None:
-    shop = Path(__file__).parents[1] / "mcp_shop.py"
+    shop = HELPERS / "servers" / "mcp_shop.py"
     (tmp_path / "calls.jsonl").write_text('{"opening": "hello, can you cancel order E14?"}\n')
     (tmp_path / "train.yaml").write_text(
         yaml.safe_dump(

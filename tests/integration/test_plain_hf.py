@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from repository_paths import ROOT
 
 from benchmarks.plain_hf import PlainTrainer
 from stateset_agents.training.experiment import Experiment, load_experiment
 from stateset_agents.types.trajectory import Trajectory
 
-DEMO = Path(__file__).parents[2] / "examples" / "demo.yaml"
+DEMO = ROOT / "examples" / "demo.yaml"
 SMALL = {"training.num_generations": 4, "training.per_device_train_batch_size": 1}
 
 

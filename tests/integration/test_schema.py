@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from repository_paths import HELPERS
 
 KEY = "a-key-of-this-test"
-CHECKS = Path(__file__).parents[1] / "schema_checks.py"
+CHECKS = HELPERS / "servers" / "schema_checks.py"
 
 
 @pytest.mark.schema

@@ -15,11 +15,11 @@ from typing import Any
 
 import page_snippets
 import pytest
+from repository_paths import ROOT
 from tiny_training import make_trainer
 
 from stateset_agents.tracking.run_log import RunLog
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.trackers
 
 

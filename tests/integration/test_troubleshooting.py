@@ -16,6 +16,7 @@ import pytest
 import torch
 from environments import ChattyEnvironment, scenarios
 from full_disk import files_of_at_most
+from repository_paths import ROOT
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_agent, make_environment, make_trainer
 
@@ -39,7 +40,7 @@ from stateset_agents.types.errors import EnvironmentFailure
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
 
-PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+PAGE = ROOT / "docs" / "troubleshooting.md"
 ROWS = re.findall(r"^\| `([^|]+?)` \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 Case = Callable[[Path], Any]

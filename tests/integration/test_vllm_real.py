@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from loopback import free_port
+from repository_paths import ROOT
 from tiny_models import SIZES, tiny_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -24,7 +25,6 @@ from stateset_agents.types.messages import SamplingParams
 
 pytestmark = pytest.mark.vllm
 
-ROOT = Path(__file__).parents[2]
 VENV = Path(os.environ.get("VLLM_VENV", ROOT / ".venv-vllm"))
 AS_VLLM = """
 import importlib.metadata as metadata

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from repository_paths import ROOT
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bootstrap.py"
+SCRIPT = ROOT / "scripts" / "bootstrap.py"
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from repository_paths import ROOT
 
 from stateset_agents.core.agent import AgentConfig
 from stateset_agents.training.config import PROFILES, TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
 from stateset_agents.types.settings import Settings
 
-ROOT = Path(__file__).parents[2]
 MODELS = [ExperimentConfig, AgentConfig, TrainingConfig, EvaluationConfig]
 
 

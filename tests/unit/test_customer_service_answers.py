@@ -1,6 +1,6 @@
-"""Each answer of tests/customer_service_answers.yaml is scored once by the customer service reward.
+"""Each answer of tests/helpers/customer_service_answers.yaml is scored once by the customer service reward.
 
-`python tests/unit/test_customer_service_answers.py` (with `tests` on PYTHONPATH) prints the counts.
+`python tests/unit/test_customer_service_answers.py` (with `tests/helpers` on PYTHONPATH) prints the counts.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repository_paths import ROOT
 
 from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.core.environment import ConversationEnvironment
@@ -98,7 +99,7 @@ def test_trl_s_names_are_those_of_the_installed_one_and_all_of_grpoconfig_s_own_
 
 
 def test_the_page_has_the_table() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "trl.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8")
     shown = page.partition("<!-- table: names elsewhere -->\n")[2].partition("\n<!-- end of table -->")[0]
     assert shown == settings_table(), "put foreign_names.settings_table() there"
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from repository_paths import HELPERS
+
 import stateset_agents
 
 PACKAGE = Path(stateset_agents.__file__).parent
@@ -78,7 +80,7 @@ optional |= {"gymnasium", "mcp", "jsonschema", "openenv", "prometheus_client"}
 print(sorted(optional & sys.modules.keys()))
 """
     command = [sys.executable, "-c", code, str(tmp_path)]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), str(PACKAGE.parent)])
+    path = os.pathsep.join([str(HELPERS / "trainings"), str(PACKAGE.parent)])
     env = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

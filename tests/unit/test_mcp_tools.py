@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 from loopback import free_port, serving
+from repository_paths import HELPERS
 
 from stateset_agents.core.environment import Conversation
 from stateset_agents.environments.mcp import session as mcp_session
@@ -24,7 +25,7 @@ from stateset_agents.training.settings.paths import resolve_paths
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
 from stateset_agents.types.messages import Message, ToolCall
 
-SHOP = Path(__file__).parents[1] / "mcp_shop.py"
+SHOP = HELPERS / "servers" / "mcp_shop.py"
 STDIO: dict[str, Any] = {"command": sys.executable, "args": [str(SHOP)]}
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from repository_paths import ROOT
 
 
 @pytest.fixture(scope="module")

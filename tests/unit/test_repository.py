@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from repository_paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "stateset_agents"
 
 LAYERS = [

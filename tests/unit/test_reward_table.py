@@ -1,17 +1,17 @@
 """What the ready rewards pay good and bad agents; docs/rewards.md holds the same tables.
 
-`python tests/unit/test_reward_table.py` (with `tests` on PYTHONPATH) writes them there anew.
+`python tests/unit/test_reward_table.py` (with `tests/helpers` on PYTHONPATH) writes them there anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from statistics import mean
 
 import pytest
 from builders import trajectory
+from repository_paths import ROOT
 
 from stateset_agents.core.reward import (
     CompositeReward,
@@ -33,7 +33,7 @@ from stateset_agents.rewards.verifiable import (
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "rewards.md"
+DOCUMENT = ROOT / "docs" / "rewards.md"
 SYSTEM = (
     "You answer for a small shop that sells lamps. Look up each order before you promise anything, keep to "
     "the policy, and end with 'Answer: ' and the figure or word that was asked for."

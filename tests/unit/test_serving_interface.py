@@ -8,12 +8,12 @@ import logging
 import re
 import sys
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 import jsonschema
 import openai
 import pytest
+from repository_paths import ROOT
 
 from stateset_agents.backends.openai.chat_body import ChatBody
 from stateset_agents.backends.scripted import ScriptedBackend
@@ -215,7 +215,7 @@ async def test_without_prometheus_client_metrics_say_how_to_install_it(monkeypat
 
 
 def test_the_page_names_every_error():
-    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    page = (ROOT / "docs" / "serving.md").read_text()
     rows = {
         int(status): codes for status, codes in re.findall(r"^\| (\d{3}) \| (.*?) \|", page, re.MULTILINE)
     }

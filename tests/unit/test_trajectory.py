@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from builders import trajectory
+from repository_paths import ROOT
 
 from stateset_agents.types.messages import Completion, Message, VersionSpan
 from stateset_agents.types.scenario import Scenario
@@ -120,7 +120,7 @@ def test_the_last_turn_earns_what_the_conversation_earned_as_a_whole():
 
 @pytest.mark.parametrize("kind", [Trajectory, Turn, Outcome])
 def test_the_reference_page_has_a_row_for_every_field(kind: type) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "trajectories.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "trajectories.md").read_text(encoding="utf-8")
     table = page.partition(f"<!-- fields: {kind.__name__} -->")[2].partition("<!-- end of fields -->")[0]
     computed = [name for name, value in vars(kind).items() if isinstance(value, property)]
     names = [field.name for field in dataclasses.fields(kind)] + computed

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from repository_paths import ROOT
 
 from stateset_agents.cli.train import overrides
 from stateset_agents.runtime.yaml_files import parse_yaml, read_yaml
@@ -13,7 +14,7 @@ from stateset_agents.training.components import read_spec
 from stateset_agents.training.experiment import load_experiment
 from stateset_agents.types.errors import ConfigurationError
 
-PACKAGE = Path(__file__).parents[2] / "stateset_agents"
+PACKAGE = ROOT / "stateset_agents"
 
 
 def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from repository_paths import ROOT
 from tiny_models import tiny_model, tiny_tokenizer
 
 from stateset_agents.tracking.run_folder import RunFolder
@@ -64,7 +65,7 @@ async def step_of_example(name: str, output: Path, **settings: Any) -> RunFolder
         "output_dir": str(output),
     }
     overrides = {f"training.{key}": value for key, value in {**sizes, **settings}.items()}
-    file = Path(__file__).parents[1] / "examples" / name
+    file = ROOT / "examples" / name
     async with Experiment(load_experiment(file, overrides), measures=False) as experiment:
         await experiment.train()
         await experiment.after()

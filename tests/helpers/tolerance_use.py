@@ -1,6 +1,6 @@
 """How much of each tolerance the suite's comparisons use, for a look at what another processor could break.
 
-    export PYTHONPATH=tests TOLERANCES=/tmp/tolerances.tsv
+    export PYTHONPATH=tests/helpers TOLERANCES=/tmp/tolerances.tsv
     make test-avx2 PYTEST_ARGS="-p tolerance_use -o enable_assertion_pass_hook=true"
     sort -rn /tmp/tolerances.tsv | head -50
 

@@ -4,7 +4,7 @@ Simulations with known answers. The tables of docs/measuring.md are made by
 
     .venv/bin/python scripts/interval_coverage.py --write    # 2 minutes on a core
 
-and tests/unit/test_interval_coverage.py holds every figure to its bound.
+and tests/unit/repository/test_interval_coverage.py holds every figure to its bound.
 """
 
 from __future__ import annotations

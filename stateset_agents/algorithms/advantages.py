@@ -44,7 +44,8 @@ Baseline = Literal["group_mean", "group_median", "global_mean", "leave_one_out"]
 - leave_one_out: the mean of the *other* members, which keeps the gradient unbiased
   (RLOO, https://arxiv.org/abs/2402.14740).
 
-That is with scaling `none` and a loss that averages by a constant (tests/unit/test_credit_gradient.py).
+That is with scaling `none` and a loss that averages by a constant
+(tests/unit/training/update/test_credit_gradient.py).
 """
 
 Scaling = Literal["population", "sample", "batch", "none"]

@@ -1,7 +1,7 @@
 """Answers to customers, gaming and honest, as `create_customer_service_reward` must tell them apart.
 
 They stand in customer_service_answers.yaml: questions with their facts, then groups of answers, each by kind.
-tests/unit/test_customer_service_answers.py scores each once.
+tests/unit/core/scoring/test_customer_service_answers.py scores each once.
 """
 
 from __future__ import annotations

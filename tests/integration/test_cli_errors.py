@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from command_line import contents, the_line, without_warnings
 from tiny_desk import RUN, write_desk
 from transformers.utils import logging as transformers_logging
 
@@ -59,24 +60,6 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
         return the_line(code, capsys.readouterr().err)
 
     return run
-
-
-def the_line(code: int, said: str) -> str:
-    assert code == 1
-    [line] = said.splitlines()
-    program, _, message = line.partition(": ")
-    assert program == "stateset-agents"
-    assert "Traceback" not in message
-    return message
-
-
-def without_warnings(said: str) -> str:
-    """Without the log lines on which conversations failed."""
-    return "".join(line for line in said.splitlines(keepends=True) if " WARNING " not in line)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # ------------------------------------------------------------------------------ settings

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 from builders import bare
+from command_line import contents, the_line, without_warnings
 from full_disk import files_of_at_most
-from test_cli_errors import contents, the_line, without_warnings
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_agent, make_environment, make_trainer
 

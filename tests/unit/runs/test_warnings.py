@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from test_diagnostics import HEALTHY, TRAINING, Series
+from healthy_run import HEALTHY, TRAINING, Series
 
 from stateset_agents.runs.warnings import StepWarnings
 

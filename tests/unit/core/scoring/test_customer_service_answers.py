@@ -1,6 +1,7 @@
 """Each answer of tests/helpers/customer_service_answers.yaml is scored once by the customer service reward.
 
-`python tests/unit/test_customer_service_answers.py` (with `tests/helpers` on PYTHONPATH) prints the counts.
+`python tests/unit/core/scoring/test_customer_service_answers.py` prints the counts, with `tests/helpers` on
+PYTHONPATH.
 """
 
 from __future__ import annotations

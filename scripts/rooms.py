@@ -1,0 +1,171 @@
+"""How the package is divided: rooms, floors, circles and the size of each folder, and what one step executes.
+
+    python scripts/rooms.py            print the tables
+    python scripts/rooms.py --step     also count what one step of examples/demo.yaml executes
+    python scripts/rooms.py --write    put them into docs/architecture.md
+
+A room is a folder or a module of the package. A module's floor is one above the highest of those it imports,
+seen from the folder that holds both; imports for type checkers do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "stateset_agents"
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- scripts/rooms.py --write -->\n", "<!-- end -->\n"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One folder, seen by what it holds."""
+
+    name: str
+    arrows: Mapping[str, frozenset[str]]
+    """Each module or folder in it -> those in it that it imports."""
+
+    def order(self) -> list[str]:
+        """What it holds, imported before importing. Raises graphlib.CycleError for a circle."""
+        return list(TopologicalSorter(self.arrows).static_order())
+
+    def floors(self) -> int:
+        """The height of the highest thing."""
+        height: dict[str, int] = {}
+        for thing in self.order():
+            height[thing] = 1 + max((height[below] for below in self.arrows[thing]), default=0)
+        return max(height.values(), default=0)
+
+
+def module_imports(path: Path) -> Iterator[str]:
+    """Dotted names that a module needs at run time: modules, and what may be one."""
+    stack: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            stack.extend(node.orelse)
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        stack.extend(ast.iter_child_nodes(node))
+
+
+def folders() -> list[Folder]:
+    """Every folder of the package that holds modules, the package itself first."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    modules = {_dotted(path): path for path in paths if path.stem != "__init__"}
+    imports = {name: set(module_imports(path)) & modules.keys() for name, path in modules.items()}
+    found = []
+    for folder in sorted({path.parent for path in paths}):
+        prefix = _dotted(folder / "__init__.py") + "."
+        inside = {
+            name: name.removeprefix(prefix).split(".")[0] for name in modules if name.startswith(prefix)
+        }
+        arrows: dict[str, set[str]] = {thing: set() for thing in inside.values()}
+        for name, thing in inside.items():
+            arrows[thing] |= {inside[other] for other in imports[name] if other in inside} - {thing}
+        if arrows:
+            frozen = {thing: frozenset(others) for thing, others in arrows.items()}
+            found.append(Folder(prefix.rstrip(".").replace(".", "/"), frozen))
+    return found
+
+
+def _dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def executed_by_a_step() -> tuple[int, int]:
+    """How many functions of the package, in how many files, one step of the README's demo runs."""
+    from stateset_agents.training.experiment import Experiment, load_experiment
+
+    codes = set()
+    is_counting = False
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        if is_counting and event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            codes.add(frame.f_code)
+
+    async def step() -> None:
+        nonlocal is_counting
+        with tempfile.TemporaryDirectory() as folder:
+            overrides = {"training.output_dir": folder, "training.progress": False}
+            experiment = Experiment(load_experiment(ROOT / "examples" / "demo.yaml", overrides))
+            trainer = experiment.trainer
+            await trainer.initialize()
+            await trainer.step()  # what runs only once is not counted
+            is_counting = True
+            await trainer.step()
+            is_counting = False
+            await trainer.close()
+
+    threading.setprofile(look)
+    sys.setprofile(look)
+    asyncio.run(step())
+    sys.setprofile(None)
+    named = {code for code in codes if not code.co_name.startswith("<")}
+    return len(named), len({code.co_filename for code in named})
+
+
+def tables(*, with_step: bool) -> str:
+    """Markdown."""
+    found = folders()
+    circles = [folder.name for folder in found if _is_circular(folder)]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py"))
+    rows = [
+        ("rooms at the top", str(len(found[0].arrows))),
+        ("floors at the top", str(found[0].floors())),
+        ("folders with a circle", ", ".join(circles) or "0"),
+        ("lines of Python", f"{lines:,}"),
+    ]
+    if with_step:
+        functions, files = executed_by_a_step()
+        rows.append(("functions and files that one step of the demo runs", f"{functions} in {files}"))
+    whole = ["| the package | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    parts = ["| folder | things | floors | arrows |", "|---|---|---|---|"]
+    for folder in found:
+        arrows = sum(map(len, folder.arrows.values()))
+        parts.append(f"| `{folder.name}` | {len(folder.arrows)} | {folder.floors()} | {arrows} |")
+    return "\n".join([*whole, "", *parts, ""])
+
+
+def _is_circular(folder: Folder) -> bool:
+    try:
+        folder.order()
+    except CycleError:
+        return True
+    return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--step", action="store_true", help="run one step of the demo and count")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/architecture.md")
+    chosen = parser.parse_args()
+    text = tables(with_step=chosen.step or chosen.write)
+    if chosen.write:
+        page = PAGE.read_text(encoding="utf-8")
+        block = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+        PAGE.write_text(block.sub(lambda _: f"{BEGIN}\n{text}\n{END}", page), encoding="utf-8")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

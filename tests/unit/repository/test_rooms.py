@@ -1,0 +1,51 @@
+"""The package's rooms: no circle among the things of any folder, and no more floors than a reader can hold."""
+
+from __future__ import annotations
+
+from graphlib import CycleError
+from pathlib import Path
+
+import pytest
+
+from scripts import rooms
+
+MOST_FLOORS = 8
+MOST_THINGS = 14
+
+
+@pytest.mark.parametrize("folder", rooms.folders(), ids=lambda folder: folder.name)
+def test_a_folder_has_no_circle_and_about_a_dozen_things(folder: rooms.Folder) -> None:
+    assert folder.floors() >= 1  # CycleError names the circle
+    most = MOST_THINGS if folder.name != "stateset_agents" else 25  # whose later rooms are known
+    assert len(folder.arrows) <= most, sorted(folder.arrows)
+
+
+def test_the_package_has_eight_floors_at_most() -> None:
+    assert rooms.folders()[0].floors() <= MOST_FLOORS
+
+
+def test_a_circle_through_two_folders_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "shop"
+    for name, text in {
+        "desk/__init__.py": "",
+        "desk/till.py": "from shop.store import shelf\n",
+        "store/__init__.py": "",
+        "store/shelf.py": "def put():\n    import shop.desk.bell\n",
+        "desk/bell.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import shop.desk.till\n",
+        "__init__.py": "",
+    }.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    monkeypatch.setattr(rooms, "ROOT", tmp_path)
+    monkeypatch.setattr(rooms, "PACKAGE", package)
+    top, desk, store = rooms.folders()
+    with pytest.raises(CycleError, match="nodes are in a cycle"):
+        top.floors()
+    assert (desk.floors(), store.floors()) == (1, 1)
+
+
+def test_architecture_md_has_the_tables_of_today() -> None:
+    page = rooms.PAGE.read_text(encoding="utf-8")
+    tables = page.split(rooms.BEGIN)[1].split(rooms.END)[0]
+    rows = [row for row in rooms.tables(with_step=False).splitlines() if "lines of Python" not in row]
+    assert [row for row in rows if row not in tables] == [], "run python scripts/rooms.py --write"

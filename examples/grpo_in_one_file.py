@@ -51,10 +51,10 @@ async def play(
     agent: MultiTurnAgent, environment: Environment, scenario: Scenario, session: Session, seeds: EpisodeSeeds
 ) -> Trajectory:
     """One conversation from its opening to its reward, with every token as it was sampled."""
-    # The backend decodes when every open lane waits for it, so which turns share a batch depends on what was
-    # said and never on timing: the same seed gives the same weights again.
-    with agent.backend.lane():
-        await asyncio.sleep(0)  # the other conversations open their lanes before any asks for a turn
+    # The backend decodes when every participant waits for it, so which turns share a batch depends on what
+    # was said and never on timing: the same seed gives the same weights again.
+    with agent.backend.participate():
+        await asyncio.sleep(0)  # all conversations participate before any asks for a turn
         conversation = await environment.start(scenario, seeds.user)
         prompt = await agent.prompt_ids(conversation.opening, conversation.tools)
         row: list[int] = []  # [T] what the model has read and said

@@ -9,7 +9,7 @@ import random
 
 from library import library_desk
 
-from stateset_agents.backends.pretrained.library_logs import quietly
+from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.embedded.build import new_model
 from stateset_agents.embedded.demonstrations import texts
@@ -62,7 +62,7 @@ async def main() -> None:
     model = new_model(tokenizer, seed=0)
     rows = [encode_dialogue(tokenizer, dialogue) for dialogue in shown]
     losses = warm_up(model, rows, WarmUp(steps=250), seed=0)
-    with quietly():
+    with suppress_library_logs():
         model.save_pretrained("starter")
         tokenizer.save_pretrained("starter")
     print(f"starter/: {model.num_parameters():,} parameters, loss {losses[0]:.2f} -> {losses[-1]:.2f}")

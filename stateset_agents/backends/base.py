@@ -1,8 +1,8 @@
 """What a backend is: token ids in, sampled ids with their log-probs out.
 
-The episode (core/rollout/episode.py) calls `generate` once per agent turn with *all* ids of the conversation
-so far and the conversation's session; a backend that keeps a cache per session prefills only what is
-new. The trainer owns the policy's weights: a backend receives them only by `update_weights`.
+The episode (core/rollout/episode.py) calls `generate` once per agent turn, with *all* ids of the conversation
+so far and with its session. A backend that keeps a cache per session prefills only the new ids. The trainer
+owns the policy's weights: a backend gets them only by `update_weights`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Backend", "EngineInfo", "Session", "SharedBackend", "Tokenizer", "Tr
 
 
 class Session(NamedTuple):
-    """One live conversation. Sessions sort: the engine takes work in (episode, member) order."""
+    """One live conversation. Sessions sort by (episode, member), the order of requests in a batch."""
 
     episode: int
     member: int
@@ -31,26 +31,26 @@ class Session(NamedTuple):
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """The little that our code asks of a tokenizer; transformers' tokenizers satisfy it by an adapter."""
+    """What our code needs of a tokenizer; `HuggingFaceTokenizer` adapts those of transformers."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text: no BOS, and control tokens written out in it stay plain text."""
+        """Ids of plain text, without BOS. A control token that is written out in it stays plain text."""
         ...
 
     def encode_markup(self, text: str) -> list[int]:
-        """Ids of trusted template text, in which control tokens are control tokens; no BOS added."""
+        """Ids of trusted template text, without BOS. A control token in it becomes its own id."""
         ...
 
     def least_tokens(self, text: str) -> int:
-        """A number that the tokens of a text are never below, told without encoding it; 0 is always true."""
+        """A lower bound of the number of tokens of a text, without encoding it; 0 is always correct."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, control tokens left out."""
+        """Text of ids, without control tokens."""
         ...
 
     def piece(self, id: int) -> str:
-        """What one token says, with its leading space; a control token as it is written in markup."""
+        """Text of one token with its leading space; a control token as markup writes it."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class Backend(Protocol):
     context_length: int
     """Most tokens of one conversation, prompt and completions together."""
     version: int
-    """Of the weights in use: what the last `update_weights` said, 0 before."""
+    """Of the weights in use: that of the last `update_weights`, 0 before."""
 
     async def start(self) -> None: ...
 
@@ -81,12 +81,12 @@ class Backend(Protocol):
         """Sample one turn after `prompt_ids` [P]; stops at a stop id, a stop string or `max_new_tokens`.
 
         `on_text` is called on the event loop with each piece of text as it is sampled, never with half a
-        character; the pieces laid end to end are the message's content. Cancelling ends the turn.
+        character; the joined pieces are the message's content. Cancelling ends the turn.
         """
         ...
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
-        """[T-1] log-prob of each of `ids[1:]` given what stands before it."""
+        """[T-1] log-prob of each of `ids[1:]` given the ids before it."""
         ...
 
     async def fork(self, session: Session, into: Session) -> None:
@@ -97,33 +97,33 @@ class Backend(Protocol):
         """Forget a conversation; unknown sessions are ignored."""
         ...
 
-    async def rest(self) -> None:
-        """No turn is asked for until an update is through: free what only generation needs.
+    async def sleep(self) -> None:
+        """Free the memory that only generation needs: nothing will be generated until an update is done.
 
-        Nothing of a conversation that was not released is lost, and a turn that comes all the same is served.
+        Conversations that were not released lose nothing. A request that comes nevertheless is served.
         """
         ...
 
     async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
-        """Take new weights: a state dict, or a folder written by `save_pretrained`.
+        """Load new weights: a state dict, or a folder written by `save_pretrained`.
 
-        Conversations that are cached under the old weights are refilled before they go on.
+        A conversation that is cached with the old weights is prefilled again before its next token.
         """
         ...
 
     async def check_health(self) -> None:
-        """Raises BackendError where no turn can be served any more, and says why; quick, for it is polled."""
+        """Raises BackendError, with the reason, if no request can be served any more. Quick: it is polled."""
         ...
 
     def counts(self) -> Mapping[str, int]:
-        """What was done since the start, by name; empty where nobody counts. Steps log the differences."""
+        """Totals since the start, by name; empty if the backend counts nothing. Steps log the differences."""
         ...
 
-    def lane(self) -> AbstractContextManager[None]:
-        """Join the logical clock: while inside, no decode step starts unless this lane awaits a turn.
+    def participate(self) -> AbstractContextManager[None]:
+        """While inside, no decode step starts unless this participant waits for a request.
 
-        Under `scheduling: deterministic` the engine holds one lane per concurrent conversation, so
-        the batches depend on what was said, never on how long anyone took. A no-op elsewhere.
+        Under `scheduling: deterministic` the engine enters one for each conversation that is played at the
+        same time. So batches depend on what was said, never on how long anyone took. Elsewhere a no-op.
         """
         ...
 
@@ -131,25 +131,25 @@ class Backend(Protocol):
 
 
 class EngineInfo(Protocol):
-    """How a model is run."""
+    """How a backend runs its model."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def why(self) -> str:
-        """Why in this way and in no faster one."""
+        """Why this engine was selected and no faster one."""
         ...
 
     @property
     def linears(self) -> str:
-        """Who multiplies its matrices."""
+        """Which library computes its matrix products."""
         ...
 
 
 @runtime_checkable
 class TrainableBackend(Backend, Protocol):
-    """A backend whose weights a trainer can have, and give back by `update_weights`."""
+    """A backend whose weights a trainer can copy, and replace by `update_weights`."""
 
     @property
     def recommended(self) -> Mapping[str, Any]:
@@ -158,12 +158,12 @@ class TrainableBackend(Backend, Protocol):
 
     @property
     def is_exact(self) -> bool:
-        """Are its log-probs those of an update in fp32?"""
+        """Are its log-probs those that an update in fp32 computes?"""
         ...
 
     @property
     def is_repeatable(self) -> bool:
-        """Can its turns be scheduled so that a run repeats bit by bit?"""
+        """Can its requests be scheduled so that a run is repeatable bit by bit?"""
         ...
 
     @property
@@ -179,18 +179,18 @@ class TrainableBackend(Backend, Protocol):
         ...
 
     def model_to_quantize(self) -> PreTrainedModel:
-        """A model with the weights in any precision, which is copied and not kept. Blocking."""
+        """A model with the weights in any precision, which the caller copies and does not keep. Blocking."""
         ...
 
 
 @runtime_checkable
 class SharedBackend(TrainableBackend, Protocol):
-    """One server behind the backends of several processes: the first process updates it for all."""
+    """A backend whose server is used by several processes; the first process updates its weights for all."""
 
     def weights_in_use(self) -> Any:
         """What another process's backend needs to use the same weights of the server."""
         ...
 
     def follow(self, shared: Any) -> None:
-        """Use the weights that another process has put there."""
+        """Use the weights that another process has loaded into the server."""
         ...

@@ -1,8 +1,8 @@
-"""The one door for heavy imports: `load_backend` turns a model's name into a backend, called by agents.
+"""`load_backend` makes a backend from a model's name, for agents; heavy libraries are imported only here.
 
 embedded:desk       the small model that ships with this package
-hf:NAME_OR_PATH     a transformers model (a bare name or an existing folder means the same; a checkpoint, or a
-                    run folder for its newest one, stands for the model in it)
+hf:NAME_OR_PATH     a transformers model (`hf:` may be left out; a checkpoint means the model in it, a run
+                    folder that of its newest checkpoint)
 vllm:URL            a vLLM server
 scripted            replies from a script, without weights
 """
@@ -39,10 +39,10 @@ async def load_backend(
     matmul_precision: MatmulPrecision = "highest",
     script: Script | None = None,
 ) -> Backend:
-    """The backend of that name, loaded in a thread and not started; `script` is for `scripted` alone.
+    """The backend of that name, loaded in a thread and not started; `script` is only for `scripted`.
 
-    Raises ConfigurationError for a name, folder or device that isn't there, and for a `matmul_precision` of a
-    model that runs elsewhere.
+    Raises ConfigurationError for a name, folder or device that does not exist, and for a `matmul_precision`
+    of a model that runs elsewhere.
     """
     if matmul_precision != "highest" and (name == "scripted" or name.startswith("vllm:")):
         raise ConfigurationError(

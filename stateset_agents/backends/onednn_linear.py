@@ -1,13 +1,12 @@
-"""Linear layers in fp32 by oneDNN, on CPUs where torch's own are twice as slow.
+"""fp32 linear layers by oneDNN, on CPUs where torch's own are twice as slow.
 
-On x86 torch hands fp32 matrix products to MKL, which runs at less than half speed on AMD's processors
-(measured on Zen 5: 100 GFLOP/s against oneDNN's 190 to 250, equal to 1e-6). torch reaches oneDNN by private
-operators that `torch.compile` uses. So they are taken only where the processor is AMD's, the operators exist
-and give `F.linear`'s numbers; nothing is timed, so that a run repeats itself. Everywhere else, and for every
-other dtype and device, all of this is `F.linear`.
+On x86, torch uses MKL for fp32 matrix products, which runs at less than half speed on AMD's processors
+(measured on Zen 5: 100 GFLOP/s against oneDNN's 190 to 250, equal to 1e-6). torch offers oneDNN by private
+operators, which `torch.compile` uses. They are used here only if the processor is AMD's and the operators
+exist and agree with `F.linear`. Nothing is timed: a run must be repeatable. In all other cases, and for every
+other dtype and device, this is `F.linear`.
 
-Where it is asked for, products are made in less than fp32 instead (matmul_precision.py), on any processor
-that has the units for it.
+On request, products are computed in less than fp32 (matmul_precision.py), on processors that have the units.
 """
 
 from __future__ import annotations
@@ -33,37 +32,37 @@ __all__ = ["PackedLinear", "fast_linears", "is_available", "linear"]
 
 @functools.cache
 def is_available() -> bool:
-    """Does this machine run fp32 linears by oneDNN? Found once, by rule and by comparing a few products."""
-    able = (
+    """Does this machine run fp32 linear layers by oneDNN? Decided once, by comparing a few products."""
+    is_candidate = (
         os.environ.get("STATESET_AGENTS_FAST_LINEARS") != "0"
         and _vendor() == "AuthenticAMD"
         and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  # torch's own
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's own
     )
-    if able:
-        _remember_few_shapes()
-    return able and _agrees(torch.float32, 1e-5)
+    if is_candidate:
+        _limit_kernel_caches()
+    return is_candidate and _agrees(torch.float32, 1e-5)
 
 
 @functools.cache
 def _packs_bf16() -> bool:
-    """Do the same operators take matrices in bf16, too?"""
+    """Do the same operators take bf16 matrices, too?"""
     return is_available() and _agrees(torch.bfloat16, 2e-2)
 
 
-def _remember_few_shapes() -> None:
-    """Bound the code that oneDNN makes and keeps for each shape of product.
+def _limit_kernel_caches() -> None:
+    """Limit the kernels that oneDNN compiles and caches for each shape of product.
 
-    Each new number of rows brings half a megabyte, kept for the last 1,024 shapes by oneDNN and again by
-    every thread: a training would come to hold several hundred MB. All shapes of one step are within 128.
-    Both caches read their environment as they are first used, the second one in each thread.
+    Each new number of rows costs half a megabyte, cached for the last 1,024 shapes by oneDNN and again by
+    each thread: several hundred MB in a training. A step needs fewer than 128 shapes. Both caches read their
+    environment variable at the first use, the second one in each thread.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, "128")
 
 
 def _vendor() -> str:
-    """The processor's maker as it names itself: AuthenticAMD, GenuineIntel, ..."""
+    """The processor's vendor id: AuthenticAMD, GenuineIntel, ..."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("vendor_id"):
@@ -72,20 +71,20 @@ def _vendor() -> str:
 
 
 def _agrees(dtype: torch.dtype, tolerance: float) -> bool:
-    """Do the private operators exist and give `F.linear`'s products, to a share of the largest?"""
-    dice = torch.Generator().manual_seed(0)
+    """Do the private operators exist and agree with `F.linear`, relative to the largest element?"""
+    generator = torch.Generator().manual_seed(0)
     try:
         with torch.no_grad():
             for rows, into, out in ((1, 32, 96), (8, 64, 33), (40, 96, 256)):
-                x, weight = (torch.randn(n, into, generator=dice).to(dtype) for n in (rows, out))
-                bias = torch.randn(out, generator=dice).to(dtype)
-                wanted = F.linear(x, weight, bias)
-                for found in (
+                x, weight = (torch.randn(n, into, generator=generator).to(dtype) for n in (rows, out))
+                bias = torch.randn(out, generator=generator).to(dtype)
+                expected = F.linear(x, weight, bias)
+                for actual in (
                     _product(x, weight, bias),
                     _product(x, _pack(weight), bias),
                     _product(weight.t().contiguous().t(), x).t() + bias,
                 ):
-                    if not (found - wanted).abs().max() <= tolerance * wanted.abs().max():
+                    if not (actual - expected).abs().max() <= tolerance * expected.abs().max():
                         return False
     except (AttributeError, RuntimeError, TypeError):  # another torch, with other private operators
         return False
@@ -93,13 +92,13 @@ def _agrees(dtype: torch.dtype, tolerance: float) -> bool:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.t() + bias` by oneDNN, without gradients; any strides; the weight may be packed."""
+    """`x @ weight.t() + bias` by oneDNN, without gradients; for any strides; the weight may be packed."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 
 
 def _pack(weight: Tensor) -> Tensor:
-    """A copy of [N, K] in the order in which oneDNN reads it."""
+    """A copy of [N, K] in oneDNN's memory layout."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 32)
     return packed
 
@@ -107,10 +106,10 @@ def _pack(weight: Tensor) -> Tensor:
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, precision: MatmulPrecision = "highest"
 ) -> Tensor:
-    """`F.linear`, differentiable once, by oneDNN where that is faster and the tensors are fp32 on the CPU.
+    """`F.linear`, differentiable once; by oneDNN where that is faster and the tensors are fp32 on the CPU.
 
-    A product of any two matrices is one: a·b is `linear(a, b.t())`. Below the highest `precision` it and its
-    gradients are made of rounded operands.
+    It computes any product of two matrices: a·b is `linear(a, b.t())`. Below the highest `precision`, the
+    product and its gradients are computed from rounded operands.
     """
     if (precision == "highest" and not is_available()) or not _takes(x, weight, bias):
         return F.linear(x, weight, bias)
@@ -128,7 +127,7 @@ def linear(
 
 
 def _takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Are these plain fp32 matrices on the CPU that autocast leaves alone?"""
+    """Are these fp32 matrices on the CPU, without autocast?"""
     return (
         x.dtype == weight.dtype == torch.float32
         and (bias is None or (bias.dtype == torch.float32 and bias.dim() == 1))
@@ -157,29 +156,29 @@ class _FastLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_x = _product(rows, weight.t()).view(x.shape)
         if ctx.needs_input_grad[1]:
-            to_weight = _product(x.reshape(-1, x.shape[-1]).t(), rows.t()).t()  # this way round is faster
+            to_weight = _product(x.reshape(-1, x.shape[-1]).t(), rows.t()).t()  # faster than its transpose
         if ctx.needs_input_grad[2]:
             to_bias = rows.sum(0)
         return to_x, to_weight, to_bias
 
 
 class _RoundedLinear(torch.autograd.Function):
-    """The product and both of its gradients, of rounded operands; those are what is kept for the backward."""
+    """The product and both of its gradients from rounded operands, which are saved for the backward."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, precision: MatmulPrecision
     ) -> Tensor:
-        rows, other = rounded(x.reshape(-1, x.shape[-1]), precision), rounded(weight, precision)
-        ctx.save_for_backward(*rows, *other)
+        left, right = rounded(x.reshape(-1, x.shape[-1]), precision), rounded(weight, precision)
+        ctx.save_for_backward(*left, *right)
         ctx.shape, ctx.precision = x.shape, precision
-        made = product(rows, other)
-        return (made if bias is None else made.add_(bias)).view(*x.shape[:-1], len(weight))
+        result = product(left, right)
+        return (result if bias is None else result.add_(bias)).view(*x.shape[:-1], len(weight))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        saved = ctx.saved_tensors  # once: gradient checkpointing refuses a second look
+        saved = ctx.saved_tensors  # read once: gradient checkpointing refuses a second access
         x, weight = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         to_x = to_weight = to_bias = None
         exact = upstream.reshape(-1, upstream.shape[-1])  # [M, N]
@@ -194,7 +193,7 @@ class _RoundedLinear(torch.autograd.Function):
 
 
 class _FastLinears(TorchFunctionMode):
-    """Sends `F.linear`, and the `torch.addmm` that GPT-2's layers are, through `linear`."""
+    """Replaces `F.linear`, and `torch.addmm` of GPT-2's layers, by `linear`."""
 
     def __init__(self, fast: bool, precision: MatmulPrecision, wide: Tensor | None) -> None:
         super().__init__()
@@ -218,16 +217,16 @@ class _FastLinears(TorchFunctionMode):
 def fast_linears(
     enabled: bool = True, precision: MatmulPrecision = "highest", *, wide: Tensor | None = None
 ) -> Iterator[None]:
-    """Inside, the linear layers of any model run by `linear`, gradients included. Of this thread alone.
+    """Inside, the linear layers of any model run by `linear`, gradients included; in this thread only.
 
     >>> with fast_linears():
     ...     loss = model(input_ids=ids, labels=ids).loss
-    >>> loss.backward()  # may stand outside
+    >>> loss.backward()  # may be outside
 
-    Code of a custom autograd function's `backward` is not reached, nor is what checkpointing runs again
-    there: it calls `linear` itself, or stays with torch's. In fp32 it does nothing where `is_available()` is
-    false, or where it is not `enabled`. Below the highest `precision` all products but those with the weight
-    `wide` are made of rounded operands: a head's logits are in fp32 always.
+    It does not apply inside the `backward` of a custom autograd function, nor to what checkpointing computes
+    again there: such code calls `linear` itself, or uses torch's. In fp32 it does nothing if `is_available()`
+    or `enabled` is false. Below the highest `precision`, products are computed from rounded operands, except
+    those with the weight `wide`: the logits of the head are always in fp32.
     """
     fast = enabled and is_available()
     if not fast and precision == "highest":
@@ -238,35 +237,34 @@ def fast_linears(
 
 
 class PackedLinear:
-    """One linear map for inference, out of several that read the same input: their outputs side by side.
+    """Several linear layers with the same input as one, for inference: their outputs side by side.
 
-    Where oneDNN is taken, or products are made in less than fp32, it holds a copy of the weights
-    (`copied_bytes`) from its first use on, until `refresh`. Elsewhere nothing is held twice: the weights
-    given become views of one tensor.
+    With oneDNN or reduced precision it has a copy of the weights (`copied_bytes`), from its first use until
+    `refresh`. Otherwise there is no copy: the original weights become views of one tensor.
     """
 
     precision: MatmulPrecision = "highest"
-    """Of its products; `refresh` after a change."""
+    """Of its products. Call `refresh` after a change."""
 
     def __init__(self, weights: list[Tensor], biases: list[Tensor | None], *, packed: bool) -> None:
-        """`weights` [N_i, K] and `biases` [N_i] are parameters of a model, of which all or none are None."""
+        """`weights` [N_i, K] and `biases` [N_i] are parameters of a model; all biases or none are None."""
         self._weights = weights
         is_fp32 = weights[0].dtype == torch.float32 and weights[0].device.type == "cpu"
         self._packed = packed and is_available() and is_fp32
         self._joined = None if self._packed else _joined(weights)
         self._copy: Rounded = ()
-        given = [bias for bias in biases if bias is not None]
-        self._bias = _joined(given) if given else None
+        present = [bias for bias in biases if bias is not None]
+        self._bias = _joined(present) if present else None
 
     @property
     def copied_bytes(self) -> int:
-        """Memory that the copy takes while there is one."""
+        """Bytes of the copy, whenever there is one."""
         if self.precision == "highest" and not self._packed:
             return 0
         return sum(weight.nbytes for weight in self._weights) // (2 if self.precision == "medium" else 1)
 
     def refresh(self) -> None:
-        """Forget the copy: the weights changed, or nobody needs it for a while."""
+        """Drop the copy: the weights changed, or memory is to be freed."""
         self._copy = ()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -277,19 +275,19 @@ class PackedLinear:
         if self.precision == "highest":
             return _product(x, self._copy[0], self._bias)
         if self._packs_bf16:
-            made = _product(x.bfloat16(), self._copy[0]).float()
+            result = _product(x.bfloat16(), self._copy[0]).float()
         else:
-            made = product(rounded(x, self.precision), self._copy)
-        return made if self._bias is None else made.add_(self._bias)
+            result = product(rounded(x, self.precision), self._copy)
+        return result if self._bias is None else result.add_(self._bias)
 
     def _copied(self) -> Rounded:
-        """The weights one under the other, packed where the products are oneDNN's private ones."""
-        whole = self._joined
-        if whole is None:
-            whole = self._weights[0] if len(self._weights) == 1 else torch.cat(self._weights)
+        """The concatenated weights, packed if oneDNN's private operators multiply them."""
+        weight = self._joined
+        if weight is None:
+            weight = self._weights[0] if len(self._weights) == 1 else torch.cat(self._weights)
         if self.precision == "highest":
-            return (_pack(whole),)
-        parts = rounded(whole, self.precision)
+            return (_pack(weight),)
+        parts = rounded(weight, self.precision)
         return (_pack(parts[0]),) if self._packs_bf16 else parts
 
     @property
@@ -298,13 +296,13 @@ class PackedLinear:
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    """The parts one under the other, each of them made a view of it, so that it follows their changes."""
-    # A parameter takes only its own kind: made for inference it can't become a tensor that tracks its
-    # versions, and one for training that became an inference tensor could never be changed again.
+    """The concatenated parts. Each part becomes a view of the result, so that it follows their changes."""
+    # An inference parameter cannot become a view of a normal tensor, and a normal parameter that became a
+    # view of an inference tensor could never be changed again. So the result is of the parts' kind.
     with torch.inference_mode(any(part.is_inference() for part in parts)):
         if len(parts) == 1:
             return parts[0].detach()
-        whole = torch.cat([part.detach() for part in parts])
-        for part, view in zip(parts, torch.split(whole, [len(part) for part in parts]), strict=True):
+        joined = torch.cat([part.detach() for part in parts])
+        for part, view in zip(parts, torch.split(joined, [len(part) for part in parts]), strict=True):
             part.data = view
-        return whole
+        return joined

@@ -1,4 +1,4 @@
-"""Answers from a script, for tests and demos: no weights, no torch; same interface as a real backend."""
+"""A backend that answers from a script, for tests and demos, without weights and torch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["Script", "ScriptedBackend", "ScriptedRequest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedRequest:
-    """What the script is asked: one turn of one conversation."""
+    """What a script function gets: one turn of one conversation."""
 
     text: str
-    """The prompt, decoded (control tokens left out)."""
+    """The prompt, decoded without control tokens."""
     prompt_ids: tuple[int, ...]
     session: Session | None
     turn: int
-    """How many turns this session has asked for before."""
+    """Index of the turn in its session, from 0."""
     params: SamplingParams
 
 
@@ -42,11 +42,11 @@ Script = (
     | Mapping[Session, Sequence[Reply]]
     | Callable[[ScriptedRequest], Reply | Awaitable[Reply]]
 )
-"""Turn t says `script[t]`, or `script[session][t]`, or what the function returns; exceptions are raised."""
+"""Turn t gets `script[t]`, `script[session][t]`, or the function's result; exceptions are raised."""
 
 
 class ScriptedBackend:
-    """Says what its script says.
+    """Replies as its script says.
 
     >>> backend = ScriptedBackend(["Which order?", "Refunded."])
     >>> backend = ScriptedBackend(lambda request: "Refunded." if "K27" in request.text else "Which order?")
@@ -60,14 +60,14 @@ class ScriptedBackend:
         context_length: int = 1_000_000,
         delay: float | Callable[[ScriptedRequest], float] = 0.0,
     ) -> None:
-        """`delay`: seconds that a turn takes, or a function that says so."""
+        """`delay`: seconds that a turn takes, or a function of the request that returns them."""
         if isinstance(script, str):
             raise ConfigurationError(f"a script is a list of replies or a function, got the text {script!r}")
         self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         self.context_length = context_length
         self.version = 0
         self.requests: deque[ScriptedRequest] = deque(maxlen=1000)
-        """The last thousand requests, in the order they came."""
+        """The last thousand requests, in the order of arrival."""
         self._script = script
         self._delay = delay
         self._turns: dict[Session | None, int] = {}
@@ -85,8 +85,8 @@ class ScriptedBackend:
     ) -> Completion:
         """The script's next reply, with an end-of-turn token, cut after `max_new_tokens`; log-probs are 0.
 
-        With `on_text` the event loop gets a turn between two tokens, as it would from a model.
-        Raises BackendError when the script has no reply for this turn or the prompt fills the context.
+        With `on_text`, other tasks of the event loop run between two tokens, as with a model. Raises
+        BackendError if the script has no reply for this turn or the prompt fills the context.
         """
         room = self.context_length - len(prompt_ids)
         if room <= 0:
@@ -114,9 +114,9 @@ class ScriptedBackend:
         limit = min(params.max_new_tokens, room)
         finish: FinishReason = "stop" if len(ids) <= limit else "length"
         text = TurnText(self.tokenizer, params.stop, on_text)
-        for place, token in enumerate(ids[:limit]) if params.stop or on_text else ():
+        for index, token in enumerate(ids[:limit]) if params.stop or on_text else ():
             if token not in self.tokenizer.eos_ids and text.add(token):
-                ids, finish = ids[: place + 1], "stop"
+                ids, finish = ids[: index + 1], "stop"
                 break
             if on_text is not None:
                 await asyncio.sleep(0)
@@ -149,22 +149,22 @@ class ScriptedBackend:
         return lines[request.turn]
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
-        """[T-1] zeros: a script is certain of what it says."""
+        """[T-1] zeros, as the log-probs of `generate`."""
         return [0.0] * max(0, len(ids) - 1)
 
     async def fork(self, session: Session, into: Session) -> None:
-        """Let `into` go on from the turn that `session` has reached."""
+        """Let `into` continue at the turn that `session` has reached."""
         self._turns[into] = self._turns.get(session, 0)
 
     async def release(self, session: Session) -> None:
         """Forget a conversation; unknown sessions are ignored."""
         self._turns.pop(session, None)
 
-    async def rest(self) -> None:
-        """Nothing is held."""
+    async def sleep(self) -> None:
+        """There is no memory to free."""
 
     async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
-        """Note the version; a script has no weights."""
+        """Keep the version; a script has no weights."""
         self.version = version
 
     async def check_health(self) -> None:
@@ -174,8 +174,8 @@ class ScriptedBackend:
         """Nothing is counted."""
         return {}
 
-    def lane(self) -> AbstractContextManager[None]:
-        """No clock to join: a reply depends on its own conversation only."""
+    def participate(self) -> AbstractContextManager[None]:
+        """A no-op: replies are not batched."""
         return nullcontext()
 
     async def close(self) -> None:

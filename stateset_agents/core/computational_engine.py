@@ -21,9 +21,9 @@ from stateset_agents.core.rollout.episode import EpisodeSeeds, Fork, run_branch,
 from stateset_agents.core.rollout.forks import Forks
 from stateset_agents.core.rollout.time_limits import InTime
 from stateset_agents.core.scoring.base import turn_rewards
-from stateset_agents.runtime.retries import Dependencies, FaultPolicy
-from stateset_agents.runtime.tasks import all_or_cancel
-from stateset_agents.runtime.user_code import SaidOnce
+from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance
+from stateset_agents.runtime.tasks import gather_or_cancel
+from stateset_agents.runtime.user_code import RateLimitedWarnings
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
@@ -115,7 +115,7 @@ class ComputationalEngine:
         self.episode_retries = episode_retries
         self.deterministic = deterministic
         self.reward_timeout = reward_timeout
-        self.dependencies = Dependencies(faults)
+        self.dependencies = FaultTolerance(faults)
         """Circuit breakers and counts of what was tried again, over the engine's life."""
         self._in_time = InTime(environment, turn_timeout, self.dependencies)
         if episode_timeout is not None and not episode_timeout > 0:
@@ -123,7 +123,7 @@ class ComputationalEngine:
                 f"episode_timeout must be seconds above 0 or None, got {episode_timeout!r}"
             )
         self.episode_timeout = episode_timeout
-        self._said = SaidOnce()
+        self._said = RateLimitedWarnings()
 
     @property
     def num_retries(self) -> int:
@@ -210,12 +210,12 @@ class ComputationalEngine:
 
         async with Forks(0, of=of, limit=limit) as forks:
             jobs = self._members(0, episode, scenario, seed, path)
-            played = await all_or_cancel(member(job) for job in jobs)
+            played = await gather_or_cancel(member(job) for job in jobs)
         return TrajectoryGroup(key=f"{step}/{scenario.id}", trajectories=tuple(await self._rewarded(played)))
 
     def sum_up_warnings(self) -> None:
         """Say how often the warnings of groups that were played one by one have come, and begin anew."""
-        self._said.sum_up()
+        self._said.flush()
 
     async def _in_groups(
         self,
@@ -237,8 +237,8 @@ class ComputationalEngine:
         everyone = asyncio.Barrier(max(1, num_lanes))
 
         async def lane() -> None:
-            with self.agent.backend.lane() if self.deterministic else nullcontext():
-                await everyone.wait()  # all lanes have joined the clock before any turn is asked for
+            with self.agent.backend.participate() if self.deterministic else nullcontext():
+                await everyone.wait()  # all participate before any turn is asked for
                 while queue:
                     number, job = queue.popleft()
                     own = played[job.place]
@@ -253,9 +253,9 @@ class ComputationalEngine:
                 on_finished(place)
 
         try:
-            await all_or_cancel([*(lane() for _ in range(num_lanes)), *map(group, sizes)])
+            await gather_or_cancel([*(lane() for _ in range(num_lanes)), *map(group, sizes)])
         finally:
-            self._said.sum_up()
+            self._said.flush()
         return finished
 
     @asynccontextmanager

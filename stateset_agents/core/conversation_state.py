@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stateset_agents.runtime.named_arguments import NamedCall
-from stateset_agents.runtime.user_code import call_user_code, guarded, told
+from stateset_agents.runtime.user_code import call_user_code, format_error, guarded
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 
@@ -99,8 +99,8 @@ def copied_state(state: Any) -> Any:
         return copy.deepcopy(state)
     except Exception as error:
         raise ConfigurationError(
-            f"the state, a {type(state).__name__}, cannot be copied ({told(error)}), and a fork of the "
-            "conversation needs a copy: give it fork() or __deepcopy__, or train without branches and "
+            f"the state, a {type(state).__name__}, cannot be copied ({format_error(error)}), and a fork of "
+            "the conversation needs a copy: give it fork() or __deepcopy__, or train without branches and "
             "turn_retries"
         ) from error
 

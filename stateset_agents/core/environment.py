@@ -21,7 +21,7 @@ from stateset_agents.core.sources.scenario_files import load_scenarios, read_sce
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.core.users.simulated_user import User, UserFactory, default_user
 from stateset_agents.runtime.named_arguments import NamedCall, wanted_arguments
-from stateset_agents.runtime.user_code import guarded, returned, told
+from stateset_agents.runtime.user_code import call_checked, format_error, guarded
 from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -117,13 +117,13 @@ async def answer_to(completion: Completion, conversation: Conversation) -> Obser
     """What a conversation answers to a turn of the agent: by `take` where it has that, else by `step`."""
     take = getattr(conversation, "take", None)  # a protocol's isinstance is slow, and this is each turn
     if take is None:
-        return await returned(conversation.step, completion.message, kind=Observation)
-    return await returned(take, completion, kind=Observation)
+        return await call_checked(conversation.step, completion.message, kind=Observation)
+    return await call_checked(take, completion, kind=Observation)
 
 
 async def opened(environment: Environment, scenario: Scenario, seed: int) -> Conversation:
     """What `start` gives; ConfigurationError where it is no conversation."""
-    conversation = await returned(environment.start, scenario, seed)
+    conversation = await call_checked(environment.start, scenario, seed)
     missing = [name for name in _OF_A_CONVERSATION if not hasattr(conversation, name)]
     if missing:
         raise ConfigurationError(
@@ -329,7 +329,7 @@ class ConversationEnvironment:
             raise
         except Exception as error:
             raise ConfigurationError(
-                f"no user could be made for scenario {scenario.id}: {told(error)}"
+                f"no user could be made for scenario {scenario.id}: {format_error(error)}"
             ) from error
 
 

@@ -28,7 +28,7 @@ from stateset_agents.core.scoring.factories import (
 )
 from stateset_agents.core.scoring.function_reward import FunctionReward, Reward, as_reward, reward_function
 from stateset_agents.core.scoring.terms import RewardOfRewards, Term, named_terms, parts_of
-from stateset_agents.runtime.tasks import all_or_cancel
+from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import RewardFailure
 from stateset_agents.types.trajectory import Trajectory
 
@@ -92,7 +92,7 @@ class CompositeReward(RewardOfRewards):
         super().__init__(name, {term: reward for term, reward, _ in self._terms})
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
-        by_term = await all_or_cancel(
+        by_term = await gather_or_cancel(
             score_trajectories(reward, trajectories) for _, reward, _ in self._terms
         )
         return [

@@ -29,8 +29,8 @@ from typing import Annotated, Any, Literal, Union, overload
 
 import pydantic
 
-from stateset_agents.runtime.tasks import all_or_cancel, in_thread
-from stateset_agents.runtime.user_code import call_user_code, time_limit, told
+from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
+from stateset_agents.runtime.user_code import call_user_code, format_error, time_limit
 from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -249,7 +249,7 @@ class Toolbox:
                 (index, await self.call(calls[index], scenario=scenario, state=state)) for index in indices
             ]
 
-        lanes = await all_or_cancel(run(indices) for indices in (one_by_one, *together))
+        lanes = await gather_or_cancel(run(indices) for indices in (one_by_one, *together))
         answers = dict(pair for lane in lanes for pair in lane)
         return [answers[index] for index in range(len(calls))]
 
@@ -291,7 +291,7 @@ class Toolbox:
             raise
         except Exception as error:  # the boundary to user code: whatever else breaks is the tool's failure
             raise EnvironmentFailure(
-                f"tool {entry.name} failed: {told(error)}; mend it, or raise ToolError for "
+                f"tool {entry.name} failed: {format_error(error)}; mend it, or raise ToolError for "
                 "what the agent may correct"
             ) from error
         if not isinstance(result, str):

@@ -17,7 +17,7 @@ import yaml
 from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from stateset_agents.backends.pretrained.library_logs import quietly
+from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
 from stateset_agents.backends.pretrained.load_lock import loading
 from stateset_agents.embedded.demonstrations import BAD_HABITS, blurred, demonstrations, texts
 from stateset_agents.embedded.tokenizer import build_tokenizer
@@ -109,7 +109,7 @@ def build_embedded(
     for name, fact in facts.items():
         card = card.replace(f"[{name}]", str(fact))
     with _writing(output):
-        with quietly():
+        with suppress_library_logs():
             model.save_pretrained(output)
         (output / "model.safetensors").chmod(0o644)  # written for its owner alone
         tokenizer.save_pretrained(output)

@@ -21,7 +21,7 @@ from stateset_agents.environments.text_world import (
     world_scenarios,
 )
 from stateset_agents.runtime.tasks import in_thread
-from stateset_agents.runtime.user_code import guarded, told
+from stateset_agents.runtime.user_code import format_error, guarded
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, expect_split
 
@@ -220,7 +220,7 @@ class _GymWorld:
             env, view = copy.deepcopy((self._env, self.view))
         except Exception as error:
             raise ConfigurationError(
-                f"{self.name} cannot be copied ({told(error)}), and branches need copies: give it a "
+                f"{self.name} cannot be copied ({format_error(error)}), and branches need copies: give it a "
                 "__deepcopy__, or train with another advantage_estimator"
             ) from error
         return _GymWorld(self.name, env, view)

@@ -19,8 +19,8 @@ from stateset_agents.core.rollout.time_limits import InTime
 from stateset_agents.core.scoring.base import RewardResult, turn_rewards
 from stateset_agents.evaluation.evaluator import Evaluation, measured
 from stateset_agents.evaluation.policies import DEGENERATE, MakePolicy, Policy
-from stateset_agents.runtime.tasks import all_or_cancel, in_thread
-from stateset_agents.runtime.user_code import told
+from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
+from stateset_agents.runtime.user_code import format_error
 from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -223,7 +223,7 @@ async def audit(
         return TrajectoryGroup(key=scenario.id, trajectories=(played,))
 
     async def all_of(name: str, make: MakePolicy) -> Evaluation:
-        groups = await all_or_cancel(one(make, scenario) for scenario in scenarios)
+        groups = await gather_or_cancel(one(make, scenario) for scenario in scenarios)
         errors = [group.trajectories[0].error for group in groups]
         if all(group.trajectories[0].status is Status.FAILED for group in groups):
             raise EnvironmentFailure(
@@ -266,7 +266,7 @@ async def play(environment: Environment, scenario: Scenario, seed: int, make: Ma
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
     except Exception as error:  # whatever a user's environment may raise is one failed conversation
-        return replace(start, status=Status.FAILED, error=told(error))
+        return replace(start, status=Status.FAILED, error=format_error(error))
 
 
 async def _talk(start: Trajectory, conversation: Conversation, make: MakePolicy) -> Trajectory:

@@ -10,7 +10,7 @@ from typing import Any
 
 from stateset_agents.algorithms.advantages import Baseline, Scaling, group_advantages
 from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
-from stateset_agents.runtime.tasks import all_or_cancel
+from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
 
@@ -120,7 +120,7 @@ async def rescore(
     for step, groups in steps:
         played = [[one for one in group.trajectories if one.status is not Status.FAILED] for group in groups]
         num_failed += sum(len(group.trajectories) for group in groups) - sum(map(len, played))
-        results = await all_or_cancel(
+        results = await gather_or_cancel(
             score_trajectories(reward, members, seconds=reward_timeout) for members in played
         )
         asked = [result for own in results for result in own]

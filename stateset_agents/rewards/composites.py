@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from stateset_agents.core.reward import Reward, RewardResult, score_trajectories
 from stateset_agents.core.scoring.terms import RewardOfRewards, Term, as_term, named_terms, parts_of
-from stateset_agents.runtime.tasks import all_or_cancel
+from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.trajectory import Trajectory
 
@@ -33,7 +33,7 @@ class ProductReward(RewardOfRewards):
         super().__init__(name, {term: reward for term, reward, _ in self._terms})
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[Result]:
-        by_term = await all_or_cancel(
+        by_term = await gather_or_cancel(
             score_trajectories(reward, trajectories) for _, reward, _ in self._terms
         )
         return [self._multiplied(results) for results in zip(*by_term, strict=True)]

@@ -17,7 +17,7 @@ from stateset_agents.core.scoring.base import (
 )
 from stateset_agents.core.scoring.function_reward import FunctionReward, Reward
 from stateset_agents.core.scoring.terms import RewardOfRewards, as_term, parts_of
-from stateset_agents.runtime.tasks import all_or_cancel
+from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.settings import alternatives
 from stateset_agents.types.trajectory import Status, Trajectory
@@ -94,7 +94,7 @@ class PotentialShaping(RewardOfRewards):
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
         results = await score_trajectories(self._reward, trajectories)
-        return await all_or_cancel(
+        return await gather_or_cancel(
             self._shaped(trajectory, result) for trajectory, result in zip(trajectories, results, strict=True)
         )
 
@@ -126,7 +126,7 @@ class PotentialShaping(RewardOfRewards):
             replace(trajectory, turns=trajectory.turns[:turns], outcome=None)
             for turns in range(num_turns if ends else num_turns + 1)
         ]
-        values = await all_or_cancel(self._potential_of(state) for state in states)
+        values = await gather_or_cancel(self._potential_of(state) for state in states)
         return [*values, 0.0] if ends else values
 
     async def _potential_of(self, state: Trajectory) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stateset_agents.runtime.tasks import in_thread
-from stateset_agents.runtime.user_code import told
+from stateset_agents.runtime.user_code import format_error
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.settings import closest, nearest
@@ -169,7 +169,7 @@ async def notify(callbacks: Sequence[object], moment: str, *arguments: Any, pati
             # own that was cancelled
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
-            failures.append(f"{type(callback).__name__}.{moment} failed: {told(error)}")
+            failures.append(f"{type(callback).__name__}.{moment} failed: {format_error(error)}")
             _log.error(f"callback {failures[-1]}; training goes on")
     return failures
 

@@ -1,1 +1,1 @@
-"""What everything runs on: tasks and time limits, retries, threads, devices, logs, the HTTP guard."""
+"""What everything runs on: tasks and time limits, retries, threads, devices, the HTTP guard."""

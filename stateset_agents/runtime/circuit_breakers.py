@@ -1,11 +1,12 @@
-"""A circuit breaker: when something fails again and again, work waits for it instead of failing in its turn.
+"""A circuit breaker: after several failures in a row, calls wait instead of failing one after the other.
 
-    closed --`failures` in a row--> open --`pause` seconds--> half-open: one probe is let through
+    closed --`failures` in a row--> open --`pause` seconds--> half-open: one call, the probe, may pass
        ^                             ^                            |                 |
        +---- the probe succeeds -----|----------------------------+                 |
                                      +---- it fails: open for twice as long --------+
 
-The engine has one for the environment and one for each reward, a `ChatClient` one for its endpoint.
+The engine has one breaker for the environment and one for each reward. A `ChatClient` has one for its
+endpoint.
 """
 
 from __future__ import annotations
@@ -17,22 +18,30 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Literal, Protocol
 
-__all__ = ["Breaker", "Pass", "State", "Watch", "admitted", "watching", "when_waiting"]
+__all__ = [
+    "Breaker",
+    "BreakerCall",
+    "BreakerListener",
+    "State",
+    "admitted",
+    "breaker_listener",
+    "wait_listener",
+]
 
 State = Literal["closed", "half-open", "open"]
 
 _LONGEST_PAUSE = 60.0
-"""Seconds that the doubling of `pause` ends at, unless `pause` itself is longer."""
-_LOOK_AGAIN = 0.25
-"""Seconds after which who waits for another's probe looks again, at most."""
+"""Seconds. Doubling stops here, unless the first pause is longer."""
+_POLL_SECONDS = 0.25
+"""Longest wait before a caller asks again whether another caller's probe succeeded."""
 
 
 class Breaker:
-    """Says whether something that may be down is to be asked now. Pure: time comes from `clock`.
+    """Decides whether a service that may be down is called now. It never waits; time comes from `clock`.
 
-    `admit` gives a ticket or None; what came of the call is told by `succeeded`, `failed` or `abandoned`
-    with that ticket. Calls that began before the last change of state change nothing any more: those
-    under way when it opened neither close it nor open it for longer.
+    `admit` returns a ticket, or None. With that ticket the caller reports the result of its call by
+    `succeeded`, `failed` or `abandoned`. A ticket is valid until the state changes: a call that was under way
+    when the breaker opened neither closes it nor keeps it open for longer.
     """
 
     def __init__(
@@ -43,13 +52,13 @@ class Breaker:
         pause: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`failures`: in a row, after which it opens, 0 for never; `pause`: seconds until its first probe."""
+        """It opens after `failures` in a row (0: never) and lets a probe through after `pause` seconds."""
         self.name = name
         self.state: State = "closed"
         self.cause = ""
         """Of the last failure."""
         self.has_worked = False
-        """Did a call ever succeed? What never did is rather wrong than away, and nobody waits for it."""
+        """Did a call ever succeed? A service that never worked is likely misconfigured: nobody waits."""
         self._failures = failures
         self._first_pause = self._pause = pause
         self._clock = clock
@@ -59,25 +68,25 @@ class Breaker:
         self._down_since = 0.0
 
     def admit(self) -> int | None:
-        """A ticket for a call that may be made now, else None."""
+        """A ticket if a call may be made now, else None."""
         if self.state == "closed":
             return self._ticket
         if self.state == "open" and self._clock() >= self._probe_at:
-            self._turn("half-open")
+            self._set_state("half-open")
             return self._ticket
         return None
 
     def succeeded(self, ticket: int) -> None:
-        """The call gave what was asked for."""
+        """The call returned a result."""
         self.has_worked = True
         if ticket != self._ticket:
             return
         self._in_a_row, self._pause = 0, self._first_pause
         if self.state == "half-open":
-            self._turn("closed")
+            self._set_state("closed")
 
     def failed(self, ticket: int, cause: str) -> None:
-        """The call failed, or took too long."""
+        """The call raised, or took too long."""
         if ticket != self._ticket:
             return
         self.cause = cause
@@ -90,67 +99,67 @@ class Breaker:
             self._open(self._pause)
 
     def abandoned(self, ticket: int) -> None:
-        """Nobody waits for the call any more, and it says nothing; after a probe the next call is one."""
+        """The call was cancelled and its result is unknown. After a probe, the next call is the probe."""
         if ticket == self._ticket and self.state == "half-open":
             self._open(0.0)
 
     @property
     def seconds_down(self) -> float:
-        """Since it opened; 0 while it is closed."""
+        """Since it opened; 0 while closed."""
         return 0.0 if self.state == "closed" else self._clock() - self._down_since
 
     @property
     def seconds_to_wait(self) -> float:
-        """Until it is worth asking again whether a call may be made."""
+        """Until `admit` is worth calling again."""
         if self.state == "open":
             return max(0.0, self._probe_at - self._clock())
-        return 0.0 if self.state == "closed" else _LOOK_AGAIN
+        return 0.0 if self.state == "closed" else _POLL_SECONDS
 
     def _open(self, pause: float) -> None:
         self._probe_at = self._clock() + pause
-        self._turn("open")
+        self._set_state("open")
 
-    def _turn(self, state: State) -> None:
-        was, self.state = self.state, state
+    def _set_state(self, state: State) -> None:
+        before, self.state = self.state, state
         self._ticket += 1
         if state == "closed":
             self._in_a_row = 0
-        watch = watching.get()
-        if watch is not None:
-            watch.changed(self, was)
+        listener = breaker_listener.get()
+        if listener is not None:
+            listener.on_state_change(self, before)
 
     def __str__(self) -> str:
         return f"{self.name} failed {self._in_a_row} times in a row (last: {self.cause})"
 
 
-class Watch(Protocol):
-    """Who keeps count of breakers."""
+class BreakerListener(Protocol):
+    """Counts what happens to breakers (`runtime.retries.FaultTolerance` does)."""
 
-    def saw(self, breaker: Breaker) -> None:
-        """It was asked."""
+    def on_call(self, breaker: Breaker) -> None:
+        """A call is about to ask this breaker."""
         ...
 
-    def changed(self, breaker: Breaker, was: State) -> None:
-        """It opened, half or whole, or closed."""
+    def on_state_change(self, breaker: Breaker, before: State) -> None:
+        """The breaker opened, half-opened or closed."""
         ...
 
-    def waited(self, breaker: Breaker, seconds: float) -> None:
-        """A call waited for it."""
+    def on_wait(self, breaker: Breaker, seconds: float) -> None:
+        """A call waits for this breaker."""
         ...
 
-    def retried(self, breaker: Breaker) -> None:
-        """A client's call that failed is made again."""
+    def on_retry(self, breaker: Breaker) -> None:
+        """A client repeats a call that failed."""
         ...
 
 
-watching: ContextVar[Watch | None] = ContextVar("watching", default=None)
-"""Of the work that goes on now: breakers of clients deep inside an environment or a reward tell it too."""
-when_waiting: ContextVar[Callable[[float], None] | None] = ContextVar("when_waiting", default=None)
-"""Called with the seconds that the work that goes on now is about to wait: its own time need not run on."""
+breaker_listener: ContextVar[BreakerListener | None] = ContextVar("breaker_listener", default=None)
+"""Of the current task. So breakers of clients deep inside an environment or a reward are counted too."""
+wait_listener: ContextVar[Callable[[float], None] | None] = ContextVar("wait_listener", default=None)
+"""Of the current task. Called with the seconds it is about to wait: its time limit can stand still."""
 
 
-class Pass:
-    """One call that a breaker let through; say `failed` where it did, else it counts as a success."""
+class BreakerCall:
+    """One call that a breaker let through. It counts as a success unless `failed` is called."""
 
     def __init__(self) -> None:
         self.cause: str | None = None
@@ -160,12 +169,8 @@ class Pass:
     def failed(self, cause: str) -> None:
         self.cause = cause
 
-    def says_nothing(self) -> None:
-        """The call tells neither that it works nor that it does not."""
-        self.is_abandoned = True
-
     def answered(self) -> None:
-        """It works, though what it says is raised."""
+        """The service works, and its answer is an exception."""
         self.has_answered = True
 
 
@@ -176,28 +181,28 @@ async def admitted(
     patience: float,
     down: Callable[[str], Exception],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> AsyncIterator[Pass]:
-    """Wait until a call may be made, and tell the breaker what came of the body.
+) -> AsyncIterator[BreakerCall]:
+    """Wait until a call may be made, run the body, and report its result to the breaker.
 
-    Raises what `down` makes of one line where the outage has lasted longer than `patience` seconds, and at
-    once where no call has ever succeeded. What the body raises counts as nothing: say `Pass.failed` or
-    `Pass.answered` first.
+    Raises `down(message)` if the outage has lasted longer than `patience` seconds, and at once if no call
+    ever succeeded. An exception from the body counts as neither success nor failure, unless the body called
+    `BreakerCall.failed` or `BreakerCall.answered` first.
     """
-    watch = watching.get()
-    if watch is not None:
-        watch.saw(breaker)
+    listener = breaker_listener.get()
+    if listener is not None:
+        listener.on_call(breaker)
     while (ticket := breaker.admit()) is None:
         left = patience - breaker.seconds_down if breaker.has_worked else 0.0
         if left <= 0:
             waited = f", and was waited for {patience:g} s" if breaker.has_worked else ""
             raise down(f"{breaker}{waited}")
         seconds = min(left, max(0.001, breaker.seconds_to_wait))
-        if watch is not None:
-            watch.waited(breaker, seconds)
-        if (told := when_waiting.get()) is not None:
-            told(seconds)
+        if listener is not None:
+            listener.on_wait(breaker, seconds)
+        if (on_wait := wait_listener.get()) is not None:
+            on_wait(seconds)
         await sleep(seconds)
-    call = Pass()
+    call = BreakerCall()
     try:
         yield call
     except BaseException:

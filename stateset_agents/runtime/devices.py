@@ -1,4 +1,4 @@
-"""Which GPU is this process's own, where a launcher started several processes on a machine."""
+"""Which GPU this process uses when a launcher such as torchrun started several processes on one machine."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["own_gpu"]
+__all__ = ["local_gpu"]
 
 
-def own_gpu() -> int | None:
-    """The GPU of that number among those it sees, by LOCAL_RANK; None without a launcher.
+def local_gpu() -> int | None:
+    """Index of this process's GPU: LOCAL_RANK, or None without a launcher.
 
-    One that sees a single GPU takes that: its launcher may show each its own. Raises ConfigurationError where
-    more processes were started on this machine than it has GPUs.
+    A process that sees a single GPU uses that: some launchers show each process only its own. Raises
+    ConfigurationError if more processes were started on this machine than it has GPUs.
     """
     import torch
 

@@ -1,9 +1,9 @@
-"""Who may talk to an HTTP server of ours: serve, the live report, rollout endpoints, an application of yours.
+"""Which requests an HTTP server of this package answers: serve, the live report, rollout endpoints.
 
-A web page in a browser on this machine can send requests to 127.0.0.1 as well. It cannot send
-`application/json` without asking first (a preflight request, which no server here answers), and a page that
-points its own name at this machine (DNS rebinding) sends that name as `Host`. So both are checked, and a key
-where there is one.
+Any web page that is open in a browser on this machine can send requests to 127.0.0.1. Such a page cannot send
+`application/json` without a preflight request, which no server here answers. A page that points its own name
+at this machine (DNS rebinding) sends that name as `Host`. So the content type and the host are checked, and
+the API key if the server has one.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 __all__ = ["API_KEY_VARIABLE", "LOOPBACK_NAMES", "HttpGuard", "is_loopback", "read_api_keys"]
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
-"""What a browser may call this machine."""
+"""Names of this machine in the `Host` header of a local browser."""
 API_KEY_VARIABLE = "STATESET_API_KEY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpGuard:
-    """Checks a request before anything else looks at it.
+    """Checks a request before any other code handles it.
 
         app = web.Application(middlewares=[HttpGuard().middleware()])
 
-    Refusals are aiohttp's: 403 for a foreign `Host`, 401 for a missing or wrong key, 415 for a POST whose
-    body is not `application/json` (also one without a body: a web page can send that, too).
+    It refuses with aiohttp's errors: 403 for a foreign `Host`, 401 for a missing or wrong key, 415 for a POST
+    that is not `application/json` (also without a body: a web page can send that too).
     """
 
     hosts: tuple[str, ...] = LOOPBACK_NAMES
-    """Names in `Host` that are served: `name` (any port) or `name:port`; case and a last dot do not count."""
+    """Values of `Host` that are served: `name` (any port) or `name:port`; case and final dot are ignored."""
     any_address: bool = False
-    """Serve every address in numbers, too? A page that points its name here sends that name."""
+    """Serve every numeric IP address too? That is safe: DNS rebinding needs a name."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Of which a request has to send one, as `Authorization: Bearer KEY`; none asks nobody."""
+    """A request must send one of them as `Authorization: Bearer KEY`. Empty: no key is needed."""
     without_key: Collection[str] = ()
-    """Paths that are answered without a key, such as a load balancer's."""
+    """Paths that need no key, such as a load balancer's health check."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigurationError for a key that anybody has and a host that no request names."""
+        """Raises ConfigurationError for an empty key, and for a host that no request can name."""
         for name in ("hosts", "api_keys"):
             _expect_texts(name, getattr(self, name))
         if not all(map(str.strip, self.api_keys)):
@@ -75,7 +75,7 @@ class HttpGuard:
     ) -> HttpGuard:
         """The guard of a server that listens on `address`.
 
-        Raises ConfigurationError where others can reach the address and no key is asked for.
+        Raises ConfigurationError if other machines can reach the address and no key is set.
         """
         _expect_texts("api_keys", api_keys)
         _expect_texts("allowed_hosts", allowed_hosts)
@@ -93,7 +93,7 @@ class HttpGuard:
         )
 
     def middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
-        """For `web.Application(middlewares=[...])`; what answers errors stands before it."""
+        """For `web.Application(middlewares=[...])`, after the middleware that formats errors."""
         from aiohttp import web
 
         @web.middleware
@@ -109,9 +109,9 @@ class HttpGuard:
         """Raises aiohttp's HTTPForbidden, HTTPUnauthorized or HTTPUnsupportedMediaType."""
         from aiohttp import web
 
-        given = request.headers.getall("Host", [])
-        if len(given) != 1 or not self.allows_host(given[0]):
-            shown = f"{given[0]!r:.80}" if given else "nothing"
+        sent = request.headers.getall("Host", [])
+        if len(sent) != 1 or not self.allows_host(sent[0]):
+            shown = f"{sent[0]!r:.80}" if sent else "nothing"
             raise web.HTTPForbidden(
                 text=f"Host {shown} is not served here; served are {', '.join(self.hosts)}"
             )
@@ -121,7 +121,7 @@ class HttpGuard:
             )
         if (
             request.method == "POST"
-            and request.match_info.http_exception is None  # else it is a 404 or 405, and nothing happens
+            and request.match_info.http_exception is None  # else it is a 404 or 405: no handler runs
             and request.content_type != "application/json"
         ):
             raise web.HTTPUnsupportedMediaType(
@@ -129,9 +129,9 @@ class HttpGuard:
                 f"got {request.headers.get('Content-Type', 'nothing')!r:.80}"
             )
 
-    def allows_host(self, given: str) -> bool:
-        """Is this `Host` header one that is served?"""
-        name, port = _name_and_port(given)
+    def allows_host(self, header: str) -> bool:
+        """Is this value of the `Host` header served?"""
+        name, port = _name_and_port(header)
         if port and not port.isdecimal():
             return False
         allowed = [_name_and_port(host) for host in self.hosts]
@@ -148,9 +148,9 @@ class HttpGuard:
 
 
 def is_loopback(address: str) -> bool:
-    """Can nobody but this machine reach a server that listens there?"""
-    found = _address(_name_and_port(_in_url(address))[0])
-    return address.casefold() == "localhost" or (found is not None and found.is_loopback)
+    """Can only this machine reach a server that listens on `address`?"""
+    ip = _address(_name_and_port(_in_url(address))[0])
+    return address.casefold() == "localhost" or (ip is not None and ip.is_loopback)
 
 
 def read_api_keys(

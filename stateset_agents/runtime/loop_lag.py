@@ -1,4 +1,4 @@
-"""How long the event loop was kept from running while a step goes on, and whether by the user's code."""
+"""How long something blocked the event loop during a step, and whether it was the user's code."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ _HERE = tuple(
 
 
 class LoopLag:
-    """The worst waits seen, in seconds."""
+    """The longest delays of the event loop, in seconds."""
 
-    worst: float = 0.0
+    longest: float = 0.0
     in_user_code: float = 0.0
-    """The worst one during which code of the user's stood on the loop."""
+    """The longest delay during which the user's code ran on the loop."""
     place: str | None = None
-    """Where that was: `my_env.py:31, step`."""
+    """The line of that code: `my_env.py:31, step`."""
 
 
 @contextlib.asynccontextmanager
 async def measure_loop_lag(interval: float = 0.02) -> AsyncIterator[LoopLag]:
-    """Wakes every `interval` seconds while open; `worst` is the longest it was late.
+    """Measure while the context is open: a task wakes every `interval` seconds and notes how late it is.
 
-    While it is late, a thread looks at what stands on the loop. A file is the user's unless it belongs to
-    Python, to this package or to an installed one; what such a file calls counts as the user's. A wait is
-    put down to the place that was seen most, where that is in at least half of the looks.
+    While it is late, a thread samples the stack of the event loop's thread. A file is the user's unless it
+    belongs to Python, to this package or to an installed package; whatever such a file calls counts as the
+    user's code. A delay is attributed to the line that was sampled most, if that is user code in at least
+    half of the samples.
     """
     lag = LoopLag()
     sampler = _Sampler(threading.get_ident(), interval)
@@ -55,7 +56,7 @@ async def measure_loop_lag(interval: float = 0.02) -> AsyncIterator[LoopLag]:
             sampler.expect(due)
             await asyncio.sleep(interval)
             late, place = time.perf_counter() - due, sampler.place()
-            lag.worst = max(lag.worst, late)
+            lag.longest = max(lag.longest, late)
             if place is not None and late > lag.in_user_code:
                 lag.in_user_code, lag.place = late, place
 
@@ -70,7 +71,7 @@ async def measure_loop_lag(interval: float = 0.02) -> AsyncIterator[LoopLag]:
 
 
 class _Sampler:
-    """A thread that looks at another one's stack while that is late."""
+    """A thread that samples another thread's stack while that thread is late."""
 
     def __init__(self, thread: int, interval: float) -> None:
         self._thread = thread
@@ -80,7 +81,7 @@ class _Sampler:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        threading.Thread(target=self._look, name="loop-lag", daemon=True).start()
+        threading.Thread(target=self._sample, name="loop-lag", daemon=True).start()
 
     def stop(self) -> None:
         self._ended.set()
@@ -89,27 +90,27 @@ class _Sampler:
         self._due, self._seen = due, []
 
     def place(self) -> str | None:
-        """Where the user's code stood while the thread was late."""
-        seen = list(self._seen)
-        users = [place for place in seen if place is not None]
-        if not users or 2 * len(users) < len(seen):
+        """The line of user code that was sampled most while the thread was late, if any."""
+        samples = list(self._seen)
+        places = [place for place in samples if place is not None]
+        if not places or 2 * len(places) < len(samples):
             return None
-        return max(set(users), key=users.count)
+        return max(set(places), key=places.count)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._ended.wait(self._interval):
             if time.perf_counter() - self._due > self._interval:
-                seen = self._seen  # before the look: the thread may be on time again after it
+                seen = self._seen  # before the sample: after it the thread may be on time again
                 frame = sys._current_frames().get(self._thread)
                 seen.append(_user_place(frame))
 
 
 def _user_place(frame: FrameType | None) -> str | None:
-    """The innermost frame of the user's among those that the event loop called; None without any."""
+    """The innermost frame of user code among the frames that the event loop called; None without any."""
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_ASYNCIO) and frame.f_code.co_name in ("_run", "_run_once", "run_forever", "run"):
-            return None  # what stands further out called the loop
+            return None  # frames further out called the loop
         if not file.startswith((*_HERE, "<frozen ")):
             return f"{Path(file).name}:{frame.f_lineno}, {frame.f_code.co_name}"
         frame = frame.f_back

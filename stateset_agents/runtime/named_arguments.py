@@ -1,4 +1,4 @@
-"""User code that asks by name for what it wants to see: rewards, verdicts, users, states, renderers.
+"""User functions that get the arguments which their parameters name: rewards, verdicts, users, states.
 
 def success(messages, state): ...   # is called as success(messages=..., state=...)
 """
@@ -18,59 +18,61 @@ __all__ = ["NamedCall", "wanted_arguments"]
 
 
 class NamedCall:
-    """A function that is given what its parameters name.
+    """Calls a function with the arguments that its parameters name.
 
-    Where `positional` is given, a function whose parameters have other names, as `lambda s, m: ...`, gets
-    these arguments in their order; so does a built-in that does not tell its parameters, such as `dict`.
+    With `positional`, a function whose parameters have other names, such as `lambda s, m: ...`, gets these
+    arguments in their order. So does a built-in without a signature, such as `dict`.
     """
 
     def __init__(
         self,
-        what: str,
+        label: str,
         function: object,
         offered: Sequence[str],
         *,
         positional: Sequence[str] | None = None,
         cures: Mapping[str, str] | None = None,
     ) -> None:
-        """`what` is for errors; a function may be named as "module:function". `cures` says of names that are
-        known and not offered what would offer them.
+        """`label` names the function in errors. `function` may be a name, "module:function". `offered` are
+        the arguments there are; `cures` maps an argument that is known but not offered to how to get it.
 
-        Raises ConfigurationError for what is no function, and for one that asks for something else.
+        Raises ConfigurationError if it is no function, or if it asks for an argument that is not offered.
         """
-        found = imported(what, function) if isinstance(function, str) else function
-        if not callable(found):
+        target = imported(label, function) if isinstance(function, str) else function
+        if not callable(target):
             raise ConfigurationError(
-                f"{what} must be a function with named parameters or 'module:function', got {found!r:.60}"
+                f"{label} must be a function with named parameters or 'module:function', got {target!r:.60}"
             )
-        self.function: Callable[..., Any] = found
+        self.function: Callable[..., Any] = target
         cures = cures or {}
         known = (*offered, *cures)
-        self._is_positional = positional is not None and _is_positional(found, offered, known, positional)
+        self._is_positional = positional is not None and _is_positional(target, offered, known, positional)
         self.wanted: tuple[str, ...] = (
-            tuple(positional or ()) if self._is_positional else wanted_arguments(what, found, offered, cures)
+            tuple(positional or ())
+            if self._is_positional
+            else wanted_arguments(label, target, offered, cures)
         )
 
-    def bound(self, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments and keyword arguments of one call, out of what there is."""
+    def bound(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of one call, taken from `values`."""
         if self._is_positional:
-            return tuple(given[name] for name in self.wanted), {}
-        return (), {name: given[name] for name in self.wanted}
+            return tuple(values[name] for name in self.wanted), {}
+        return (), {name: values[name] for name in self.wanted}
 
-    async def call(self, given: Mapping[str, Any]) -> Any:
-        """What it returns: an async function is awaited, a sync one runs in a thread."""
-        args, kwargs = self.bound(given)
+    async def call(self, values: Mapping[str, Any]) -> Any:
+        """The function's result: an async function is awaited, a sync one runs in a thread."""
+        args, kwargs = self.bound(values)
         return await call_user_code(self.function, *args, **kwargs)
 
 
 def wanted_arguments(
-    what: str, function: Callable[..., Any], offered: Sequence[str], cures: Mapping[str, str] | None = None
+    label: str, function: Callable[..., Any], offered: Sequence[str], cures: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """The names among `offered` that the function asks for; ConfigurationError where it asks for others."""
+    """The `offered` names that the function asks for. Raises ConfigurationError if it asks for others."""
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError) as error:  # no function, or a built-in that does not tell
-        raise ConfigurationError(f"{what} must be a function with named parameters: {error}") from None
+    except (TypeError, ValueError) as error:  # no function, or a built-in without a signature
+        raise ConfigurationError(f"{label} must be a function with named parameters: {error}") from None
     wanted = []
     for parameter in parameters.values():
         by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
@@ -80,7 +82,7 @@ def wanted_arguments(
             cure = (cures or {}).get(parameter.name)
             hint = argument_hint(parameter.name, offered) if cure is None else f" ({cure})"
             raise ConfigurationError(
-                f"{what}: cannot give parameter {str(parameter)!r}{hint}; there are: {', '.join(offered)}"
+                f"{label}: cannot give parameter {str(parameter)!r}{hint}; there are: {', '.join(offered)}"
             )
     return tuple(wanted)
 
@@ -88,8 +90,10 @@ def wanted_arguments(
 def _is_positional(
     function: Callable[..., Any], offered: Sequence[str], known: Sequence[str], positional: Sequence[str]
 ) -> bool:
-    """Does it take `positional` in their order, under names of its own? A known name must stand in its place,
-    or `def success(state, talk)` would be given a scenario as its state."""
+    """Does the function take the `positional` arguments in their order, under other names?
+
+    A known name must be at its own position, or `def success(state, talk)` would get a scenario as its state.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -103,6 +107,6 @@ def _is_positional(
     except TypeError:
         return False
     return all(
-        parameter.name == place or parameter.name not in known
-        for parameter, place in zip(parameters, positional, strict=False)
+        parameter.name == expected or parameter.name not in known
+        for parameter, expected in zip(parameters, positional, strict=False)
     )

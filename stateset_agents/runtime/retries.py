@@ -1,4 +1,4 @@
-"""What an engine asks of others (environment, rewards): tried again after a wait, behind circuit breakers."""
+"""Retries and circuit breakers for the services that an engine calls: its environment and its rewards."""
 
 from __future__ import annotations
 
@@ -12,62 +12,63 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from stateset_agents.runtime.circuit_breakers import Breaker, State, admitted, watching
+from stateset_agents.runtime.circuit_breakers import Breaker, State, admitted, breaker_listener
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Dependencies", "FaultPolicy", "wait_before"]
+__all__ = ["FaultPolicy", "FaultTolerance", "wait_before"]
 
 T = TypeVar("T")
 
 _LONGEST_WAIT = 30.0
-"""Seconds that the doubling of waits ends at."""
+"""Seconds. The doubling of waits stops here."""
 _LEVELS = {"closed": 0.0, "half-open": 0.5, "open": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPolicy:
-    """How failures of environments and rewards are met; the names are `TrainingConfig`'s."""
+    """How often a failed call is retried and when calls wait; the names are those of `TrainingConfig`."""
 
     turn_retries: int = 0
-    """Times that an answer of the environment is asked for again."""
+    """Retries of one answer of the environment."""
     reward_retries: int = 1
-    """Times that a reward that broke is asked again."""
+    """Retries of one reward that broke."""
     retry_backoff: float = 0.5
-    """Seconds of the first wait before another try; it doubles each time."""
+    """Seconds of the first wait before a retry; each further wait is twice as long."""
     breaker_failures: int = 10
-    """Failures in a row after which work waits; 0: never."""
+    """Failures in a row that open a circuit breaker; 0: never."""
     breaker_pause: float = 5.0
-    """Seconds until the first probe of what has failed so often."""
+    """Seconds from the opening of a breaker to its first probe."""
     outage_patience: float = 300.0
-    """Seconds for which it is waited for; then conversations fail at once."""
+    """Seconds that work waits for an open breaker; after that conversations fail at once."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             kind: Any = int if isinstance(field.default, int) else int | float
             if isinstance(value, bool) or not isinstance(value, kind) or not 0 <= value < math.inf:
-                whole = "a whole number" if kind is int else "seconds"
-                raise ConfigurationError(f"{field.name} must be {whole} from 0 on, got {value!r}")
+                unit = "a whole number" if kind is int else "seconds"
+                raise ConfigurationError(f"{field.name} must be {unit} from 0 on, got {value!r}")
 
 
 def wait_before(attempt: int, *, first: float, stream: int, most: float = _LONGEST_WAIT) -> float:
-    """Seconds before the try after `attempt` (from 1) failed ones: first, twice that, and so on up to `most`,
-    drawn between half and all of it, so that those who failed together do not come again together.
+    """Seconds to wait after `attempt` failures: exponential backoff with jitter.
 
-    `stream` is the caller's own: the same one waits alike in every run.
+    The upper bound is `first`, then twice `first`, and so on up to `most`. The wait is drawn between half of
+    the bound and the bound, so that callers that failed together do not retry together. `stream` seeds the
+    draw: the same stream waits the same seconds in every run.
     """
     longest = min(most, first * 2.0 ** min(attempt - 1, 60))
     return longest * (0.5 + 0.5 * derive(stream, "wait", attempt) / 2**63)
 
 
-def _told(error: Exception) -> str:
+def _cause(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text if isinstance(error, StatesetError) else f"{type(error).__name__}: {text}"
 
 
-class Dependencies:
-    """The breakers of one engine, its waits, and how often what was tried again."""
+class FaultTolerance:
+    """Retries, waits and circuit breakers of one engine, and the counts of them."""
 
     def __init__(
         self,
@@ -78,37 +79,38 @@ class Dependencies:
     ) -> None:
         self.policy = policy or FaultPolicy()
         self.on_event: Callable[..., None] | None = None
-        """Called as `on_event("breaker", dependency=..., state=..., cause=...)` when a breaker changes."""
+        """Called as `on_event("breaker", dependency=..., state=..., cause=...)` at each change."""
         self.num_retries: Counter[str] = Counter()
-        """By what was tried again: an episode, a turn, a reward, the call of an endpoint."""
+        """By the name of what was retried: an episode, a turn, a reward, the call of an endpoint."""
         self.num_timeouts = 0
-        """Answers and scores that came too late."""
+        """Answers and scores that came after their time limit."""
         self._sleep = sleep
         self._clock = clock
         self._breakers: dict[str, Breaker] = {}
-        """The engine's own."""
+        """Of the environment and the rewards, by name."""
         self._seen: WeakSet[Breaker] = WeakSet()
-        """Those too of clients that were asked on its behalf, as long as these live; some have one name."""
+        """All breakers that were asked, also those of clients inside rewards; several may have one name."""
         self._num_opened = 0
-        self._waited = 0.0
-        self._told: dict[str, float] = {}
+        self._seconds_waited = 0.0
+        self._reported: dict[str, float] = {}
+        """Totals at the last call of `metrics`."""
 
     @property
     def repeatable(self) -> bool:
-        """Has nothing happened that another run need not repeat?"""
+        """False after a retry, a timeout or an outage: another run need not have the same."""
         return not (self.num_retries.total() or self.num_timeouts or self._num_opened)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Breakers that are asked inside count here."""
-        token = watching.set(self)
+        """Count the breakers that are asked inside."""
+        token = breaker_listener.set(self)
         try:
             yield
         finally:
-            watching.reset(token)
+            breaker_listener.reset(token)
 
     def breaker(self, name: str) -> Breaker:
-        """The engine's own breaker of this name."""
+        """The engine's breaker of this name; made at the first call."""
         if name not in self._breakers:
             self._breakers[name] = Breaker(
                 name,
@@ -119,14 +121,14 @@ class Dependencies:
         return self._breakers[name]
 
     def is_given_up(self, name: str) -> bool:
-        """Is it down, and not waited for any more?"""
+        """Has this service been down for longer than anybody waits for it?"""
         breaker = self.breaker(name)
         patience = self.policy.outage_patience if breaker.has_worked else 0.0
         return breaker.state != "closed" and breaker.seconds_down >= patience
 
-    async def pause(self, what: str, attempt: int, stream: int) -> None:
-        """Count another try of `what`, and wait before it; `attempt` of them have failed."""
-        self.num_retries[what] += 1
+    async def pause(self, name: str, attempt: int, stream: int) -> None:
+        """Count a retry under `name` and wait before it; `attempt` calls have failed so far."""
+        self.num_retries[name] += 1
         await self._sleep(wait_before(attempt, first=self.policy.retry_backoff, stream=stream))
 
     async def ask(
@@ -137,57 +139,57 @@ class Dependencies:
         down: type[StatesetError],
         counts: Callable[[Exception], bool] = lambda error: True,
     ) -> T:
-        """One call behind the breaker of `name`.
+        """The result of one call behind the breaker of `name`.
 
-        Programming and configuration errors say nothing of it; what `counts` says no to is an answer, after
-        which it works. Raises `down` where it is not waited for any more.
+        Programming and configuration errors do not count. An exception for which `counts` is False is an
+        answer: the service works. Raises `down` if the outage has lasted too long to wait any more.
         """
         patience = self.policy.outage_patience
         with self.watched():
             passing = admitted(self.breaker(name), patience=patience, down=down, sleep=self._sleep)
-            async with passing as one:
+            async with passing as attempt:
                 try:
                     return await call()
                 except (*PROGRAMMING_ERRORS, ConfigurationError):
                     raise
                 except Exception as error:
                     if counts(error):
-                        one.failed(_told(error))
+                        attempt.failed(_cause(error))
                     else:
-                        one.answered()
+                        attempt.answered()
                     raise
 
     def metrics(self) -> dict[str, float]:
-        """What happened since the last call, and how the breakers stand: 0 closed, .5 half-open, 1 open.
+        """Counts since the last call, and the state of each breaker: 0 closed, .5 half-open, 1 open.
 
-        Of several of one name (clients of one model at two addresses) the worst.
+        Where several breakers have one name (clients of one model at two addresses), the highest value.
         """
         now = {
             "faults/retries": float(self.num_retries.total()),
             "faults/timeouts": float(self.num_timeouts),
             "faults/outages": float(self._num_opened),
-            "faults/waited": self._waited,
+            "faults/waited": self._seconds_waited,
         }
-        since = {name: value - self._told.get(name, 0.0) for name, value in now.items()}
-        self._told = now
+        since = {name: value - self._reported.get(name, 0.0) for name, value in now.items()}
+        self._reported = now
         levels: dict[str, float] = {}
         for breaker in [*self._breakers.values(), *self._seen]:
             name = f"breaker/{breaker.name.replace(' ', '_')}"
             levels[name] = max(levels.get(name, 0.0), _LEVELS[breaker.state])
         return since | dict(sorted(levels.items()))
 
-    # ------------------------------------------------------------------------------ as a breaker's Watch
+    # ------------------------------------------------------------------------------ as a BreakerListener
 
-    def saw(self, breaker: Breaker) -> None:
+    def on_call(self, breaker: Breaker) -> None:
         self._seen.add(breaker)
 
-    def changed(self, breaker: Breaker, was: State) -> None:
-        self._num_opened += was == "closed"
+    def on_state_change(self, breaker: Breaker, before: State) -> None:
+        self._num_opened += before == "closed"
         if self.on_event is not None:
             self.on_event("breaker", dependency=breaker.name, state=breaker.state, cause=breaker.cause)
 
-    def waited(self, breaker: Breaker, seconds: float) -> None:
-        self._waited += seconds
+    def on_wait(self, breaker: Breaker, seconds: float) -> None:
+        self._seconds_waited += seconds
 
-    def retried(self, breaker: Breaker) -> None:
+    def on_retry(self, breaker: Breaker) -> None:
         self.num_retries[breaker.name] += 1

@@ -1,4 +1,4 @@
-"""Waiting without leaving anything behind: several things at once, and sync code in a thread of its own."""
+"""Awaiting with time limits and cancellation, and sync code in threads; no task is left behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["MAX_THREADS", "all_or_cancel", "at_most", "in_thread", "uninterrupted"]
+__all__ = ["MAX_THREADS", "gather_or_cancel", "in_thread", "shielded", "with_timeout"]
 
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -23,13 +23,13 @@ MAX_THREADS = 256
 """Most sync calls of user code at once; further ones wait for a free thread."""
 _IDLE_SECONDS = 5.0
 _GRACE_SECONDS = 1.0
-"""What work that was cancelled has left to clean up, before it is no longer waited for."""
-_left_alone: set[asyncio.Future[Any]] = set()
-"""Work that went on after it was cancelled."""
+"""Time that cancelled work has for its clean-up. After that nobody waits for it."""
+_abandoned: set[asyncio.Future[Any]] = set()
+"""Tasks that still run after they were cancelled. The reference keeps them from garbage collection."""
 
 
-async def all_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Results in order; when one raises, cancel the rest, wait for them to end, and raise what it raised."""
+async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Results in order. When one raises, cancel the others, wait until they end, and raise its exception."""
     tasks = [asyncio.ensure_future(item) for item in work]
     try:
         return await asyncio.gather(*tasks)
@@ -39,12 +39,12 @@ async def all_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def at_most(seconds: float | None, work: Awaitable[T], late: Exception) -> T:
-    """What `work` gives, or `late` raised when that takes longer than so many seconds (None: no limit).
+async def with_timeout(seconds: float | None, work: Awaitable[T], late: Exception) -> T:
+    """The result of `work`; raises `late` if that takes longer than `seconds` (None: no limit).
 
-    Work that is not wanted any more, by the limit or by a cancellation of the caller, is cancelled; user code
-    may swallow that, and is left to itself after a second, with a warning. Work that ends as cancelled though
-    nobody cancelled it has failed, RuntimeError: as a cancellation it would end the whole training.
+    `work` is cancelled at the limit, and when the caller is cancelled. User code may ignore that: after one
+    more second nobody waits for it, and a warning is logged. If `work` ends as cancelled though nobody
+    cancelled it, that is a RuntimeError: as a cancellation it would end the whole training.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -64,7 +64,7 @@ async def at_most(seconds: float | None, work: Awaitable[T], late: Exception) ->
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
-    _left_alone.add(task)  # first: another cancellation may end the wait
+    _abandoned.add(task)  # before the wait: another cancellation may end it
     task.add_done_callback(_forget)
     task.cancel()
     await asyncio.wait({task}, timeout=_GRACE_SECONDS)
@@ -76,16 +76,16 @@ async def _end(task: asyncio.Future[Any]) -> None:
 
 
 def _forget(task: asyncio.Future[Any]) -> None:
-    """What it raises is nobody's any more."""
-    _left_alone.discard(task)
+    """Drop an abandoned task and its exception."""
+    _abandoned.discard(task)
     if not task.cancelled():
         task.exception()
 
 
-async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end however often the caller is cancelled meanwhile; the cancellation follows then.
+async def shielded(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end, even if the caller is cancelled meanwhile; then raise the cancellation.
 
-    What `work` itself raises goes before the cancellation.
+    `asyncio.shield` returns at the cancellation; this waits. An exception of `work` is raised first.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -101,12 +101,12 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """What a sync function of the user's returns, without holding up the event loop.
+    """The result of a user's sync function, without blocking the event loop.
 
-    asyncio.to_thread has cores + 4 threads for the whole process, so 16 judges of a second would queue on a
-    small machine; here each call has a thread. The threads are daemons: a function that hangs keeps neither
-    other calls nor the end of the program. A cancelled call is no longer waited for; the function itself
-    runs on, for Python cannot stop it, and its thread counts no more.
+    asyncio.to_thread has cores + 4 threads for the whole process, so 16 judges that take a second each would
+    queue on a small machine. Here each call has a thread. The threads are daemons: a function that hangs
+    blocks neither other calls nor the end of the program. When the call is cancelled nobody waits for it any
+    more. Python cannot stop the function: it runs on, and its thread no longer counts.
     """
     work = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
     job = _threads.submit(work)
@@ -118,19 +118,19 @@ async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
 
 
 class _Threads:
-    """Threads that are started when none is free and end when they have been idle for a while."""
+    """A pool: a thread starts when none is free and ends after being idle for a while."""
 
     def __init__(self) -> None:
         self._running: set[Future[Any]] = set()
-        """Jobs that somebody waits for."""
+        """Jobs that run and that somebody waits for."""
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_threads = 0
         self._num_idle = 0
-        """Threads without a job, those a queued job is meant for left out."""
+        """Threads without a job, except those that a queued job is meant for."""
         self._num_waiting = 0
         """Queued jobs that no thread is meant for yet."""
-        self._said = False
+        self._has_warned = False
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -142,10 +142,10 @@ class _Threads:
                 self._num_threads += 1
             else:
                 self._num_waiting += 1
-            says = self._num_waiting == 1 and not self._said
-            self._said |= says
+            warns = self._num_waiting == 1 and not self._has_warned
+            self._has_warned |= warns
             self._jobs.put((future, work))
-        if says:
+        if warns:
             _log.warning(
                 f"{MAX_THREADS} calls of sync tools, rewards or callbacks are under way and further ones "
                 "wait: if they hang, give what they wait for a time limit of its own"
@@ -155,7 +155,7 @@ class _Threads:
         return future
 
     def give_up(self, job: Future[Any]) -> None:
-        """Nobody waits for this job any more; where it hangs, another thread serves in its stead."""
+        """Nobody waits for this job any more. Another thread takes the place of its thread."""
         with self._lock:
             if job not in self._running:
                 return
@@ -189,7 +189,7 @@ class _Threads:
                 with self._lock:
                     given_up = future not in self._running
                     self._running.discard(future)
-            del future, work  # an idle thread keeps nothing alive
+            del future, work  # or an idle thread would keep them alive
             if given_up:
                 return
             with self._lock:
@@ -204,7 +204,7 @@ def _run(future: Future[Any], work: Callable[[], Any]) -> None:
         result = work()
     except StopIteration as error:  # asyncio refuses it (PEP 479)
         future.set_exception(RuntimeError(f"StopIteration: {error}"))
-    except BaseException as error:  # whoever waits must hear of it, whatever it is
+    except BaseException as error:  # the caller must get it, whatever it is
         future.set_exception(error)
     else:
         future.set_result(result)

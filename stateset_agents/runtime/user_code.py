@@ -1,6 +1,6 @@
-"""The boundary to user code: how it is called, how long it may take, and how its failures are told.
+"""The boundary to user code: how it is called, how long it may take, and how its errors are formatted.
 
-Environments, tools, rewards and the engine call users, tools, goals and rewards through this.
+Environments, tools, rewards and the engine call the user's functions through this.
 """
 
 from __future__ import annotations
@@ -23,24 +23,32 @@ from stateset_agents.types.errors import (
 )
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["SaidOnce", "call_user_code", "guarded", "returned", "time_limit", "told", "user_line"]
+__all__ = [
+    "RateLimitedWarnings",
+    "call_checked",
+    "call_user_code",
+    "format_error",
+    "guarded",
+    "time_limit",
+    "user_line",
+]
 
 T = TypeVar("T")
 _log = get_logger(__name__)
 
 
 async def call_user_code(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """What a function of the user's returns: an async one is awaited, a sync one runs in a thread."""
+    """The result of a user's function: an async one is awaited, a sync one runs in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
     result = await in_thread(function, *args, **kwargs)
     return await result if inspect.isawaitable(result) else result
 
 
-async def returned(method: Callable[..., Awaitable[T]], *args: Any, kind: type[T] | None = None) -> T:
-    """What an async method of the user's returns, which must be a `kind` (unset: any conversation).
+async def call_checked(method: Callable[..., Awaitable[T]], *args: Any, kind: type[T] | None = None) -> T:
+    """The result of a user's async method, which must be a `kind` (None: any conversation).
 
-    Raises ConfigurationError, naming the method, for anything else and for a method that is not async.
+    Raises ConfigurationError with the method's name for any other result, and if the method is not async.
     """
     name = ".".join(str(getattr(method, "__qualname__", method)).split(".")[-2:])
     work: Any = method(*args)
@@ -54,28 +62,31 @@ async def returned(method: Callable[..., Awaitable[T]], *args: Any, kind: type[T
     return value
 
 
-async def guarded(what: str, work: Awaitable[T]) -> T:
-    """The boundary to an environment's code: what breaks in it fails the conversation, mistakes travel."""
+async def guarded(label: str, work: Awaitable[T]) -> T:
+    """The result of an environment's code; `label` names it in errors.
+
+    Raises EnvironmentFailure, which fails the conversation. Programming errors and our own pass through.
+    """
     try:
         return await work
     except (*PROGRAMMING_ERRORS, StatesetError):
         raise
     except Exception as error:
-        raise EnvironmentFailure(f"{what} failed: {told(error)}") from error
+        raise EnvironmentFailure(f"{label} failed: {format_error(error)}") from error
 
 
 @asynccontextmanager
 async def time_limit(seconds: float | None, late: StatesetError) -> AsyncIterator[None]:
-    """Cancel the body after `seconds` (None: never) and raise `late` instead.
+    """Cancel the body after `seconds` (None: never) and raise `late`.
 
-    A sync function that the body waits for cannot be stopped: it is left to itself in its thread.
+    A sync function that the body waits for cannot be stopped: it runs on in its thread.
     """
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
             yield
     except TimeoutError as error:
-        if not limit.expired():  # the body's own
+        if not limit.expired():  # the body raised it
             raise
         raise late from error
 
@@ -84,11 +95,11 @@ _PACKAGE = Path(__file__).parents[1]
 _STDLIB = Path(asyncio.__file__).parents[1]
 
 
-def told(error: BaseException) -> str:
-    """`KeyError: 'degreez' (at heating.py:57)`: what broke, and the last line of the user's own code.
+def format_error(error: BaseException) -> str:
+    """`KeyError: 'degreez' (at heating.py:57)`: the error, and the last line of user code it came through.
 
-    The package's own errors name their cause themselves; what broke in an installed package or in the
-    standard library is told by the user's line that called it.
+    If the error arose in an installed package or in the standard library, that is the user's line that called
+    it. Errors of this package get no line: their message names the cause.
     """
     text = f"{type(error).__name__}: {error}"
     place = user_line(error)
@@ -96,32 +107,32 @@ def told(error: BaseException) -> str:
 
 
 def user_line(error: BaseException) -> str | None:
-    """`heating.py:57`, the last line of the user's own code that an exception came through, if any."""
-    lines = [frame for frame in extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    """`heating.py:57`, the last line of user code that an exception came through, if any."""
+    lines = [frame for frame in extract_tb(error.__traceback__) if _is_user_code(frame.filename)]
     return f"{Path(lines[-1].filename).name}:{lines[-1].lineno}" if lines else None
 
 
-def _is_users(file: str) -> bool:
+def _is_user_code(file: str) -> bool:
     path = Path(file)
     if "site-packages" in path.parts or file.startswith("<frozen"):
         return False
     return not (path.is_relative_to(_STDLIB) or path.is_relative_to(_PACKAGE))
 
 
-class SaidOnce:
-    """Warnings that come again and again: each cause is told at its first time, and counted from then on."""
+class RateLimitedWarnings:
+    """Warnings that may repeat often: the first of each cause is logged, further ones are only counted."""
 
     def __init__(self) -> None:
         self._times: Counter[tuple[str, str]] = Counter()
 
     def warn(self, event: str, cause: str, **fields: Any) -> None:
-        """Warn of `event` with its fields, unless this cause was told of before."""
+        """Log `event` with its fields if this is the first one of this cause since the last `flush`."""
         self._times[event, cause] += 1
         if self._times[event, cause] == 1:
             _log.warning(event, **fields, error=cause)
 
-    def sum_up(self) -> None:
-        """Say how often the causes came that were not told of each time, and begin anew."""
+    def flush(self) -> None:
+        """Log the total of each cause that came more than once, and start counting again."""
         for (event, cause), times in self._times.items():
             if times > 1:
                 _log.warning(f"{event}: {times} times in all", error=cause)

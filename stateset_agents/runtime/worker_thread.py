@@ -1,4 +1,4 @@
-"""The thread in which the trainer does what blocks: loading, updates, files. One at a time, in order."""
+"""The thread in which the trainer runs blocking work (loading, updates, files), one call after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class Worker:
-    """Runs blocking work while the event loop goes on; once stopped it stays so."""
+    """Runs blocking work while the event loop goes on. It cannot be started again once stopped."""
 
     def __init__(self) -> None:
         self._is_stopped = False
@@ -36,11 +36,11 @@ class Worker:
             )
 
     async def run(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """What `work(*arguments)` returns."""
+        """The result of `work(*arguments)`."""
         self.refuse_stopped()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     async def stop(self) -> None:
-        """Wait for what is under way and end the thread; stopping twice does nothing."""
+        """Wait for the work under way and end the thread; stopping twice does nothing."""
         self._is_stopped = True
         await asyncio.to_thread(self._thread.shutdown)

@@ -1,4 +1,4 @@
-"""The one loader of every YAML text that the package reads: settings, runs, recommendations, specs."""
+"""The loader of all YAML that the package reads: settings, runs, recommendations, specs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 def read_yaml(path: Path) -> Any:
-    """What a file holds; OSError where it cannot be read, else as `parse_yaml`."""
+    """The value of a YAML file. Raises OSError if it cannot be read, else as `parse_yaml`."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -25,10 +25,10 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, *, of: str) -> Any:
-    """What a text holds, as plain values; `of` names it in errors.
+    """The value of a YAML text, as plain Python values; `of` names the text in errors.
 
-    Raises ConfigurationError for what is not YAML, and for a key that stands twice in one mapping, which
-    PyYAML would pass over: the first value would be lost.
+    Raises ConfigurationError if it is not YAML, and for a key that stands twice in one mapping: PyYAML would
+    silently drop the first value.
     """
     import yaml
 
@@ -50,7 +50,7 @@ def parse_yaml(text: str, *, of: str) -> Any:
 
 
 def _refuse_second_keys(root: yaml.Node, of: str) -> None:
-    """Looks at every mapping before `<<` is merged into it: a key may stand there and in what is merged."""
+    """Checks every mapping before `<<` is merged into it: a key may stand in both, and overrides there."""
     import yaml
 
     seen: set[int] = set()
@@ -61,7 +61,7 @@ def _refuse_second_keys(root: yaml.Node, of: str) -> None:
             continue
         seen.add(id(node))
         if isinstance(node, yaml.SequenceNode):
-            waiting.extend((f"{path}[{place}]", item) for place, item in enumerate(node.value))
+            waiting.extend((f"{path}[{index}]", item) for index, item in enumerate(node.value))
         if not isinstance(node, yaml.MappingNode):
             continue
         lines: dict[tuple[str, str], int] = {}

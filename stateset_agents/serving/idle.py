@@ -12,7 +12,7 @@ _POLL_SECONDS, _LEAST_SECONDS = 1.0, 0.05
 
 
 async def rest_when_idle(backend: Backend, seconds: float) -> None:
-    """Let the backend rest whenever it has done nothing for so long; runs until it is cancelled.
+    """Let the backend sleep whenever it has done nothing for so long; runs until it is cancelled.
 
     Idle is a backend whose counts stand still. A turn that comes at the same moment is served all the same.
     """
@@ -24,5 +24,5 @@ async def rest_when_idle(backend: Backend, seconds: float) -> None:
         if counts != seen:
             seen, since, rested = counts, loop.time(), False
         elif not rested and loop.time() - since >= seconds:
-            await backend.rest()
+            await backend.sleep()
             rested = True

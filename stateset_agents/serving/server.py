@@ -26,16 +26,16 @@ from stateset_agents.backends.openai.protocol import (
     as_sent,
     chunk,
     chunks,
-    in_openai_s_format,
+    completion_body,
+    openai_error_middleware,
     read_request,
     usage_chunk,
-    whole,
 )
 from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.reply_parsing import certain_words, parse_reply
 from stateset_agents.runtime.http_guard import HttpGuard
-from stateset_agents.runtime.tasks import all_or_cancel
+from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.serving.idle import rest_when_idle
 from stateset_agents.serving.limits import Held, Limits, Place, Queue
 from stateset_agents.serving.metrics import Metrics
@@ -120,7 +120,7 @@ class AgentServer:
         app = web.Application(
             middlewares=[
                 self._metrics.middleware(),
-                web.middleware(in_openai_s_format),
+                web.middleware(openai_error_middleware),
                 self._guard.middleware(),
             ],
         )
@@ -203,9 +203,9 @@ class AgentServer:
             if request.stream:
                 return await self._stream(stream, asked, places)
             work = [self._answer(asked, place, number) for number, place in enumerate(places)]
-            answers = await all_or_cancel(work)
+            answers = await gather_or_cancel(work)
             self._metrics.answered(answers)
-            return web.json_response(whole(*answers))
+            return web.json_response(completion_body(*answers))
 
     async def _read(self, http: web.Request, take: Callable[[int], None]) -> Any:
         """The body's JSON; raises ApiError where it takes too long to come."""
@@ -281,7 +281,7 @@ class AgentServer:
         # Without tools there is nothing to call, and what looks like a call is words.
         message = parse_reply(raw, turn) if asked.request.tools else Message(role="assistant", content=raw)
         message = as_sent(message)
-        if asked.request.one_call:
+        if asked.request.single_call:
             message = replace(message, tool_calls=message.tool_calls[:1])
         return replace(
             asked.head,
@@ -315,7 +315,7 @@ class AgentServer:
     ) -> web.StreamResponse:
         """Words as they are sampled, tool calls when the reply is whole."""
         work = [self._streamed(stream, asked, place, number) for number, place in enumerate(places)]
-        answers = await all_or_cancel(work)
+        answers = await gather_or_cancel(work)
         self._metrics.answered(answers)
         if asked.request.include_usage:
             await stream.send(usage_chunk(*answers))
@@ -334,7 +334,7 @@ class AgentServer:
                     begun = True
                 if isinstance(piece, Answer):
                     answer = piece
-                    for data in chunks(answer, said=sent):
+                    for data in chunks(answer, sent=sent):
                         await stream.send(data)
                     continue
                 raw += piece

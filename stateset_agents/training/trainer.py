@@ -30,7 +30,7 @@ from stateset_agents.runs.early_stopping import crossed
 from stateset_agents.runs.lifecycle import Lifecycle, Progress, State
 from stateset_agents.runs.recorder import RunRecorder, ready
 from stateset_agents.runs.trackers import make_trackers
-from stateset_agents.runtime.tasks import uninterrupted
+from stateset_agents.runtime.tasks import shielded
 from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -411,7 +411,7 @@ class MultiTurnGRPOTrainer:
         finally:
             await source.close()
         if self.config.load_best_at_end:
-            await uninterrupted(self._publish_best(parts))
+            await shielded(self._publish_best(parts))
         else:
             parts.weights.name_origin(self.step_number)
         return "finished", done[0]
@@ -431,7 +431,7 @@ class MultiTurnGRPOTrainer:
         if crossed(self.config.eval_steps, self._state.evaluated_step, step):
             await parts.weights.ensure_current(self._state)
             result = await self.evaluate()
-            is_best = await uninterrupted(self._note_evaluation(parts, result))
+            is_best = await shielded(self._note_evaluation(parts, result))
             await self._notify("on_evaluate", step, result)
         saved = parts.checkpoints.saved
         if is_best or crossed(self.config.save_steps, saved.step if saved else 0, step):
@@ -485,14 +485,14 @@ class MultiTurnGRPOTrainer:
     async def _agree(self, state: State, why: str) -> None:
         """Wait for all, as a launcher ends the others when one is gone; fail where the first one did."""
         if self.is_ready:
-            ended = (await uninterrupted(self._group.barrier("the end", state == "failed" and why)))[0]
+            ended = (await shielded(self._group.barrier("the end", state == "failed" and why)))[0]
             if ended and state != "failed":
                 raise PeerFailed(f"process 0 failed: {ended}")
 
     async def _finalize(self, state: State, why: str) -> None:
         self._lifecycle.end(state, why)
         if self.is_ready and self._group.is_first:
-            await uninterrupted(self._worker.run(self._recorder.finalize, self.summary()))
+            await shielded(self._worker.run(self._recorder.finalize, self.summary()))
 
     def _cancelled(self) -> str:
         return f"cancelled after step {self.step_number} of {self.num_steps}"
@@ -516,7 +516,7 @@ class MultiTurnGRPOTrainer:
             played = Played.by_hand(groups, self._state.frontier, self.config)
             async with watch_step(self.agent.backend) as watch:
                 learn = self._learn(parts, source, played, watch, time.perf_counter())
-                finished = await uninterrupted(learn)
+                finished = await shielded(learn)
             return await self._step_end(finished)
 
     async def _step(self, source: RolloutSource) -> dict[str, float]:
@@ -525,7 +525,7 @@ class MultiTurnGRPOTrainer:
             async with watch_step(self.agent.backend) as watch:
                 played = await source.next(self._state)
                 learn = self._learn(parts, source, played, watch, started)
-                finished = await uninterrupted(learn)
+                finished = await shielded(learn)
             return await self._step_end(finished)
 
     async def _learn(
@@ -691,7 +691,7 @@ class MultiTurnGRPOTrainer:
     async def save_checkpoint(self) -> Path:
         """Write `checkpoints/step-NNNNNN` of the last finished step; older ones beyond the limit go."""
         self._refuse_in_callback("save_checkpoint")
-        path = await uninterrupted(self._write_checkpoint(ready(self._parts)))
+        path = await shielded(self._write_checkpoint(ready(self._parts)))
         await self._notify("on_checkpoint", self.step_number, path)
         return path
 
@@ -724,7 +724,7 @@ class MultiTurnGRPOTrainer:
         parts = ready(self._parts)
         with parts.weights.exclusive():
             try:
-                await uninterrupted(self._restore(parts, path))
+                await shielded(self._restore(parts, path))
             except (Exception, asyncio.CancelledError) as error:
                 await self._group.abort(error)
                 raise

@@ -206,7 +206,7 @@ class SamplingParams:
     """Texts that end the turn as soon as its decoded text holds one. The message ends before it; its tokens
     stay among the completion's, exactly as they were sampled."""
     stream: int = 0
-    """Key of this turn's own random stream (see `streams.derive`): token t uses its t-th uniform."""
+    """Key of this turn's own random stream (see `seeds.derive`): token t uses its t-th uniform."""
 
 
 class VersionSpan(NamedTuple):

@@ -1,1 +1,1 @@
-"""Where keys and values of past tokens lie: slots, their store, attention over them, memory."""
+"""The KV cache: slots, their store, attention over them, memory."""

@@ -1,4 +1,4 @@
-"""Memory for the cache, and freed memory back to the system; called by slot_store.py and batcher.py."""
+"""Allocate memory for the cache, and return freed memory to the system; for slot_store.py and batcher.py."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import mmap
 import torch
 from torch import Tensor
 
-__all__ = ["hand_back", "zeros"]
+__all__ = ["trim_memory", "zeros"]
 
 _HUGE = 2**22
-"""Bytes from which on memory is asked for in huge pages, of 2 MB."""
+"""Bytes. A larger tensor is allocated in huge pages of 2 MB."""
 
 
-def hand_back() -> None:
-    """Let the C library give freed memory up, where it is glibc; nothing happens elsewhere.
+def trim_memory() -> None:
+    """Return freed memory to the system, if the C library is glibc; elsewhere a no-op.
 
-    glibc keeps what a thread has freed for that thread. Generation and update run in threads of their own, so
-    that the process would hold what either of them ever needed, and never both threads use the same.
+    glibc keeps memory that a thread has freed for that thread. Generation and update run in two threads, so
+    the process would hold the peaks of both, although they are not needed at the same time.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):  # macOS, musl, Windows
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros that lies in huge pages where Linux has them and it is large enough.
+    """A tensor of zeros; in huge pages where Linux has them and the tensor is large enough.
 
-    A decode step reads a whole cache once. In pages of 4 KB the processor looks an address up for every block
-    that it reads, and stops fetching ahead at every page's end: attention took a tenth to a fifth longer. A
-    huge page is in memory as soon as any of it was written.
+    A decode step reads the whole cache once. With pages of 4 KB the processor translates an address for every
+    block and stops prefetching at the end of every page: attention took 10 to 20 % longer. A huge page takes
+    its full memory as soon as a part of it is written.
     """
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):

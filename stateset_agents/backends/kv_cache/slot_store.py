@@ -1,13 +1,13 @@
-"""Keys and values of all slots, and attention of new tokens over them; used by fused.py.
+"""Keys and values of all slots, and attention of new tokens over them; used by fused.py and batched.py.
 
-A decode step reads every cached key and value once, so it is bound by memory, and rows differ in length. On
-the CPU in fp32 both of its products are *embedding bags*: a weighted sum of rows of a table, for which torch
-has a kernel that takes bags of any length and runs near the memory's speed (batched matrix products read the
-padding too, and took 2.6 to 2.9 times as long). The values are plainly such rows: out = sum of p[c]·V[c]. So
-are the keys when each block of 32 columns is stored size by column: scores[32] = sum of q[d]·K[d, 32]. A
-query reads the blocks from the start of its window to its own position, and nothing else.
+A decode step reads every cached key and value once, so it is bound by memory, and its rows differ in length.
+On the CPU in fp32 both matrix products of attention are done as *embedding bags*. An embedding bag is a
+weighted sum of rows of a table; torch's kernel for it takes bags of any length and runs near the speed of the
+memory. (Batched matrix products read the padding too, and took 2.6 to 2.9 times as long.) The values are such
+rows: out = sum of p[c]·V[c]. So are the keys if each block of 32 columns is stored as [size, 32]:
+scores[32] = sum of q[d]·K[d, 32]. A query reads only the blocks from the start of its window to its position.
 
-Everywhere else it is `scaled_dot_product_attention` over the columns up to the longest row.
+In all other cases it is `scaled_dot_product_attention` over the columns up to the longest row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stateset_agents.backends.kv_cache.embedding_attention import Bags, Cells
+from stateset_agents.backends.kv_cache.embedding_attention import EmbeddingBagAttention, SlotMapping
 from stateset_agents.backends.kv_cache.memory import zeros
 from stateset_agents.backends.kv_cache.slots import COLUMN_MULTIPLE, ROW_MULTIPLE, Plan, round_up
 
@@ -28,12 +28,12 @@ __all__ = ["HeadShape", "PackedRows", "SlotStore"]
 
 _BLOCK = COLUMN_MULTIPLE
 _PREFILL_MULTIPLE = 16
-"""Tokens of a prefill are padded to a multiple of this: products of a new height cost a set-up each."""
+"""The tokens of a prefill are padded to a multiple of this: each new number of rows costs a set-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
-    """How a model's attention is cut into heads."""
+    """Numbers of attention heads and the size of one head."""
 
     num_heads: int
     num_kv_heads: int
@@ -42,17 +42,17 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """The new tokens of a plan behind one another, slot after slot, and then a few that only pad."""
+    """The new tokens of a plan in one row, slot after slot, and then padding."""
 
     count: int
-    """m, of real tokens."""
+    """m, the number of real tokens."""
     tokens: Tensor  # [M]
     positions: Tensor  # [M]
-    last: Tensor  # [n] where each slot's last one stands
+    last: Tensor  # [n] index of each slot's last token
 
     @classmethod
     def of(cls, plan: Plan, device: torch.device) -> PackedRows:
-        """Padded to eights where the plan is a decode step."""
+        """A decode step is padded to a multiple of ROW_MULTIPLE, a prefill to one of _PREFILL_MULTIPLE."""
         count, rows = len(plan.tokens), len(plan.slots)
         padded = round_up(count, ROW_MULTIPLE if count == rows else _PREFILL_MULTIPLE)
         tokens, positions = np.zeros(padded, np.int64), np.zeros(padded, np.int64)
@@ -64,48 +64,48 @@ class PackedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """One row whose slot holds something: what its new tokens read there."""
+class _PrefillRow:
+    """One row whose slot already has cached tokens: what its new tokens attend to."""
 
     slot: int
     new: slice
-    """Where its tokens stand among the packed ones."""
+    """Its tokens among the packed ones."""
     columns: slice
-    """Whole blocks, from the one in which the first token's window begins."""
+    """Full blocks, from the one in which the first token's window begins."""
     mask: Tensor
-    """[T, c] additive, over the last c of these columns; the ones before are seen by all."""
+    """[T, c] additive, for the last c of these columns; every token attends to the columns before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prefill:
-    """Packed tokens as a rectangle of n rows and T tokens, padded behind."""
+    """Packed tokens as a rectangle of n rows and T tokens, padded on the right."""
 
     rows: int
     pad: Tensor | None
-    """[n·T] which packed token stands there, any where it is padding; None when nothing is padded."""
+    """[n·T] index of the packed token there (any one for padding); None if nothing is padded."""
     unpad: Tensor | None
-    """[M] where each packed token stands in the rectangle."""
+    """[M] index of each packed token in the rectangle; None if nothing is padded."""
     slots: Tensor  # [n]
-    fresh: bool
-    """No slot holds anything yet."""
+    is_fresh: bool
+    """No slot has cached tokens yet."""
     width: int
-    """Columns that attention reads: T where all is fresh."""
+    """Columns that attention reads: T if `is_fresh`."""
     masks: dict[int, Tensor | None]
-    """By window: [n or 1, 1, T, width] additive; None where the plain causal mask will do."""
+    """By window: [n or 1, 1, T, width] additive; None where the ordinary causal mask is right."""
 
 
 class SlotStore:
-    """The cache of one model; `begin` each forward, then `attend` once for each layer."""
+    """The cache of one model: call `begin` once for each forward, then `attend` once for each layer."""
 
     def __init__(self, shape: HeadShape, windows: Sequence[int], dtype: torch.dtype, device: torch.device):
-        """`windows` has one number a layer: how many columns it sees, itself included; 0 for all."""
+        """`windows`: for each layer, how many columns a token attends to, its own included; 0 for all."""
         self.num_slots = self.num_columns = 0
         self._shape = shape
         self._windows = list(windows)
         self._dtype, self._device = dtype, device
-        self._in_bags = device.type == "cpu" and dtype == torch.float32
+        self._uses_bags = device.type == "cpu" and dtype == torch.float32
         self._keys: list[Tensor] = []
-        """[slots, kv heads, blocks, size, 32] where attention is by bags, else like the values."""
+        """[slots, kv heads, blocks, size, 32] for attention by embedding bags, else like the values."""
         self._values: list[Tensor] = []
         """[slots, kv heads, columns, size]"""
         self.resize(0, 0, [])
@@ -119,104 +119,107 @@ class SlotStore:
 
     def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
         """Move to a store of another size; the slots in `keep` become slots 0, 1, ... of it."""
-        kept = torch.tensor(keep, dtype=torch.long, device=self._device)
+        sources = torch.tensor(keep, dtype=torch.long, device=self._device)
         columns = min(self.num_columns, num_columns)
         self.num_slots, self.num_columns = num_slots, num_columns
         kv, size = self._shape.num_kv_heads, self._shape.size
-        plain = (num_slots, kv, num_columns, size)
-        blocked = (num_slots, kv, num_columns // _BLOCK, size, _BLOCK)
+        by_column = (num_slots, kv, num_columns, size)
+        by_block = (num_slots, kv, num_columns // _BLOCK, size, _BLOCK)
         old = (self._keys, self._values)
         self._keys, self._values = [], []
         for layer in range(len(self._windows)):
-            for stores, held, shape in (
-                (self._keys, old[0], blocked if self._in_bags else plain),
-                (self._values, old[1], plain),
+            for stores, old_stores, shape in (
+                (self._keys, old[0], by_block if self._uses_bags else by_column),
+                (self._values, old[1], by_column),
             ):
-                fresh = zeros(shape, self._dtype, self._device)
-                if held and len(keep):
-                    width = columns // _BLOCK if fresh.dim() == 5 else columns
-                    fresh[: len(keep), :, :width] = held[layer][:, :, :width].index_select(0, kept)
-                stores.append(fresh)
-            for held in old:
-                held[layer : layer + 1] = [torch.empty(0)] if held else []  # frees it before the next layer
+                store = zeros(shape, self._dtype, self._device)
+                if old_stores and len(keep):
+                    width = columns // _BLOCK if store.dim() == 5 else columns
+                    store[: len(keep), :, :width] = old_stores[layer][:, :, :width].index_select(0, sources)
+                stores.append(store)
+            for old_stores in old:  # frees this layer's memory before the next layer's is allocated
+                old_stores[layer : layer + 1] = [torch.empty(0)] if old_stores else []
 
     def permute(self, into: list[int], out_of: list[int], width: int) -> None:
-        """Slot `into[i]` becomes what slot `out_of[i]` was, for the first `width` columns."""
+        """Slot `into[i]` gets the former content of slot `out_of[i]`, in the first `width` columns."""
         target = torch.tensor(into, dtype=torch.long, device=self._device)
         source = torch.tensor(out_of, dtype=torch.long, device=self._device)
         for store in (*self._keys, *self._values):
-            held = store[:, :, : -(-width // _BLOCK) if store.dim() == 5 else width]
-            held.index_copy_(0, target, held.index_select(0, source))
+            part = store[:, :, : -(-width // _BLOCK) if store.dim() == 5 else width]
+            part.index_copy_(0, target, part.index_select(0, source))
 
     def clear(self, slot: int) -> None:
-        """Zeros in all of a slot's columns."""
+        """Fill a slot with zeros."""
         for store in (*self._keys, *self._values):
             store[slot].zero_()
 
     # --- one forward ------------------------------------------------------------------------------------
 
     def begin(self, plan: Plan, rows: PackedRows) -> None:
-        """Work out, once for all layers, where the plan's tokens go and what they see."""
+        """Compute, once for all layers, where the plan's tokens are stored and what they attend to."""
         slots = self._tensor(plan.slots)
         self._count, padded = rows.count, len(rows.tokens)
         positions = rows.positions[: rows.count]
         self._slots = slots.repeat_interleave(self._tensor(plan.lengths)) if plan.lengths.max() > 1 else slots
         self._positions = positions
         self._decodes = bool(plan.lengths.max() == 1)
-        if self._decodes and self._in_bags:
+        if self._decodes and self._uses_bags:
             heads, kv, size = self._shape.num_heads, self._shape.num_kv_heads, self._shape.size
-            self._cells = cells = Cells.of(slots, positions, kv, size, self.num_columns)
+            self._mapping = mapping = SlotMapping.of(slots, positions, kv, size, self.num_columns)
             sizes = {"heads": heads, "columns": self.num_columns, "padded": padded}
             self._bags = {
-                window: Bags.of(cells, positions, window=window, **sizes) for window in set(self._windows)
+                window: EmbeddingBagAttention.of(mapping, positions, window=window, **sizes)
+                for window in set(self._windows)
             }
         elif self._decodes:
             self._width = round_up(int(plan.starts.max()) + 1, _BLOCK)
-            self._seen = {window: self._seen_columns(positions, window) for window in set(self._windows)}
+            self._visible = {
+                window: self._visible_columns(positions, window) for window in set(self._windows)
+            }
         else:
             self._prefill = self._make_prefill(plan, slots, padded)
-            if self._in_bags and not self._prefill.fresh:
-                self._turns = {window: self._make_turns(plan, window) for window in set(self._windows)}
+            if self._uses_bags and not self._prefill.is_fresh:
+                self._rows = {window: self._make_rows(plan, window) for window in set(self._windows)}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Store keys and values [M, kv heads, size] and return what queries [M, heads, size] read there.
+        """Store keys and values [M, kv heads, size]; return the attention of queries [M, heads, size].
 
-        [M, heads·size]; of the padding, anything finite.
+        The result is [M, heads·size]; its padding rows are finite and meaningless.
         """
         keys, values, window = self._keys[layer], self._values[layer], self._windows[layer]
-        if not self._decodes and self._prefill.fresh:
+        if not self._decodes and self._prefill.is_fresh:
             return self._attend_fresh(layer, query, self._rectangle(key), self._rectangle(value), scaling)
         m = self._count
-        if self._decodes and self._in_bags:
-            self._cells.store(keys, values, key[:m], value[:m])
+        if self._decodes and self._uses_bags:
+            self._mapping.store(keys, values, key[:m], value[:m])
             return self._bags[window].attend(keys, values, query, scaling)
-        if self._in_bags:
+        if self._uses_bags:
             block, offset = self._positions // _BLOCK, self._positions % _BLOCK
             keys[self._slots, :, block, :, offset] = key[:m]
         else:
             keys[self._slots, :, self._positions] = key[:m]
         values[self._slots, :, self._positions] = value[:m]
         if not self._decodes:
-            if self._in_bags:
-                return self._attend_turns(keys, values, query, self._turns[window], scaling)
+            if self._uses_bags:
+                return self._attend_by_row(keys, values, query, self._rows[window], scaling)
             return self._attend_prefill(query, *self._cached(layer), window, scaling)
-        return self._attend_decode(keys, values, query, self._seen[window], scaling)
+        return self._attend_decode(keys, values, query, self._visible[window], scaling)
 
     # --- decoding ---------------------------------------------------------------------------------------
 
-    def _seen_columns(self, positions: Tensor, window: int) -> Tensor:
-        """[m, 1, 1, width] which columns a decoding row may look at."""
+    def _visible_columns(self, positions: Tensor, window: int) -> Tensor:
+        """[m, 1, 1, width] the columns that a decoding row attends to."""
         columns = torch.arange(self._width, device=self._device)
-        return _seen(positions[:, None], columns, window)[:, None]
+        return _visible(positions[:, None], columns, window)[:, None]
 
     def _attend_decode(
-        self, keys: Tensor, values: Tensor, query: Tensor, seen: Tensor, scaling: float
+        self, keys: Tensor, values: Tensor, query: Tensor, visible: Tensor, scaling: float
     ) -> Tensor:
         m, shape = self._count, self._shape
-        # The heads that share keys stand as so many queries of one head: nothing is repeated.
+        # Heads that share keys are several queries of one head: so keys need not be repeated.
         grouped = query[:m].reshape(m, shape.num_kv_heads, -1, shape.size)
         keys, values = (store[:, :, : self._width].index_select(0, self._slots) for store in (keys, values))
-        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=scaling)
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=visible, scale=scaling)
         return F.pad(out.reshape(m, -1), (0, 0, 0, len(query) - m))
 
     # --- prefilling -------------------------------------------------------------------------------------
@@ -224,46 +227,46 @@ class SlotStore:
     def _make_prefill(self, plan: Plan, slots: Tensor, padded: int) -> _Prefill:
         length, rows = int(plan.lengths.max()), len(plan.slots)
         ends = np.cumsum(plan.lengths)
-        place = np.arange(length)
-        packed = (ends - plan.lengths)[:, None] + np.minimum(place, plan.lengths[:, None] - 1)  # [n, T]
-        real = place < plan.lengths[:, None]
-        even = bool(real.all()) and padded == self._count
+        offsets = np.arange(length)
+        packed = (ends - plan.lengths)[:, None] + np.minimum(offsets, plan.lengths[:, None] - 1)  # [n, T]
+        is_real = offsets < plan.lengths[:, None]
+        is_unpadded = bool(is_real.all()) and padded == self._count
         unpad = np.zeros(padded, np.int64)
-        unpad[: self._count] = np.flatnonzero(real)
-        fresh = bool((plan.starts == 0).all())
-        width = length if fresh else round_up(int((plan.starts + plan.lengths).max()), _BLOCK)
+        unpad[: self._count] = np.flatnonzero(is_real)
+        is_fresh = bool((plan.starts == 0).all())
+        width = length if is_fresh else round_up(int((plan.starts + plan.lengths).max()), _BLOCK)
         masks: dict[int, Tensor | None] = {}
         for window in set(self._windows):
-            if self._in_bags and not fresh:
-                break  # row by row
-            if fresh and (window == 0 or window >= length):
+            if self._uses_bags and not is_fresh:
+                break  # attention is row by row and has its own masks
+            if is_fresh and (window == 0 or window >= length):
                 masks[window] = None
             else:
-                starts = np.zeros(1, np.int64) if fresh else plan.starts
-                positions = self._tensor(starts[:, None] + place)
-                seen = _seen(positions, torch.arange(width, device=self._device), window)
-                masks[window] = _additive(seen, self._dtype)[:, None]
+                starts = np.zeros(1, np.int64) if is_fresh else plan.starts
+                positions = self._tensor(starts[:, None] + offsets)
+                visible = _visible(positions, torch.arange(width, device=self._device), window)
+                masks[window] = _additive(visible, self._dtype)[:, None]
         return _Prefill(
             rows=rows,
-            pad=None if even else self._tensor(packed.reshape(-1)),
-            unpad=None if even else self._tensor(unpad),
+            pad=None if is_unpadded else self._tensor(packed.reshape(-1)),
+            unpad=None if is_unpadded else self._tensor(unpad),
             slots=slots,
-            fresh=fresh,
+            is_fresh=is_fresh,
             width=width,
             masks=masks,
         )
 
     def _attend_fresh(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Slots that held nothing: attention is within the new tokens, [n, kv heads, T, size] of them.
+        """Attention of slots without cached tokens, among the new tokens [n, kv heads, T, size] only.
 
-        The padding is stored too, behind each row's end, where nothing looks before it is overwritten.
+        The padding is stored too, after each row's end: it is overwritten before anything attends to it.
         """
         slots, blocks = self._prefill.slots, -(-key.shape[2] // _BLOCK)
         self._values[layer][:, :, : value.shape[2]].index_copy_(0, slots, value)
-        if self._in_bags:
-            whole = F.pad(key, (0, 0, 0, blocks * _BLOCK - key.shape[2]))
-            whole = whole.reshape(*key.shape[:2], blocks, _BLOCK, -1)
-            self._keys[layer][:, :, :blocks].index_copy_(0, slots, whole.transpose(-1, -2))
+        if self._uses_bags:
+            padded = F.pad(key, (0, 0, 0, blocks * _BLOCK - key.shape[2]))
+            padded = padded.reshape(*key.shape[:2], blocks, _BLOCK, -1)
+            self._keys[layer][:, :, :blocks].index_copy_(0, slots, padded.transpose(-1, -2))
         else:
             self._keys[layer][:, :, : key.shape[2]].index_copy_(0, slots, key)
         return self._attend_prefill(query, key, value, self._windows[layer], scaling)
@@ -286,44 +289,44 @@ class SlotStore:
 
     def _rectangle(self, packed: Tensor) -> Tensor:
         """[M, heads, size] as [n, heads, T, size]."""
-        plan = self._prefill
-        if plan.pad is not None:
-            packed = packed.index_select(0, plan.pad)
-        return packed.reshape(plan.rows, -1, *packed.shape[1:]).transpose(1, 2)
+        prefill = self._prefill
+        if prefill.pad is not None:
+            packed = packed.index_select(0, prefill.pad)
+        return packed.reshape(prefill.rows, -1, *packed.shape[1:]).transpose(1, 2)
 
-    def _make_turns(self, plan: Plan, window: int) -> list[_Turn]:
-        turns, begin = [], 0
+    def _make_rows(self, plan: Plan, window: int) -> list[_PrefillRow]:
+        rows, begin = [], 0
         for slot, start, length in zip(plan.slots, plan.starts, plan.lengths, strict=True):
             first = max(0, int(start) + 1 - window) // _BLOCK * _BLOCK if window else 0
             columns = slice(first, round_up(int(start + length), _BLOCK))
             masked = torch.arange(first if window else int(start), columns.stop)
             mask = _additive(
-                _seen(torch.arange(int(start), int(start + length)), masked, window), self._dtype
+                _visible(torch.arange(int(start), int(start + length)), masked, window), self._dtype
             )
-            turns.append(_Turn(int(slot), slice(begin, begin + int(length)), columns, mask))
+            rows.append(_PrefillRow(int(slot), slice(begin, begin + int(length)), columns, mask))
             begin += int(length)
-        return turns
+        return rows
 
-    def _attend_turns(
-        self, keys: Tensor, values: Tensor, query: Tensor, turns: list[_Turn], scaling: float
+    def _attend_by_row(
+        self, keys: Tensor, values: Tensor, query: Tensor, rows: list[_PrefillRow], scaling: float
     ) -> Tensor:
-        """Row by row, over what each holds: the scores stay in the processor's cache, and nothing is padded.
+        """Attention of one row after the other: scores fit into the processor's cache, nothing is padded.
 
-        For 16 rows of 45 tokens behind 650 it takes half as long as all rows in one call.
+        For 16 rows of 45 new tokens after 650 it takes half as long as all rows in one call.
         """
         heads, kv, size = self._shape.num_heads, self._shape.num_kv_heads, self._shape.size
-        read = query.new_zeros(len(query), heads * size)
-        for turn in turns:
-            first, stop = turn.columns.start, turn.columns.stop
-            blocks = keys[turn.slot, :, first // _BLOCK : stop // _BLOCK]  # [kv heads, blocks, size, 32]
-            across = blocks.transpose(1, 2).reshape(kv, size, -1)
-            asked = (query[turn.new] * scaling).transpose(0, 1).reshape(kv, -1, size)
-            scores = torch.bmm(asked, across).view(heads, -1, stop - first)
-            scores[..., stop - first - turn.mask.shape[1] :].add_(turn.mask)
-            shares = torch.softmax(scores, -1, out=scores).view(kv, -1, stop - first)
-            found = torch.bmm(shares, values[turn.slot, :, first:stop]).view(heads, -1, size)
-            read[turn.new] = found.transpose(0, 1).flatten(1)
-        return read
+        attended = query.new_zeros(len(query), heads * size)
+        for row in rows:
+            first, stop = row.columns.start, row.columns.stop
+            blocks = keys[row.slot, :, first // _BLOCK : stop // _BLOCK]  # [kv heads, blocks, size, 32]
+            transposed_keys = blocks.transpose(1, 2).reshape(kv, size, -1)
+            scaled = (query[row.new] * scaling).transpose(0, 1).reshape(kv, -1, size)
+            scores = torch.bmm(scaled, transposed_keys).view(heads, -1, stop - first)
+            scores[..., stop - first - row.mask.shape[1] :].add_(row.mask)
+            probs = torch.softmax(scores, -1, out=scores).view(kv, -1, stop - first)
+            output = torch.bmm(probs, values[row.slot, :, first:stop]).view(heads, -1, size)
+            attended[row.new] = output.transpose(0, 1).flatten(1)
+        return attended
 
     def _cached(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [n, kv heads, width, size] of the plan's slots."""
@@ -335,11 +338,11 @@ class SlotStore:
         return torch.from_numpy(array).to(self._device)
 
 
-def _seen(positions: Tensor, columns: Tensor, window: int) -> Tensor:
-    """[..., T, S] may the token at each of positions [..., T] look at each of columns [S]?"""
+def _visible(positions: Tensor, columns: Tensor, window: int) -> Tensor:
+    """[..., T, S] does the token at each of positions [..., T] attend to each of columns [S]?"""
     behind = positions[..., None] - columns
     return (behind >= 0) & (behind < window) if window else behind >= 0
 
 
-def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)

@@ -1,8 +1,8 @@
-"""A cache of slots: what a model that has one offers (`CachedModel`), and one for transformers' own forward.
+"""A KV cache of slots: the protocol of models that have one, and one for transformers' own forward.
 
-A conversation owns one slot; the token at position p lives in column p of its slot, whatever stands in the
-other slots. So rows of any lengths share a forward, and a conversation goes on where it stopped. A `Plan`
-says which slots take part in a forward and which tokens each of them lacks.
+A conversation owns one slot. The token at position p is in column p of its slot, whatever the other slots
+hold. So rows of different lengths share a forward, and a conversation continues where it stopped. A `Plan`
+lists the slots of a forward and the new tokens of each.
 """
 
 from __future__ import annotations
@@ -36,71 +36,70 @@ __all__ = [
 Ints: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 ROW_MULTIPLE = 8
-"""Decode steps run a multiple of so many rows, idle ones among them: a matrix product of another height may
-add up in another order, and then the same conversation would say something else beside other ones."""
+"""Decode steps are padded to a multiple of this many rows. A matrix product with another number of rows may
+sum in another order; then a conversation's tokens would depend on the other conversations of its batch."""
 COLUMN_MULTIPLE = 32
-"""Attention reads a multiple of so many columns, for the same reason."""
+"""Attention reads a multiple of this many columns, for the same reason."""
 _WINDOWS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 def round_up(count: int, multiple: int) -> int:
-    """`count` or the next multiple above it."""
+    """The smallest multiple of `multiple` that is not below `count`."""
     return -(-count // multiple) * multiple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One forward: the tokens that each of n slots lacks. They are stored behind those that it holds."""
+    """One forward: new tokens of each of n slots, which are stored after its cached ones."""
 
     slots: Ints
     """[n] ascending."""
     starts: Ints
-    """[n] tokens that each slot holds and keeps; what it held behind them is forgotten."""
+    """[n] cached tokens that each slot keeps; those after them are dropped."""
     lengths: Ints
-    """[n] new tokens of each slot, at least 1. Where all are 1 it is a decode step."""
+    """[n] new tokens of each slot, at least 1. If all are 1 it is a decode step."""
     tokens: Ints
     """[sum of lengths] the new tokens, slot after slot."""
 
 
 class FullForward:
-    """What every way of running a transformers model shares: the model's own forward, to be measured by."""
+    """The model's own forward, which all engines have and are checked against."""
 
     model: PreTrainedModel
     precision: MatmulPrecision = "highest"
-    """Of the forwards' matrix products, the head's logits excepted."""
+    """Of the forwards' matrix products, except for the logits."""
 
-    def multiply_in(self, precision: MatmulPrecision) -> None:
-        """Set `precision`."""
+    def set_matmul_precision(self, precision: MatmulPrecision) -> None:
+        """See `CachedModel`."""
         self.precision = precision
 
     def full_logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [T, V] of one row of ids [T], by the model's own forward without any cache."""
-        seen = torch.ones_like(ids[None])  # given, or a pad id among the ids draws a warning
-        logits: torch.Tensor = self.model(input_ids=ids[None], attention_mask=seen, use_cache=False).logits
+        """Logits [T, V] of one row of ids [T], by the model's own forward without a cache."""
+        mask = torch.ones_like(ids[None])  # without it, a pad id among the ids causes a warning
+        logits: torch.Tensor = self.model(input_ids=ids[None], attention_mask=mask, use_cache=False).logits
         return logits[0]
 
 
 class CachedModel(Protocol):
-    """A causal language model that keeps what it has read, a slot for each conversation.
+    """A causal language model with a KV cache, one slot for each conversation.
 
-    Lives in the generation worker's thread; the batcher (batcher.py) decides who has which slot.
+    Used only in the generation worker's thread; batcher.py assigns the slots.
     """
 
     num_slots: int
     num_columns: int
     """Most tokens of one slot."""
     device: torch.device
-    reads_in_pieces: bool
-    """Is it no more work to forward a prompt in several pieces?"""
+    supports_chunked_prefill: bool
+    """Can a prompt be forwarded in several chunks without more work?"""
 
-    def multiply_in(self, precision: MatmulPrecision) -> None:
-        """Make the forwards' matrix products at this precision from now on, `full_logits` and the head's
-        logits excepted."""
+    def set_matmul_precision(self, precision: MatmulPrecision) -> None:
+        """Set the precision of the forwards' matrix products, except for `full_logits` and the logits."""
         ...
 
     @property
     def token_bytes(self) -> int:
-        """Memory that one token of one slot takes in all layers; 0 while it is not known."""
+        """Bytes that one token of one slot takes in all layers; 0 while unknown."""
         ...
 
     def forward(self, plan: Plan) -> torch.Tensor:
@@ -108,46 +107,46 @@ class CachedModel(Protocol):
         ...
 
     def decode_rows(self, slots: Ints) -> int:
-        """Rows that a decode step of these slots runs, idle ones included.
+        """Rows that a decode step of these slots runs, padding included.
 
-        Where idle rows come of slots that lie apart, the batcher moves them together when they are many.
+        If gaps between the slots cause much padding, the batcher moves the slots together.
         """
         ...
 
     def full_logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [T, V] of one row of ids [T], by the model's own forward without any cache."""
+        """Logits [T, V] of one row of ids [T], by the model's own forward without a cache."""
         ...
 
-    def keepable(self, slot: int, shared: int) -> int:
-        """How many of the first `shared` tokens that a slot holds may stay when those behind them go.
+    def reusable_tokens(self, slot: int, shared: int) -> int:
+        """How many of a slot's first `shared` tokens can stay cached when the later ones are dropped.
 
-        `shared` itself for attention; a recurrent state cannot go back, so it keeps all or nothing.
+        For attention that is `shared`. A recurrent state cannot go back: all of its tokens stay, or none.
         """
         ...
 
     def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
-        """Move to a store of another size; the slots in `keep` become slots 0, 1, ..."""
+        """Change the size of the cache; the slots in `keep` become slots 0, 1, ..."""
         ...
 
     def permute(self, into: list[int], out_of: list[int], width: int) -> None:
-        """Slot `into[i]` becomes what slot `out_of[i]` was, for the first `width` columns.
+        """Slot `into[i]` gets the former content of slot `out_of[i]`, in the first `width` columns.
 
-        One slot may be copied into several.
+        A slot may be copied into several.
         """
         ...
 
     def clear(self, slot: int) -> None:
-        """Overwrite what a slot holds: it may be NaN, which no mask hides."""
+        """Overwrite a slot's content: it may be NaN, which masks do not hide."""
         ...
 
     def refresh(self) -> None:
-        """Forget what was derived from the weights: they changed in place, or nobody needs it for a while."""
+        """Drop copies derived from the weights: the weights changed in place, or memory is to be freed."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """A plan as a rectangle of n rows and T tokens, left-padded so that the last column is the newest."""
+    """A plan as a rectangle of n rows and T tokens, left-padded: the last column has the newest tokens."""
 
     input_ids: torch.Tensor  # [n, T]
     position_ids: torch.Tensor  # [n, T], 0 where padded
@@ -155,13 +154,13 @@ class _Layout:
     """The n slots are first_slot, first_slot + 1, ...; ignored where `slots` is given."""
     slots: torch.Tensor | None  # [n]
     source: torch.Tensor | None
-    """[m] which of the n·T tokens are real; None when all are."""
+    """[m] indices of the real tokens among the n·T; None if all are real."""
     target: torch.Tensor
-    """[m] slot·columns + position: where each real token's key and value go."""
+    """[m] slot·columns + position: where each real token's key and value are stored."""
     width: int
     """Columns that attention reads."""
     rows: torch.Tensor | None
-    """Which rows the plan's slots are; None when all are, in order."""
+    """The rows of the plan's slots; None if they are all rows, in order."""
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers' hook has no types
@@ -175,7 +174,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transform
         self._owner = owner
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate on first use, when the heads' shapes are known."""
+        """Allocate at the first use, when the shapes of the heads are known."""
         shape = (self._owner.num_slots, self._owner.num_columns)
         self.keys = key_states.new_zeros(*shape, key_states.shape[1], key_states.shape[3])
         self.values = value_states.new_zeros(*shape, value_states.shape[1], value_states.shape[3])
@@ -184,25 +183,25 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transform
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store [n, heads, T, size] and return what the layout's slots hold, [n, heads, width, size]."""
+        """Store [n, heads, T, size]; return the content of the layout's slots, [n, heads, width, size]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        return self._swap(self.keys, key_states), self._swap(self.values, value_states)
+        return self._store(self.keys, key_states), self._store(self.values, value_states)
 
-    def _swap(self, store: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    def _store(self, store: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         layout = self._owner.layout
         fresh = states.transpose(1, 2).flatten(0, 1)  # [n·T, heads, size]
         if layout.source is not None:
             fresh = fresh.index_select(0, layout.source)
         store.flatten(0, 1).index_copy_(0, layout.target, fresh)
         if layout.slots is None:
-            held = store[layout.first_slot : layout.first_slot + states.shape[0], : layout.width]
+            content = store[layout.first_slot : layout.first_slot + states.shape[0], : layout.width]
         else:
-            held = store[:, : layout.width].index_select(0, layout.slots)
-        return held.transpose(1, 2)
+            content = store[:, : layout.width].index_select(0, layout.slots)
+        return content.transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Every slot is as wide as the layout says, from column 0."""
+        """Attention reads the layout's width, from column 0."""
         return self._owner.layout.width, 0
 
     def get_seq_length(self) -> int:
@@ -210,20 +209,20 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transform
         return 0
 
     def get_max_length(self) -> int:
-        """No fixed end; the store grows."""
+        """No maximum: the cache grows."""
         return -1
 
 
 class SlotModel(FullForward):
-    """A causal transformers model that runs its own forward over a slot cache; a `CachedModel`."""
+    """A causal transformers model with its own forward and attention, and a slot cache; a `CachedModel`."""
 
     def __init__(self, model: PreTrainedModel, *, fast_linears: bool = True) -> None:
-        """Raises BackendError for layer types whose masks we don't know."""
+        """Raises BackendError for layer types whose masks are unknown."""
         self.model = model
         self._fast_linears = fast_linears
         self.num_slots = 0
         self.num_columns = 0
-        self.reads_in_pieces = True
+        self.supports_chunked_prefill = True
         self.layout: _Layout
         config = model.config.get_text_config()
         self.layer_types = layer_windows(config, type(model).__name__)
@@ -233,14 +232,14 @@ class SlotModel(FullForward):
 
     @property
     def token_bytes(self) -> int:
-        """Memory that one token of one slot takes in all layers; 0 before the first forward."""
+        """Bytes that one token of one slot takes in all layers; 0 before the first forward."""
         stores = [
             store for layer in self._layers if layer.is_initialized for store in (layer.keys, layer.values)
         ]
         return sum(store.shape[2] * store.shape[3] * store.element_size() for store in stores)
 
     def decode_rows(self, slots: Ints) -> int:
-        """All from the first to the last slot, in eights: no cache is copied to bring rows together."""
+        """All rows from the first to the last slot, rounded up: no cache is copied to remove gaps."""
         first = int(slots[0]) // ROW_MULTIPLE * ROW_MULTIPLE
         return round_up(int(slots[-1]) + 1 - first, ROW_MULTIPLE)
 
@@ -263,15 +262,15 @@ class SlotModel(FullForward):
         logits: torch.Tensor = output.logits[:, -1]
         return logits if layout.rows is None else logits.index_select(0, layout.rows)
 
-    def keepable(self, slot: int, shared: int) -> int:
-        """All of them: attention forgets any columns from the right."""
+    def reusable_tokens(self, slot: int, shared: int) -> int:
+        """All: attention can drop any columns on the right."""
         return shared
 
     def refresh(self) -> None:
         """Nothing is derived from the weights."""
 
     def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
-        """Move to a store of another size; the slots in `keep` become slots 0, 1, ... of it."""
+        """Change the size of the cache; the slots in `keep` become slots 0, 1, ..."""
         rows = torch.tensor(keep, dtype=torch.long, device=self.device)
         columns = min(self.num_columns, num_columns)
         self.num_slots, self.num_columns = num_slots, num_columns
@@ -281,24 +280,24 @@ class SlotModel(FullForward):
                 layer.values = _resized(layer.values, rows, columns, num_slots, num_columns)
 
     def permute(self, into: list[int], out_of: list[int], width: int) -> None:
-        """Slot `into[i]` becomes what slot `out_of[i]` was, for the first `width` columns."""
+        """Slot `into[i]` gets the former content of slot `out_of[i]`, in the first `width` columns."""
         target = torch.tensor(into, dtype=torch.long, device=self.device)
         source = torch.tensor(out_of, dtype=torch.long, device=self.device)
         for layer in self._layers:
             if layer.is_initialized:
                 for store in (layer.keys, layer.values):
-                    held = store[:, :width]
-                    held.index_copy_(0, target, held.index_select(0, source))
+                    part = store[:, :width]
+                    part.index_copy_(0, target, part.index_select(0, source))
 
     def clear(self, slot: int) -> None:
-        """Zeros in all of a slot's columns."""
+        """Fill a slot with zeros."""
         for layer in self._layers:
             if layer.is_initialized:
                 for store in (layer.keys, layer.values):
                     store[slot].zero_()
 
     def _decode_layout(self, plan: Plan) -> _Layout:
-        """Slots run as they lie, idle ones between them for nothing: no cache is copied."""
+        """The slots in their order, with padding rows in the gaps: no cache is copied."""
         first = int(plan.slots[0]) // ROW_MULTIPLE * ROW_MULTIPLE
         count = self.decode_rows(plan.slots)
         rows = plan.slots - first
@@ -306,7 +305,7 @@ class SlotModel(FullForward):
         tokens[rows], positions[rows] = plan.tokens, plan.starts
         live = None if len(rows) == count else self._tensor(rows)
         slots = None
-        if first + count > self.num_slots:  # a small store has no slots to idle there: the last stands in
+        if first + count > self.num_slots:  # padding rows beyond a small cache read its last slot
             slots = self._tensor(np.arange(first, first + count).clip(max=self.num_slots - 1))
         return _Layout(
             input_ids=self._tensor(tokens[:, None]),
@@ -322,13 +321,13 @@ class SlotModel(FullForward):
     def _layout(self, plan: Plan) -> _Layout:
         """Rows left-padded to the longest."""
         length = int(plan.lengths.max())
-        behind = np.arange(length) - (
+        index = np.arange(length) - (
             length - plan.lengths[:, None]
-        )  # [n, T] place among the new, or below 0
-        real = behind >= 0
+        )  # [n, T] of the new token; below 0: padding
+        real = index >= 0
         tokens = np.zeros(real.shape, np.int64)
         tokens[real] = plan.tokens
-        positions = np.where(real, behind + plan.starts[:, None], 0)
+        positions = np.where(real, index + plan.starts[:, None], 0)
         adjacent = bool((np.diff(plan.slots) == 1).all())
         return _Layout(
             input_ids=self._tensor(tokens),
@@ -345,17 +344,17 @@ class SlotModel(FullForward):
         return torch.from_numpy(array).to(self.device)
 
     def _mask(self, positions: torch.Tensor, width: int, kind: str, window: int) -> torch.Tensor:
-        """Additive [n, 1, T, width]: 0 where a token may look, the dtype's minimum elsewhere."""
+        """Additive [n, 1, T, width]: 0 where a token may attend, the dtype's minimum elsewhere."""
         columns = torch.arange(width, device=self.device)
-        behind = positions[:, None, :, None] - columns  # how far each column lies back
-        unseen = behind < 0
+        distance = positions[:, None, :, None] - columns
+        hidden = distance < 0
         if kind == "sliding_attention":
-            unseen |= behind >= window
+            hidden |= distance >= window
         elif kind == "chunked_attention":
-            unseen |= columns // window != positions[:, None, :, None] // window
+            hidden |= columns // window != positions[:, None, :, None] // window
         dtype = self.model.dtype
-        return torch.zeros(unseen.shape, dtype=dtype, device=self.device).masked_fill_(
-            unseen, torch.finfo(dtype).min
+        return torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill_(
+            hidden, torch.finfo(dtype).min
         )
 
 
@@ -371,6 +370,6 @@ def layer_windows(config: PreTrainedConfig, architecture: str) -> list[tuple[str
 def _resized(
     store: torch.Tensor, rows: torch.Tensor, columns: int, num_slots: int, num_columns: int
 ) -> torch.Tensor:
-    fresh = store.new_zeros(num_slots, num_columns, *store.shape[2:])
-    fresh[: len(rows), :columns] = store[:, :columns].index_select(0, rows)
-    return fresh
+    resized = store.new_zeros(num_slots, num_columns, *store.shape[2:])
+    resized[: len(rows), :columns] = store[:, :columns].index_select(0, rows)
+    return resized

@@ -1,1 +1,1 @@
-"""Sampling in this process: requests, the batch of them, the scheduler, shared prefixes."""
+"""Generation in this process: requests, the scheduler, the batcher, prefix sharing."""

@@ -1,9 +1,10 @@
 """Continuous batching of live conversations over cache slots; driven by the worker thread of backend.py.
 
-A turn is admitted (it gets a slot), then every `step` gives each live turn one token. Those whose slot lacks
-more than the newest token first copy what another slot has of it (prefix_sharing.py) and forward the rest
-together; the others decode together. A turn that ends leaves its cache in its slot for the next one. All of
-it runs in one thread, in an order that follows from the turns alone.
+A request is admitted: it gets a slot. Then each `step` samples one token for every live request. A slot that
+lacks more than its newest token is prefilled: it copies the prefix that another slot has cached
+(prefix_sharing.py) and forwards the remaining tokens. All other slots decode together. When a turn ends, its
+cache stays in the slot for the next turn. Everything runs in one thread, in an order that follows from the
+requests alone.
 """
 
 from __future__ import annotations
@@ -16,166 +17,173 @@ from typing import Any
 import numpy as np
 import torch
 
-from stateset_agents.backends.kv_cache.memory import hand_back
+from stateset_agents.backends.kv_cache.memory import trim_memory
 from stateset_agents.backends.kv_cache.slots import ROW_MULTIPLE, CachedModel, Ints, Plan, round_up
-from stateset_agents.backends.local.prefix_sharing import LEAST, Share, common_prefix, shared_prefixes
-from stateset_agents.backends.local.request import Key, Turn, new_turn
+from stateset_agents.backends.local.prefix_sharing import (
+    MIN_SHARED_TOKENS,
+    PrefixCopy,
+    common_prefix,
+    shared_prefixes,
+)
+from stateset_agents.backends.local.request import GenerationRequest, Key
 from stateset_agents.backends.local.slot_table import SlotTable
-from stateset_agents.backends.sampling import Knobs, sample
+from stateset_agents.backends.sampling import SamplingMetadata, sample
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.messages import GREEDY_BELOW
 
-__all__ = ["Batcher", "Key", "Stats", "Turn", "new_turn"]
+__all__ = ["Batcher", "Stats"]
 
-_LONG = 256
-"""Tokens from which on a stranger's prompt is read in pieces."""
-_PIECES_BESIDE_DECODING, _PIECES_ALONE, _LEAST_PIECE = 64, 1024, 32
-"""Tokens of long prompts that one step reads in all, and of one of them at the least."""
-_SHORT_TOKENS = 512
-"""Tokens of short prompts that one step reads, give or take the last of them."""
-_PREFILL_TOKENS = 8192  # most tokens of one prefill forward, padding included, unless one row alone has more
+_LONG_PROMPT = 256
+"""Tokens. A longer prompt of a request without a session is prefilled in chunks."""
+_CHUNK_BUDGET_WITH_DECODES, _CHUNK_BUDGET, _MIN_CHUNK = 64, 1024, 32
+"""Tokens that the chunks of one step have together (beside decoding rows; without any), and of one chunk."""
+_SHORT_PROMPT_BUDGET = 512
+"""Tokens of short prompts that one step prefills; the last of them may exceed it."""
+_MAX_PREFILL_TOKENS = 8192
+"""Tokens of one prefill forward, padding included; a single longer row is still forwarded in one."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Stats:
-    """Counts since the start, for tests, tuning and metrics."""
+    """Counts since the start; the names are those of metrics."""
 
     prefilled_tokens: int = 0
-    """Prompt tokens forwarded; a sampled token forwarded along with them counts as carried instead."""
+    """Prompt tokens forwarded, without the carried ones."""
     shared_tokens: int = 0
-    """Prompt tokens copied from another conversation instead."""
+    """Prompt tokens copied from another conversation's cache."""
     carried_tokens: int = 0
-    """Tokens that ended a turn, so that they were forwarded only with the next turn's prompt."""
+    """Last tokens of turns. They are sampled in one turn and forwarded with the prompt of the next."""
     sampled_tokens: int = 0
     prefills: int = 0
     decode_steps: int = 0
     decode_rows: int = 0
-    """Rows of all decode steps, idle ones included."""
+    """Rows of all decode steps, padding included."""
     idle_rows: int = 0
+    """Rows of decode steps that only pad."""
     evictions: int = 0
 
 
 class Batcher:
-    """The conversations in the cache, and the live turns among them."""
+    """The conversations in the cache, and their live requests."""
 
     def __init__(self, model: CachedModel, *, max_cached_tokens: int) -> None:
-        """`max_cached_tokens` bounds slots times columns of the cache."""
+        """`max_cached_tokens` limits slots times columns of the cache."""
         self.model = model
         self.version = 0
         self.stats = Stats()
         self._table = SlotTable(model, max_cached_tokens)
-        self._clock = 0
+        self._num_steps = 0
 
     @property
     def num_conversations(self) -> int:
-        """How many hold a slot."""
+        """Conversations that occupy a slot."""
         return len(self._table.slot_of)
 
-    # --- what comes and goes ----------------------------------------------------------------------------
+    # --- requests and conversations ---------------------------------------------------------------------
 
-    def admit(self, turn: Turn) -> bool:
-        """Give a turn its slot, keeping the longest prefix that its conversation has cached.
+    def admit(self, request: GenerationRequest) -> bool:
+        """Give a request its slot, and keep the longest prefix that its conversation has cached.
 
-        False while live conversations leave no room for it. Raises BackendError where it can never fit.
+        False while live conversations leave no room for it. Raises BackendError if it can never fit.
         """
         table = self._table
-        if not self._make_room(turn.key, turn.num_prompt + turn.limit):
+        if not self._make_room(request.key, request.num_prompt + request.limit):
             return False
-        slot = table.slot_of.get(turn.key)
+        slot = table.slot_of.get(request.key)
         if slot is None:
-            slot = table.occupy(turn.key)
-        held, length = int(table.held[slot]), int(table.length[slot])
-        known = min(length, turn.num_prompt)
-        shared = common_prefix(table.ids[slot, :known], turn.prompt[:known])
-        kept = self.model.keepable(slot, min(shared, held, turn.num_prompt - 1))
-        # The token that ended the last turn was sampled but never forwarded: it comes next, if it was kept.
-        table.carried[slot] = kept == held == length - 1 and shared == length
-        table.held[slot] = kept
-        table.begin(slot, turn)
-        turn.begun = time.monotonic()
-        turn.versions.append((self.version, 0))
+            slot = table.occupy(request.key)
+        cached, length = int(table.cached[slot]), int(table.length[slot])
+        known = min(length, request.num_prompt)
+        shared = common_prefix(table.ids[slot, :known], request.prompt[:known])
+        kept = self.model.reusable_tokens(slot, min(shared, cached, request.num_prompt - 1))
+        # The last token of the turn before was sampled but never forwarded. If it stays, it comes next.
+        table.carried[slot] = kept == cached == length - 1 and shared == length
+        table.cached[slot] = kept
+        table.begin(slot, request)
+        request.admitted_at = time.monotonic()
+        request.versions.append((self.version, 0))
         return True
 
     def fork(self, source: Key, into: Key) -> None:
-        """Copy what `source` has cached into a slot of `into`; nothing where there is no room to spare."""
+        """Copy the cache of `source` into a slot of `into`; does nothing if no slot can be freed."""
         table = self._table
-        held = int(table.held[table.slot_of[source]]) if source in table.slot_of else 0
-        if held == 0 or source == into:
+        cached = int(table.cached[table.slot_of[source]]) if source in table.slot_of else 0
+        if cached == 0 or source == into:
             return
         table.release(into)
-        if not self._make_room(into, held, spare=source):
+        if not self._make_room(into, cached, keep=source):
             return
         copy, original = table.occupy(into), table.slot_of[source]
-        length = min(int(table.length[original]), held + 1)
+        length = min(int(table.length[original]), cached + 1)
         table.ids[copy, :length] = table.ids[original, :length]
-        table.length[copy], table.last_used[copy] = length, self._clock
-        table.held[copy] = table.end[copy] = held
-        self.model.permute([copy], [original], held)
+        table.length[copy], table.last_used[copy] = length, self._num_steps
+        table.cached[copy] = table.end[copy] = cached
+        self.model.permute([copy], [original], cached)
 
     def release(self, key: Key) -> None:
         """Forget a conversation and free its slot; unknown keys are ignored."""
         self._table.release(key)
 
-    def cancel(self, turn: Turn) -> None:
-        """Drop a live turn; its conversation stays cached as far as it came."""
-        slot = self._table.slot_of.get(turn.key)
-        if slot is not None and self._table.turns[slot] is turn:
-            self._table.drop(slot)
+    def cancel(self, request: GenerationRequest) -> None:
+        """Drop a live request; the tokens so far stay cached."""
+        slot = self._table.slot_of.get(request.key)
+        if slot is not None and self._table.requests[slot] is request:
+            self._table.detach(slot)
 
-    def renew(self, version: int) -> None:
-        """New weights are in: idle conversations go, live ones are refilled at their next step."""
+    def set_version(self, version: int) -> None:
+        """The weights changed: drop idle conversations; live ones are prefilled again at their next step."""
         self.version = version
         table = self._table
-        table.held[:] = table.carried[:] = 0
+        table.cached[:] = table.carried[:] = 0
         for key, slot in list(table.slot_of.items()):
-            turn = table.turns[slot]
-            if turn is None:
+            request = table.requests[slot]
+            if request is None:
                 table.release(key)
             else:
-                turn.versions.append((version, int(table.length[slot] - table.prompt[slot])))
+                request.versions.append((version, int(table.length[slot] - table.prompt[slot])))
 
-    def rest(self) -> None:
-        """Free what only generation needs, the cache and packed weights, unless a conversation is cached."""
+    def sleep(self) -> None:
+        """Free the cache and packed weights, unless a conversation is cached. The next request makes them."""
         if not self._table.slot_of:
-            self._table.put_away()
+            self._table.free_store()
             self.model.refresh()
-        hand_back()
+        trim_memory()
 
-    def _make_room(self, key: Key, columns: int, spare: Key | None = None) -> bool:
-        made = self._table.make_room(key, columns, spare)
+    def _make_room(self, key: Key, columns: int, keep: Key | None = None) -> bool:
+        has_room = self._table.make_room(key, columns, keep)
         self.stats.evictions = self._table.num_evictions
-        return made
+        return has_room
 
     # --- one step ---------------------------------------------------------------------------------------
 
-    def step(self, turns: Sequence[Turn]) -> list[Turn]:
-        """Sample one token for each of these admitted turns; returns those that ended by it.
+    def step(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+        """Sample one token for each of these admitted requests; returns those that ended with it.
 
-        A turn that cannot go on ends with its `error` set, and its conversation is forgotten; the others of
-        its batch sample what they would have sampled without it.
+        A request that fails ends with its `error` set, and its conversation leaves the cache. The others of
+        its batch sample the same tokens as without it.
         """
-        self._clock += 1
+        self._num_steps += 1
         table = self._table
-        slots = np.array(sorted([table.slot_of[turn.key] for turn in turns]))
-        table.last_used[slots] = self._clock
-        lacking = table.length[slots] - table.held[slots]
+        slots = np.array(sorted([table.slot_of[request.key] for request in requests]))
+        table.last_used[slots] = self._num_steps
+        lacking = table.length[slots] - table.cached[slots]
         decoding = slots[lacking == 1]
-        ended: list[Turn] = []
+        ended: list[GenerationRequest] = []
         if len(decoding) < len(slots):
-            pieces = self._pieces(slots[lacking > 1], len(decoding))
+            chunks = self._chunked_prefill(slots[lacking > 1], len(decoding))
             for wave in self._waves(slots[lacking > 1]):
-                filling = pieces.next(self._copy(wave))
-                left = table.length[filling] - table.held[filling]
-                long = table.alone[filling] & (left > max(pieces.length, _LONG))
-                for group in _prefill_groups(filling[long], np.full(long.sum(), pieces.length)):
-                    self._read(group, pieces.length)
-                whole = (left > 1) & ~long
-                for group in _prefill_groups(filling[whole], left[whole]):
+                filling = chunks.select(self._copy(wave))
+                left = table.length[filling] - table.cached[filling]
+                long = table.sessionless[filling] & (left > max(chunks.length, _LONG_PROMPT))
+                for group in _prefill_groups(filling[long], np.full(long.sum(), chunks.length)):
+                    self._prefill_chunk(group, chunks.length)
+                complete = (left > 1) & ~long
+                for group in _prefill_groups(filling[complete], left[complete]):
                     self.stats.prefills += 1
                     ended += self._forward(group)
                 decoding = np.concatenate([decoding, filling[left == 1]])
         if len(decoding):
-            decoding = self._low(np.sort(decoding))
+            decoding = self._compact(np.sort(decoding))
             self.stats.decode_steps += 1
             rows = self.model.decode_rows(decoding)
             self.stats.decode_rows += rows
@@ -183,57 +191,62 @@ class Batcher:
             ended += self._forward(decoding)
         return ended
 
-    def _pieces(self, lacking: Ints, num_decoding: int) -> _Pieces:
-        """How this step shares out what it prefills for strangers (turns without a session)."""
+    def _chunked_prefill(self, lacking: Ints, num_decoding: int) -> _ChunkedPrefill:
+        """How this step divides its prefill among requests without a session."""
         table = self._table
-        left = (table.length - table.held)[lacking]
-        num_long = int((table.alone[lacking] & (left > _LONG)).sum())
-        if not num_long or not self.model.reads_in_pieces:
-            length, most = self.model.num_columns, len(lacking)
+        left = (table.length - table.cached)[lacking]
+        num_long = int((table.sessionless[lacking] & (left > _LONG_PROMPT)).sum())
+        if not num_long or not self.model.supports_chunked_prefill:
+            length, max_chunks = self.model.num_columns, len(lacking)
         else:
-            budget = _PIECES_BESIDE_DECODING if num_decoding else _PIECES_ALONE
-            most = min(num_long, budget // _LEAST_PIECE)
-            length = budget // most
-        return _Pieces(table, length, most)
+            budget = _CHUNK_BUDGET_WITH_DECODES if num_decoding else _CHUNK_BUDGET
+            max_chunks = min(num_long, budget // _MIN_CHUNK)
+            length = budget // max_chunks
+        return _ChunkedPrefill(table, length, max_chunks)
 
-    def _waves(self, lacking: Ints) -> Iterator[list[Share]]:
-        """Who copies from whom, in an order in which it can be done; the longest go first."""
+    def _waves(self, lacking: Ints) -> Iterator[list[PrefixCopy]]:
+        """Which slot copies a prefix from which, in waves that can be done one after the other.
+
+        Longer conversations come first.
+        """
         table = self._table
         ranked = sorted(lacking.tolist(), key=lambda slot: (-table.length[slot], table.key_of[slot]))
-        if (table.length[lacking] - table.held[lacking] <= LEAST).all():
-            yield [Share(slot, -1, 0, 0) for slot in ranked]
+        if (table.length[lacking] - table.cached[lacking] <= MIN_SHARED_TOKENS).all():
+            yield [PrefixCopy(slot, -1, 0, 0) for slot in ranked]
             return
-        having = [slot for _, slot in sorted(table.slot_of.items())]
-        shares = shared_prefixes(table.ids, table.held, table.length, having, ranked)
-        for wave in range(1 + max(share.wave for share in shares)):
-            yield [share for share in shares if share.wave == wave]
+        occupied = [slot for _, slot in sorted(table.slot_of.items())]
+        copies = shared_prefixes(table.ids, table.cached, table.length, occupied, ranked)
+        for wave in range(1 + max(copy.wave for copy in copies)):
+            yield [copy for copy in copies if copy.wave == wave]
 
-    def _copy(self, wave: list[Share]) -> Ints:
-        """Take over what the slots of a wave share with others, as far as the model can cut it off there.
+    def _copy(self, wave: list[PrefixCopy]) -> Ints:
+        """Copy the shared prefixes of a wave, as far as the model can cut its cache there.
 
-        Returns the slots of the wave that go on now; those whose source is itself read in pieces wait for it.
+        Returns the slots of the wave that can be prefilled now. A slot whose source is itself prefilled in
+        chunks waits for it.
         """
         table = self._table
         into, out_of, kept = [], [], []
-        for share in wave:
-            if share.source >= 0:
-                tokens = self.model.keepable(share.source, min(share.tokens, int(table.held[share.source])))
-                if tokens > table.held[share.slot]:
-                    into.append(share.slot)
-                    out_of.append(share.source)
+        for copy in wave:
+            if copy.source >= 0:
+                shared = min(copy.tokens, int(table.cached[copy.source]))
+                tokens = self.model.reusable_tokens(copy.source, shared)
+                if tokens > table.cached[copy.slot]:
+                    into.append(copy.slot)
+                    out_of.append(copy.source)
                     kept.append(tokens)
         if into:
             self.model.permute(into, out_of, max(kept))
-            self.stats.shared_tokens += int((kept - table.held[into] - table.carried[into]).sum())
-            table.held[into] = kept
+            self.stats.shared_tokens += int((kept - table.cached[into] - table.carried[into]).sum())
+            table.cached[into] = kept
             table.carried[into] = 0
-        ready = [share.slot for share in wave if share.wave == 0 or share.tokens <= table.held[share.source]]
+        ready = [copy.slot for copy in wave if copy.wave == 0 or copy.tokens <= table.cached[copy.source]]
         return np.array(ready, np.int64)
 
-    def _read(self, slots: Ints, length: int) -> None:
-        """Forward the next `length` tokens that each of these slots (ascending) lacks, and sample nothing."""
+    def _prefill_chunk(self, slots: Ints, length: int) -> None:
+        """Forward the next `length` tokens that each of these slots (ascending) lacks, without sampling."""
         table = self._table
-        starts = table.held[slots]
+        starts = table.cached[slots]
         tokens = np.concatenate(
             [table.ids[slot, start : start + length] for slot, start in zip(slots, starts, strict=True)]
         )
@@ -242,50 +255,50 @@ class Batcher:
         self.model.forward(
             Plan(slots=slots, starts=starts, lengths=np.full(len(slots), length), tokens=tokens)
         )
-        table.held[slots] = starts + length
+        table.cached[slots] = starts + length
 
-    def _forward(self, slots: Ints) -> list[Turn]:
-        """Forward all that these slots (ascending) lack, and sample one token for each."""
+    def _forward(self, slots: Ints) -> list[GenerationRequest]:
+        """Forward all tokens that these slots (ascending) lack, and sample one token for each."""
         table = self._table
-        starts = table.held[slots]
+        starts = table.cached[slots]
         lengths = table.length[slots] - starts
         if lengths.max() == 1:
             tokens = table.ids[slots, starts]
         else:
-            pieces = zip(slots, starts, starts + lengths, strict=True)
-            tokens = np.concatenate([table.ids[slot, start:end] for slot, start, end in pieces])
-        sampled_before = table.length[slots] > table.prompt[slots]
-        known = np.where(sampled_before, 1, table.carried[slots])  # the newest sampled token is no prompt
-        self.stats.prefilled_tokens += int((lengths - known).sum())
+            spans = zip(slots, starts, starts + lengths, strict=True)
+            tokens = np.concatenate([table.ids[slot, start:end] for slot, start, end in spans])
+        has_sampled = table.length[slots] > table.prompt[slots]
+        not_prompt = np.where(has_sampled, 1, table.carried[slots])  # the newest token was sampled
+        self.stats.prefilled_tokens += int((lengths - not_prompt).sum())
         self.stats.carried_tokens += int(table.carried[slots].sum())
         table.carried[slots] = 0
         logits = self.model.forward(Plan(slots=slots, starts=starts, lengths=lengths, tokens=tokens))
         return self._sample(slots, logits)
 
-    def _sample(self, slots: Ints, logits: torch.Tensor) -> list[Turn]:
-        """Append one sampled token to each slot's turn; returns the turns that it ended."""
+    def _sample(self, slots: Ints, logits: torch.Tensor) -> list[GenerationRequest]:
+        """Append one sampled token to each slot's request; returns the requests that ended with it."""
         table = self._table
-        places = table.length[slots]
-        uniforms = self._tensor(table.uniforms[slots, places])
-        drawn, drawn_logprobs = sample(logits, uniforms, self._knobs(slots))
+        columns = table.length[slots]
+        uniforms = self._tensor(table.uniforms[slots, columns])
+        drawn, drawn_logprobs = sample(logits, uniforms, self._sampling_metadata(slots))
         tokens, logprobs = drawn.cpu().numpy(), drawn_logprobs.cpu().numpy()
-        ended: list[Turn] = []
+        ended: list[GenerationRequest] = []
         failed = np.isnan(logprobs)
         if failed.any():
             ended += [self._fail(int(slot)) for slot in slots[failed]]
-            slots, places = slots[~failed], places[~failed]
+            slots, columns = slots[~failed], columns[~failed]
             tokens, logprobs = tokens[~failed], logprobs[~failed]
-        table.ids[slots, places], table.logprobs[slots, places] = tokens, logprobs
-        table.held[slots] = places
-        table.length[slots] = places + 1
+        table.ids[slots, columns], table.logprobs[slots, columns] = tokens, logprobs
+        table.cached[slots] = columns
+        table.length[slots] = columns + 1
         self.stats.sampled_tokens += len(slots)
         stopped = (table.stops[slots] == tokens[:, None]).any(1)
-        full = places + 1 == table.end[slots]
-        for row in np.flatnonzero(stopped | full | table.heard[slots]).tolist():
+        full = columns + 1 == table.end[slots]
+        for row in np.flatnonzero(stopped | full | table.streams_text[slots]).tolist():
             slot = int(slots[row])
             try:
-                stops = bool(stopped[row]) or table.says_stop(slot, int(tokens[row]))
-            except Exception as error:  # whatever a tokenizer's decoder raises ends this turn only
+                stops = bool(stopped[row]) or table.hits_stop_string(slot, int(tokens[row]))
+            except Exception as error:  # whatever a tokenizer's decoder raises, only this turn fails
                 ended.append(self._fail(slot, error))
                 continue
             if stops:
@@ -294,29 +307,29 @@ class Batcher:
                 ended.append(table.finish(slot, "length"))
         return ended
 
-    def _fail(self, slot: int, cause: Exception | None = None) -> Turn:
-        """End a live turn with an error, and forget its conversation; without a cause its logits are NaN.
+    def _fail(self, slot: int, cause: Exception | None = None) -> GenerationRequest:
+        """End a live request with an error, and drop its conversation; without a cause its logits are NaN.
 
-        What it stored may be NaN. Whoever has the slot next would read that even from columns that its mask
-        hides, for NaN plus minus infinity is NaN; so the slot is cleared.
+        Its keys and values may be NaN, too. The next conversation in the slot would read them even from
+        masked columns, since NaN plus minus infinity is NaN. So the slot is cleared.
         """
         table = self._table
         key = table.key_of[slot]
-        turn = table.drop(slot)
-        turn.error = BackendError(_why_not(turn, cause))
-        turn.error.__cause__ = cause
+        request = table.detach(slot)
+        request.error = BackendError(_why_not(request, cause))
+        request.error.__cause__ = cause
         self.model.clear(slot)
         if key is not None:
             table.release(key)
-        return turn
+        return request
 
-    def _knobs(self, slots: Ints) -> Knobs:
+    def _sampling_metadata(self, slots: Ints) -> SamplingMetadata:
         table = self._table
         temperature, greedy, top_k, top_p = (
             array[slots] for array in (table.temperature, table.greedy, table.top_k, table.top_p)
         )
         truncates = top_k.any() or (top_p < 1).any()
-        return Knobs(
+        return SamplingMetadata(
             temperature=None if (temperature == 1).all() else self._tensor(temperature),
             greedy=self._tensor(greedy) if greedy.any() else None,
             top_k=self._tensor(top_k) if truncates else None,
@@ -326,8 +339,8 @@ class Batcher:
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.model.device)
 
-    def _low(self, slots: Ints) -> Ints:
-        """Swap scattered live slots into the lowest ones when more than a quarter of the rows would idle."""
+    def _compact(self, slots: Ints) -> Ints:
+        """Swap live slots into the lowest ones when more than a quarter of the decode rows would be idle."""
         count = round_up(len(slots), ROW_MULTIPLE)
         if 3 * self.model.decode_rows(slots) <= 4 * count:
             return slots
@@ -337,49 +350,51 @@ class Batcher:
         return np.sort(np.concatenate([slots[slots < count], low]))
 
 
-class _Pieces:
-    """What one step prefills for strangers, the clients of a server: whoever decodes waits for every step.
+class _ChunkedPrefill:
+    """What one step prefills of requests without a session, which are those of a server's clients.
 
-    Long prompts are read in pieces, those first of which least was read; and always the oldest, which
-    newcomers would else keep waiting. Short prompts are read whole, the oldest first, up to a number of
-    tokens. So a short request is through soon, however many long ones there are. Members of a group, which
-    have a session, wait for their slowest anyway, and are all read whole at once.
+    Every request that decodes waits until the step ends, so one step must not prefill too much. Long prompts
+    are prefilled in chunks: first the oldest, which newer ones would else delay for ever, then those of which
+    least is cached. Short prompts are prefilled at once, the oldest first, up to a number of tokens. So a
+    short request is answered soon, however many long ones there are. Requests with a session are members of a
+    group, which waits for its slowest member anyway: they are all prefilled at once.
     """
 
-    def __init__(self, table: SlotTable, length: int, most: int) -> None:
-        """`length`: tokens of one piece; `most`: how many long prompts get one."""
+    def __init__(self, table: SlotTable, length: int, max_chunks: int) -> None:
+        """`length`: tokens of one chunk; `max_chunks`: how many long prompts get a chunk."""
         self.length = length
-        self._most = most
-        self._tokens = _SHORT_TOKENS
+        self._num_chunks_left = max_chunks
+        self._short_tokens_left = _SHORT_PROMPT_BUDGET
         self._table = table
 
-    def next(self, slots: Ints) -> Ints:
-        """Those of a wave's slots that go on in this step."""
+    def select(self, slots: Ints) -> Ints:
+        """Those slots of a wave that are prefilled in this step."""
         table = self._table
-        left = table.length - table.held
-        by_age = sorted((slot for slot in slots.tolist() if table.alone[slot]), key=self._age)
-        long = [slot for slot in by_age if left[slot] > _LONG]
-        chosen = long[:1] + sorted(long[1:], key=lambda slot: int(table.held[slot]))
-        waiting = set(chosen[self._most :])
-        self._most -= len(chosen) - len(waiting)
+        left = table.length - table.cached
+        by_age = sorted((slot for slot in slots.tolist() if table.sessionless[slot]), key=self._age)
+        long = [slot for slot in by_age if left[slot] > _LONG_PROMPT]
+        ranked = long[:1] + sorted(long[1:], key=lambda slot: int(table.cached[slot]))
+        waiting = set(ranked[self._num_chunks_left :])
+        self._num_chunks_left -= len(ranked) - len(waiting)
         for slot in by_age:
-            if left[slot] <= _LONG:
-                if self._tokens <= 0:
+            if left[slot] <= _LONG_PROMPT:
+                if self._short_tokens_left <= 0:
                     waiting.add(slot)
-                self._tokens -= int(left[slot])
+                self._short_tokens_left -= int(left[slot])
         return np.array([slot for slot in slots.tolist() if slot not in waiting], np.int64)
 
     def _age(self, slot: int) -> Key:
-        return self._table.key_of[slot] or _NOBODY
+        return self._table.key_of[slot] or _FREE_SLOT
 
 
-_NOBODY: Key = (2, 0, 0)
+_FREE_SLOT: Key = (2, 0, 0)
+"""Sorts after every conversation."""
 
 
-def _why_not(turn: Turn, cause: Exception | None) -> str:
+def _why_not(request: GenerationRequest, cause: Exception | None) -> str:
     if cause is not None:
         return f"the tokenizer cannot decode what was sampled ({type(cause).__name__}: {cause})"
-    temperature = turn.params.temperature
+    temperature = request.params.temperature
     if 0 < temperature < GREEDY_BELOW:
         return (
             f"temperature {temperature:g} makes the model's logits overflow: give 0 for greedy sampling, or "
@@ -392,14 +407,14 @@ def _why_not(turn: Turn, cause: Exception | None) -> str:
 
 
 def _prefill_groups(slots: Ints, lacking: Ints) -> list[Ints]:
-    """Slots of like length together, ascending, each group within the token budget."""
+    """Groups of slots that lack a similar number of tokens, each within the token budget."""
     groups: list[list[int]] = []
     shortest = 0
-    for place in np.argsort(lacking, kind="stable").tolist():
-        longest = int(lacking[place])
-        full = groups and (len(groups[-1]) + 1) * longest > _PREFILL_TOKENS
+    for index in np.argsort(lacking, kind="stable").tolist():
+        longest = int(lacking[index])
+        full = groups and (len(groups[-1]) + 1) * longest > _MAX_PREFILL_TOKENS
         if not groups or full or longest > 2 * shortest + 32:
             groups.append([])
             shortest = longest
-        groups[-1].append(int(slots[place]))
+        groups[-1].append(int(slots[index]))
     return [np.sort(np.array(group)) for group in groups]

@@ -1,4 +1,4 @@
-"""One turn while it is being sampled; local/backend.py makes it, batcher.py fills it."""
+"""One turn to sample; local/backend.py makes the request, batcher.py fills in the result."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from stateset_agents.backends.text.turn_text import TurnText
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.messages import FinishReason, SamplingParams, VersionSpan
 
-__all__ = ["Key", "Turn", "new_turn"]
+__all__ = ["GenerationRequest", "Key", "new_request"]
 
 Key: TypeAlias = tuple[int, int, int]
-"""Conversations sort by it: (0, episode, member), or (1, serial, 0) for one without a session."""
+"""Names and sorts conversations: (0, episode, member), or (1, serial, 0) for a request without a session."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Turn:
-    """What is asked for; what came of it is filled in when the turn has ended."""
+class GenerationRequest:
+    """What to sample, and, once the turn has ended, what was sampled."""
 
     key: Key
     prompt: Ints  # [P]
     params: SamplingParams
     stop_ids: frozenset[int]
     limit: int
-    """Most tokens to sample."""
+    """Most tokens to sample: `max_new_tokens`, or what the context has room for."""
     uniforms: np.ndarray[tuple[int], np.dtype[np.float64]]  # [limit]
     text: TurnText | None = None
-    """Only where someone listens or there are stop strings: nothing is decoded otherwise."""
+    """Only for streaming and stop strings; otherwise no token is decoded."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
-    """(policy version, tokens sampled before it): where each version that sampled this turn began."""
+    """(policy version, tokens sampled before it) of each version that sampled a part of the turn."""
     finish_reason: FinishReason | None = None
-    """None while the turn is live, and where it failed."""
+    """None while the turn is live, and after it failed."""
     error: BackendError | None = None
-    """Why this turn alone failed."""
-    begun: float | None = None
-    """When it was admitted, by `time.monotonic()`."""
+    """Why this turn failed; others of its batch go on."""
+    admitted_at: float | None = None
+    """By `time.monotonic()`."""
 
     @property
     def num_prompt(self) -> int:
@@ -65,10 +65,10 @@ class Turn:
         )
 
 
-def new_turn(
+def new_request(
     key: Key, prompt_ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int], context_length: int
-) -> Turn:
-    """A turn ready to be admitted. Raises BackendError where nothing could be sampled."""
+) -> GenerationRequest:
+    """A request that can be admitted. Raises BackendError if nothing could be sampled."""
     room = context_length - len(prompt_ids)
     if not len(prompt_ids):
         raise BackendError("the prompt is empty; generation needs at least one token to go on from")
@@ -87,7 +87,7 @@ def new_turn(
             f"sampling needs max_new_tokens >= 1, temperature >= 0, 0 < top_p <= 1, top_k >= 0; got {params}"
         )
     limit = min(params.max_new_tokens, room)
-    return Turn(
+    return GenerationRequest(
         key=key,
         prompt=np.array(prompt_ids, np.int64),
         params=params,

@@ -1,7 +1,8 @@
-"""Turns that wait for the worker, and the logical clock that says when it may go on; for backend.py.
+"""When the generation worker may run: requests that wait for it, and the turn barrier; for backend.py.
 
-Under deterministic scheduling a step starts only when every lane (one per concurrent conversation) waits for
-a turn. What stands in a batch is then a function of what was said, not of how long anyone took to say it.
+Under deterministic scheduling a decode step starts only when every participant (one for each conversation
+that is played at the same time) waits for a request. So the content of a batch is a function of what was
+said, not of how long anyone took to say it.
 """
 
 from __future__ import annotations
@@ -14,36 +15,41 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from stateset_agents.backends.local.request import Key, Turn
+from stateset_agents.backends.local.request import GenerationRequest, Key
 from stateset_agents.types.errors import BackendError
 
-__all__ = ["Clock", "Job", "Scheduling", "Ticket", "Work", "call", "deliver", "fail"]
+__all__ = ["Job", "PendingRequest", "Scheduler", "Scheduling", "Work", "call", "deliver", "fail"]
 
 Scheduling: TypeAlias = Literal["deterministic", "throughput"]
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
-    clock: Clock
-    in_flight: int = 0
+class _Participant:
+    """One conversation that the deterministic scheduler waits for; see `Backend.participate`."""
+
+    scheduler: Scheduler
+    num_pending: int = 0
+    """Its requests that wait for the worker. Without any it is busy elsewhere: with a user or a tool."""
 
 
-_lanes: ContextVar[tuple[_Lane, ...]] = ContextVar("lanes", default=())
+_participants: ContextVar[tuple[_Participant, ...]] = ContextVar("participants", default=())
+"""Of the current task, the innermost last; a task may take part in several backends."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Ticket:
-    """One caller's wait for one turn."""
+class PendingRequest:
+    """A request, and the caller that waits for it."""
 
-    turn: Turn
-    lane: _Lane | None
+    request: GenerationRequest
+    participant: _Participant | None
     future: asyncio.Future[None]
-    admitted: bool = False
+    is_admitted: bool = False
+    """Has it got a slot of the cache?"""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """Something that runs between steps as soon as it can: scoring, new weights."""
+    """A function that the worker calls between two steps, as soon as it can: scoring, new weights."""
 
     run: Callable[[], Any]
     future: asyncio.Future[Any]
@@ -51,95 +57,102 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """What the worker does next: jobs, then cache changes, then one step of `tickets`."""
+    """What the worker does next: jobs, then cancellations, then cache changes, then one step of `pending`."""
 
     jobs: list[Job] = field(default_factory=list)
-    cancelled: list[Turn] = field(default_factory=list)
+    cancelled: list[GenerationRequest] = field(default_factory=list)
     changes: list[Callable[[], None]] = field(default_factory=list)
-    tickets: list[Ticket] = field(default_factory=list)
+    pending: list[PendingRequest] = field(default_factory=list)
 
 
-class Clock:
-    """Between the event loop's callers and the one worker thread. Every method is safe from any thread."""
+class Scheduler:
+    """Hands requests of event loops to the one worker thread. Every method is safe from any thread.
+
+    Consumes: requests, jobs and cache changes of callers. Waits for: work, and under deterministic scheduling
+    for all participants. Unblocked by: a new request, job or change, a cancellation, or a participant that
+    leaves. Produces: a `Work` for the worker.
+    """
 
     def __init__(self, scheduling: Scheduling) -> None:
-        self._deterministic = scheduling == "deterministic"
+        self._is_deterministic = scheduling == "deterministic"
         self._changed = threading.Condition()
-        self._lanes: set[_Lane] = set()
+        self._participants: set[_Participant] = set()
         self._num_busy = 0
-        """Lanes that wait for no turn: the deterministic clock stands while there are any."""
-        self._tickets: list[Ticket] = []
-        self._cancelled: list[Turn] = []
+        """Participants without a pending request: deterministic decoding stands still while there are any."""
+        self._pending: list[PendingRequest] = []
+        self._cancelled: list[GenerationRequest] = []
         self._jobs: list[Job] = []
         self._changes: list[tuple[str, Key, Callable[[], None]]] = []
-        self._events = self._seen = 0
+        self._num_events = self._num_seen = 0
+        """Events so far, and how many of them the worker has seen."""
         self._end: str | None = "the backend is not started; await backend.start() first"
         self._cause: BaseException | None = None
 
     def open(self) -> None:
-        """Accept turns from now on."""
+        """Accept requests from now on."""
         with self._changed:
             self._end = self._cause = None
 
     def stop(self, reason: str, cause: BaseException | None = None) -> None:
-        """Accept nothing more; whoever waits, and whoever comes later, gets a BackendError that says so."""
+        """Accept nothing more. All callers that wait or come later get a BackendError with this reason."""
         with self._changed:
             self._end, self._cause = reason, cause
-            futures: list[asyncio.Future[Any]] = [ticket.future for ticket in self._tickets]
+            futures: list[asyncio.Future[Any]] = [pending.future for pending in self._pending]
             futures += [job.future for job in self._jobs]
-            for ticket in self._tickets:
-                self._leave(ticket)
-            self._tickets, self._jobs, self._changes = [], [], []
+            for pending in self._pending:
+                self._note_end(pending)
+            self._pending, self._jobs, self._changes = [], [], []
             self._notify(at_once=True)
         for future in futures:
             fail(future, self._error(reason))
 
     @contextmanager
-    def lane(self) -> Iterator[None]:
-        """Join the clock for the calls made inside; see `Backend.lane`."""
-        lane = _Lane(self)
+    def participate(self) -> Iterator[None]:
+        """Take part in deterministic scheduling with the requests made inside; see `Backend.participate`."""
+        participant = _Participant(self)
         with self._changed:
-            self._lanes.add(lane)
+            self._participants.add(participant)
             self._num_busy += 1
-        token = _lanes.set((*_lanes.get(), lane))
+        token = _participants.set((*_participants.get(), participant))
         try:
             yield
         finally:
-            _lanes.reset(token)
+            _participants.reset(token)
             with self._changed:
-                self._lanes.discard(lane)
-                self._num_busy -= lane.in_flight == 0
+                self._participants.discard(participant)
+                self._num_busy -= participant.num_pending == 0
                 self._notify()
 
-    async def turn(self, turn: Turn) -> None:
-        """Wait until the worker has sampled this turn; a cancelled wait takes the turn back."""
-        lane = next((lane for lane in reversed(_lanes.get()) if lane.clock is self), None)
+    async def generate(self, request: GenerationRequest) -> None:
+        """Wait until the worker has filled in the request; a caller that is cancelled takes it back."""
+        mine = (participant for participant in reversed(_participants.get()) if participant.scheduler is self)
+        participant = next(mine, None)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._changed:
             self._check()
-            if any(ticket.turn.key == turn.key for ticket in self._tickets):
+            if any(pending.request.key == request.key for pending in self._pending):
                 raise BackendError(
-                    f"session {turn.key[1:]} already has a turn in flight; await it before the next"
+                    f"session {request.key[1:]} already has a turn in flight; await it before the next"
                 )
-            ticket = Ticket(turn=turn, lane=lane, future=future)
-            self._tickets.append(ticket)
-            if lane is not None:
-                self._num_busy -= lane.in_flight == 0
-                lane.in_flight += 1
-            self._notify(at_once=lane is None)
+            pending = PendingRequest(request=request, participant=participant, future=future)
+            self._pending.append(pending)
+            if participant is not None:
+                self._num_busy -= participant.num_pending == 0
+                participant.num_pending += 1
+            self._notify(at_once=participant is None)
         try:
             await future
         except asyncio.CancelledError:
             with self._changed:
-                if ticket in self._tickets:
-                    self._tickets.remove(ticket)
-                    self._cancelled.append(turn)
-                    self._leave(ticket)
+                if pending in self._pending:
+                    self._pending.remove(pending)
+                    self._cancelled.append(request)
+                    self._note_end(pending)
                 self._notify(at_once=True)
             raise
 
-    async def job(self, run: Callable[[], Any]) -> Any:
-        """Run something in the worker thread, between two steps."""
+    async def run_job(self, run: Callable[[], Any]) -> Any:
+        """The result of a function that the worker calls between two steps."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self._changed:
             self._check()
@@ -147,77 +160,81 @@ class Clock:
             self._notify(at_once=True)
         return await future
 
-    def change(self, kind: Literal["fork", "release", "rest"], key: Key, run: Callable[[], None]) -> None:
-        """Change the cache before the next step: forks, then releases, each in key order, then a rest."""
+    def change_cache(
+        self, kind: Literal["fork", "release", "sleep"], key: Key, run: Callable[[], None]
+    ) -> None:
+        """Change the cache before the next step: all forks, then all releases, each by key, then a sleep."""
         with self._changed:
             self._changes.append((kind, key, run))
             self._notify()
 
-    def next(self, progress: bool) -> Work | None:
-        """Block until there is work; None when stopped. Called by the worker only.
+    def next_work(self, progress: bool) -> Work | None:
+        """Block until there is work; None once stopped. Only the worker calls this.
 
-        Without `progress` (nothing of the last work could move) it waits for some change first.
+        Without `progress` (no part of the last work could be done) it first waits for a new event.
         """
         with self._changed:
             while self._end is None:
-                if progress or self._events != self._seen:
-                    self._seen = self._events
-                    work = self._take()
+                if progress or self._num_events != self._num_seen:
+                    self._num_seen = self._num_events
+                    work = self._collect()
                     if work is not None:
                         return work
                 progress = False
                 self._changed.wait()
             return None
 
-    def done(self, tickets: list[Ticket]) -> None:
-        """These turns have ended: their lanes go on, and the clock waits for their next word."""
+    def finish(self, ended: list[PendingRequest]) -> None:
+        """These requests are filled in: wake their callers. Their participants are busy again."""
         with self._changed:
-            finished = [ticket for ticket in tickets if ticket in self._tickets]
-            for ticket in finished:
-                self._tickets.remove(ticket)
-                self._leave(ticket)
+            finished = [pending for pending in ended if pending in self._pending]
+            for pending in finished:
+                self._pending.remove(pending)
+                self._note_end(pending)
         by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-        for ticket in finished:
-            by_loop.setdefault(ticket.future.get_loop(), []).append(ticket.future)
-        for loop, futures in by_loop.items():  # waking a loop is dear, so once for all of them
+        for pending in finished:
+            by_loop.setdefault(pending.future.get_loop(), []).append(pending.future)
+        for loop, futures in by_loop.items():  # waking a loop is slow, so once for all its futures
             call(loop, _set_done, futures)
 
-    def refuse(self, ticket: Ticket, error: BackendError) -> None:
-        """This turn can't be served; its caller hears why."""
+    def reject(self, pending: PendingRequest, error: BackendError) -> None:
+        """This request cannot be served; its caller gets `error`."""
         with self._changed:
-            if ticket in self._tickets:
-                self._tickets.remove(ticket)
-                self._leave(ticket)
-        fail(ticket.future, error)
+            if pending in self._pending:
+                self._pending.remove(pending)
+                self._note_end(pending)
+        fail(pending.future, error)
 
     def _notify(self, at_once: bool = False) -> None:
-        """Wake the worker, if there is something `at_once`, or the clock may go on."""
-        self._events += 1
-        if at_once or not self._deterministic or self._num_busy == 0:
+        """Count an event, and wake the worker if it may act on it now."""
+        self._num_events += 1
+        if at_once or not self._is_deterministic or self._num_busy == 0:
             self._changed.notify_all()
 
-    def _take(self) -> Work | None:
-        full = not self._deterministic or self._num_busy == 0
+    def _collect(self) -> Work | None:
+        may_step = not self._is_deterministic or self._num_busy == 0
         work = Work(jobs=self._jobs, cancelled=self._cancelled)
         self._jobs, self._cancelled = [], []
-        if full:
+        if may_step:
             ordered = sorted(self._changes, key=lambda change: change[:2])
             work.changes = [run for _, _, run in ordered]
             self._changes = []
-        work.tickets = [ticket for ticket in self._tickets if full or ticket.lane is None]
-        if self._deterministic:
-            work.tickets.sort(key=lambda ticket: ticket.turn.key)
-        if work.jobs or work.cancelled or work.changes or work.tickets:
+        work.pending = [pending for pending in self._pending if may_step or pending.participant is None]
+        if self._is_deterministic:
+            work.pending.sort(key=lambda pending: pending.request.key)
+        if work.jobs or work.cancelled or work.changes or work.pending:
             return work
         return None
 
-    def _leave(self, ticket: Ticket) -> None:
-        if ticket.lane is not None:
-            ticket.lane.in_flight -= 1
-            self._num_busy += ticket.lane.in_flight == 0 and ticket.lane in self._lanes
+    def _note_end(self, pending: PendingRequest) -> None:
+        """A request no longer waits: its participant may be busy now."""
+        participant = pending.participant
+        if participant is not None:
+            participant.num_pending -= 1
+            self._num_busy += participant.num_pending == 0 and participant in self._participants
 
     def check(self) -> None:
-        """Raises BackendError, with what broke as its cause, where no turn is accepted any more."""
+        """Raises BackendError, with its cause, if no request is accepted any more."""
         with self._changed:
             self._check()
 
@@ -232,13 +249,13 @@ class Clock:
 
 
 def deliver(future: asyncio.Future[Any], result: Any) -> None:
-    """Hand a result to a future of another thread's event loop."""
-    _call(future, lambda: future.set_result(result))
+    """Set the result of a future of another thread's event loop."""
+    _resolve(future, lambda: future.set_result(result))
 
 
 def fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Hand an error to a future of another thread's event loop."""
-    _call(future, lambda: future.set_exception(error))
+    """Set the exception of a future of another thread's event loop."""
+    _resolve(future, lambda: future.set_exception(error))
 
 
 def _set_done(futures: list[asyncio.Future[None]]) -> None:
@@ -247,7 +264,7 @@ def _set_done(futures: list[asyncio.Future[None]]) -> None:
             future.set_result(None)
 
 
-def _call(future: asyncio.Future[Any], act: Callable[[], None]) -> None:
+def _resolve(future: asyncio.Future[Any], act: Callable[[], None]) -> None:
     def unless_cancelled() -> None:
         if not future.done():
             act()
@@ -256,6 +273,6 @@ def _call(future: asyncio.Future[Any], act: Callable[[], None]) -> None:
 
 
 def call(loop: asyncio.AbstractEventLoop, act: Callable[..., None], *arguments: Any) -> None:
-    """Let another thread's event loop call something, in the order in which we ask."""
-    with suppress(RuntimeError):  # nobody waits on a loop that has ended
+    """Let another thread's event loop call a function; calls keep their order."""
+    with suppress(RuntimeError):  # the loop has ended, so nobody waits on it
         loop.call_soon_threadsafe(act, *arguments)

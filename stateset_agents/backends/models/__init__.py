@@ -1,1 +1,1 @@
-"""The forward passes: fused, batched and unbatched models over one key-value cache, and their linears."""
+"""Forward passes for generation: fused, batched and unbatched models with a KV cache."""

@@ -1,8 +1,8 @@
-"""An inference forward for models made of Llama's or GPT-2's blocks, over a slot store.
+"""A fused inference forward for models made of Llama's or GPT-2's blocks, with a slot store.
 
-It computes what transformers' own forward does, from the same weights, with less around it: tokens of all
-rows packed without padding, query, key and value in one product, gate and up in another, keys and values
-written in place, the head applied to each row's last token alone.
+It computes the same as transformers' own forward, from the same weights, with less overhead. The tokens of
+all rows are packed without padding. Query, key and value are one product, gate and up are another. Keys and
+values are written in place. Logits are computed only for each row's last token.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from stateset_agents.types.errors import BackendError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["LeanModel"]
+__all__ = ["FusedModel"]
 
 _LLAMAS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _GPT2 = "GPT2LMHeadModel"
 _FIXED_ROPES = {"default", "linear", "llama3", "yarn"}
-"""Rotary embeddings whose angles depend on the position alone, not on how long the row has become."""
+"""Rotary embeddings whose angles depend only on the position, not on the length of the row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +46,21 @@ class _Block:
     out: PackedLinear
     feed_norm: nn.Module
     up: PackedLinear
-    """Of a gated layer, gate and up side by side."""
+    """In a gated layer, gate and up side by side."""
     is_gated: bool
     activation: Callable[[Tensor], Tensor]
     down: PackedLinear
 
 
-class LeanModel(StoreModel):
-    """Llama, Mistral, Qwen2, Qwen3 and GPT-2 over slots; a `CachedModel`.
+class FusedModel(StoreModel):
+    """Llama, Mistral, Qwen2, Qwen3 and GPT-2 with a slot store; a `CachedModel`.
 
-    The weights are the transformers model's own. Where linears are packed (onednn_linear.py) it holds a
+    It uses the weights of the transformers model. If linear layers are packed (onednn_linear.py), it has a
     second copy of theirs, of `copied_bytes`, from the first forward after a `refresh` on.
     """
 
     def __init__(self, model: PreTrainedModel, *, fast_linears: bool = True) -> None:
-        """Raises BackendError, with the reason, for a model that it doesn't know."""
+        """Raises BackendError, with the reason, for a model that it cannot run."""
         self.model = model
         self.device = model.device
         self.dtype = model.dtype
@@ -81,7 +81,7 @@ class LeanModel(StoreModel):
         inner: Any = model.base_model
         self._rotary: nn.Module | None = None
         self._learned: Tensor | None = None
-        """[positions, hidden] what is added for each position."""
+        """[positions, hidden] position embeddings that are added."""
         if name == _GPT2:
             self._embedding: Tensor = inner.wte.weight
             self._learned, self._norm = inner.wpe.weight, inner.ln_f
@@ -103,7 +103,7 @@ class LeanModel(StoreModel):
 
     @property
     def copied_bytes(self) -> int:
-        """Memory that packed copies of the weights take."""
+        """Bytes of the packed copies of weights."""
         return sum(linear.copied_bytes for linear in self._linears())
 
     def forward(self, plan: Plan) -> Tensor:
@@ -113,18 +113,18 @@ class LeanModel(StoreModel):
         hidden = F.embedding(rows.tokens, self._embedding)
         if self._learned is not None:
             hidden = hidden + F.embedding(rows.positions, self._learned)
-        turns = [angle.index_select(0, rows.positions) for angle in self._angles]
+        rotations = [angle.index_select(0, rows.positions) for angle in self._angles]
         last = None if rows.count == len(plan.slots) else rows.last
         for layer, block in enumerate(self._blocks):
             hidden = self._layer(
-                layer, block, hidden, turns, last if layer == len(self._blocks) - 1 else None
+                layer, block, hidden, rotations, last if layer == len(self._blocks) - 1 else None
             )
         return self._head(_normed(self._norm, hidden))[: len(plan.slots)]
 
     def _layer(
-        self, layer: int, block: _Block, hidden: Tensor, turns: list[Tensor], last: Tensor | None
+        self, layer: int, block: _Block, hidden: Tensor, rotations: list[Tensor], last: Tensor | None
     ) -> Tensor:
-        """One block on [M, hidden]; where `last` is given, what follows attention is done for it alone."""
+        """One block on [M, hidden]. With `last`, the part after attention is computed for these rows only."""
         heads, kv_heads, size = self._shape.num_heads, self._shape.num_kv_heads, self._shape.size
         projected = block.query_key_value(_normed(block.attention_norm, hidden)).view(
             hidden.shape[0], -1, size
@@ -136,13 +136,13 @@ class LeanModel(StoreModel):
                 _normed(block.key_norm, query_key[:, heads:]),
             )
             query_key = torch.cat([query, key], dim=1)
-        if turns:
-            query_key = _rotated(query_key, *turns)
+        if rotations:
+            query_key = _rotated(query_key, *rotations)
         query, key = query_key[:, :heads], query_key[:, heads:]
-        read = self._store.attend(layer, query, key, value, block.scaling)
+        attended = self._store.attend(layer, query, key, value, block.scaling)
         if last is not None:
-            hidden, read = hidden.index_select(0, last), read.index_select(0, last)
-        hidden = block.out(read).add_(hidden)
+            hidden, attended = hidden.index_select(0, last), attended.index_select(0, last)
+        hidden = block.out(attended).add_(hidden)
         wide = block.up(_normed(block.feed_norm, hidden))
         if block.is_gated:
             gate, wide = wide.chunk(2, dim=-1)
@@ -152,13 +152,13 @@ class LeanModel(StoreModel):
         return block.down(wide).add_(hidden)
 
     def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
-        """Move to a store of another size, and know the angles of its positions."""
+        """Change the size of the cache, and compute the angles of its positions."""
         super().resize(num_slots, num_columns, keep)
         self._angles = self._make_angles()
 
-    def multiply_in(self, precision: MatmulPrecision) -> None:
-        """As of `CachedModel`."""
-        super().multiply_in(precision)
+    def set_matmul_precision(self, precision: MatmulPrecision) -> None:
+        """See `CachedModel`."""
+        super().set_matmul_precision(precision)
         if self.model.dtype is not torch.float32:  # products of half precision stay as they are
             return
         for linear in self._linears():
@@ -166,7 +166,7 @@ class LeanModel(StoreModel):
         self.refresh()
 
     def refresh(self) -> None:
-        """Forget the packed weights; the next forward packs them as they are then."""
+        """Drop the packed weights; the next forward packs them again."""
         for linear in self._linears():
             linear.refresh()
 
@@ -179,8 +179,8 @@ class LeanModel(StoreModel):
         """Cosines and sines [columns, 1, size] of every position, by the model's own rotary embedding."""
         if self._rotary is None:
             return []
-        places = torch.arange(max(self.num_columns, 1), device=self.device)[None]
-        return [table[0, :, None] for table in self._rotary(self._embedding[:1], places)]
+        positions = torch.arange(max(self.num_columns, 1), device=self.device)[None]
+        return [table[0, :, None] for table in self._rotary(self._embedding[:1], positions)]
 
 
 def _normed(norm: Any, x: Tensor) -> Tensor:
@@ -195,12 +195,12 @@ def _normed(norm: Any, x: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Each pair (x[i], x[i + size/2]) turned by its angle."""
+    """Each pair (x[i], x[i + size/2]) rotated by its angle."""
     half = x.shape[-1] // 2
-    turned = x * cos
-    turned[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
-    turned[..., half:].addcmul_(x[..., :half], sin[..., half:])
-    return turned
+    rotated = x * cos
+    rotated[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    rotated[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return rotated
 
 
 def _llama_block(layer: Any, packed: bool) -> _Block:
@@ -240,4 +240,4 @@ def _gpt2_block(block: Any, packed: bool) -> _Block:
 
 
 def _stacked(*linears: nn.Linear, packed: bool) -> PackedLinear:
-    return PackedLinear([one.weight for one in linears], [one.bias for one in linears], packed=packed)
+    return PackedLinear([layer.weight for layer in linears], [layer.bias for layer in linears], packed=packed)

@@ -1,4 +1,4 @@
-"""What the models over a slot store share; fused.py and general.py stand on it."""
+"""The base of models with a slot store: fused.py and batched.py."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ __all__ = ["StoreModel"]
 
 
 class StoreModel(FullForward):
-    """What models over a slot store share (fused.py, general.py)."""
+    """Slots, kept in a `SlotStore`."""
 
     num_slots = 0
     num_columns = 0
-    reads_in_pieces = True
+    supports_chunked_prefill = True
     _store: SlotStore
 
     @property
     def token_bytes(self) -> int:
-        """Memory that one token of one slot takes in all layers."""
+        """Bytes that one token of one slot takes in all layers."""
         return self._store.token_bytes
 
     def decode_rows(self, slots: Ints) -> int:
-        """Slots may lie anywhere: only the padding to eights idles."""
+        """Rounded up to ROW_MULTIPLE; gaps between slots cause no padding."""
         return round_up(len(slots), ROW_MULTIPLE)
 
-    def keepable(self, slot: int, shared: int) -> int:
-        """All of them: attention forgets any columns from the right."""
+    def reusable_tokens(self, slot: int, shared: int) -> int:
+        """All: attention can drop any columns on the right."""
         return shared
 
     def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
-        """Move to a store of another size; the slots in `keep` become slots 0, 1, ... of it."""
+        """Change the size of the cache; the slots in `keep` become slots 0, 1, ..."""
         self.num_slots, self.num_columns = num_slots, num_columns
         self._store.resize(num_slots, num_columns, keep)
 
     def permute(self, into: list[int], out_of: list[int], width: int) -> None:
-        """Slot `into[i]` becomes what slot `out_of[i]` was, for the first `width` columns."""
+        """Slot `into[i]` gets the former content of slot `out_of[i]`, in the first `width` columns."""
         self._store.permute(into, out_of, width)
 
     def clear(self, slot: int) -> None:
-        """Zeros in all of a slot's columns."""
+        """Fill a slot with zeros."""
         self._store.clear(slot)

@@ -1,7 +1,7 @@
-"""Any causal transformers model, one conversation at a time over the model's own cache; a `CachedModel`.
+"""Any causal transformers model, one conversation at a time, with the model's own cache; a `CachedModel`.
 
-For models that a slot cache can't serve: recurrent and hybrid ones, and those that make masks of their own.
-Every row of a plan is a forward by itself, so it is slow; it is exact for whatever its model computes.
+For models that a slot cache cannot serve: recurrent and hybrid models, and models that make their own masks.
+Each row of a plan is a separate forward. So it is slow, and it is exact for every model.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ from stateset_agents.backends.onednn_linear import fast_linears
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["PlainModel", "Reading"]
+__all__ = ["CacheUse", "UnbatchedModel"]
 
-Reading: TypeAlias = Literal["on", "again", "whole"]
-"""How a row takes in new tokens: `on` from its cache, however many they are; `again` from its first token
-where they are more than one (some recurrent models continue by single tokens only); `whole` at every token,
-for models whose cache is wrong or that have none."""
+CacheUse: TypeAlias = Literal["always", "decode", "never"]
+"""When a row uses its cache: `always`; in `decode` steps only, since some recurrent models continue by single
+tokens only, so that several new tokens forward the row from its start; `never`, for models whose cache is
+wrong or that have none."""
 
 _CACHE_NAMES = ("past_key_values", "cache_params")
-"""What models call their cache, as an argument and in what they return."""
+"""Names of the cache in a model's arguments and in its output."""
 
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """What one slot has read."""
+    """The tokens of one slot, and their cache."""
 
     ids: torch.Tensor  # [length]
     cache: Any = None
-    """The model's own, of just these ids; None where it keeps none."""
+    """The model's cache of exactly these ids; None without one."""
 
 
-class PlainModel(FullForward):
-    """Rows one by one. Some models need the second or third way of reading; a check finds out."""
+class UnbatchedModel(FullForward):
+    """Forwards rows one by one. correctness_check.py finds out which `cache_use` is correct."""
 
-    def __init__(self, model: PreTrainedModel, *, reading: Reading = "on") -> None:
+    def __init__(self, model: PreTrainedModel, *, cache_use: CacheUse = "always") -> None:
         self.model = model
-        self.reading = reading
+        self.cache_use = cache_use
         self.device = model.device
         self.num_slots = self.num_columns = 0
         self._rows: list[_Row | None] = []
         accepted = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
         if self._cache_name is None:
-            self.reading = "whole"
-        self.reads_in_pieces = self.reading == "on"
+            self.cache_use = "never"
+        self.supports_chunked_prefill = self.cache_use == "always"
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
 
     @property
     def token_bytes(self) -> int:
-        """Not known: it differs from layer to layer."""
+        """Unknown: it differs between layers."""
         return 0
 
     def decode_rows(self, slots: Ints) -> int:
-        """No row runs idle."""
+        """There is no padding."""
         return len(slots)
 
     def forward(self, plan: Plan) -> torch.Tensor:
@@ -76,8 +76,8 @@ class PlainModel(FullForward):
                 logits.append(self._extend(int(slot), int(start), new))
         return torch.stack(logits)
 
-    def keepable(self, slot: int, shared: int) -> int:
-        """All of them where the cache can be cut there; a recurrent state can't, and is read again."""
+    def reusable_tokens(self, slot: int, shared: int) -> int:
+        """All if the cache can be cut there. A recurrent state cannot: its row is forwarded again."""
         row = self._rows[slot]
         if row is None:
             return 0
@@ -89,41 +89,41 @@ class PlainModel(FullForward):
         self.num_slots, self.num_columns = num_slots, num_columns
 
     def permute(self, into: list[int], out_of: list[int], width: int) -> None:
-        """Slot `into[i]` becomes a copy of what slot `out_of[i]` was; all of it, whatever `width` is."""
-        was = [self._rows[slot] for slot in out_of]
-        for slot, row in zip(into, was, strict=True):
+        """Slot `into[i]` gets a copy of the former content of slot `out_of[i]`; `width` is ignored."""
+        rows = [self._rows[slot] for slot in out_of]
+        for slot, row in zip(into, rows, strict=True):
             self._rows[slot] = copy.deepcopy(row)
 
     def clear(self, slot: int) -> None:
-        """The slot holds nothing."""
+        """Empty a slot."""
         self._rows[slot] = None
 
     def refresh(self) -> None:
         """Nothing is derived from the weights."""
 
     def _extend(self, slot: int, start: int, new: torch.Tensor) -> torch.Tensor:
-        """Logits [V] after a slot's first `start` tokens and these new ones [T], which it now holds."""
+        """Logits [V] after a slot's first `start` tokens and these new ones [T], which it keeps."""
         row = self._rows[slot] or _Row(ids=new[:0])
-        self._rows[slot] = None  # should the model fail, the slot holds nothing that is half done
-        cache = None if start == 0 or (self.reading == "again" and len(new) > 1) else row.cache
+        self._rows[slot] = None  # if the forward fails, the slot is empty instead of half updated
+        cache = None if start == 0 or (self.cache_use == "decode" and len(new) > 1) else row.cache
         if cache is not None and start < len(row.ids):
             cache.crop(start - len(row.ids))
         ids = torch.cat([row.ids[:start], new])
-        unread = ids if cache is None else new
-        if self.reading == "whole" or self._cache_name is None:
-            seen = torch.ones_like(ids[None])  # given, or a pad id among the ids draws a warning
-            output: Any = self.model(ids[None], attention_mask=seen, use_cache=False, **self._last_only)
+        uncached = ids if cache is None else new
+        if self.cache_use == "never" or self._cache_name is None:
+            mask = torch.ones_like(ids[None])  # without it, a pad id among the ids causes a warning
+            output: Any = self.model(ids[None], attention_mask=mask, use_cache=False, **self._last_only)
             self._rows[slot] = _Row(ids=ids)
         else:
-            given = {} if cache is None else {self._cache_name: cache}
-            output = self.model(unread[None], use_cache=True, **given, **self._last_only)
+            past = {} if cache is None else {self._cache_name: cache}
+            output = self.model(uncached[None], use_cache=True, **past, **self._last_only)
             self._rows[slot] = _Row(ids=ids, cache=getattr(output, self._cache_name))
         last: torch.Tensor = output.logits[0, -1]
         return last
 
 
 def _can_be_cut(cache: Any) -> bool:
-    """Whether every layer still has all its keys and values, and nothing else."""
+    """Does every layer still have all its keys and values, and no other state?"""
     return type(cache) is DynamicCache and all(
         type(layer) is DynamicLayer
         or (type(layer) is DynamicSlidingWindowLayer and layer.get_seq_length() < layer.sliding_window)

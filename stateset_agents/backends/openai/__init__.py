@@ -1,1 +1,1 @@
-"""The OpenAI chat protocol, spoken as a client and read as a server."""
+"""OpenAI's chat API, for a client and for servers."""

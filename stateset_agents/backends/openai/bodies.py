@@ -1,7 +1,7 @@
-"""Bodies of requests, read and unpacked within bounds; openai/protocol.py asks.
+"""Read and decompress bodies of requests within limits; for our HTTP servers.
 
-A server sets `auto_decompress=False` in its runner: aiohttp would unpack a piece as it comes, and one piece
-of 64 KB may hold 64 MB. Here not a byte beyond the bound is unpacked or kept.
+A server sets `auto_decompress=False` in its runner: aiohttp would decompress each piece as it comes, and a
+piece of 64 KB may become 64 MB. Here no byte beyond the limit is decompressed or kept.
 """
 
 from __future__ import annotations
@@ -23,29 +23,28 @@ if TYPE_CHECKING:
 __all__ = ["default_max_body", "parsed", "read_body", "read_json"]
 
 _BYTES_PER_TOKEN = 64
-_LEAST, _MOST = 256 * 2**10, 4 * 2**20
+_MIN_BODY, _MAX_BODY = 256 * 2**10, 4 * 2**20
 _PIECE = 64 * 2**10
 _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 def default_max_body(context_length: int) -> int:
-    """Bytes that a conversation which fits the context has at the most: 256 KiB to 4 MiB.
+    """Most bytes of a conversation that fits the context: 256 KiB to 4 MiB.
 
-    A token stands for five characters or so, and a character of JSON has up to twelve bytes (an emoji,
-    escaped).
+    A token has about five characters, and a character of JSON up to twelve bytes (an escaped emoji).
     """
-    return min(_MOST, max(_LEAST, _BYTES_PER_TOKEN * context_length))
+    return min(_MAX_BODY, max(_MIN_BODY, _BYTES_PER_TOKEN * context_length))
 
 
-async def read_json(http: web.Request, most: int, take: Callable[[int], None] | None = None) -> Any:
-    """What the body of a request says. Raises ApiError where it is no JSON, or larger than `most` bytes."""
-    return parsed(await read_body(http, most, take))
+async def read_json(http: web.Request, max_bytes: int, take: Callable[[int], None] | None = None) -> Any:
+    """The JSON body of a request. Raises ApiError if it is no JSON, or larger than `max_bytes`."""
+    return parsed(await read_body(http, max_bytes, take))
 
 
-async def read_body(http: web.Request, most: int, take: Callable[[int], None] | None = None) -> bytes:
-    """The body of a request, unpacked. Raises ApiError, status 413, as soon as it is larger than `most`.
+async def read_body(http: web.Request, max_bytes: int, take: Callable[[int], None] | None = None) -> bytes:
+    """The decompressed body of a request. Raises ApiError, status 413, once it is larger than `max_bytes`.
 
-    `take` hears the size of each part before it is kept, and may refuse it.
+    `take` is called with the size of each part before it is kept, and may raise to refuse it.
     """
     coding = http.headers.get("Content-Encoding", "identity").strip().lower()
     if coding != "identity" and coding not in _WBITS:
@@ -54,34 +53,33 @@ async def read_body(http: web.Request, most: int, take: Callable[[int], None] | 
             code="unsupported_encoding",
             status=415,
         )
-    if http.content_length is not None and http.content_length > most:
-        raise _too_large(most)
-    unpack = _Unpacker(coding, most) if coding in _WBITS else None
+    if http.content_length is not None and http.content_length > max_bytes:
+        raise _too_large(max_bytes)
+    decompress = _Decompressor(coding) if coding in _WBITS else None
     body = bytearray()
     async for piece in http.content.iter_chunked(_PIECE):
-        for part in (piece,) if unpack is None else unpack(piece):
-            if len(body) + len(part) > most:
-                raise _too_large(most)
+        for part in (piece,) if decompress is None else decompress(piece):
+            if len(body) + len(part) > max_bytes:
+                raise _too_large(max_bytes)
             if take is not None:
                 take(len(part))
             body += part
-            await asyncio.sleep(0)  # a piece may hold a thousand times its size
-    if unpack is not None:
-        unpack.end()
+            await asyncio.sleep(0)  # a piece may decompress to a thousand times its size
+    if decompress is not None:
+        decompress.end()
     return bytes(body)
 
 
-class _Unpacker:
-    """gzip (several members behind one another, too) and deflate, a piece at a time."""
+class _Decompressor:
+    """gzip (also of several members) and deflate, a piece at a time."""
 
-    def __init__(self, coding: str, most: int) -> None:
+    def __init__(self, coding: str) -> None:
         self._coding = coding
-        self._most = most
         self._stream: Any = None
-        """A decompressor of zlib's; None before a member begins."""
+        """A zlib decompressor; None before a member begins."""
 
     def __call__(self, packed: bytes) -> Iterator[bytes]:
-        """What is in a piece, in parts of 64 KiB at the most."""
+        """The decompressed piece, in parts of at most 64 KiB."""
         while packed:
             if self._stream is None:
                 self._stream = zlib.decompressobj(self._wbits(packed))
@@ -96,23 +94,23 @@ class _Unpacker:
                     raise _broken(self._coding, "something follows its end")
 
     def end(self) -> None:
-        """Raises ApiError where the last member is not whole."""
+        """Raises ApiError if the last member is incomplete."""
         if self._stream is not None:
             raise _broken(self._coding, "it ends too early")
 
     def _wbits(self, packed: bytes) -> int:
-        """Deflate is meant to have zlib's two bytes in front, and some send it without."""
-        bare = self._coding == "deflate" and packed[0] & 0x0F != 8
-        return -15 if bare else _WBITS[self._coding]
+        """zlib's window bits. Deflate should begin with a zlib header, but some clients send none."""
+        is_raw = self._coding == "deflate" and packed[0] & 0x0F != 8
+        return -15 if is_raw else _WBITS[self._coding]
 
 
 def parsed(body: bytes) -> Any:
-    """The JSON value of a body, within bounds that keep reading it quick. Raises ApiError beyond them."""
+    """The JSON value of a body. Raises ApiError beyond limits that keep parsing fast."""
     if num_values(body) > MAX_VALUES:
         raise _invalid(f"the body holds more than {MAX_VALUES:,} JSON values: send fewer messages or tools")
     try:
-        text = body.decode("utf-8-sig")  # json.loads would also take UTF-16, whose values nobody counted
-        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole)
+        text = body.decode("utf-8-sig")  # json.loads would also take UTF-16, whose values were not counted
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_integer)
     except RecursionError:
         raise _invalid(_TOO_DEEP) from None
     except ValueError as error:
@@ -136,15 +134,15 @@ def _finite(digits: str) -> float:
     return value
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > 308:  # no float is as large
+def _integer(digits: str) -> int:
+    if len(digits) > 308:  # larger than any float
         raise ValueError(f"the number {digits[:20]}... is too large")
     return int(digits)
 
 
-def _too_large(most: int) -> ApiError:
+def _too_large(max_bytes: int) -> ApiError:
     return ApiError(
-        f"the body is larger than {most} bytes, unpacked: shorten the messages",
+        f"the body is larger than {max_bytes} bytes, unpacked: shorten the messages",
         code="request_too_large",
         status=413,
     )

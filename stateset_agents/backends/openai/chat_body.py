@@ -1,7 +1,7 @@
-"""The body of a chat completion's request: one model that checks it and is its schema in `/openapi.json`.
+"""The body of a chat completion request: a model that validates it and is its schema in `/openapi.json`.
 
-A field's type and bounds stand here and nowhere else. Unknown fields are refused by name, but for those
-inside messages and tools, which clients send back as other servers made them. A null counts as absent.
+All types and limits of fields are here. Unknown fields are refused by name, except inside messages and tools,
+which clients send back as other servers made them. A null counts as absent.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-__all__ = ["ChatBody", "RolloutBody", "body_for", "refusal"]
+__all__ = ["ChatBody", "RolloutBody", "body_for", "validation_message"]
 
 _INT64 = 2**63
 Text = Annotated[str, Field(max_length=256)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _SHOWN = 80
-"""Characters of what a client sent that an error repeats."""
+"""Characters of a client's value that an error repeats."""
 
 
 class _Part(BaseModel):
@@ -27,13 +27,13 @@ class _Part(BaseModel):
 
 
 class TextPart(_Part):
-    """A piece of a message's content; only text is served."""
+    """A part of a message's content; only text is supported."""
 
     text: str
 
 
 class Function(_Part):
-    """What a tool call calls."""
+    """The function that a tool call calls."""
 
     name: str
     arguments: str | dict[str, Any] | None = Field(
@@ -74,7 +74,7 @@ class OfferedTool(_Part):
 
 
 class StreamOptions(_Part):
-    """Of a streamed answer."""
+    """Options of a streamed answer."""
 
     model_config = ConfigDict(extra="forbid")
     include_usage: bool | None = Field(default=None, description="end the stream with the token counts")
@@ -135,7 +135,7 @@ class ChatBody(_Part):
 
 
 class RolloutBody(ChatBody):
-    """The same of a conversation in training, which has one answer to each request and its tools from it."""
+    """The same for a conversation in training: one answer per request, and always the request's tools."""
 
     n: int | None = Field(default=None, ge=1, le=1)
     logprobs: Literal[False] | None = None
@@ -144,7 +144,7 @@ class RolloutBody(ChatBody):
 
 
 def body_for(*, max_output_tokens: int, max_choices: int) -> type[ChatBody]:
-    """`ChatBody` with a server's own bounds."""
+    """`ChatBody` with a server's limits."""
     tokens: Any = (int | None, Field(default=None, ge=1, le=max_output_tokens))
     choices: Any = (
         int | None,
@@ -160,15 +160,17 @@ def body_for(*, max_output_tokens: int, max_choices: int) -> type[ChatBody]:
     )
 
 
-def refusal(error: ValidationError) -> tuple[str, str | None]:
-    """One thing that is wrong, in one line, and the field it is in.
+def validation_message(error: ValidationError) -> tuple[str, str | None]:
+    """One of the errors, as one line, and the name of its field.
 
     `temperature must be greater than or equal to 0, got -1`
     """
     errors = error.errors(include_url=False)
     param = str(errors[0]["loc"][0])[:_SHOWN] if errors[0]["loc"] else None
     errors = [item for item in errors if not param or item["loc"][0] == errors[0]["loc"][0]]
-    item = max(errors, key=lambda item: len(_path(item["loc"])))  # of a union the member that came furthest
+    item = max(
+        errors, key=lambda item: len(_path(item["loc"]))
+    )  # of a union, the member that matched furthest
     path = _path(item["loc"])
     if item["type"] == "extra_forbidden":
         last = str(item["loc"][-1])[:_SHOWN]
@@ -200,7 +202,7 @@ _NAMES = {
     )
     for name in model.model_fields
 }
-"""Of fields; pydantic's paths also have the members of unions in them."""
+"""Field names. Pydantic's paths also contain the members of unions."""
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,6 @@
-"""Any OpenAI-compatible chat endpoint as a function from a prompt to text, whole or in pieces: for judges,
-simulated users, and for your own use.
+"""A client of OpenAI-compatible chat endpoints, for judges, simulated users and your own code.
 
-It samples no policy: nothing it says has token ids or log-probs.
+It does not sample a policy: its answers have no token ids and no log-probs.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from stateset_agents.backends.openai.responses import (
     ChatAnswer,
     Failure,
     StreamedAnswer,
+    http_failure,
     read_answer,
-    refusal,
 )
 from stateset_agents.backends.text.streaming import streamed
-from stateset_agents.runtime.circuit_breakers import Breaker, admitted, watching
+from stateset_agents.runtime.circuit_breakers import Breaker, admitted, breaker_listener
 from stateset_agents.runtime.retries import wait_before
 from stateset_agents.types.errors import BackendError, BudgetExceeded
 from stateset_agents.types.messages import Message
@@ -42,9 +41,9 @@ __all__ = ["ChatAnswer", "ChatClient", "ChatSettings"]
 
 @dataclass(slots=True)
 class _Shared:
-    """What the calls of one event loop share."""
+    """Shared by the calls of one event loop."""
 
-    free: asyncio.Semaphore
+    slots: asyncio.Semaphore
     session: aiohttp.ClientSession | None = None
     num_users: int = 0
 
@@ -119,20 +118,20 @@ class ChatClient:
         client = ChatClient("http://localhost:8000/v1", "my-model", max_calls=1000)
         print(await client("What is 6 times 7?"))
 
-    A refused connection, a time-out, a 429, a 5xx and a torn body are tried again, `max_attempts` times in
-    all, after a wait that doubles each time and is drawn at random between half and all of itself; what the
-    server asks for in `Retry-After` is honoured, by all calls of this client. After `breaker_failures` such
-    attempts in a row all calls wait while one at a time asks whether the endpoint is back. What will not mend
-    itself (401, 404, a certificate, an answer of another shape) is a BackendError at once.
+    A refused connection, a timeout, a 429, a 5xx and an incomplete body are retried, up to `max_attempts` in
+    all, with exponential backoff and jitter. All calls of the client honour a `Retry-After` of the server.
+    After `breaker_failures` such attempts in a row all calls wait, and one at a time tries whether the
+    endpoint is back. Errors that no retry can cure (401, 404, a certificate, an answer of another format)
+    raise BackendError at once.
 
-    `max_calls` and `max_tokens` bound what all calls together may cost, retries included; beyond them every
-    call raises BudgetExceeded, and calls that are under way may go over `max_tokens` by their own.
+    `max_calls` and `max_tokens` limit all calls together, retries included. Beyond them every call raises
+    BudgetExceeded; calls that are under way may exceed `max_tokens` by their tokens.
     """
 
     def __init__(self, url: str, model: str, **settings: Any) -> None:
         """`settings`: the fields of `ChatSettings`."""
         self.settings = ChatSettings(url=url, model=model, **settings)
-        importlib.import_module("aiohttp")  # here, for it takes long enough to be felt in an event loop
+        importlib.import_module("aiohttp")  # here, since the import would block an event loop for too long
         self.url = self.settings.url.rstrip("/")
         self.model = self.settings.model
         self.num_calls = 0
@@ -149,50 +148,51 @@ class ChatClient:
 
     @property
     def identity(self) -> str:
-        """What its answers depend on besides the prompt; caches keep answers of different ones apart."""
-        own = self.settings
-        settings = {"model": own.model, "temperature": own.temperature, "tokens": own.max_new_tokens}
-        return json.dumps({"url": self.url, **settings}, sort_keys=True)
+        """What answers depend on besides the prompt; part of the key of a cache of answers."""
+        settings = self.settings
+        sampling = {"temperature": settings.temperature, "tokens": settings.max_new_tokens}
+        return json.dumps({"url": self.url, "model": settings.model, **sampling}, sort_keys=True)
 
     async def __call__(self, prompt: str) -> str:
-        """The answer to one user message, as text."""
+        """The text of the answer to one user message."""
         return (await self.complete([Message(role="user", content=prompt)])).text
 
     async def complete(
         self, messages: Sequence[Message], *, on_text: Callable[[str], None] | None = None
     ) -> ChatAnswer:
-        """The answer to a conversation; `on_text` hears it piece by piece as it comes.
+        """The answer to a conversation; `on_text` gets it piece by piece as it comes.
 
-        Raises BackendError where there is none after all attempts, BudgetExceeded where no more may be asked.
-        An answer that breaks off after `on_text` has heard of it is not tried again: it would begin anew.
+        Raises BackendError if all attempts fail, BudgetExceeded if the budget is spent. An answer that breaks
+        off after `on_text` was called is not retried: it would start again from the beginning.
         """
-        own, stream = self.settings, derive(self.settings.seed, "chat client", next(self._waits))
-        heard: list[str] = []
+        settings, stream = self.settings, derive(self.settings.seed, "chat client", next(self._waits))
+        pieces: list[str] = []
 
-        def hear(piece: str) -> None:
+        def on_piece(piece: str) -> None:
             if on_text is not None:
-                heard.append(piece)
+                pieces.append(piece)
                 on_text(piece)
 
         async with self._session() as session:
-            for attempt in range(1, own.max_attempts + 1):
-                await self._pause()
-                result = await self._ask(session, self._request(messages, stream=on_text is not None), hear)
+            for attempt in range(1, settings.max_attempts + 1):
+                await self._wait_until_allowed()
+                body = self._request(messages, stream=on_text is not None)
+                result = await self._ask(session, body, on_piece)
                 if isinstance(result, ChatAnswer):
                     self.num_tokens += result.prompt_tokens + result.completion_tokens
                     return result
-                if heard:
-                    said = sum(map(len, heard))
-                    raise BackendError(f"{self.url} broke off after {said} characters: {result.why}")
-                asked = result.retry_after or 0.0
-                if not result.transient or attempt == own.max_attempts or asked > own.max_wait:
+                if pieces:
+                    length = sum(map(len, pieces))
+                    raise BackendError(f"{self.url} broke off after {length} characters: {result.why}")
+                seconds = result.retry_after or 0.0
+                if not result.transient or attempt == settings.max_attempts or seconds > settings.max_wait:
                     times = f" ({attempt} attempts)" if attempt > 1 else ""
-                    longer = f"; it asks to wait {asked:g} s" if asked > own.max_wait else ""
+                    longer = f"; it asks to wait {seconds:g} s" if seconds > settings.max_wait else ""
                     raise BackendError(f"{self.url} gave no answer{times}: {result.why}{longer}")
-                if (watch := watching.get()) is not None:
-                    watch.retried(self._breaker)
-                self._hold(asked)
-                wait = wait_before(attempt, first=own.backoff, stream=stream, most=own.max_wait)
+                if (listener := breaker_listener.get()) is not None:
+                    listener.on_retry(self._breaker)
+                self._forbid_for(seconds)
+                wait = wait_before(attempt, first=settings.backoff, stream=stream, most=settings.max_wait)
                 await asyncio.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
 
@@ -205,35 +205,35 @@ class ChatClient:
 
         Raises as `complete` does. Leaving the loop, within `contextlib.aclosing`, ends the request.
         """
-        async with aclosing(streamed(lambda hear: self.complete(messages, on_text=hear))) as pieces:
+        async with aclosing(streamed(lambda on_text: self.complete(messages, on_text=on_text))) as pieces:
             async for piece in pieces:
                 yield piece
 
     async def _ask(
-        self, session: aiohttp.ClientSession, request: Mapping[str, Any], hear: Callable[[str], None]
+        self, session: aiohttp.ClientSession, request: Mapping[str, Any], on_piece: Callable[[str], None]
     ) -> ChatAnswer | Failure:
-        """One attempt, when the endpoint is not known to be down; another where it wants the newer name."""
+        """One attempt behind the breaker; a second one if the endpoint wants the newer name of max_tokens."""
         passing = admitted(self._breaker, patience=self.settings.max_wait, down=BackendError)
         async with passing as call:
             self._spend_call()
-            result = await self._attempt(session, self._limited(request), hear)
+            result = await self._attempt(session, self._limited(request), on_piece)
             if isinstance(result, Failure) and result.wants_newer_name and self._token_limit == "auto":
                 self._token_limit = "max_completion_tokens"
                 self._spend_call()
-                result = await self._attempt(session, self._limited(request), hear)
+                result = await self._attempt(session, self._limited(request), on_piece)
             if isinstance(result, Failure) and result.transient:
                 call.failed(result.why)
             return result
 
     def _request(self, messages: Sequence[Message], *, stream: bool) -> dict[str, Any]:
-        own = self.settings
+        settings = self.settings
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [message.to_openai() for message in messages],
         }
-        if own.temperature is not None:
-            body["temperature"] = own.temperature
-        if stream or own.stream:
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
+        if stream or settings.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body
 
@@ -242,77 +242,81 @@ class ChatClient:
         return {**request, name: self.settings.max_new_tokens}
 
     def _spend_call(self) -> None:
-        for what, used, most in (
+        for unit, used, budget in (
             ("calls", self.num_calls, self.settings.max_calls),
             ("tokens", self.num_tokens, self.settings.max_tokens),
         ):
-            if most is not None and used >= most:
+            if budget is not None and used >= budget:
                 raise BudgetExceeded(
-                    f"the budget of {most} {what} for {self.model} at {self.url} is used up: raise "
-                    f"max_{what}, or ask it about fewer conversations"
+                    f"the budget of {budget} {unit} for {self.model} at {self.url} is used up: raise "
+                    f"max_{unit}, or ask it about fewer conversations"
                 )
         self.num_calls += 1
 
-    def _hold(self, seconds: float) -> None:
-        """No call of this loop before so many seconds have passed."""
+    def _forbid_for(self, seconds: float) -> None:
+        """Let no call of this event loop start before so many seconds have passed."""
         loop = asyncio.get_running_loop()
         self._not_before[loop] = max(self._not_before.get(loop, 0.0), loop.time() + seconds)
 
-    async def _pause(self) -> None:
+    async def _wait_until_allowed(self) -> None:
         loop = asyncio.get_running_loop()
-        while (left := self._not_before.get(loop, 0.0) - loop.time()) > 0:  # noqa: ASYNC110  # it may have moved
+        while (left := self._not_before.get(loop, 0.0) - loop.time()) > 0:  # noqa: ASYNC110  # the time may have moved
             await asyncio.sleep(left)
 
     async def _attempt(
-        self, session: aiohttp.ClientSession, body: Mapping[str, Any], hear: Callable[[str], None]
+        self, session: aiohttp.ClientSession, body: Mapping[str, Any], on_piece: Callable[[str], None]
     ) -> ChatAnswer | Failure:
         import aiohttp
 
-        key, most = os.environ.get(self.settings.api_key_env or ""), self.settings.timeout
-        total = None if body.get("stream") else most
-        answer = StreamedAnswer(body, hear)
+        key, timeout = os.environ.get(self.settings.api_key_env or ""), self.settings.timeout
+        total = None if body.get("stream") else timeout
+        answer = StreamedAnswer(body, on_piece)
         try:
             async with session.post(
                 f"{self.url}/chat/completions",
                 json=body,
                 headers={"Authorization": f"Bearer {key}"} if key else {},
-                timeout=aiohttp.ClientTimeout(total=total, sock_connect=most, sock_read=most),
+                timeout=aiohttp.ClientTimeout(total=total, sock_connect=timeout, sock_read=timeout),
             ) as response:
                 if response.status == 200 and response.content_type == "text/event-stream":
-                    return await self._listen(response, answer)
+                    return await self._read_stream(response, answer)
                 text = (await response.read()).decode(errors="replace")
         except TimeoutError:
-            return Failure(f"no {'more' * bool(answer.text) or 'answer'} within {most:g} s", transient=True)
+            return Failure(
+                f"no {'more' * bool(answer.text) or 'answer'} within {timeout:g} s", transient=True
+            )
         except aiohttp.ClientError as error:
-            lasts = isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError)
-            return Failure(f"{type(error).__name__}: {error}", transient=not lasts)
+            is_final = isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError)
+            return Failure(f"{type(error).__name__}: {error}", transient=not is_final)
         if response.status != 200:
-            return refusal(response.status, text, response.headers.get("Retry-After"))
-        found = read_answer(text, body)
-        if isinstance(found, ChatAnswer) and found.text and body.get("stream"):  # it streams nothing
-            hear(found.text)
-        return found
+            return http_failure(response.status, text, response.headers.get("Retry-After"))
+        result = read_answer(text, body)
+        if isinstance(result, ChatAnswer) and result.text and body.get("stream"):  # it did not stream
+            on_piece(result.text)
+        return result
 
-    async def _listen(self, response: aiohttp.ClientResponse, answer: StreamedAnswer) -> ChatAnswer | Failure:
-        """Raises TimeoutError where nothing of the answer came for `timeout` seconds."""
-        is_whole = False
+    async def _read_stream(
+        self, response: aiohttp.ClientResponse, answer: StreamedAnswer
+    ) -> ChatAnswer | Failure:
+        """Raises TimeoutError if no event of the answer came for `timeout` seconds."""
+        is_complete = False
         try:
             while not answer.is_over and answer.failure is None:
                 async with asyncio.timeout(self.settings.timeout):
-                    while (raw := await response.content.readany()) and not answer.take(raw):
+                    while (raw := await response.content.readany()) and not answer.feed(raw):
                         pass
                 if not raw:
                     break
-            found = answer.end()
-            is_whole = isinstance(found, ChatAnswer)
-            return found
+            result = answer.end()
+            is_complete = isinstance(result, ChatAnswer)
+            return result
         finally:
-            if not is_whole:
+            if not is_complete:
                 self.num_tokens += answer.tokens_so_far
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """A place among the requests under way, and connections that live as long as anybody uses them."""
+        """A slot of `max_concurrent`, and a session whose connections stay open while any call uses them."""
         import aiohttp
 
         loop = asyncio.get_running_loop()
@@ -321,7 +325,7 @@ class ChatClient:
             shared = self._by_loop[loop] = _Shared(asyncio.Semaphore(self.settings.max_concurrent))
         shared.num_users += 1
         try:
-            async with shared.free:
+            async with shared.slots:
                 if shared.session is None:
                     shared.session = aiohttp.ClientSession()
                 yield shared.session

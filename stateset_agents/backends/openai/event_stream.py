@@ -1,4 +1,4 @@
-"""An answer as server-sent events, in OpenAI's format."""
+"""Send an answer as server-sent events, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["EventStream"]
 
 
 class EventStream:
-    """Events of one response; its status goes out with the first, so what fails before still has its own."""
+    """The events of one response. Its status is sent with the first event; earlier errors have their own."""
 
     def __init__(self, http: web.Request) -> None:
         self._http = http
@@ -28,19 +28,19 @@ class EventStream:
         return self._response is not None
 
     async def send(self, data: Mapping[str, Any]) -> None:
-        """One event; several answers of one request may send at once."""
+        """Send one event; several answers of one request may send at the same time."""
         response = await self._begun()
         await response.write(f"data: {json.dumps(data)}\n\n".encode())
 
     async def fail(self, error: ApiError) -> web.StreamResponse:
-        """End with an error, which OpenAI's clients raise."""
+        """End the stream with an error, which OpenAI's clients raise."""
         await self.send(error.body)
         response = await self._begun()
         await response.write_eof()
         return response
 
     async def end(self) -> web.StreamResponse:
-        """End as a stream that is whole."""
+        """End a complete stream."""
         response = await self._begun()
         await response.write(b"data: [DONE]\n\n")
         return response

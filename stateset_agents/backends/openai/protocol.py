@@ -1,6 +1,6 @@
-"""OpenAI's chat-completions interface as values: requests read and checked, answers, chunks and errors made.
+"""OpenAI's chat-completions API as values: parse and check requests, format answers, chunks and errors.
 
-Nothing here knows of agents; the servers beside it do.
+It knows nothing of agents. Used by serving/ and environments/programs/.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from stateset_agents.backends.openai.chat_body import ChatBody, refusal
+from stateset_agents.backends.openai.chat_body import ChatBody, validation_message
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import MAX_VALUES, FinishReason, Message, num_values
@@ -33,22 +33,22 @@ __all__ = [
     "as_sent",
     "chunk",
     "chunks",
-    "in_openai_s_format",
+    "completion_body",
+    "openai_error_middleware",
     "read_request",
     "usage_chunk",
-    "whole",
 ]
 
 _log = get_logger(__name__)
 
 REQUEST_ID: ContextVar[str] = ContextVar("request_id")
-"""Of the request that is answered; every response has it as X-Request-Id."""
+"""Id of the current request; every response has it as X-Request-Id."""
 SAMPLING = frozenset({"temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop", "seed"})
-"""How an answer is drawn: a server takes them from the request, or refuses them."""
+"""Fields that say how an answer is sampled. A server uses or refuses them."""
 
 
 class ApiError(StatesetError):
-    """What a client is told instead of an answer, in OpenAI's error format."""
+    """An error for the client, in OpenAI's format."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ApiError(StatesetError):
         param: str | None = None,
         retry_after: int | None = None,
     ) -> None:
-        """`retry_after`: seconds after which the same request may do better; None: it never will."""
+        """`retry_after`: seconds after which the same request may succeed; None: never."""
         super().__init__(message)
         self.code = code
         self.status = status
@@ -70,7 +70,7 @@ class ApiError(StatesetError):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON of the response."""
+        """The JSON body of the response."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
@@ -82,50 +82,50 @@ class ChatRequest:
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    """As they were given: OpenAI's shape of JSON schemas."""
+    """As the client sent them: JSON schemas in OpenAI's format."""
     model: str = ""
     stream: bool = False
     include_usage: bool = False
-    """End a stream with the token counts?"""
+    """Send the token counts at the end of a stream?"""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Those of `SAMPLING` that it names."""
+    """The fields of `SAMPLING` in the request."""
     num_choices: int = 1
     logprobs: bool = False
-    """Tell the log-probs of the sampled tokens?"""
-    one_call: bool = False
-    """At most one tool call an answer?"""
+    """Send the log-probs of the sampled tokens?"""
+    single_call: bool = False
+    """At most one tool call per answer?"""
 
 
 def read_request(data: Any, *, body: type[ChatBody] = ChatBody, ignore: Collection[str] = ()) -> ChatRequest:
-    """The request that a JSON body stands for; fields in `ignore` count as absent.
+    """The request of a JSON body; fields in `ignore` count as absent.
 
-    Raises ApiError that names a field that cannot be served.
+    Raises ApiError, with the field's name, for a field that is invalid or not supported.
     """
     if not isinstance(data, Mapping):
         raise _invalid(f"the body must be a JSON object, got {_shown(data)}", None)
-    given = {name: _number(value) for name, value in data.items() if value is not None and name not in ignore}
+    sent = {name: _number(value) for name, value in data.items() if value is not None and name not in ignore}
     try:
-        read = body.model_validate(given)
+        read = body.model_validate(sent)
     except ValidationError as error:
-        raise _invalid(*refusal(error)) from error
+        raise _invalid(*validation_message(error)) from error
     if sum(map(num_values, _written_arguments(read))) > MAX_VALUES:
         raise _invalid(f"the arguments of tool calls hold more than {MAX_VALUES:,} JSON values", "messages")
     options = read.stream_options
     return ChatRequest(
-        messages=_messages(given["messages"]),
-        tools=() if read.tool_choice == "none" else tuple(given.get("tools", ())),
+        messages=_messages(sent["messages"]),
+        tools=() if read.tool_choice == "none" else tuple(sent.get("tools", ())),
         model=read.model or "",
         stream=bool(read.stream),
         include_usage=bool(options and options.include_usage),
-        sampling={name: value for name, value in given.items() if name in SAMPLING},
+        sampling={name: value for name, value in sent.items() if name in SAMPLING},
         num_choices=read.n or 1,
         logprobs=bool(read.logprobs),
-        one_call=read.parallel_tool_calls is False,
+        single_call=read.parallel_tool_calls is False,
     )
 
 
 def _written_arguments(read: ChatBody) -> Iterator[bytes]:
-    """Arguments that are the text of an object: to the body around them each is a single value."""
+    """Arguments that are JSON texts: when the body was counted, each was a single value."""
     for message in read.messages:
         for call in message.tool_calls or ():
             if isinstance(call.function.arguments, str):
@@ -133,26 +133,26 @@ def _written_arguments(read: ChatBody) -> Iterator[bytes]:
 
 
 def _number(value: Any) -> Any:
-    """4.0 is a whole number in JSON Schema, as in JavaScript."""
+    """4.0 is an integer in JSON Schema, as in JavaScript."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _messages(given: Sequence[Any]) -> tuple[Message, ...]:
-    read = []
-    for place, item in enumerate(given):
+def _messages(items: Sequence[Any]) -> tuple[Message, ...]:
+    messages = []
+    for index, item in enumerate(items):
         try:
-            read.append(Message.from_openai(item))
+            messages.append(Message.from_openai(item))
         except ConfigurationError as error:
             raise ApiError(
-                f"messages[{place}]: {error}", code="invalid_messages", param="messages"
+                f"messages[{index}]: {error}", code="invalid_messages", param="messages"
             ) from error
-    if read[-1].role == "assistant":
+    if messages[-1].role == "assistant":
         raise ApiError(
             "the last message is the assistant's own: end with a user's or a tool's",
             code="invalid_messages",
             param="messages",
         )
-    return tuple(read)
+    return tuple(messages)
 
 
 def _invalid(message: str, param: str | None) -> ApiError:
@@ -165,45 +165,45 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer, ready to be sent whole or in chunks."""
+    """One answer, ready to be sent complete or in chunks."""
 
     id: str
     model: str
     message: Message
-    """As `as_sent` has it."""
+    """As `as_sent` returns it."""
     finish_reason: Literal["stop", "length", "tool_calls"]
     index: int = 0
     """Among the answers to one request."""
     logprobs: Sequence[Mapping[str, Any]] | None = None
-    """Of each sampled token, where they were asked for."""
+    """Of each sampled token, if the request asks for them."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
 
     @staticmethod
     def reason(message: Message, reason: FinishReason) -> Literal["stop", "length", "tool_calls"]:
-        """OpenAI's finish reason for a message as it is sent."""
+        """OpenAI's finish reason of a message as it is sent."""
         if reason == "length":
             return "length"
         return "tool_calls" if message.tool_calls else "stop"
 
 
 def as_sent(reply: Message) -> Message:
-    """A reply as a client gets it, and is expected to send it back with its next request.
+    """A reply as the client gets it, and should send it back with its next request.
 
-    A tool call that could not be read has no name to call: it stays in the words, as it was written.
+    A tool call that could not be parsed stays in the content, as the model wrote it.
     """
-    readable = tuple(call for call in reply.tool_calls if call.error is None)
+    parsed = tuple(call for call in reply.tool_calls if call.error is None)
     broken = [call.written for call in reply.tool_calls if call.error is not None]
-    return replace(reply, content="\n".join(filter(None, [reply.content, *broken])), tool_calls=readable)
+    return replace(reply, content="\n".join(filter(None, [reply.content, *broken])), tool_calls=parsed)
 
 
-def whole(*answers: Answer) -> dict[str, Any]:
-    """The body of the answers to one request that are not streamed."""
+def completion_body(*answers: Answer) -> dict[str, Any]:
+    """The body of a response that is not streamed, with all answers to one request."""
     choices = [
         {
             "index": answer.index,
-            "message": {**_spoken(answer.message), "role": "assistant", "refusal": None},
+            "message": {**_message_body(answer.message), "role": "assistant", "refusal": None},
             "finish_reason": answer.finish_reason,
             "logprobs": _logprobs(answer),
         }
@@ -212,24 +212,24 @@ def whole(*answers: Answer) -> dict[str, Any]:
     return {**_head(answers[0], "chat.completion"), "choices": choices, "usage": _usage(answers)}
 
 
-def chunks(answer: Answer, *, said: str | None = None) -> Iterator[dict[str, Any]]:
-    """The same answer as the chunks of a stream; the server adds the usage and `[DONE]`.
+def chunks(answer: Answer, *, sent: str | None = None) -> Iterator[dict[str, Any]]:
+    """The chunks of a streamed answer; the server adds the usage and `[DONE]`.
 
-    `said`: the words that were sent already, after the role; None where nothing was.
+    `sent`: the text that was sent before, after the role; None if nothing was.
     """
-    spoken = _spoken(answer.message)
-    calls = [{"index": place, **call} for place, call in enumerate(spoken.pop("tool_calls", ()))]
-    if said is None:
-        yield chunk(answer, {"role": "assistant", "content": spoken["content"]})
-    elif len(answer.message.content) > len(said):
-        yield chunk(answer, {"content": answer.message.content[len(said) :]})
+    body = _message_body(answer.message)
+    calls = [{"index": index, **call} for index, call in enumerate(body.pop("tool_calls", ()))]
+    if sent is None:
+        yield chunk(answer, {"role": "assistant", "content": body["content"]})
+    elif len(answer.message.content) > len(sent):
+        yield chunk(answer, {"content": answer.message.content[len(sent) :]})
     if calls:
         yield chunk(answer, {"tool_calls": calls})
     yield chunk(answer, {}, answer.finish_reason)
 
 
 def chunk(answer: Answer, delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-    """One chunk of a stream; the last one of an answer has its log-probs."""
+    """One chunk of a stream; the last chunk of an answer has its log-probs."""
     logprobs = _logprobs(answer) if finish_reason else None
     choice = {"index": answer.index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
     return {**_head(answer, "chat.completion.chunk"), "choices": [choice]}
@@ -241,7 +241,7 @@ def usage_chunk(*answers: Answer) -> dict[str, Any]:
 
 
 def _usage(answers: Sequence[Answer]) -> dict[str, int]:
-    """How many tokens were read, once for all answers, and sampled."""
+    """Token counts: the prompt's, counted once for all answers, and the sampled ones."""
     prompt, completion = answers[0].prompt_tokens, sum(answer.completion_tokens for answer in answers)
     return {
         "prompt_tokens": prompt,
@@ -258,7 +258,7 @@ def _head(answer: Answer, kind: str) -> dict[str, Any]:
     return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
 
 
-def _spoken(message: Message) -> dict[str, Any]:
+def _message_body(message: Message) -> dict[str, Any]:
     data = message.to_openai()
     data.pop("role")
     if message.tool_calls and not message.content:
@@ -266,13 +266,12 @@ def _spoken(message: Message) -> dict[str, Any]:
     return data
 
 
-async def in_openai_s_format(
+async def openai_error_middleware(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """A middleware: what cannot be answered is told as OpenAI's clients expect it.
+    """A middleware that returns errors in OpenAI's format, whose clients retry some statuses by themselves.
 
-    They try some statuses again by themselves, where that can help. Every response has an id, under which the
-    log has what broke.
+    Every response has an id; the log has unexpected errors under that id.
     """
     from aiohttp import web
 
@@ -291,16 +290,16 @@ async def in_openai_s_format(
 
 
 def as_api_error(error: Exception, request: web.Request) -> ApiError:
-    """What a client is told of an error; one that nobody foresaw is written to the log."""
+    """The client's view of an error; an unexpected error is logged."""
     from aiohttp import web
 
     if isinstance(error, ApiError):
         return error
     if isinstance(error, web.HTTPException):
-        path = request.path  # from /v1 on, where it has that: what stands before names a rollout
-        where = f"{request.method} {path[max(path.rfind('/v1/'), 0) :]}"
+        path = request.path  # shown from /v1 on: the part before it names a rollout
+        endpoint = f"{request.method} {path[max(path.rfind('/v1/'), 0) :]}"
         answer = ApiError(
-            f"{where}: {error.reason}; served are POST /v1/chat/completions and GET /v1/models"
+            f"{endpoint}: {error.reason}; served are POST /v1/chat/completions and GET /v1/models"
             if error.status in (404, 405)
             else error.text or error.reason,
             code=_CODES.get(error.status, "invalid_request"),
@@ -324,6 +323,6 @@ _CODES = {
     413: "request_too_large",
     415: "content_type_not_served",
 }
-"""OpenAI's where it has one."""
+"""Error codes by status; OpenAI's if it has one."""
 _KEPT = ("Allow", "WWW-Authenticate")
-"""Headers of aiohttp's refusals that belong to them."""
+"""Headers of aiohttp's errors that are kept."""

@@ -1,7 +1,7 @@
-"""What a chat endpoint sends back, whole or in pieces, as values: for `ChatClient`, which asks.
+"""Parse the responses of a chat endpoint, complete or streamed; for `ChatClient`.
 
-A stream is server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html), one chunk of
-the answer in each, as OpenAI's interface has them.
+A stream is a sequence of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html),
+each with one chunk of the answer in OpenAI's format.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-__all__ = ["ChatAnswer", "Failure", "StreamedAnswer", "read_answer", "refusal"]
+__all__ = ["ChatAnswer", "Failure", "StreamedAnswer", "http_failure", "read_answer"]
 
 _TRANSIENT = frozenset({408, 409, 425, 429})
 """Besides every 5xx: statuses after which the same request may succeed."""
 _CHARACTERS_A_TOKEN = 4
-"""Of an endpoint that does not say what it used."""
+"""Estimate for an endpoint that does not report its usage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAnswer:
-    """What the endpoint said."""
+    """An endpoint's answer."""
 
     text: str
     finish_reason: str
-    """"length" where its words were cut."""
+    """"length" if the text was cut."""
     prompt_tokens: int
-    """As it counted them; estimated by the characters where it did not."""
+    """As the endpoint counted them; else estimated from the characters."""
     completion_tokens: int
 
 
@@ -40,15 +40,16 @@ class Failure:
 
     why: str
     transient: bool
+    """May the same request succeed later?"""
     retry_after: float | None = None
-    """Seconds that the server asks for."""
+    """Seconds that the server asks the client to wait."""
     wants_newer_name: bool = False
     """It refused `max_tokens` and named `max_completion_tokens`."""
 
 
-def refusal(status: int, text: str, retry_after: str | None) -> Failure:
-    """Of a response with a status other than 200; `retry_after` is the header of that name."""
-    transient = _may_pass(status)
+def http_failure(status: int, text: str, retry_after: str | None) -> Failure:
+    """The failure of a response with a status other than 200; `retry_after` is the header's value."""
+    transient = _is_transient(status)
     why = f"status {status}: {' '.join(text.split())!r:.200}"
     newer = status == 400 and "max_completion_tokens" in text
     wait = _seconds(retry_after) if transient else None
@@ -56,7 +57,7 @@ def refusal(status: int, text: str, retry_after: str | None) -> Failure:
 
 
 def read_answer(text: str, body: Mapping[str, Any]) -> ChatAnswer | Failure:
-    """A whole answer to the request `body`."""
+    """A complete answer to the request `body`."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -73,25 +74,25 @@ def read_answer(text: str, body: Mapping[str, Any]) -> ChatAnswer | Failure:
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """An answer that comes in pieces: bytes go in, words come out."""
+    """A parser for a streamed answer: `feed` it bytes, and `on_text` gets the text."""
 
     body: Mapping[str, Any]
     """The request."""
     on_text: Callable[[str], None]
     is_over: bool = False
-    """The stream has said that nothing follows."""
+    """The stream has sent its end."""
     failure: Failure | None = None
     text: str | None = None
-    """The words so far; None before the first piece of them, if an empty one."""
+    """The text so far; None before its first piece, which may be empty."""
     _finish_reason: str | None = None
     _usage: Any = None
     _bytes: bytes = b""
     _data: list[str] = field(default_factory=list)
 
-    def take(self, raw: bytes) -> bool:
-        """Read what came; is there an event in it, or nothing but a part of one and comments?
+    def feed(self, raw: bytes) -> bool:
+        """Parse received bytes. Do they complete an event?
 
-        Comments only keep the connection open, so a server that sends no more than them is silent.
+        Comments are no events. They only keep the connection open: a server that sends nothing else is stuck.
         """
         lines = (self._bytes + raw).splitlines(keepends=True)
         self._bytes = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
@@ -101,9 +102,9 @@ class StreamedAnswer:
         return bool(events)
 
     def end(self) -> ChatAnswer | Failure:
-        """What it was, once the connection has nothing more."""
+        """The answer or failure, once the connection has ended."""
         if not self.is_over and self.failure is None:  # the last event's empty line may be missing
-            self.take(b"\n\n")
+            self.feed(b"\n\n")
         if self.failure is not None:
             return self.failure
         if not self.is_over and self._finish_reason is None:
@@ -114,16 +115,16 @@ class StreamedAnswer:
 
     @property
     def tokens_so_far(self) -> int:
-        """Read and written, estimated: for one that broke off."""
+        """Estimate of tokens read and written, for an answer that broke off."""
         part = _counted(self.text or "", None, None, self.body)
         return part.prompt_tokens + part.completion_tokens
 
     def _events(self, lines: Sequence[bytes]) -> Iterator[str]:
         for line in lines:
-            words = line.decode(errors="replace").rstrip("\r\n")
-            if words.startswith("data:"):
-                self._data.append(words[5:].removeprefix(" "))
-            elif not words and self._data:
+            text = line.decode(errors="replace").rstrip("\r\n")
+            if text.startswith("data:"):
+                self._data.append(text[5:].removeprefix(" "))
+            elif not text and self._data:
                 yield "\n".join(self._data)
                 self._data.clear()
 
@@ -141,7 +142,7 @@ class StreamedAnswer:
         if not isinstance(data, Mapping):
             self.failure = _without_text(data)
         elif data.get("error"):
-            self.failure = _told(data["error"])
+            self.failure = _stream_failure(data["error"])
         else:
             self._take_chunk(data)
 
@@ -161,17 +162,17 @@ class StreamedAnswer:
                 self.on_text(piece)
 
 
-def _may_pass(status: int) -> bool:
+def _is_transient(status: int) -> bool:
     return status >= 500 or status in _TRANSIENT
 
 
-def _told(error: Any) -> Failure:
-    """An error in the middle of a stream, where no status can be sent any more."""
-    told = error if isinstance(error, Mapping) else {"message": error}
-    code, kind = told.get("code"), told.get("type")
+def _stream_failure(error: Any) -> Failure:
+    """An error in the middle of a stream, when no status can be sent any more."""
+    fields = error if isinstance(error, Mapping) else {"message": error}
+    code, kind = fields.get("code"), fields.get("type")
     status = code if isinstance(code, int) else None
-    lasts = kind == "invalid_request_error" if status is None else not _may_pass(status)
-    return Failure(f"it says {told.get('message') or kind or code!r:.200}", transient=not lasts)
+    is_final = kind == "invalid_request_error" if status is None else not _is_transient(status)
+    return Failure(f"it says {fields.get('message') or kind or code!r:.200}", transient=not is_final)
 
 
 def _without_text(data: Any) -> Failure:
@@ -181,23 +182,23 @@ def _without_text(data: Any) -> Failure:
 
 def _counted(text: str, finish_reason: Any, usage: Any, body: Mapping[str, Any]) -> ChatAnswer:
     usage = usage if isinstance(usage, Mapping) else {}
-    read = sum(len(message["content"]) for message in body["messages"])
+    prompt_characters = sum(len(message["content"]) for message in body["messages"])
     return ChatAnswer(
         text=text,
         finish_reason=str(finish_reason or "stop"),
-        prompt_tokens=_count(usage.get("prompt_tokens"), read),
+        prompt_tokens=_count(usage.get("prompt_tokens"), prompt_characters),
         completion_tokens=_count(usage.get("completion_tokens"), len(text)),
     )
 
 
-def _count(told: Any, characters: int) -> int:
-    if isinstance(told, int) and not isinstance(told, bool) and told >= 0:
-        return told
+def _count(reported: Any, characters: int) -> int:
+    if isinstance(reported, int) and not isinstance(reported, bool) and reported >= 0:
+        return reported
     return math.ceil(characters / _CHARACTERS_A_TOKEN)
 
 
 def _seconds(value: str | None) -> float | None:
-    """Of the header, a number or a date (RFC 9110, 10.2.3); None where it cannot be read."""
+    """The header's seconds, from a number or a date (RFC 9110, 10.2.3); None if it cannot be parsed."""
     if value is None:
         return None
     try:

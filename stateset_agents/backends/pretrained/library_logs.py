@@ -1,4 +1,4 @@
-"""Less talk from transformers while it loads or saves a model; for load_lock.py and local/backend.py."""
+"""Suppress transformers' log lines while it loads or saves a model; for load_lock.py, local/backend.py."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["quietly"]
+__all__ = ["suppress_library_logs"]
 
 _lock = threading.Lock()
 _open: list[object] = []
-"""Blocks under way, in whatever threads."""
-_kept = contextlib.ExitStack()
-"""What puts talk back; the last of them that ends does, for it is one setting for the whole process."""
+"""An entry for each context that is open, in all threads."""
+_restore = contextlib.ExitStack()
+"""Restores the log levels. They are settings of the whole process, so the last context that ends does it."""
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Without the hub client's note on each retry, transformers' own reports (one line of ours says it) and,
-    where nobody watches, progress bars."""
+def suppress_library_logs() -> Iterator[None]:
+    """Inside, the hub client logs no retries and transformers no reports; our own messages say what matters.
+
+    Progress bars are off, too, unless stderr is a terminal.
+    """
     with _lock:
         if not _open:
-            _hush()
+            _suppress()
         _open.append(None)
     try:
         yield
@@ -32,16 +34,16 @@ def quietly() -> Iterator[None]:
         with _lock:
             _open.pop()
             if not _open:
-                _kept.close()
+                _restore.close()
 
 
-def _hush() -> None:
+def _suppress() -> None:
     from transformers.utils import logging as transformers_logging
 
-    talk: Any = transformers_logging
+    library: Any = transformers_logging
     for logger in (logging.getLogger("huggingface_hub"), logging.getLogger("transformers")):
-        _kept.callback(logger.setLevel, logger.level)
+        _restore.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.ERROR)
-    if talk.is_progress_bar_enabled() and not sys.stderr.isatty():
-        _kept.callback(talk.enable_progress_bar)
-        talk.disable_progress_bar()
+    if library.is_progress_bar_enabled() and not sys.stderr.isatty():
+        _restore.callback(library.enable_progress_bar)
+        library.disable_progress_bar()

@@ -1,12 +1,12 @@
-"""One load of a model at a time in this process; whatever loads or builds a transformers model does so in it.
+"""A lock so that this process loads or builds only one transformers model at a time.
 
-While transformers makes a model it swaps process-wide things and puts them back afterwards: the method
-`PreTrainedModel.tie_weights` (`initialization.no_tie_weights`), `torch.linspace`, torch's default dtype.
-Where two threads load at once, the second remembers the first's stand-in and puts that back last: from then
-on no model of the process is tied, and heads that share the embedding's weights stay random. A model that
-is built from its config meanwhile is not tied either.
+While transformers loads a model it replaces process-wide objects and restores them afterwards: the method
+`PreTrainedModel.tie_weights` (`initialization.no_tie_weights`), `torch.linspace`, torch's default dtype. If
+two threads load at the same time, the second saves the replacement of the first and restores that at last.
+From then on no model of the process is tied, and heads that share the embedding's weights stay random. A
+model that is built from its config meanwhile is not tied either.
 
-The lock can't keep out code that calls transformers itself in another thread: let that enter `loading`, too.
+The lock cannot stop other code that calls transformers in another thread: such code should enter `loading`.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from stateset_agents.backends.pretrained.library_logs import quietly
+from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
 
 __all__ = ["load_in_thread", "loading"]
 
 T = TypeVar("T")
 
 _lock = threading.RLock()
-"""Reentrant: a load may be made of others."""
+"""Reentrant: a load may contain other loads."""
 _thread = ThreadPoolExecutor(1, thread_name_prefix="model-load")
-"""Loads wait in its queue, not in asyncio's threads, which are few: name look-ups need them, too."""
+"""Loads wait in its queue, not in asyncio's few threads, which DNS look-ups need, too."""
 
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """While open, nothing else of ours loads or builds a model, and transformers is quiet.
+    """Inside, no other code of this package loads or builds a model, and transformers logs nothing.
 
-    Blocks until the load under way has ended: enter it in a thread, never on an event loop.
+    Entering blocks until the load under way has ended: do it in a thread, never on an event loop.
     """
-    with _lock, quietly():
+    with _lock, suppress_library_logs():
         yield
 
 
 async def load_in_thread(load: Callable[[], T]) -> T:
-    """What `load` returns, made in the one thread that loads, in the order of the calls.
+    """The result of `load`, which runs in the loading thread, in the order of the calls.
 
-    `load` enters `loading` itself. Cancelled while it waits for its turn, it never runs; cancelled under way,
-    it ends unseen, and the next one begins after it.
+    `load` must enter `loading` itself. If the caller is cancelled while `load` waits, it never runs; if it
+    already runs, it ends, its result is dropped, and the next load begins after it.
     """
     return await asyncio.get_running_loop().run_in_executor(_thread, load)

@@ -1,4 +1,4 @@
-"""A model and its tokenizer from a name: an embedded one, a folder, a checkpoint, or one of the hub."""
+"""Load a model and its tokenizer by name: an embedded model, a folder, a checkpoint, or a hub name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stateset_agents.backends.pretrained.hub import from_disk_alone
 from stateset_agents.backends.pretrained.load_lock import loading
-from stateset_agents.runtime.devices import own_gpu
+from stateset_agents.runtime.devices import local_gpu
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
@@ -43,7 +43,7 @@ DType = Literal["auto", "fp32", "bf16", "fp16"]
 
 
 def unreadable() -> tuple[type[Exception], ...]:
-    """What transformers raises for files that are missing, truncated, or not what they are taken for."""
+    """What transformers raises for files that are missing, truncated, or of another format."""
     from safetensors import SafetensorError
 
     return OSError, ValueError, KeyError, RuntimeError, SafetensorError, UnpicklingError
@@ -52,10 +52,10 @@ def unreadable() -> tuple[type[Exception], ...]:
 def load_model_and_tokenizer(
     name: str, *, device: str = "auto", dtype: DType = "auto"
 ) -> tuple[PreTrainedModel, HuggingFaceTokenizer]:
-    """A causal model in eval mode and its tokenizer, from a name as `load_backend` takes it.
+    """A causal model in eval mode and its tokenizer; `name` as for `load_backend`.
 
-    Raises ConfigurationError where the name leads nowhere, or the folder holds no causal model or a damaged
-    one.
+    Raises ConfigurationError if there is no such model, and for a folder without a causal model or with a
+    damaged one.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -66,8 +66,8 @@ def load_model_and_tokenizer(
         raise ConfigurationError(f"dtype must be one of {', '.join(get_args(DType))}, got {dtype!r}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and own_gpu() is not None:
-        device = f"cuda:{own_gpu()}"
+    if device == "cuda" and local_gpu() is not None:
+        device = f"cuda:{local_gpu()}"
     kind = device.split(":")[0]
     if kind not in ("cpu", "cuda"):
         raise ConfigurationError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
@@ -76,12 +76,12 @@ def load_model_and_tokenizer(
     if dtype == "auto":
         dtype = "bf16" if kind == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     where = model_folder(name)
-    kept = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     local = from_disk_alone(where)
     part = "tokenizer"
-    there = os.listdir(where) if os.path.isdir(where) else []
-    if "config.json" in there and not any(_TOKENIZER_FILE.search(name) for name in there):
-        raise ConfigurationError(  # for some architectures transformers would make up an empty one
+    files = os.listdir(where) if os.path.isdir(where) else []
+    if "config.json" in files and not any(_TOKENIZER_FILE.search(file) for file in files):
+        raise ConfigurationError(  # for some architectures transformers would make an empty one
             f"cannot load a model from {where!r} (it has no tokenizer); put the tokenizer there too, with "
             "tokenizer.save_pretrained(folder)"
         )
@@ -90,19 +90,19 @@ def load_model_and_tokenizer(
             tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
             part = "model"
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                where, dtype=kept, local_files_only=local, output_loading_info=True
+                where, dtype=torch_dtype, local_files_only=local, output_loading_info=True
             )
     except unreadable() as error:
         raise ConfigurationError(f"cannot load a model from {where!r} ({_why(where, part, error)}") from error
-    model, found = loaded
-    if found["missing_keys"]:  # transformers would leave them random
-        missing = sorted(found["missing_keys"])
+    model, report = loaded
+    if report["missing_keys"]:  # transformers would leave them random
+        missing = sorted(report["missing_keys"])
         raise ConfigurationError(
             f"the weights in {where!r} are not those of a {type(model).__name__}: {missing[0]} is missing "
             f"({len(missing)} in all); give a folder whose weights and config.json belong together"
         )
-    if found["unexpected_keys"]:
-        unused = sorted(found["unexpected_keys"])
+    if report["unexpected_keys"]:
+        unused = sorted(report["unexpected_keys"])
         _log.warning(
             f"{len(unused)} weights in {where!r} have no place in a {type(model).__name__}: {unused[0]}"
         )
@@ -110,7 +110,7 @@ def load_model_and_tokenizer(
 
 
 def load_tokenizer(name: str) -> HuggingFaceTokenizer:
-    """The tokenizer of a model without the model, for one that runs elsewhere.
+    """The tokenizer of a model without the model, which runs elsewhere.
 
     Raises ConfigurationError as `load_model_and_tokenizer` does.
     """
@@ -125,7 +125,7 @@ def load_tokenizer(name: str) -> HuggingFaceTokenizer:
             tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
             config = AutoConfig.from_pretrained(where, local_files_only=local)
             generation: Any = None
-            with contextlib.suppress(OSError):  # a model need not have one
+            with contextlib.suppress(OSError):  # a model may have none
                 generation = GenerationConfig.from_pretrained(where, local_files_only=local)
     except unreadable() as error:
         raise ConfigurationError(
@@ -136,12 +136,12 @@ def load_tokenizer(name: str) -> HuggingFaceTokenizer:
 
 
 def reload_model(name: str, device: torch.device) -> PreTrainedModel:
-    """The model in fp32, once more from where it came from."""
+    """Load the model again, in fp32."""
     return load_model_and_tokenizer(name, device=str(device), dtype="fp32")[0]
 
 
 def _why(where: str, part: str, error: Exception) -> str:
-    """What is wrong with a model's folder and, after the bracket, what to do."""
+    """What is wrong with a model's folder, a closing bracket, and what to do."""
     files = set(os.listdir(where)) if os.path.isdir(where) else None
     if files is not None and "config.json" not in files:
         return "it has no config.json); give a folder written by save_pretrained"
@@ -163,27 +163,27 @@ def _why(where: str, part: str, error: Exception) -> str:
 
 
 def model_folder(name: str) -> str:
-    """The folder or hub name that transformers is to load for a model's name.
+    """The folder or hub name that transformers loads for a model's name.
 
-    Raises ConfigurationError for an embedded model that isn't shipped, a path that doesn't exist, and a
+    Raises ConfigurationError for an embedded model that is not shipped, a path that does not exist, and a
     server.
     """
-    kind, _, rest = name.partition(":")
+    kind, _, path = name.partition(":")
     if kind == "vllm":
         raise ConfigurationError(
             f"{name!r} is a server, and here a model's own folder or hub name is needed: give the one it "
             "serves"
         )
     if kind == "embedded":
-        folder = Path(__file__).parents[2] / "embedded" / rest
-        if not rest or not (folder / "config.json").is_file():
-            shipped = sorted(path.parent.name for path in folder.parent.glob("*/config.json"))
+        folder = Path(__file__).parents[2] / "embedded" / path
+        if not path or not (folder / "config.json").is_file():
+            shipped = sorted(file.parent.name for file in folder.parent.glob("*/config.json"))
             raise ConfigurationError(
                 f"no embedded model {name!r}; shipped: {', '.join(shipped) or 'none'} "
                 "(stateset-agents build-embedded makes embedded:desk)"
             )
         return str(folder)
-    where = rest if kind == "hf" else name
+    where = path if kind == "hf" else name
     if Path(where).expanduser().is_file():
         raise ConfigurationError(
             f"model {where!r} is a file; give the folder it stands in, with config.json and the tokenizer"
@@ -205,21 +205,23 @@ def model_folder(name: str) -> str:
 
 
 def _folder_meant(missing: Path) -> Path | None:
-    """The folder beside a missing one, with a model or a run in it, whose name is most like its name."""
+    """The folder beside a missing one that has a model or a run and the most similar name, if any."""
     with contextlib.suppress(OSError):
-        there = [
-            one.name
-            for one in missing.parent.iterdir()
-            if (one / "config.json").is_file() or (one / "model").is_dir() or (one / "checkpoints").is_dir()
+        names = [
+            folder.name
+            for folder in missing.parent.iterdir()
+            if (folder / "config.json").is_file()
+            or (folder / "model").is_dir()
+            or (folder / "checkpoints").is_dir()
         ]
-        begun = [name for name in sorted(there) if missing.name and name.startswith(missing.name)]
-        found = begun[0] if begun else closest(missing.name, there, likeness=0.8)
-        return missing.parent / found if found else None
+        longer = [name for name in sorted(names) if missing.name and name.startswith(missing.name)]
+        similar = longer[0] if longer else closest(missing.name, names, likeness=0.8)
+        return missing.parent / similar if similar else None
     return None
 
 
 def _model_inside(folder: Path) -> Path:
-    """The folder itself, a checkpoint's `model/`, or that of a run's newest checkpoint.
+    """The folder, a checkpoint's `model/`, or that of the newest checkpoint of a run.
 
     Raises ConfigurationError for a run that has no checkpoint yet.
     """
@@ -236,7 +238,7 @@ def _model_inside(folder: Path) -> Path:
 
 
 def recommended_settings(folder: str) -> dict[str, Any]:
-    """Training settings that a model's folder recommends (its `recommended.yaml`); none for most models."""
+    """Training settings in a model's `recommended.yaml`; most models have none."""
     file = Path(folder) / "recommended.yaml"
     if not file.is_file():
         return {}
@@ -247,13 +249,13 @@ def recommended_settings(folder: str) -> dict[str, Any]:
 
 
 def _eos_ids(model: Any) -> list[int]:
-    """End-of-turn ids that the model's generation config or config names, as a list."""
-    found: list[int] = []
+    """End-of-turn ids of the model's generation config and config."""
+    ids: list[int] = []
     for config in (model.generation_config, model.config.get_text_config()):
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:
-            found += eos if isinstance(eos, list) else [eos]
-    return list(dict.fromkeys(found))
+            ids += eos if isinstance(eos, list) else [eos]
+    return list(dict.fromkeys(ids))
 
 
 def _first_line(error: Exception) -> str:

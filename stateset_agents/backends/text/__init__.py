@@ -1,1 +1,1 @@
-"""From text to tokens and back: tokenizers, bounds, turns as text, streams."""
+"""Tokenizers, incremental decoding of a turn, and text streams."""

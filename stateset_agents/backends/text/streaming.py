@@ -1,4 +1,4 @@
-"""A call that reports by a callback, as something to iterate over."""
+"""A call that reports to a callback, as an async generator."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ T = TypeVar("T")
 
 
 async def streamed(work: Callable[[Callable[[str], None]], Awaitable[T]]) -> AsyncGenerator[str | T]:
-    """What `work` tells its callback, piece by piece, and at the end what it returns.
+    """The pieces that `work` passes to its callback, and at the end its result.
 
-    Whoever leaves the loop early cancels the work and waits for it.
+    Leaving the loop early cancels the work and waits for its end.
     """
     pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
-    async def whole() -> T:
+    async def run() -> T:
         return await work(pieces.put_nowait)
 
-    task = asyncio.create_task(whole())
+    task = asyncio.create_task(run())
     task.add_done_callback(lambda _: pieces.put_nowait(None))
     try:
         while (piece := await pieces.get()) is not None:

@@ -1,8 +1,8 @@
-"""How many tokens a text has at least, told from its length before it is tokenised; asked by tokenizers.py.
+"""A lower bound of a text's number of tokens from its length, without tokenising it; for tokenizers.py.
 
-A tokenizer whose every token stands for at most n characters makes at least length / n tokens of a text.
-That is so only where nothing of a text is lost on the way, so each part of the tokenizer is looked at, and
-one that is not known bounds nothing.
+If no token stands for more than n characters, a text has at least length / n tokens. That holds only if the
+tokenizer drops nothing of the text. So each part of the tokenizer is checked; with a part of unknown type
+there is no bound.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 __all__ = ["TextBound", "text_bound"]
 
 _MOST_COMPOSED = 4
-"""Characters that NFC and NFKC make one of, at the most: U+1F82 and a few others decompose into four
+"""Most characters that NFC and NFKC compose into one: U+1F82 and a few others decompose into four
 (https://unicode.org/faq/normalization.html#12)."""
 _LOSSLESS_NORMALIZERS = frozenset({"NFD", "NFKD", "Lowercase", "Prepend", "ByteLevel"})
 _LOSSLESS_SPLITS = frozenset({"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"})
@@ -28,15 +28,15 @@ _LOOKAHEAD = re.compile(r"\(\?[=!][^()]*\)\Z")
 
 @dataclass(frozen=True, slots=True)
 class TextBound:
-    """What `least_tokens` divides by."""
+    """How many characters one token may stand for."""
 
     characters: float
-    """Most of a text that one token stands for; infinite where nothing bounds it."""
+    """At most; infinite if there is no bound."""
     counts_space: bool
-    """False where the tokenizer may drop white space, however much of it."""
+    """False if the tokenizer may drop white space."""
 
     def least_tokens(self, text: str) -> int:
-        """A number that the text's tokens are never below; 0 where nothing is known."""
+        """A lower bound of the text's number of tokens; 0 if there is none."""
         if math.isinf(self.characters):
             return 0
         length = len(text) if self.counts_space else sum(map(len, text.split()))
@@ -76,7 +76,7 @@ def _names(pieces: Any) -> Iterable[str]:
 
 
 def _shrinks(step: Mapping[str, Any]) -> float:
-    """How many characters a normalizer may make one of."""
+    """How many characters a normalizer may turn into one."""
     kind = step["type"]
     if kind in ("NFC", "NFKC"):
         return _MOST_COMPOSED
@@ -88,21 +88,21 @@ def _shrinks(step: Mapping[str, Any]) -> float:
 
 
 def _width(pattern: str) -> float:
-    """Characters that a regular expression matches at the most; infinite for any but the plainest."""
-    rest = _LOOKAHEAD.sub("", pattern)
-    atoms = _ATOM.findall(rest)
-    return len(atoms) if "".join(atoms) == rest else math.inf
+    """Most characters that a regular expression matches; infinite for all but the simplest."""
+    consuming = _LOOKAHEAD.sub("", pattern)
+    atoms = _ATOM.findall(consuming)
+    return len(atoms) if "".join(atoms) == consuming else math.inf
 
 
 def _keeps(split: Mapping[str, Any]) -> bool:
-    """Whether a pre-tokenizer drops nothing but white space."""
+    """Does a pre-tokenizer drop nothing but white space?"""
     if split["type"] in _SPLITS_WITH_A_BEHAVIOR:
         return bool(split["behavior"] != "Removed")
     return split["type"] in _LOSSLESS_SPLITS | _SPLITS_AT_SPACE
 
 
 def _keeps_all(model: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether no character of a text is lost in the model, or joined with others to one unknown token."""
+    """Does the model drop no character, and join no characters into one unknown token?"""
     known = set(_names(model.get("vocab", {})))
     if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in known for byte in range(256)):
         return model["type"] in ("BPE", "Unigram")
@@ -123,7 +123,7 @@ def _keeps_all(model: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> 
 
 
 def _byte_letters() -> list[str]:
-    """What byte-level tokenizers write for each of the 256 bytes."""
+    """The characters with which byte-level tokenizers write the 256 bytes."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     return list(ByteLevel.alphabet())

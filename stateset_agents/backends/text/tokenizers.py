@@ -1,7 +1,8 @@
-"""Tokenizers behind one small interface (`backends.base.Tokenizer`), for backends and chat templates.
+"""Tokenizers with one small interface (`backends.base.Tokenizer`), for backends and chat templates.
 
-Text from users and tools goes through `encode`, where a written-out control token is just text; only the
-template's own markup goes through `encode_markup`. So nobody can forge a role or end a turn by typing it.
+Text from users and tools is encoded by `encode`, where a control token that is written out is ordinary text.
+Only the template's own markup is encoded by `encode_markup`. So nobody can forge a role or end a turn by
+typing a control token.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ if TYPE_CHECKING:
 __all__ = ["ByteTokenizer", "HuggingFaceTokenizer", "save_tokenizer"]
 
 _LONG = 4096
-"""Characters; less is tokenised in a few milliseconds."""
+"""Characters. A shorter text is tokenised within a few milliseconds."""
 
 
 class HuggingFaceTokenizer:
-    """A transformers tokenizer as our code sees it: never a BOS of its own, control tokens only from markup.
+    """Adapts a transformers tokenizer: it never adds a BOS, and control tokens come only from markup.
 
-    Added tokens count as control tokens whether flagged special or not (`<tool_call>` is usually not);
-    runs of whitespace that a tokenizer keeps as added tokens stay text.
+    All added tokens are control tokens, flagged special or not (`<tool_call>` is usually not), except for
+    runs of whitespace that a tokenizer has as added tokens.
     """
 
     hf: PreTrainedTokenizerBase
     """The wrapped tokenizer, for chat templates and `save_pretrained`."""
 
     def __init__(self, hf_tokenizer: PreTrainedTokenizerBase, *, extra_eos_ids: Iterable[int] = ()) -> None:
-        """`extra_eos_ids`: what the model's generation config adds to the tokenizer's own eos.
+        """`extra_eos_ids`: those that the model's generation config adds to the tokenizer's eos.
 
-        Raises ConfigurationError where a control token can't be written as plain text.
+        Raises ConfigurationError if a control token cannot be encoded as plain text.
         """
         self.hf = hf_tokenizer
         eos: Any = hf_tokenizer.eos_token_id
-        own = [] if eos is None else eos if isinstance(eos, list) else [eos]
-        self._eos_ids = tuple(dict.fromkeys([*own, *extra_eos_ids]))
-        # The unknown token stands for any text the vocabulary lacks, so text may turn into it.
+        tokenizer_eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
+        self._eos_ids = tuple(dict.fromkeys([*tokenizer_eos, *extra_eos_ids]))
+        # Any text that the vocabulary lacks becomes the unknown token, so that is no control token.
         unknown = {hf_tokenizer.unk_token_id} - {*self._eos_ids, hf_tokenizer.bos_token_id}
         self._control = {
             token.content: id
@@ -69,33 +70,33 @@ class HuggingFaceTokenizer:
         return self._eos_ids
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text: no BOS, and control tokens written out in it stay plain text."""
+        """Ids of plain text, without BOS. A control token that is written out in it stays plain text."""
         if self._plain is not None:
             return _encoded(self._plain, text)
         return list(self.hf.encode(text, add_special_tokens=False, split_special_tokens=True))
 
     def encode_markup(self, text: str) -> list[int]:
-        """Ids of trusted template text, in which control tokens are control tokens; no BOS added."""
+        """Ids of trusted template text, without BOS. A control token in it becomes its own id."""
         if self._markup is not None:
             return _encoded(self._markup, text)
         return list(self.hf.encode(text, add_special_tokens=False))
 
     def least_tokens(self, text: str) -> int:
-        """A number that the tokens of a text, plain or markup, are never below; 0 where nothing is known.
+        """A lower bound of the number of tokens of a text, plain or markup; 0 if there is none.
 
-        Told from its length, so that a text that is far too long need not be tokenised (text_bound.py).
+        It follows from the length, so a text that is far too long need not be tokenised (text_bound.py).
         """
         return self._bound.least_tokens(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens left out (added ones that aren't special, like `<tool_call>`, stay)."""
+        """Text of ids without special tokens (added ones that are not special, like `<tool_call>`, stay)."""
         text = self.hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
     def piece(self, id: int) -> str:
-        """What one token says, with its leading space; a control token as it is written in markup.
+        """Text of one token with its leading space; a control token as markup writes it.
 
-        A token that is part of a character reads U+FFFD.
+        A token that is part of a character gives U+FFFD.
         """
         text = str(self.hf.decode([id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
         begins_word = str(self.hf.convert_ids_to_tokens(id)).startswith("\u2581")
@@ -112,15 +113,15 @@ class HuggingFaceTokenizer:
 
 
 def _is_text(content: str) -> bool:
-    """Whether an added token is ordinary text: a run of whitespace, or one plain character."""
+    """Is an added token ordinary text: a run of whitespace, or a single character?"""
     return not content.replace("\u2581", "").strip() or len(content) == 1
 
 
 def _encoded(tokenizer: Any, text: str) -> list[int]:
     """The ids of a text.
 
-    A long one goes as a batch, for which the library lets go of the interpreter's lock: `encode` holds up
-    every other thread, the event loop's among them, a second for each million characters.
+    A long text is encoded as a batch, since for batches the library releases the GIL. `encode` does not, and
+    would block every other thread, also the event loop's, for a second per million characters.
     """
     if len(text) < _LONG:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -128,17 +129,19 @@ def _encoded(tokenizer: Any, text: str) -> list[int]:
 
 
 def _bound(markup: Any, plain: Any) -> TextBound:
-    """What holds for both ways of reading a text. The tokens of plain text are among those of markup, though
-    the names that stand for those it lacks are longer."""
+    """A bound that holds for both tokenizers.
+
+    The tokens of `plain` are among those of `markup`; only the hidden names of its control tokens are longer.
+    """
     if markup is None or plain is None:
         return TextBound(math.inf, False)
-    wide, narrow = (text_bound(json.loads(way.to_str())) for way in (markup, plain))
-    characters = math.inf if math.isinf(narrow.characters) else wide.characters
-    return TextBound(characters, wide.counts_space and narrow.counts_space)
+    of_markup, of_plain = (text_bound(json.loads(tokenizer.to_str())) for tokenizer in (markup, plain))
+    characters = math.inf if math.isinf(of_plain.characters) else of_markup.characters
+    return TextBound(characters, of_markup.counts_space and of_plain.counts_space)
 
 
 def _load(state: dict[str, Any]) -> Any:
-    """A `tokenizers.Tokenizer` of its own, so that nobody else's truncation or padding applies."""
+    """A separate `tokenizers.Tokenizer`, so that truncation or padding set elsewhere do not apply."""
     from tokenizers import Tokenizer
 
     state["truncation"] = state["padding"] = None
@@ -146,11 +149,11 @@ def _load(state: dict[str, Any]) -> Any:
 
 
 def _without_control(state: dict[str, Any], control: set[str]) -> dict[str, Any]:
-    """The same tokenizer with every control token out of reach of any text; all ids stay as they are.
+    """The same tokenizer, in which no text becomes a control token; all ids stay the same.
 
-    Added tokens follow the model's vocabulary in order, so one outside it is renamed (dropping it would
-    shift the ids after it), and one inside it is dropped from the list, and renamed in the vocabulary where
-    the model looks whole words up (byte-pair merges alone never form it).
+    Added tokens follow the model's vocabulary in order. So an added token outside the vocabulary is renamed:
+    dropping it would shift the ids after it. One inside the vocabulary is dropped from the list, and renamed
+    in the vocabulary if the model looks up whole words (byte-pair merges alone never form it).
     """
     model = state["model"]
     hidden = {content: f"\ue000{secrets.token_hex(16)}" for content in control}
@@ -170,22 +173,22 @@ def _without_control(state: dict[str, Any], control: set[str]) -> dict[str, Any]
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
-    """Write transformers' files of a tokenizer. Raises OSError where the disk cannot take them."""
+    """Write a tokenizer's files as transformers reads them. Raises OSError if the disk cannot take them."""
     try:
         tokenizer.save_pretrained(folder)
     except OSError:
         raise
-    except Exception as error:  # a full disk is a bare Exception of the tokenizers library
+    except Exception as error:  # the tokenizers library raises a bare Exception for a full disk
         raise OSError(str(error)) from error
 
 
 class ByteTokenizer:
-    """Bytes as tokens, ids 0 to 255, and a few control tokens; pure Python, for the scripted backend."""
+    """One token per byte, ids 0 to 255, and a few control tokens; pure Python, for the scripted backend."""
 
     def __init__(
         self, control: Sequence[str] = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
     ) -> None:
-        """`control`: markup tokens, ids from 256; the first ends a turn."""
+        """`control`: markup tokens, with ids from 256; the first one ends a turn."""
         self._ids = {content: 256 + index for index, content in enumerate(control)}
         self._control = {id: content for content, id in self._ids.items()}
         self._split = re.compile("(" + "|".join(re.escape(content) for content in control) + ")")
@@ -197,24 +200,24 @@ class ByteTokenizer:
         return self._eos_ids
 
     def encode(self, text: str) -> list[int]:
-        """UTF-8 bytes of the text; a control token written out in it is bytes like any other."""
+        """UTF-8 bytes of the text; a control token that is written out in it is bytes, too."""
         return list(text.encode("utf-8", errors="surrogatepass"))
 
     def encode_markup(self, text: str) -> list[int]:
-        """Bytes, with control tokens as their one id."""
+        """Bytes, and one id for each control token."""
         ids: list[int] = []
         for piece in self._split.split(text):
             ids += [self._ids[piece]] if piece in self._ids else self.encode(piece)
         return ids
 
     def least_tokens(self, text: str) -> int:
-        """As many as if all of it were the longest control token."""
+        """The number of tokens if all of the text were the longest control token."""
         return -(-len(text) // max(map(len, self._ids), default=1))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the bytes; control tokens are left out and broken UTF-8 is shown as U+FFFD."""
+        """Text of the bytes without control tokens; invalid UTF-8 becomes U+FFFD."""
         return bytes(id for id in ids if id < 256).decode("utf-8", errors="replace")
 
     def piece(self, id: int) -> str:
-        """A byte as text, U+FFFD where it is only part of a character; a control token as it is written."""
+        """A byte as text, U+FFFD if it is only part of a character; a control token as markup writes it."""
         return self._control[id] if id in self._control else self.decode([id])

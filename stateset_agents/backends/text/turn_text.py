@@ -1,6 +1,6 @@
-"""The text of one turn while its tokens come, for streaming and for stop strings; backends feed it.
+"""Decode one turn token by token, for streaming and stop strings; called by backends.
 
-Nothing here runs for a turn that asks for neither.
+A turn without either is decoded once, at its end.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from stateset_agents.backends.base import Tokenizer
 __all__ = ["TurnText", "cut"]
 
 _WINDOW = 64
-"""Tokens that are decoded together at the least; a whole long turn would be decoded again at each token."""
+"""Tokens that are always decoded together. Decoding a full long turn at each token would be slow."""
 _BROKEN = "\ufffd"
-"""What a decoder shows for bytes that are no character, and for one that is not complete yet."""
+"""A decoder's output for invalid bytes, and for a character that is not complete yet."""
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
-    """The text up to the first stop string in it; all of it where there is none."""
-    places = [place for place in (text.find(one) for one in stop) if place >= 0]
-    return text[: min(places)] if places else text
+    """The text before the first stop string in it; the full text if there is none."""
+    starts = [start for start in (text.find(string) for string in stop) if start >= 0]
+    return text[: min(starts)] if starts else text
 
 
 class TurnText:
-    """Decodes token by token: pieces of text that will not change any more, and whether a stop string came.
+    """Emits pieces of text that no further token changes, and finds stop strings.
 
-    A piece is held back while the next token may still change it: half a character, what a decoder joins
-    to the following word, and the beginning of a stop string. Pieces so far and `finish`'s last one,
-    laid end to end, are the turn's text. (Not where a decoder takes whole characters back, which those with
-    byte fallback do when bytes that are no UTF-8 follow them.)
+    A piece is held back while the next token may change it: half a character, text that the decoder joins to
+    the following word, and the beginning of a stop string. All pieces joined, with the last one of `finish`,
+    are the turn's text. (The exception: decoders with byte fallback take a complete character back if bytes
+    follow that are no UTF-8.)
     """
 
     def __init__(
@@ -44,25 +44,25 @@ class TurnText:
         self._on_text = on_text
         self._ids: list[int] = []
         self._start = 0
-        """Where the window begins; `_text` is what the tokens from there on say."""
+        """First token of the window; `_text` is the text of the tokens from there on."""
         self._text = ""
         self._settled = 0
-        """How much of `_text` is settled, and stands in `_said` or `_held`."""
+        """Characters of `_text` that are settled: emitted, or in `_held`."""
         self._held = ""
-        """Settled, and perhaps the beginning of a stop string."""
-        self._num_said = 0
-        """Characters handed to `on_text`."""
+        """Settled text that may be the beginning of a stop string."""
+        self._num_emitted = 0
+        """Characters passed to `on_text`."""
 
     def add(self, token: int) -> bool:
-        """Take the next token; True when the text now holds a stop string."""
+        """Add the next token. True if the text now contains a stop string."""
         self._ids.append(token)
         before, self._text = self._text, self._tokenizer.decode(self._ids[self._start :])
-        # Half a character may stand at the end: no stop string is found in it, and it isn't said yet.
-        whole = self._text.rstrip(_BROKEN)
-        if any(one in self._held + whole[self._settled :] for one in self._stop):
+        # Half a character at the end is not searched for stop strings, and not emitted yet.
+        complete = self._text.rstrip(_BROKEN)
+        if any(string in self._held + complete[self._settled :] for string in self._stop):
             return True
-        # A decoder may join the newest token to the one after it, so it settles when that has come.
-        settled = len(_common(before, whole).rstrip(_BROKEN))
+        # A decoder may join the newest token to the next one, so it is settled when that has come.
+        settled = len(_common_prefix(before, complete).rstrip(_BROKEN))
         if settled > self._settled:
             self._settle(self._text[self._settled : settled])
             self._settled = settled
@@ -71,25 +71,25 @@ class TurnText:
         return False
 
     def finish(self, ids: Sequence[int]) -> str:
-        """The text of all the turn's `ids`, cut at the stop string; what is left of it goes to `on_text`."""
+        """The text of all `ids` of the turn, cut at a stop string; `on_text` gets its last piece."""
         text = cut(self._tokenizer.decode(ids), self._stop)
-        if self._on_text is not None and len(text) > self._num_said:
-            self._on_text(text[self._num_said :])
-            self._num_said = len(text)
+        if self._on_text is not None and len(text) > self._num_emitted:
+            self._on_text(text[self._num_emitted :])
+            self._num_emitted = len(text)
         return text
 
     def _settle(self, piece: str) -> None:
-        """Say the piece, except for an end of it that may begin a stop string."""
+        """Emit a piece, except for an end of it that may begin a stop string."""
         text = self._held + piece
-        kept = max((_overlap(text, one) for one in self._stop), default=0)
-        self._held = text[len(text) - kept :]
-        said = text[: len(text) - kept]
-        self._num_said += len(said)
-        if said and self._on_text is not None:
-            self._on_text(said)
+        num_held = max((_overlap(text, string) for string in self._stop), default=0)
+        self._held = text[len(text) - num_held :]
+        emitted = text[: len(text) - num_held]
+        self._num_emitted += len(emitted)
+        if emitted and self._on_text is not None:
+            self._on_text(emitted)
 
     def _slide(self) -> None:
-        """Let go of the oldest tokens, if the rest says the same without them."""
+        """Drop the oldest tokens of the window, if the others have the same text without them."""
         start = len(self._ids) - _WINDOW
         text = self._tokenizer.decode(self._ids[start:])
         settled = len(text) - (len(self._text) - self._settled)
@@ -97,14 +97,13 @@ class TurnText:
             self._start, self._text, self._settled = start, text, settled
 
 
-def _common(one: str, other: str) -> str:
-    """What both begin with."""
-    if other.startswith(one):
-        return one
-    return one[: next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other))]
+def _common_prefix(a: str, b: str) -> str:
+    if b.startswith(a):
+        return a
+    return a[: next((n for n, (left, right) in enumerate(zip(a, b, strict=False)) if left != right), len(b))]
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How long an end of the text is a beginning of the stop string, and not all of it."""
+    """Length of the longest end of the text that is a beginning of the stop string, but not all of it."""
     longest = min(len(text), len(stop) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

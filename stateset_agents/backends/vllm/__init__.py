@@ -1,1 +1,1 @@
-"""Sampling by a vLLM server, with weights sent to it."""
+"""A vLLM server as backend, with weight sync."""

@@ -1,7 +1,7 @@
-"""A vLLM server as backend: token ids and log-probs over HTTP, new weights through a folder it can read.
+"""A vLLM server as backend: token ids and log-probs over HTTP, new weights by a folder that it reads.
 
     vllm:http://127.0.0.1:8000                        a server on this machine
-    vllm:http://node2:8000?weights=/mnt/shared        one elsewhere; both see the folder
+    vllm:http://node2:8000?weights=/mnt/shared        a server elsewhere; both machines see the folder
 
 `stateset-agents engine MODEL` prints the command that starts one.
 """
@@ -41,12 +41,12 @@ __all__ = ["VLLMBackend", "connect"]
 
 _log = get_logger(__name__)
 _CHECK_SECONDS = 5.0
-"""How often the server is asked whether it still has our weights."""
+"""Interval at which the server is asked whether it still has our weights."""
 _HEALTH_SECONDS = 5.0
 
 
 Shared = tuple[str, int, Path | None]
-"""(whose versions, which one, the folder it was read from)."""
+"""(name of the owner of the weights, version, folder that the server loaded)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,12 @@ class _Running:
 
 
 class VLLMBackend:
-    """Speaks through a server; made by `connect`.
+    """Generates on a server; made by `connect`.
 
-    Every request names the policy version as its cache salt, so that what was cached under older weights is
-    never gone on from. An update waits for the turns under way, so a turn has one version. The server keeps
-    the version's name (`/weight_info`); one that has lost it, by a restart, say, gets the weights again.
+    Every request has the policy version as its cache salt, so that a prefix cached with older weights is
+    never reused. An update waits for the requests under way, so that a turn has one version. The server
+    stores the name of the version (`/weight_info`). A server that lost it, for example by a restart, gets
+    the weights again.
     """
 
     def __init__(
@@ -74,41 +75,42 @@ class VLLMBackend:
         context_length: int,
         weights: Path | None = None,
     ) -> None:
-        """`model`: the folder or hub name it serves, under the name `served_as`; `weights`: where new ones
-        are put for it, a folder of this machine's own where absent."""
+        """`model`: the folder or hub name that the server serves as `served_as`; `weights`: the folder for
+        new weights, a temporary one of this machine if None."""
         self.tokenizer: Tokenizer = tokenizer
         self.context_length = context_length
         self.version = 0
         self.recommended: Mapping[str, Any] = {}
         self.is_exact = False
-        """Its log-probs are another engine's: the update takes them anew, and logs the difference."""
+        """Another engine computes its log-probs: the update computes them again, and logs the difference."""
         self.is_repeatable = False
-        """What shares a batch with a conversation is the server's business."""
+        """The server decides which requests share a batch."""
         self.matmul_precision: MatmulPrecision = "highest"
-        """The server has its own."""
+        """Unused: the server has its own precision."""
         self._client = client
         self._model = model
         self._served_as = served_as
         self._folders = WeightFolders(weights)
         self._name = secrets.token_hex(6)
-        """Keeps our versions and cache apart from those of others who use the server."""
+        """Separates our versions and cache from those of other users of the server."""
         self._current: Path | None = None
-        """The folder of the weights in use; None for those it began with."""
+        """The folder of the weights in use; None for the server's initial weights."""
         self._checked = -math.inf
-        """When it last had the right ones, by `time.monotonic`."""
+        """When the server was last seen with the right weights, by `time.monotonic`."""
         self._gate = asyncio.Lock()
-        self._live: set[asyncio.Timeout] = set()  # of the turns under way; no limit until one hangs
+        self._live: set[asyncio.Timeout] = set()
+        """Of the requests under way. They have no limit, except for one that hangs while weights change."""
         self._drained = asyncio.Event()
         self._drained.set()
         self._counts = {"requests": 0, "prompt_tokens": 0, "sampled_tokens": 0, "refreshes": 0}
 
     @property
     def running(self) -> _Running:
-        """How the model is run, for the log."""
+        """How the model runs, for the log."""
         return _Running("vllm", f"the server at {self._client.url}", "the server's")
 
     def master_model(self) -> PreTrainedModel:
-        """The model to train, in fp32, from where the server has it. Blocking."""
+        """The model to train, in fp32, loaded from what the server serves. Blocking."""
         from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer
 
         model, _ = load_model_and_tokenizer(self._model, dtype="fp32")
@@ -120,7 +122,7 @@ class VLLMBackend:
         return self.master_model()
 
     async def start(self) -> None:
-        """Raises BackendError where the server is not well."""
+        """Connect. Raises BackendError if the server is not healthy."""
         await self._client.open()
         try:
             await self._client.ask("GET", "/health")
@@ -129,7 +131,7 @@ class VLLMBackend:
             raise
 
     async def close(self) -> None:
-        """Hang up; the server goes on, with the weights it has."""
+        """Disconnect; the server keeps running with its weights."""
         await self._client.close()
         self._folders.close()
 
@@ -141,9 +143,9 @@ class VLLMBackend:
         session: Session | None = None,
         on_text: Callable[[str], None] | None = None,
     ) -> Completion:
-        """One turn; `on_text` gets its text in one piece, when it is whole.
+        """One turn; `on_text` gets its complete text in one piece.
 
-        Raises BackendError for a prompt without room, an answer of the wrong shape, or none at all.
+        Raises BackendError if the prompt fills the context, and for an invalid answer or none.
         """
         limit = min(params.max_new_tokens, self.context_length - len(prompt_ids))
         if limit < 1 or not prompt_ids:
@@ -162,7 +164,7 @@ class VLLMBackend:
             "stop_token_ids": list(params.stop_token_ids),
             "logprobs": 0,
         }
-        async with self._turn():
+        async with self._request():
             choice = await self._complete(body, prompt_ids)
             version = self.version
         ids, logprobs = sampled(choice, limit)
@@ -178,42 +180,43 @@ class VLLMBackend:
         )
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
-        """[T-1] log-probs of `ids[1:]`; the server has them at temperature 1 only."""
+        """[T-1] log-probs of `ids[1:]`; the server computes them at temperature 1 only."""
         if temperature != 1.0:
             raise BackendError(f"a vLLM server scores at temperature 1 only, got {temperature!r}")
         body = {**self._common(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        async with self._turn():
+        async with self._request():
             choice = await self._complete(body, ids)
-        found: Any = choice.get("prompt_logprobs")
+        by_position: Any = choice.get("prompt_logprobs")
         try:
             return [
-                float(place[str(token)]["logprob"]) for token, place in zip(ids[1:], found[1:], strict=True)
+                float(logprobs[str(token)]["logprob"])
+                for token, logprobs in zip(ids[1:], by_position[1:], strict=True)
             ]
         except (KeyError, TypeError, ValueError) as error:
             raise BackendError(f"the vLLM server gave no log-prob for each of {len(ids)} tokens") from error
 
     async def fork(self, session: Session, into: Session) -> None:
-        """Nothing to do: the server's prefix cache serves whoever begins alike."""
+        """A no-op: the server's prefix cache shares equal prefixes."""
 
     async def release(self, session: Session) -> None:
-        """Nothing to do: the server forgets what has not been used for longest."""
+        """A no-op: the server evicts the least recently used prefixes."""
 
-    async def rest(self) -> None:
-        """The server keeps its own memory."""
+    async def sleep(self) -> None:
+        """A no-op: the server manages its memory."""
 
     def weights_in_use(self) -> Shared:
-        """What another process needs to speak with the same weights of the server."""
+        """What another process needs to use the same weights of the server."""
         return self._name, self.version, self._current
 
     def follow(self, shared: Shared) -> None:
-        """Go on with the weights that another process has put there."""
+        """Use the weights that another process has loaded into the server."""
         self._name, self.version, self._current = shared
         self._checked = time.monotonic()
 
     async def update_weights(self, source: Mapping[str, torch.Tensor] | Path, version: int) -> None:
-        """Write the weights where the server reads them, and have it load them.
+        """Write the weights where the server reads them, and let it load them.
 
-        Raises BackendError where it cannot, ConfigurationError where it does not offer that.
+        Raises BackendError if that fails, ConfigurationError if the server does not offer it.
         """
         async with self._gate:
             await self._drain()
@@ -229,7 +232,7 @@ class VLLMBackend:
                 await asyncio.to_thread(self._folders.forget, before)
 
     async def check_health(self) -> None:
-        """Raises BackendError (`Unreachable`, for it may come back) where the server is not well."""
+        """Raises BackendError (`Unreachable`, for it may come back) if the server is not healthy."""
         try:
             async with asyncio.timeout(_HEALTH_SECONDS):
                 await self._client.ask("GET", "/health", once=True)
@@ -240,14 +243,14 @@ class VLLMBackend:
         """Requests, tokens read and sampled, refreshes and retries since the start."""
         return {**self._counts, "retries": self._client.num_retries}
 
-    def lane(self) -> AbstractContextManager[None]:
-        """No clock to join: the server batches as requests come."""
+    def participate(self) -> AbstractContextManager[None]:
+        """A no-op: the server batches requests as they come."""
         return nullcontext()
 
     # -------------------------------------------------------------------------------------- requests
 
     def _common(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
-        """What all requests say; fields that are left out would be filled in from the model's own
+        """Fields of all requests. Those left out would get the values of the model's
         generation_config.json."""
         return {
             "model": self._served_as,
@@ -264,12 +267,12 @@ class VLLMBackend:
 
     @property
     def _tag(self) -> str:
-        """Of the weights in use."""
+        """The name of the weights in use."""
         return f"{self._name}-{self.version}"
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Counted, so that an update can wait for it; none begins while weights change."""
+    async def _request(self) -> AsyncIterator[None]:
+        """A request under way: an update waits for its end, and none begins while the weights change."""
         async with self._gate:
             await self._check_weights()
             limit = asyncio.timeout(None)
@@ -288,16 +291,16 @@ class VLLMBackend:
                 self._drained.set()
 
     async def _drain(self) -> None:
-        """Wait for the turns under way; one that takes longer than a single request may has failed."""
+        """Wait for the requests under way; one that takes longer than the client's timeout fails."""
         try:
             await asyncio.wait_for(self._drained.wait(), self._client.timeout)
         except TimeoutError:
-            for limit in [one for one in self._live if not one.expired()]:
-                limit.reschedule(0.0)  # long past: now
+            for limit in [limit for limit in self._live if not limit.expired()]:
+                limit.reschedule(0.0)  # a time in the past: it expires now
             await self._drained.wait()
 
     async def _complete(self, body: Mapping[str, Any], prompt_ids: Sequence[int]) -> dict[str, Any]:
-        """The answer's one choice. After a failure the server may be another: its weights are looked at."""
+        """The answer's only choice. After a retry the server may have restarted: its weights are checked."""
         self._counts["requests"] += 1
         self._counts["prompt_tokens"] += len(prompt_ids)
         before = self._client.num_retries
@@ -327,7 +330,7 @@ class VLLMBackend:
     # --------------------------------------------------------------------------------------- weights
 
     async def _check_weights(self) -> None:
-        """Hand our weights over again where the server has others."""
+        """Load our weights again if the server has others."""
         now = time.monotonic()
         if self._current is None or now - self._checked < _CHECK_SECONDS:
             return
@@ -347,7 +350,7 @@ class VLLMBackend:
         return data.get("weight_version") if isinstance(data, Mapping) else None
 
     async def _refresh(self) -> None:
-        """Load the current folder; the name is set last, so that half an update is found out."""
+        """Load the current folder. The name is set last, so that an incomplete update is noticed."""
         self._counts["refreshes"] += 1
         await self._ask_for_update("POST", "/pause?mode=wait")
         try:
@@ -375,10 +378,10 @@ class VLLMBackend:
 
 
 async def connect(address: str) -> VLLMBackend:
-    """The backend of a server, from `URL` or `URL?weights=FOLDER`; the tokenizer is loaded from its model.
+    """The backend of a server, from `URL` or `URL?weights=FOLDER`; its model's tokenizer is loaded here.
 
-    Raises ConfigurationError for what is no URL, for a folder that is not there, and for a model that cannot
-    be loaded here; BackendError where the server does not answer.
+    Raises ConfigurationError for an invalid URL, a folder that does not exist, and a model whose tokenizer
+    cannot be loaded here; BackendError if the server does not answer.
     """
     from stateset_agents.backends.pretrained.loading import load_tokenizer, model_folder, recommended_settings
 

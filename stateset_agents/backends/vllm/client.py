@@ -1,4 +1,4 @@
-"""HTTP to a vLLM server: tries again what may mend itself, and names what does not. backend.py calls it."""
+"""HTTP requests to a vLLM server, with retries of transient failures; for backend.py."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _PATIENCE = 300.0
 
 
 class VLLMClient:
-    """Requests to one server. The key, where it wants one, is the variable VLLM_API_KEY."""
+    """Requests to one server; its API key is read from the variable VLLM_API_KEY."""
 
     def __init__(self, url: str, *, timeout: float = 600.0, attempts: int = 5, backoff: float = 0.5) -> None:
-        """`timeout`: seconds of one attempt; `backoff`: of the first wait, which doubles, half at random."""
+        """`timeout`: seconds of one attempt; `backoff`: of the first wait (exponential, with jitter)."""
         self.url = url
         self.num_retries = 0
         self.timeout = timeout
@@ -41,7 +41,7 @@ class VLLMClient:
         self._breaker = Breaker("vllm", failures=10, pause=5.0)
 
     async def open(self) -> None:
-        """Ready for requests; twice does nothing."""
+        """Get ready for requests; a second call does nothing."""
         import aiohttp
 
         if self._session is None:
@@ -60,16 +60,16 @@ class VLLMClient:
     async def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, once: bool = False
     ) -> Any:
-        """The JSON that it answers, None for an empty answer; `once` tries no more than that.
+        """The JSON of the server's answer, None for an empty one; `once`: without retries.
 
-        After ten attempts in a row that failed, all requests wait while one at a time asks whether it is up.
+        After ten failed attempts in a row all requests wait, and one at a time tries if the server is up.
 
-        Raises `Unreachable` where it did not answer as a server does that is well, BackendError where it
-        refused.
+        Raises `Unreachable` if the server did not answer as a healthy one does, BackendError if it refused
+        the request.
         """
         for attempt in range(1, self._attempts + 1):
             try:
-                return await self._when_up(method, path, body, waits=not once)
+                return await self._behind_breaker(method, path, body, waits=not once)
             except Unreachable as error:
                 if once or self._breaker.seconds_down > _PATIENCE or attempt == self._attempts:
                     raise
@@ -78,7 +78,9 @@ class VLLMClient:
             await asyncio.sleep(wait_before(attempt, first=self._backoff, stream=self.num_retries))
         raise AssertionError("the last attempt returns or raises")
 
-    async def _when_up(self, method: str, path: str, body: Mapping[str, Any] | None, *, waits: bool) -> Any:
+    async def _behind_breaker(
+        self, method: str, path: str, body: Mapping[str, Any] | None, *, waits: bool
+    ) -> Any:
         if not waits:
             return await self._attempt(method, path, body)
         async with admitted(self._breaker, patience=_PATIENCE, down=Unreachable) as call:
@@ -101,10 +103,10 @@ class VLLMClient:
         except (aiohttp.ClientError, UnicodeDecodeError) as error:
             raise Unreachable(f"{self._at(path)}: {type(error).__name__}: {error}") from error
         if response.status != 200:
-            why = f"{self._at(path)} answered with status {response.status}: {_message(text)}"
+            reason = f"{self._at(path)} answered with status {response.status}: {_message(text)}"
             if response.status >= 500 or response.status in _TRANSIENT:
-                raise Unreachable(why)
-            raise BackendError(why)
+                raise Unreachable(reason)
+            raise BackendError(reason)
         if not text:
             return None
         try:
@@ -117,11 +119,11 @@ class VLLMClient:
 
 
 class Unreachable(BackendError):
-    """The server did not answer, or not as one that is well; another try may go better."""
+    """The server did not answer, or not as a healthy one; a retry may succeed."""
 
 
 def _message(text: str) -> str:
-    """The server's own words about an error."""
+    """The server's error message."""
     try:
         data = json.loads(text)
         return str(data["error"]["message"] if "error" in data else data["detail"])
@@ -130,7 +132,7 @@ def _message(text: str) -> str:
 
 
 def sampled(choice: Mapping[str, Any], limit: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Ids and log-probs of a choice; raises BackendError where they cannot be those of one turn."""
+    """Ids and log-probs of a choice. Raises BackendError if they cannot be those of one turn."""
     try:
         ids = tuple(map(int, choice["token_ids"]))
         logprobs = tuple(map(float, choice["logprobs"]["token_logprobs"]))

@@ -1,4 +1,4 @@
-"""Where new weights are put for a vLLM server to load; backend.py writes one folder for each version."""
+"""Folders with new weights that a vLLM server loads; backend.py writes one for each version."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["WeightFolders"]
 
 
 class WeightFolders:
-    """Folders of safetensors below a shared one, or below one of our own, which `close` removes."""
+    """Folders of safetensors inside a shared folder, or inside a temporary one, which `close` removes."""
 
     def __init__(self, shared: Path | None) -> None:
         self._shared = shared
-        self._own: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def write(self, weights: Mapping[str, torch.Tensor], name: str) -> Path:
-        """The folder `name`, whole or not there at all. Raises BackendError where the disk cannot take it."""
+        """Write the folder `name` atomically. Raises BackendError if the disk cannot take it."""
         from safetensors.torch import save_file
 
-        folder = self._above() / name
+        folder = self._parent() / name
         part = folder.with_name(f"{name}.part")
         try:
             part.mkdir(parents=True, exist_ok=True)
-            # copies: tied weights share their memory, which the format has no place for
+            # Copies: tied weights share their memory, and safetensors refuses that.
             tensors = {key: tensor.detach().cpu().clone() for key, tensor in weights.items()}
             save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
             shutil.rmtree(folder, ignore_errors=True)
@@ -41,18 +41,18 @@ class WeightFolders:
         return folder
 
     def forget(self, folder: Path) -> None:
-        """Remove a folder that `write` made; leaves others alone."""
-        if folder.parent == self._above():
+        """Remove a folder that `write` made; other folders are kept."""
+        if folder.parent == self._parent():
             shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        if self._own is not None:
-            self._own.cleanup()
-            self._own = None
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
 
-    def _above(self) -> Path:
+    def _parent(self) -> Path:
         if self._shared is not None:
             return self._shared
-        if self._own is None:
-            self._own = tempfile.TemporaryDirectory(prefix="stateset-weights-")
-        return Path(self._own.name)
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="stateset-weights-")
+        return Path(self._temporary.name)

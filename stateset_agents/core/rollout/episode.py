@@ -11,8 +11,8 @@ from typing import TypeVar
 from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Conversation, Environment, answer_to, opened
-from stateset_agents.runtime.circuit_breakers import when_waiting
-from stateset_agents.runtime.user_code import returned, told
+from stateset_agents.runtime.circuit_breakers import wait_listener
+from stateset_agents.runtime.user_code import call_checked, format_error
 from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -134,7 +134,7 @@ async def _play(
                 if len(turns) == len(trajectory.turns):  # none of its own
                     raise
                 status, metadata = Status.TRUNCATED, {"timed_out": True}
-            outcome = await returned(conversation.outcome, kind=Outcome)
+            outcome = await call_checked(conversation.outcome, kind=Outcome)
         finally:
             await conversation.close()
         watch.lap("environment")
@@ -155,7 +155,7 @@ async def _play(
             trajectory,
             turns=tuple(turns),
             status=Status.FAILED,
-            error=told(error),
+            error=format_error(error),
             metadata=late,
             spans=watch.spans,
         )
@@ -189,7 +189,7 @@ class _TimeLeft:
                 self._deadline, self._stands_until = self._deadline + end - begin, end
                 limit.reschedule(self._deadline)
 
-        token = when_waiting.set(stand_still)
+        token = wait_listener.set(stand_still)
         try:
             async with limit:
                 return await work
@@ -201,7 +201,7 @@ class _TimeLeft:
             ) from error
         finally:
             is_over = True
-            when_waiting.reset(token)
+            wait_listener.reset(token)
 
 
 async def _converse(

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from stateset_agents.core.environment import Conversation, Environment, Observation, answer_to, opened
-from stateset_agents.runtime.retries import Dependencies
-from stateset_agents.runtime.tasks import at_most, in_thread
-from stateset_agents.runtime.user_code import returned, time_limit
+from stateset_agents.runtime.retries import FaultTolerance
+from stateset_agents.runtime.tasks import in_thread, with_timeout
+from stateset_agents.runtime.user_code import call_checked, time_limit
 from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -45,14 +45,14 @@ class InTime:
     """
 
     def __init__(
-        self, environment: Environment, seconds: float | None, dependencies: Dependencies | None = None
+        self, environment: Environment, seconds: float | None, dependencies: FaultTolerance | None = None
     ) -> None:
         """`seconds`: for each answer; None waits for ever. `dependencies`: the engine's."""
         if seconds is not None and not seconds > 0:
             raise ConfigurationError(f"turn_timeout must be seconds above 0 or None, got {seconds!r}")
         self._environment = environment
         self._seconds = seconds
-        self._dependencies = dependencies or Dependencies()
+        self._dependencies = dependencies or FaultTolerance()
         self.name = type(environment).__name__
         self.local = environment.local
         self.retries = self._dependencies.policy.turn_retries
@@ -120,7 +120,7 @@ class InTime:
         """In time, but not behind the breaker: what must be tried even when all else waits."""
         late = self._late(doing)
         try:
-            return await at_most(self._seconds, call(), late)
+            return await with_timeout(self._seconds, call(), late)
         except EnvironmentTimeout:  # a single tool's too
             self._dependencies.num_timeouts += 1
             raise
@@ -153,7 +153,7 @@ class _Conversation:
         self._num_turns = 0
 
     async def step(self, reply: Message) -> Observation:
-        return await self._answer(lambda inner: returned(inner.step, reply, kind=Observation))
+        return await self._answer(lambda inner: call_checked(inner.step, reply, kind=Observation))
 
     async def take(self, completion: Completion) -> Observation:
         return await self._answer(lambda inner: answer_to(completion, inner))
@@ -180,7 +180,7 @@ class _Conversation:
     async def outcome(self) -> Outcome:
         async def judge(_: int) -> Outcome:
             return await self._environment.answer(
-                "judging a conversation", lambda: returned(self._inner.outcome, kind=Outcome)
+                "judging a conversation", lambda: call_checked(self._inner.outcome, kind=Outcome)
             )
 
         return await self._environment.again(judge, derive(self._stream, "outcome"))

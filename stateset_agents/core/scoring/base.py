@@ -12,9 +12,9 @@ from itertools import count
 from numbers import Real
 from typing import Any, Literal, TypeVar
 
-from stateset_agents.runtime.retries import Dependencies, FaultPolicy, wait_before
-from stateset_agents.runtime.tasks import all_or_cancel, at_most
-from stateset_agents.runtime.user_code import call_user_code, told
+from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance, wait_before
+from stateset_agents.runtime.tasks import gather_or_cancel, with_timeout
+from stateset_agents.runtime.user_code import call_user_code, format_error
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, RewardFailure, RewardTimeout
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory
@@ -112,7 +112,7 @@ class RewardFunction(ABC):
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
         """One result per member, in order; the failure of one leaves the others scored."""
-        return await all_or_cancel(_attempt(self, trajectory) for trajectory in trajectories)
+        return await gather_or_cancel(_attempt(self, trajectory) for trajectory in trajectories)
 
     @property
     def answers_as_a_whole(self) -> bool:
@@ -141,7 +141,7 @@ class _Terms:
 
     seconds: float | None
     """For one attempt."""
-    dependencies: Dependencies
+    dependencies: FaultTolerance
 
     @property
     def longest(self) -> float | None:
@@ -209,7 +209,7 @@ async def _asked(reward: RewardFunction, call: Callable[[], Awaitable[T]], strea
         try:
             return await dependencies.ask(
                 name,
-                lambda: at_most(terms.seconds, call(), terms.missed_by(reward)),
+                lambda: with_timeout(terms.seconds, call(), terms.missed_by(reward)),
                 down=RewardFailure,
                 counts=_has_broken,
             )
@@ -234,7 +234,7 @@ async def score_trajectories(
     trajectories: Sequence[Trajectory],
     *,
     seconds: float | None = None,
-    dependencies: Dependencies | None = None,
+    dependencies: FaultTolerance | None = None,
 ) -> list[RewardResult | RewardFailure]:
     """Score the members of a group: one result or failure each, in order. The engine's one door.
 
@@ -246,7 +246,7 @@ async def score_trajectories(
         return []
     terms = None
     if seconds is not None or dependencies is not None:
-        terms = _Terms(seconds, dependencies or Dependencies(_ASKED_ONCE))
+        terms = _Terms(seconds, dependencies or FaultTolerance(_ASKED_ONCE))
     try:
         with _on(terms):
             results = await _score_group(reward, trajectories)
@@ -276,7 +276,7 @@ async def _score_group(
         first = trajectories[0]
         stream = derive(first.seed, "reward", reward.name, first.scenario.id)
         return await _asked(reward, lambda: reward.score_group(trajectories), stream)
-    return await at_most(terms.longest, reward.score_group(trajectories), terms.missed_by(reward))
+    return await with_timeout(terms.longest, reward.score_group(trajectories), terms.missed_by(reward))
 
 
 async def _attempt(reward: RewardFunction, trajectory: Trajectory) -> RewardResult | RewardFailure:
@@ -312,4 +312,4 @@ def _named(name: str, error: Exception) -> RewardFailure:
     if isinstance(error, RewardFailure):
         text = str(error)
         return error if text.startswith("reward ") else RewardFailure(f"reward {name}: {text}")
-    return RewardFailure(f"reward {name} failed: {told(error)}")
+    return RewardFailure(f"reward {name} failed: {format_error(error)}")

@@ -18,7 +18,7 @@ from stateset_agents.core.environment import (
 from stateset_agents.core.tools import Tool
 from stateset_agents.core.users.simulated_user import UserFactory, default_user
 from stateset_agents.environments.mcp.session import McpServer, McpSession, expect_library
-from stateset_agents.runtime.tasks import all_or_cancel
+from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
@@ -128,7 +128,7 @@ class McpEnvironment:
             for name, server in self._servers.items()
         ]
         try:
-            return await all_or_cancel(opening)
+            return await gather_or_cancel(opening)
         except BaseException:
             done = [task for task in opening if not task.cancelled() and task.exception() is None]
             await _close([task.result() for task in done])

@@ -24,10 +24,10 @@ from stateset_agents.backends.openai.protocol import (
     ChatRequest,
     as_sent,
     chunks,
-    in_openai_s_format,
+    completion_body,
+    openai_error_middleware,
     read_request,
     usage_chunk,
-    whole,
 )
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.types.messages import Completion, Message
@@ -220,7 +220,7 @@ class RolloutServer:
         from aiohttp import web
 
         app = web.Application(
-            middlewares=[web.middleware(in_openai_s_format), HttpGuard().middleware()],
+            middlewares=[web.middleware(openai_error_middleware), HttpGuard().middleware()],
         )
         app.router.add_post("/rollouts/{id}/v1/chat/completions", self._complete)
         app.router.add_get("/rollouts/{id}/v1/models", self._models)
@@ -252,7 +252,7 @@ class RolloutServer:
         again = http.headers.get("x-stainless-retry-count", "0") != "0"
         answer = await rollout.ask(request, again=again)
         if not request.stream:
-            return web.json_response(whole(answer))
+            return web.json_response(completion_body(answer))
         stream = EventStream(http)
         for data in chunks(answer):
             await stream.send(data)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from stateset_agents.evaluation.evaluator import PlayPart
-from stateset_agents.runtime.tasks import uninterrupted
+from stateset_agents.runtime.tasks import shielded
 from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.types.scenario import Scenario
@@ -73,12 +73,12 @@ class ProcessGroup:
         except (Exception, asyncio.CancelledError) as error:
             await self.abort(error)
             raise
-        return await uninterrupted(self.barrier(place, result))
+        return await shielded(self.barrier(place, result))
 
     async def abort(self, error: BaseException) -> None:
         """Tell the others that this process cannot go on; they are told once."""
         if not self.processes.is_alone:
-            await uninterrupted(self._worker.run(self.processes.part, error))
+            await shielded(self._worker.run(self.processes.part, error))
 
     async def divide(
         self, scenarios: Sequence[Scenario], play: PlayPart, place: str = "an evaluation"

@@ -24,7 +24,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from stateset_agents.runtime.devices import own_gpu
+from stateset_agents.runtime.devices import local_gpu
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 
 __all__ = ["PeerFailed", "Processes", "num_launched", "worst_of"]
@@ -309,7 +309,7 @@ def _connect() -> _Connection:
             backend = "gloo"
             if torch.cuda.is_available():
                 backend = "cpu:gloo,cuda:nccl"
-                torch.cuda.set_device(own_gpu() or 0)
+                torch.cuda.set_device(local_gpu() or 0)
             dist.init_process_group(backend, store=first, rank=rank, world_size=count)
             atexit.register(_disconnect)
         _connection = _Connection(dist.new_group(backend="gloo", timeout=_PATIENCE), store)

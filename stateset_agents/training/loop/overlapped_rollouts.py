@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from stateset_agents.core.computational_engine import ComputationalEngine
-from stateset_agents.runtime.tasks import uninterrupted
+from stateset_agents.runtime.tasks import shielded
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.admission import Admission
 from stateset_agents.training.loop.rollouts import EventSink, Played, verdict_of
@@ -284,7 +284,7 @@ class OverlappedRollouts:
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is None:
             return []
-        dropped = await uninterrupted(pipeline.close())
+        dropped = await shielded(pipeline.close())
         if dropped:
             self._event("groups dropped", groups=dropped)
         return dropped

@@ -23,7 +23,7 @@ class StepWatch:
         """`engine/*`, where the backend counts and did anything, `time/loop_lag` and `time/loop_lag_user`."""
         now = self._backend.counts()
         done = {name: float(now[name] - self._before.get(name, 0)) for name in now}
-        metrics = {"time/loop_lag": self._lag.worst, "time/loop_lag_user": self._lag.in_user_code}
+        metrics = {"time/loop_lag": self._lag.longest, "time/loop_lag_user": self._lag.in_user_code}
         if any(done.values()):
             idle, rows = done.pop("idle_rows", 0.0), done.get("decode_rows", 0.0)
             metrics |= {f"engine/{name}": count for name, count in done.items()}

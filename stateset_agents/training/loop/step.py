@@ -11,7 +11,7 @@ from stateset_agents.backends.base import Backend
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scoring.base import result_of
 from stateset_agents.runtime.tasks import in_thread
-from stateset_agents.runtime.user_code import told
+from stateset_agents.runtime.user_code import format_error
 from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.monitors import Finding
 from stateset_agents.training.config import TrainingConfig
@@ -76,7 +76,7 @@ async def update_policy(
     overlap = source.watch_overlap()
     learner.set_temperature(temperature)
     if config.rollout_sleep:
-        await backend.rest()
+        await backend.sleep()
     lesson = await worker.run(partial(learner.credit, played.taken))
     credited = lesson.credited
     metrics = await worker.run(rollout_metrics, played.everyone)  # thousands of turns: not in the loop
@@ -120,6 +120,6 @@ async def observe(reward_fn: RewardFunction, groups: Sequence[TrajectoryGroup]) 
     except (*PROGRAMMING_ERRORS, StatesetError) as error:
         return Observed(mistake=error)
     except Exception as error:  # the boundary to user code
-        failure = f"{reward_fn.name}.observe failed: {told(error)}"
+        failure = f"{reward_fn.name}.observe failed: {format_error(error)}"
         _log.error(f"reward {failure}; training goes on")
         return Observed(failure=failure)

@@ -12,7 +12,7 @@ import torch
 from stateset_agents.backends.base import Backend, SharedBackend
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.model_card import Origin
-from stateset_agents.runtime.tasks import uninterrupted
+from stateset_agents.runtime.tasks import shielded
 from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.process_group import ProcessGroup
@@ -110,7 +110,7 @@ class WeightSync:
     async def ensure_current(self, state: RunState) -> None:
         """Push where the agent has other weights."""
         if not self.is_current:
-            await uninterrupted(self.push(state))
+            await shielded(self.push(state))
 
     async def publish(self, weights: Mapping[str, torch.Tensor], step: int) -> None:
         """Let the agent sample with the weights of a checkpoint; the learner keeps its own."""

@@ -28,7 +28,7 @@ Sampled = tuple[list[int], list[float]]
 """A reply's ids [T] and their log-probs [T]."""
 
 _LULL = 0.01
-"""Seconds without a new request after which a batch is sampled, where no clock says who else will ask."""
+"""Seconds without a new request after which a batch is sampled, if there are no participants to wait for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class TrlBackend:
         self._temperature = temperature
         self._max_new_tokens = max_new_tokens
         self._waiting: list[_Request] = []
-        self._num_lanes = 0
+        self._num_participants = 0
         self._num_asked = 0
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -150,29 +150,29 @@ class TrlBackend:
 
     @contextlib.asynccontextmanager
     async def _all_here(self) -> AsyncIterator[None]:
-        """Entered when everyone who may ask has asked: all lanes, or no one else for a moment."""
+        """Entered when all participants have asked; without any, after a moment without requests."""
         while True:
             self._arrived.clear()
-            if self._num_lanes and len(self._waiting) >= self._num_lanes:
+            if self._num_participants and len(self._waiting) >= self._num_participants:
                 break
             try:
-                await asyncio.wait_for(self._arrived.wait(), None if self._num_lanes else _LULL)
+                await asyncio.wait_for(self._arrived.wait(), None if self._num_participants else _LULL)
             except TimeoutError:
                 break
         yield
 
     @contextlib.contextmanager
-    def _lane(self) -> Iterator[None]:
-        self._num_lanes += 1
+    def _participate(self) -> Iterator[None]:
+        self._num_participants += 1
         try:
             yield
         finally:
-            self._num_lanes -= 1
+            self._num_participants -= 1
             self._arrived.set()  # the others need not wait for this one
 
-    def lane(self) -> AbstractContextManager[None]:
-        """While inside, no batch is sampled unless this lane awaits a turn, too."""
-        return self._lane()
+    def participate(self) -> AbstractContextManager[None]:
+        """While inside, no batch is sampled unless this participant waits for a request, too."""
+        return self._participate()
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
         """By the agent's own backend."""

@@ -13,7 +13,7 @@ from tiny_models import BLOCKS, CONFIGS, SIZES, VOCAB
 from transformers import AutoModelForCausalLM, Gemma2Config, Phi3Config
 
 from stateset_agents.backends.local.batcher import Batcher
-from stateset_agents.backends.local.request import Turn, new_turn
+from stateset_agents.backends.local.request import GenerationRequest, new_request
 from stateset_agents.types.messages import SamplingParams
 
 CONTEXT = 256
@@ -56,10 +56,12 @@ def trained_model(family: str) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def say(work: Batcher, prompts: list[list[int]], *, new: int = 12, temperature: float = 0.0) -> list[Turn]:
+def say(
+    work: Batcher, prompts: list[list[int]], *, new: int = 12, temperature: float = 0.0
+) -> list[GenerationRequest]:
     """A turn for each conversation, all at once; lengths and ends differ."""
     turns = [
-        new_turn(
+        new_request(
             (0, 0, member),
             prompt,
             SamplingParams(max_new_tokens=new + member, temperature=temperature, stream=member),
@@ -74,14 +76,14 @@ def say(work: Batcher, prompts: list[list[int]], *, new: int = 12, temperature: 
     return turns
 
 
-def full_logprobs(model: Any, turn: Turn) -> torch.Tensor:
+def full_logprobs(model: Any, turn: GenerationRequest) -> torch.Tensor:
     """[sampled, V] by the model's own forward over the whole turn, without a cache."""
     ids = torch.tensor([[*turn.prompt, *turn.sampled]])
     logits = model(input_ids=ids, use_cache=False).logits[0, len(turn.prompt) - 1 : -1]
     return logits.float().log_softmax(-1)
 
 
-def assert_same(model: Any, turns: list[Turn], *, within: float = 1e-5) -> None:
+def assert_same(model: Any, turns: list[GenerationRequest], *, within: float = 1e-5) -> None:
     for turn in turns:
         wanted = full_logprobs(model, turn)
         chosen = wanted.gather(-1, torch.tensor(turn.sampled)[:, None])[:, 0]

@@ -1,4 +1,4 @@
-"""Who waits for whom: the logical clock, slow users, cancelled callers, broken workers."""
+"""Who waits for whom: deterministic scheduling, slow users, cancelled callers, broken workers."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ async def converse(
     return said
 
 
-async def play(backend: HuggingFaceBackend, members: int, lanes: int) -> list[list[Completion]]:
-    """All members through so many lanes, as the engine does it."""
+async def play(backend: HuggingFaceBackend, members: int, participants: int) -> list[list[Completion]]:
+    """All members by so many participants, as the engine does it."""
     queue, said = list(range(members)), {}
-    everyone = asyncio.Barrier(lanes)
+    everyone = asyncio.Barrier(participants)
 
-    async def lane() -> None:
-        with backend.lane():
+    async def participant() -> None:
+        with backend.participate():
             await everyone.wait()
             while queue:
                 member = queue.pop(0)
                 said[member] = await converse(backend, member)
 
-    await asyncio.gather(*(lane() for _ in range(lanes)))
+    await asyncio.gather(*(participant() for _ in range(participants)))
     return [said[member] for member in range(members)]
 
 
@@ -67,7 +67,7 @@ async def test_delays_change_no_token_and_no_bit_of_a_log_prob(threads: int, bou
         runs = []
         for _ in range(3):
             backend = await started("deterministic", max_cached_tokens=bound)
-            said = await play(backend, members=11, lanes=6)
+            said = await play(backend, members=11, participants=6)
             runs.append((said, backend.stats))
             await backend.close()
     finally:
@@ -76,11 +76,11 @@ async def test_delays_change_no_token_and_no_bit_of_a_log_prob(threads: int, bou
     assert (runs[0][1].evictions > 0) == (bound < 100_000)
 
 
-async def test_a_step_waits_for_every_lane() -> None:
+async def test_a_step_waits_for_every_participant() -> None:
     backend = await started("deterministic")
-    with backend.lane():
+    with backend.participate():
         quick = asyncio.create_task(converse(backend, 0, turns=1, wait=0))
-        with backend.lane():
+        with backend.participate():
             slow = asyncio.create_task(asyncio.sleep(0.2))
             await asyncio.wait([quick, slow], return_when=asyncio.FIRST_COMPLETED)
             assert slow.done()
@@ -89,15 +89,15 @@ async def test_a_step_waits_for_every_lane() -> None:
     await backend.close()
 
 
-async def test_a_turn_outside_any_lane_just_runs() -> None:
+async def test_a_turn_outside_any_participant_just_runs() -> None:
     backend = await started("deterministic")
 
-    async def idle_lane(leave: asyncio.Event) -> None:
-        with backend.lane():
+    async def idle_participant(leave: asyncio.Event) -> None:
+        with backend.participate():
             await leave.wait()
 
     leave = asyncio.Event()
-    holding = asyncio.create_task(idle_lane(leave))
+    holding = asyncio.create_task(idle_participant(leave))
     await asyncio.sleep(0)
     completion = await asyncio.wait_for(backend.generate([1, 2], SamplingParams(max_new_tokens=3)), 10)
     assert len(completion.token_ids) >= 1
@@ -111,7 +111,7 @@ async def test_a_slow_user_holds_nobody_up_in_throughput_scheduling() -> None:
     finished: list[int] = []
 
     async def one(member: int) -> None:
-        with backend.lane():
+        with backend.participate():
             await converse(backend, member, wait=2.0 if member == 0 else 0.0, turns=1 if member == 0 else 4)
         finished.append(member)
 
@@ -124,22 +124,22 @@ async def test_a_slow_user_holds_nobody_up_in_throughput_scheduling() -> None:
     await backend.close()
 
 
-async def test_a_cancelled_turn_leaves_its_batch_and_its_lane() -> None:
+async def test_a_cancelled_turn_leaves_its_batch_and_frees_its_participant() -> None:
     backend = await started("deterministic")
     long = SamplingParams(max_new_tokens=200)
 
-    async def in_lane(member: int, params: SamplingParams) -> Completion:
-        with backend.lane():
+    async def as_participant(member: int, params: SamplingParams) -> Completion:
+        with backend.participate():
             return await backend.generate([1, 2, 3], params, session=Session(0, member))
 
-    doomed = asyncio.create_task(in_lane(0, long))
+    doomed = asyncio.create_task(as_participant(0, long))
     await asyncio.sleep(0.05)
     doomed.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doomed
-    completion = await asyncio.wait_for(in_lane(1, SamplingParams(max_new_tokens=5)), 10)
+    completion = await asyncio.wait_for(as_participant(1, SamplingParams(max_new_tokens=5)), 10)
     assert 1 <= len(completion.token_ids) <= 5
-    again = await asyncio.wait_for(in_lane(0, SamplingParams(max_new_tokens=5)), 10)
+    again = await asyncio.wait_for(as_participant(0, SamplingParams(max_new_tokens=5)), 10)
     fresh = await backend.score([*again.prompt_ids, *again.token_ids])
     assert again.logprobs == pytest.approx(fresh[len(again.prompt_ids) - 1 :], abs=1e-4)
     await backend.close()
@@ -180,16 +180,16 @@ async def test_closing_answers_whoever_waits_and_ends_the_thread() -> None:
     before = set(threading.enumerate())
     backend = await started("deterministic")
 
-    async def idle_lane() -> None:
-        with backend.lane():
+    async def idle_participant() -> None:
+        with backend.participate():
             await asyncio.sleep(0.1)
             await backend.close()
 
     async def waiting() -> None:
-        with backend.lane():
+        with backend.participate():
             await backend.generate([1], SamplingParams(), session=Session(0, 0))
 
-    outcome, _ = await asyncio.gather(waiting(), idle_lane(), return_exceptions=True)
+    outcome, _ = await asyncio.gather(waiting(), idle_participant(), return_exceptions=True)
     assert isinstance(outcome, BackendError)
     assert "closed" in str(outcome)
     left = set(threading.enumerate()) - before

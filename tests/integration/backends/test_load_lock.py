@@ -23,7 +23,7 @@ import stateset_agents
 from stateset_agents import AgentConfig, MultiTurnAgent
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.local.backend import HuggingFaceBackend
-from stateset_agents.backends.pretrained.library_logs import quietly
+from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
 from stateset_agents.backends.pretrained.load_lock import load_in_thread, loading
 from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer, load_tokenizer, model_folder
 from stateset_agents.embedded.build import new_model
@@ -204,7 +204,7 @@ async def test_a_cancelled_load_lets_the_next_one_begin_and_never_runs_where_it_
 def test_talk_comes_back_once_the_last_of_those_at_work_has_ended() -> None:
     logger = logging.getLogger("transformers")
     before = logger.level
-    first, second = quietly(), quietly()
+    first, second = suppress_library_logs(), suppress_library_logs()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

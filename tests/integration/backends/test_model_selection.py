@@ -20,7 +20,7 @@ from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.local.batcher import Batcher
 from stateset_agents.backends.local.correctness_check import check_cache
 from stateset_agents.backends.models import fused as lean
-from stateset_agents.backends.models.general import GeneralModel
+from stateset_agents.backends.models.batched import BatchedModel
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.messages import SamplingParams
 
@@ -158,7 +158,7 @@ def test_a_lean_forward_that_is_wrong_is_found_out(
 ) -> None:
     """A wrong scale shows at once; a window that is not kept, only beyond its end."""
     model = tiny_model("qwen2-window").eval()
-    made = lean.LeanModel.__init__
+    made = lean.FusedModel.__init__
 
     def wrong(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
@@ -167,8 +167,8 @@ def test_a_lean_forward_that_is_wrong_is_found_out(
         else:
             self._blocks = [replace(block, scaling=0.9 * block.scaling) for block in self._blocks]
 
-    monkeypatch.setattr(lean.LeanModel, "__init__", wrong)
-    found = paths.choose_path(model, 256)
+    monkeypatch.setattr(lean.FusedModel, "__init__", wrong)
+    found = paths.select_engine(model, 256)
     assert found.name == "general"
     assert found.why.startswith("not lean: its log-probs differ from full forwards by")
 
@@ -179,15 +179,15 @@ def test_where_no_way_is_right_the_model_is_refused(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(paths, "check_cache", never)
     with pytest.raises(BackendError, match=r"can't be served .* \(not lean: it is one of a kind"):
-        paths.choose_path(tiny_model(), 256)
+        paths.select_engine(tiny_model(), 256)
 
 
 @pytest.mark.parametrize(
     ("family", "make"),
     [
-        ("phi3", GeneralModel),
-        ("qwen2-window", GeneralModel),
-        ("gpt2", GeneralModel),
+        ("phi3", BatchedModel),
+        ("qwen2-window", BatchedModel),
+        ("gpt2", BatchedModel),
         ("gemma2", SlotModel),
         ("phi3", SlotModel),
     ],

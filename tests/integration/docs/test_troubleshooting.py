@@ -31,7 +31,7 @@ from stateset_agents.core.sources.scenario_files import read_scenarios
 from stateset_agents.core.tools import Toolbox, tool
 from stateset_agents.core.users.simulated_user import ScriptedUser
 from stateset_agents.runs.warnings import StepWarnings
-from stateset_agents.runtime.retries import Dependencies, FaultPolicy
+from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.training.config import TrainingConfig
@@ -213,7 +213,7 @@ def down(folder: Path) -> None:
     """An environment that worked once."""
 
     async def run() -> None:
-        asked = Dependencies(FaultPolicy(breaker_failures=2, outage_patience=0.0))
+        asked = FaultTolerance(FaultPolicy(breaker_failures=2, outage_patience=0.0))
         for error in (None, OSError("away"), OSError("away"), None):
             with contextlib.suppress(OSError):
                 await asked.ask("environment", partial(raising, error), down=EnvironmentFailure)

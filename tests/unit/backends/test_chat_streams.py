@@ -257,7 +257,7 @@ def test_wherever_the_network_cuts_the_bytes_the_answer_is_the_same(newline: str
         heard: list[str] = []
         stream = StreamedAnswer(REQUEST, heard.append)
         for start in range(0, len(raw), size):
-            stream.take(raw[start : start + size])
+            stream.feed(raw[start : start + size])
         found = stream.end()
         assert isinstance(found, ChatAnswer), found
         assert found.text == "".join(heard) == "Grüße ✓\u2028\x85"

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from stateset_agents.backends.sampling import Knobs, sample, turn_uniforms
+from stateset_agents.backends.sampling import SamplingMetadata, sample, turn_uniforms
 
 
-def knobs(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Knobs:
+def knobs(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> SamplingMetadata:
     truncated = top_k > 0 or top_p < 1
-    return Knobs(
+    return SamplingMetadata(
         temperature=torch.full((rows,), temperature or 1.0),
         greedy=torch.full((rows,), temperature == 0) if temperature == 0 else None,
         top_k=torch.full((rows,), top_k) if truncated else None,
@@ -80,7 +80,7 @@ def test_the_likeliest_token_survives_a_tiny_top_p() -> None:
 
 def test_rows_with_different_knobs_share_a_call() -> None:
     logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log().repeat(4, 1)
-    settings = Knobs(
+    settings = SamplingMetadata(
         temperature=torch.ones(4),
         greedy=torch.tensor([False, True, False, False]),
         top_k=torch.tensor([0, 0, 2, 0]),

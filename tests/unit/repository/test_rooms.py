@@ -1,4 +1,4 @@
-"""The package's rooms: no circle among the things of any folder, and no more floors than a reader can hold."""
+"""The package's rooms: no circle among the things of a folder, and few enough floors to hold in the head."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateset_agents.runtime.circuit_breakers import Breaker, admitted
-from stateset_agents.runtime.retries import Dependencies, FaultPolicy, wait_before
+from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance, wait_before
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 
 
@@ -164,9 +164,9 @@ def test_waits_are_bounded_drawn_from_the_upper_half_and_alike_in_every_run(
 # ------------------------------------------------------------------------------ work that waits
 
 
-def dependencies(clock: Clock, **policy: float) -> Dependencies:
+def dependencies(clock: Clock, **policy: float) -> FaultTolerance:
     settings = {"breaker_failures": 3, "breaker_pause": 5.0, "outage_patience": 60.0, **policy}
-    return Dependencies(FaultPolicy(**settings), sleep=clock.sleep, clock=clock)  # type: ignore[arg-type]  # whole
+    return FaultTolerance(FaultPolicy(**settings), sleep=clock.sleep, clock=clock)  # type: ignore[arg-type]  # whole
 
 
 def answering(up: Callable[[], bool]) -> Callable[[], Awaitable[str]]:
@@ -179,7 +179,7 @@ def answering(up: Callable[[], bool]) -> Callable[[], Awaitable[str]]:
     return call
 
 
-async def ask(asked: Dependencies, up: Callable[[], bool]) -> str:
+async def ask(asked: FaultTolerance, up: Callable[[], bool]) -> str:
     try:
         return await asked.ask("shop", answering(up), down=EnvironmentFailure)
     except (OSError, EnvironmentFailure) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stateset_agents.runtime.devices import own_gpu
+from stateset_agents.runtime.devices import local_gpu
 from stateset_agents.types.errors import ConfigurationError
 
 
@@ -13,11 +13,11 @@ def test_each_process_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert own_gpu() is None
+    assert local_gpu() is None
     monkeypatch.setenv("LOCAL_RANK", "2")
-    assert own_gpu() == 2
+    assert local_gpu() == 2
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # the launcher shows each its own
-    assert own_gpu() == 0
+    assert local_gpu() == 0
 
 
 def test_more_processes_than_gpus_are_refused_in_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,4 +28,4 @@ def test_more_processes_than_gpus_are_refused_in_each_of_them(monkeypatch: pytes
         with pytest.raises(
             ConfigurationError, match="3 processes were started on a machine with 2 GPUs: start 2"
         ):
-            own_gpu()
+            local_gpu()

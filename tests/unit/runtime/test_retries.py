@@ -26,7 +26,7 @@ from stateset_agents.core.reward import (
 )
 from stateset_agents.core.rollout.time_limits import InTime
 from stateset_agents.rewards.judge import JudgeReward
-from stateset_agents.runtime.retries import Dependencies, FaultPolicy
+from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance
 from stateset_agents.types.errors import ConfigurationError, RewardFailure, RewardTimeout
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
@@ -132,7 +132,7 @@ async def test_a_copy_that_comes_when_nobody_waits_for_it_is_closed() -> None:
         return Slow(desk, scenario.id, 0)
 
     desk.start = start  # type: ignore[method-assign]  # only this desk's
-    steady = InTime(desk, 5.0, Dependencies(FaultPolicy(turn_retries=1)))
+    steady = InTime(desk, 5.0, FaultTolerance(FaultPolicy(turn_retries=1)))
     conversation = await steady.start(scenarios(1)[0], 0)
     step = asyncio.create_task(conversation.step(Message(role="assistant", content="hello")))
     assert await asyncio.to_thread(begun.wait, 10)
@@ -168,11 +168,11 @@ class Judge(RewardFunction):
         return RewardResult(score=1.0)
 
 
-def policy(**settings: Any) -> Dependencies:
-    return Dependencies(FaultPolicy(**{"retry_backoff": 0.0, "breaker_failures": 0, **settings}))
+def policy(**settings: Any) -> FaultTolerance:
+    return FaultTolerance(FaultPolicy(**{"retry_backoff": 0.0, "breaker_failures": 0, **settings}))
 
 
-async def scores(reward: RewardFunction, asked: Dependencies, seconds: float | None = None) -> list[Any]:
+async def scores(reward: RewardFunction, asked: FaultTolerance, seconds: float | None = None) -> list[Any]:
     results = await score_trajectories(reward, TALKS, seconds=seconds, dependencies=asked)
     return [result.score if isinstance(result, RewardResult) else type(result) for result in results]
 

@@ -1,4 +1,4 @@
-"""Work that a cancellation does not cut."""
+"""`shielded`: work that runs to its end although its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stateset_agents.runtime.tasks import uninterrupted
+from stateset_agents.runtime.tasks import shielded
 
 
 async def test_cancelled_again_and_again_the_work_ends_first():
@@ -16,7 +16,7 @@ async def test_cancelled_again_and_again_the_work_ends_first():
         await go.wait()
         done.append(1)
 
-    task = asyncio.create_task(uninterrupted(work()))
+    task = asyncio.create_task(shielded(work()))
     for _ in range(3):
         await asyncio.sleep(0)
         task.cancel()
@@ -29,7 +29,7 @@ async def test_cancelled_again_and_again_the_work_ends_first():
 
 
 async def test_undisturbed_it_gives_the_result():
-    assert await uninterrupted(asyncio.sleep(0, "result")) == "result"
+    assert await shielded(asyncio.sleep(0, "result")) == "result"
 
 
 async def test_what_the_work_raises_goes_before_the_cancellation():
@@ -37,7 +37,7 @@ async def test_what_the_work_raises_goes_before_the_cancellation():
         await asyncio.sleep(0.001)
         raise ValueError("broken")
 
-    task = asyncio.create_task(uninterrupted(work()))
+    task = asyncio.create_task(shielded(work()))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(ValueError, match="broken"):

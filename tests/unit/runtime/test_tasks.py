@@ -16,7 +16,7 @@ from builders import trajectory
 
 from stateset_agents.core.reward import reward_function, score_trajectories
 from stateset_agents.runtime import tasks as waiting
-from stateset_agents.runtime.tasks import at_most, in_thread
+from stateset_agents.runtime.tasks import in_thread, with_timeout
 from stateset_agents.types.errors import RewardTimeout
 
 
@@ -147,17 +147,17 @@ async def test_work_that_swallows_its_cancellation_is_left_to_itself(
                 await go_on.wait()
 
     with pytest.raises(RewardTimeout, match="too late"):
-        await asyncio.wait_for(at_most(0.05, stubborn(), RewardTimeout("too late")), 10)
+        await asyncio.wait_for(with_timeout(0.05, stubborn(), RewardTimeout("too late")), 10)
     assert "left to itself" in caplog.text
-    outer = asyncio.create_task(at_most(None, stubborn(), RewardTimeout("too late")))
+    outer = asyncio.create_task(with_timeout(None, stubborn(), RewardTimeout("too late")))
     await asyncio.sleep(0.01)
     outer.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(outer, 10)
-    assert len(waiting._left_alone) == 2
+    assert len(waiting._abandoned) == 2
     go_on.set()
     await asyncio.sleep(0.01)
-    assert not waiting._left_alone
+    assert not waiting._abandoned
 
 
 async def test_a_second_cancellation_leaves_nothing_unnoted() -> None:
@@ -168,16 +168,16 @@ async def test_a_second_cancellation_leaves_nothing_unnoted() -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await go_on.wait()
 
-    outer = asyncio.create_task(at_most(None, stubborn(), RewardTimeout("too late")))
+    outer = asyncio.create_task(with_timeout(None, stubborn(), RewardTimeout("too late")))
     for _ in range(2):
         await asyncio.sleep(0.01)
         outer.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(outer, 10)
-    assert len(waiting._left_alone) == 1
+    assert len(waiting._abandoned) == 1
     go_on.set()
     await asyncio.sleep(0.01)
-    assert not waiting._left_alone
+    assert not waiting._abandoned
 
 
 async def test_what_is_in_time_is_given_and_what_it_raises_too() -> None:
@@ -187,9 +187,9 @@ async def test_what_is_in_time_is_given_and_what_it_raises_too() -> None:
         return 3
 
     late = RewardTimeout("too late")
-    assert await at_most(5.0, value(), late) == await at_most(None, value(), late) == 3
+    assert await with_timeout(5.0, value(), late) == await with_timeout(None, value(), late) == 3
     with pytest.raises(TimeoutError, match="its own"):
-        await at_most(5.0, value(TimeoutError("its own")), late)
+        await with_timeout(5.0, value(TimeoutError("its own")), late)
 
 
 async def cancels_a_part_of_itself():
@@ -200,7 +200,7 @@ async def cancels_a_part_of_itself():
 
 async def test_work_that_cancels_itself_has_failed_and_nobody_else_is_cancelled():
     with pytest.raises(RuntimeError, match="though nobody had cancelled it"):
-        await at_most(None, cancels_a_part_of_itself(), TimeoutError())
+        await with_timeout(None, cancels_a_part_of_itself(), TimeoutError())
     [result] = await score_trajectories(
         reward_function(lambda trajectory: cancels_a_part_of_itself(), name="mine"), [trajectory()], seconds=5
     )

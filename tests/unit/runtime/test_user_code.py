@@ -27,7 +27,7 @@ from stateset_agents.core.reward import (
 )
 from stateset_agents.core.scoring.base import score_trajectories
 from stateset_agents.core.tools import Toolbox, tool
-from stateset_agents.runtime.user_code import SaidOnce, told
+from stateset_agents.runtime.user_code import RateLimitedWarnings, format_error
 from stateset_agents.types.errors import (
     ConfigurationError,
     EnvironmentFailure,
@@ -247,10 +247,10 @@ async def test_a_cause_is_told_once_and_counted(caplog: pytest.LogCaptureFixture
 
 
 def test_other_causes_are_told_too(caplog: pytest.LogCaptureFixture) -> None:
-    said = SaidOnce()
+    said = RateLimitedWarnings()
     for cause in ("a", "b", "a", "a"):
         said.warn("broke", cause)
-    said.sum_up()
+    said.flush()
     assert [record.getMessage() for record in caplog.records] == [
         "broke  error=a",
         "broke  error=b",
@@ -286,5 +286,5 @@ async def test_what_breaks_in_user_code_is_told_with_its_file_and_line() -> None
 
 
 async def test_a_failure_that_the_package_names_itself_has_no_line() -> None:
-    assert told(EnvironmentTimeout("took longer")) == "EnvironmentTimeout: took longer"
-    assert told(OSError("gone")) == "OSError: gone"  # never raised
+    assert format_error(EnvironmentTimeout("took longer")) == "EnvironmentTimeout: took longer"
+    assert format_error(OSError("gone")) == "OSError: gone"  # never raised

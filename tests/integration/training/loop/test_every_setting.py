@@ -331,7 +331,7 @@ async def watch(trainer: Any, work: Any, root: Path) -> Seen:
         seen.weights = fingerprint(trainer.learner.weights())
         seen.agent = fingerprint(trainer.agent.backend.model.state_dict())
         seen.metrics = numbers(trainer)
-        seen.slots = getattr(trainer.agent.backend.running.path, "num_slots", 0)
+        seen.slots = getattr(trainer.agent.backend.running.model, "num_slots", 0)
         seen.said = await trainer.agent.generate_response("hi")
         running = trainer.agent.backend.running
         seen.running = f"{running.name}, linears {running.linears}"

@@ -323,14 +323,14 @@ async def test_new_weights_land_between_two_decode_steps_and_turns_go_on_under_t
 async def test_a_cache_that_outlives_its_weights_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """The naive refresh: new weights, and the keys and values of the old ones."""
 
-    def renew(self: Batcher, version: int) -> None:
+    def set_version(self: Batcher, version: int) -> None:
         self.version = version
         for slot in self._table.slot_of.values():
             turn = self._table.turns[slot]
             if turn is not None:
                 turn.versions.append((version, int(self._table.length[slot] - self._table.prompt[slot])))
 
-    monkeypatch.setattr(Batcher, "renew", renew)
+    monkeypatch.setattr(Batcher, "set_version", set_version)
     assert await turns_amid_new_weights(update) > 1e-2
 
 
@@ -358,7 +358,7 @@ async def test_weights_that_change_within_a_forward_would_show() -> None:
             for name, held in layers.items():
                 held.copy_(weights[name])
             batcher.model.refresh()
-            batcher.renew(1)
+            batcher.set_version(1)
             return logits
 
         batcher.model.forward = forward  # type: ignore[method-assign]  # of this one model

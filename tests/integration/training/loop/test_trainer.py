@@ -114,10 +114,10 @@ async def test_rollouts_that_sleep_free_their_cache_for_the_update(tmp_path):
     await trainer.initialize()
     backend = trainer.agent.backend
     await trainer.generate_trajectories(trainer.environment.scenarios("train")[:1])
-    assert backend.running.path.num_slots > 0
+    assert backend.running.model.num_slots > 0
     await trainer.step()
     await backend.score([1, 2])  # whatever was asked of the worker before has been done by now
-    assert backend.running.path.num_slots == 0
+    assert backend.running.model.num_slots == 0
     await trainer.close()
 
 

@@ -9,10 +9,11 @@ import torch
 from tiny_models import VOCAB, tiny_model
 
 from stateset_agents.backends.kv_cache.slots import SlotModel
-from stateset_agents.backends.local.batcher import Batcher, Turn, new_turn
-from stateset_agents.backends.local.prefix_sharing import LEAST
-from stateset_agents.backends.models.fused import LeanModel
-from stateset_agents.backends.models.unbatched import PlainModel
+from stateset_agents.backends.local.batcher import Batcher
+from stateset_agents.backends.local.prefix_sharing import MIN_SHARED_TOKENS
+from stateset_agents.backends.local.request import GenerationRequest, new_request
+from stateset_agents.backends.models.fused import FusedModel
+from stateset_agents.backends.models.unbatched import UnbatchedModel
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.messages import SamplingParams, VersionSpan
 
@@ -29,9 +30,9 @@ def batcher(max_cached_tokens: int = 100_000, seed: int = 0) -> Batcher:
     return Batcher(SlotModel(tiny_model("llama", seed).eval()), max_cached_tokens=max_cached_tokens)
 
 
-def turn(member: int, prompt: list[int], new: int = 4, **how: float) -> Turn:
+def turn(member: int, prompt: list[int], new: int = 4, **how: float) -> GenerationRequest:
     params = SamplingParams(max_new_tokens=new, stream=100 * member + len(prompt), **how)  # type: ignore[arg-type]  # knobs by name
-    return new_turn((0, 0, member), prompt, params, frozenset(), CONTEXT)
+    return new_request((0, 0, member), prompt, params, frozenset(), CONTEXT)
 
 
 def prompt(member: int, length: int = 6) -> list[int]:
@@ -39,10 +40,10 @@ def prompt(member: int, length: int = 6) -> list[int]:
     return torch.randint(VOCAB, (length,), generator=dice).tolist()
 
 
-def run(work: Batcher, *turns: Turn) -> None:
+def run(work: Batcher, *turns: GenerationRequest) -> None:
     """Admit what fits, step, and go on until all have ended."""
     waiting = list(turns)
-    live: list[Turn] = []
+    live: list[GenerationRequest] = []
     for _ in range(1000):
         admitted = [each for each in waiting if work.admit(each)]
         waiting = [each for each in waiting if each not in admitted]
@@ -56,7 +57,7 @@ def run(work: Batcher, *turns: Turn) -> None:
         assert_exact(work, each)
 
 
-def assert_exact(work: Batcher, each: Turn, atol: float = 2e-5) -> None:
+def assert_exact(work: Batcher, each: GenerationRequest, atol: float = 2e-5) -> None:
     ids = torch.tensor(each.ids)
     plain = work.model.full_logits(ids)[each.num_prompt - 1 : -1].log_softmax(-1)
     expected = plain.gather(-1, ids[each.num_prompt :, None])[:, 0]
@@ -125,11 +126,14 @@ def test_a_common_system_prompt_is_forwarded_once_for_all_groups() -> None:
 
 def test_short_beginnings_are_forwarded_again() -> None:
     work = batcher()
-    run(work, *(turn(member, [*prompt(0, LEAST - 1), 10 + member, 3]) for member in range(3)))
-    assert (work.stats.prefilled_tokens, work.stats.shared_tokens) == (3 * (LEAST + 1), 0)
+    run(work, *(turn(member, [*prompt(0, MIN_SHARED_TOKENS - 1), 10 + member, 3]) for member in range(3)))
+    assert (work.stats.prefilled_tokens, work.stats.shared_tokens) == (3 * (MIN_SHARED_TOKENS + 1), 0)
     work = batcher()
-    run(work, *(turn(member, [*prompt(0, LEAST), 10 + member, 3]) for member in range(3)))
-    assert (work.stats.prefilled_tokens, work.stats.shared_tokens) == (LEAST + 2 + 2 * 2, 2 * LEAST)
+    run(work, *(turn(member, [*prompt(0, MIN_SHARED_TOKENS), 10 + member, 3]) for member in range(3)))
+    assert (work.stats.prefilled_tokens, work.stats.shared_tokens) == (
+        MIN_SHARED_TOKENS + 2 + 2 * 2,
+        2 * MIN_SHARED_TOKENS,
+    )
 
 
 def test_a_new_conversation_takes_over_what_another_said() -> None:
@@ -154,7 +158,7 @@ def test_after_new_weights_a_groups_live_turns_are_refilled_together() -> None:
         work.admit(each)
     for _ in range(3):
         work.step(group)
-    work.renew(1)
+    work.set_version(1)
     before = work.stats.prefilled_tokens
     while live := [each for each in group if each.finish_reason is None]:
         work.step(live)
@@ -186,7 +190,7 @@ def test_the_bound_holds_whatever_comes_and_evicted_conversations_go_on_exactly(
 ) -> None:
     dice, work = random.Random(seed), batcher(max_cached_tokens=bound)
     history = {member: prompt(member, dice.randint(1, 20)) for member in range(10)}
-    live: dict[int, Turn] = {}
+    live: dict[int, GenerationRequest] = {}
     num_ended = 0
     for _ in range(200):
         member = dice.randrange(10)
@@ -292,7 +296,7 @@ def test_new_weights_refill_live_turns_and_mark_their_tokens() -> None:
     other = tiny_model("llama", seed=1)
     for held, new in zip(work.model.model.parameters(), other.parameters(), strict=True):
         held.copy_(new)
-    work.renew(7)
+    work.set_version(7)
     for _ in range(3):
         work.step([each])
     assert each.finish_reason == "length"
@@ -308,7 +312,7 @@ def test_a_stop_token_ends_a_turn_and_is_part_of_it() -> None:
     sampled = free.ids[free.num_prompt :]
     stop = sampled[4]
     place = sampled.index(stop)
-    stopped = new_turn((0, 0, 0), prompt(0), free.params, frozenset({stop}), CONTEXT)
+    stopped = new_request((0, 0, 0), prompt(0), free.params, frozenset({stop}), CONTEXT)
     run(batcher(), stopped)
     assert stopped.finish_reason == "stop"
     assert stopped.ids[stopped.num_prompt :] == sampled[: place + 1]
@@ -332,7 +336,7 @@ def test_a_full_context_cuts_the_turn() -> None:
 )
 def test_impossible_turns_are_refused(ids: list[int], params: SamplingParams, message: str) -> None:
     with pytest.raises(BackendError, match=message):
-        new_turn((0, 0, 0), ids, params, frozenset(), CONTEXT)
+        new_request((0, 0, 0), ids, params, frozenset(), CONTEXT)
 
 
 def test_truncated_and_greedy_turns_share_a_batch_with_plain_ones() -> None:
@@ -352,7 +356,7 @@ def test_any_mix_of_turns_forks_releases_and_cancelled_turns_stays_exact(seed: i
     dice = random.Random(seed)
     work = batcher(max_cached_tokens=dice.choice([6 * 64, 16 * 96, 100_000]))
     history = {member: prompt(member) for member in range(14)}
-    live: list[Turn] = []
+    live: list[GenerationRequest] = []
     for _ in range(250):
         busy = {each.key[2] for each in live}
         free = [member for member in history if member not in busy]
@@ -379,19 +383,19 @@ def test_any_mix_of_turns_forks_releases_and_cancelled_turns_stays_exact(seed: i
     assert work.stats.sampled_tokens > 100
 
 
-@pytest.mark.parametrize("way", [SlotModel, LeanModel, PlainModel])
+@pytest.mark.parametrize("way", [SlotModel, FusedModel, UnbatchedModel])
 def test_a_rest_frees_the_cache_once_nobody_holds_any_of_it_and_the_next_turn_says_the_same(
     way: type,
 ) -> None:
     work = Batcher(way(tiny_model("llama").eval()), max_cached_tokens=100_000)
     run(work, *(turn(member, prompt(member)) for member in range(3)))
     work.release((0, 0, 0))
-    work.rest()  # two conversations are idle: theirs stays
+    work.sleep()  # two conversations are idle: theirs stays
     assert work.model.num_slots > 0
     work.release((0, 0, 1))
     work.release((0, 0, 2))
-    work.rest()
-    work.rest()
+    work.sleep()
+    work.sleep()
     assert work.model.num_slots == work.model.num_columns == 0
     again = turn(1, prompt(1))
     run(work, again, turn(9, prompt(9, 70)))  # longer than any before
@@ -401,26 +405,26 @@ def test_a_rest_frees_the_cache_once_nobody_holds_any_of_it_and_the_next_turn_sa
     assert again.sampled == alone.sampled
 
 
-def stranger(serial: int, prompt: list[int], new: int = 4) -> Turn:
+def stranger(serial: int, prompt: list[int], new: int = 4) -> GenerationRequest:
     """A turn without a session, as a server's clients ask for."""
     params = SamplingParams(max_new_tokens=new, stream=serial)
-    return new_turn((1, serial, 0), prompt, params, frozenset(), 2048)
+    return new_request((1, serial, 0), prompt, params, frozenset(), 2048)
 
 
-def long_work(way: type = LeanModel) -> Batcher:
+def long_work(way: type = FusedModel) -> Batcher:
     model = tiny_model("llama").eval()
     model.config.max_position_embeddings = 2048
     return Batcher(way(model), max_cached_tokens=100_000)
 
 
-@pytest.mark.parametrize("way", [SlotModel, LeanModel, PlainModel])
+@pytest.mark.parametrize("way", [SlotModel, FusedModel, UnbatchedModel])
 def test_strangers_long_prompts_are_read_in_pieces_and_say_the_same(way: type) -> None:
     work = long_work(way)
     shared = prompt(3, 700)  # two of them begin alike
     several = [prompt(1, 600), shared, [*shared, 5, 6], prompt(2, 20), prompt(4, 300)]
     run(work, *(stranger(serial, ids, new=6) for serial, ids in enumerate(several)))
     assert work.stats.prefills > 10
-    assert work.stats.shared_tokens >= (0 if way is PlainModel else 600)
+    assert work.stats.shared_tokens >= (0 if way is UnbatchedModel else 600)
 
 
 def test_a_short_prompt_is_through_at_once_beside_many_long_ones() -> None:

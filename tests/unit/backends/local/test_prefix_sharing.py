@@ -6,7 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateset_agents.backends.local.prefix_sharing import LEAST, Share, common_prefix, shared_prefixes
+from stateset_agents.backends.local.prefix_sharing import (
+    MIN_SHARED_TOKENS,
+    PrefixCopy,
+    common_prefix,
+    shared_prefixes,
+)
 
 
 def table(*rows: list[int]) -> np.ndarray:  # type: ignore[type-arg]  # of int64
@@ -26,21 +31,21 @@ def test_siblings_wait_for_the_first_of_them_and_others_for_the_system_prompt() 
     ids = table(one, one, other, other)
     shares = shared_prefixes(ids, lengths(0, 0, 0, 0), lengths(33, 33, 32, 32), [], [0, 1, 2, 3])
     assert shares == [
-        Share(0, -1, 0, 0),
-        Share(1, 0, 32, 1),  # all but the last token
-        Share(2, 0, 30, 1),
-        Share(3, 2, 31, 2),  # its sibling has one token more to give, a wave later
+        PrefixCopy(0, -1, 0, 0),
+        PrefixCopy(1, 0, 32, 1),  # all but the last token
+        PrefixCopy(2, 0, 30, 1),
+        PrefixCopy(3, 2, 31, 2),  # its sibling has one token more to give, a wave later
     ]
 
 
 def test_what_is_cached_needs_no_waiting() -> None:
     ids = table([*SYSTEM, 7, 7], [*SYSTEM, 8, 8])
-    assert shared_prefixes(ids, lengths(31, 0), lengths(32, 32), [0], [1]) == [Share(1, 0, 30, 0)]
+    assert shared_prefixes(ids, lengths(31, 0), lengths(32, 32), [0], [1]) == [PrefixCopy(1, 0, 30, 0)]
 
 
 def test_a_slot_gains_at_least_a_few_tokens_or_copies_nothing() -> None:
     ids = table(SYSTEM, SYSTEM)
-    held = 30 - LEAST - 1
+    held = 30 - MIN_SHARED_TOKENS - 1
     assert shared_prefixes(ids, lengths(30, held), lengths(30, 30), [0], [1])[0].tokens == 29
     assert shared_prefixes(ids, lengths(30, held + 1), lengths(30, 30), [0], [1])[0].source == -1
 
@@ -81,9 +86,9 @@ def test_each_takes_the_longest_prefix_that_anyone_before_it_offers(
         offers = [rows[slot][: held[slot]] for slot in having] + [rows[slot] for slot in lacking[:place]]
         best = max((alike(row, offer) for offer in offers), default=0)
         if share.source < 0:
-            assert best < held[share.slot] + LEAST
+            assert best < held[share.slot] + MIN_SHARED_TOKENS
             continue
-        assert share.tokens == best >= held[share.slot] + LEAST
+        assert share.tokens == best >= held[share.slot] + MIN_SHARED_TOKENS
         assert rows[share.source][:best] == row[:best]
         if best > held[share.source]:
             assert wave_of[share.source] < share.wave

@@ -13,17 +13,18 @@ from tiny_models import tiny_model, tiny_tokenizer
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.kv_cache.slots import CachedModel, SlotModel
 from stateset_agents.backends.local.backend import HuggingFaceBackend
-from stateset_agents.backends.local.batcher import Batcher, Turn, new_turn
-from stateset_agents.backends.models.fused import LeanModel
-from stateset_agents.backends.models.general import GeneralModel
-from stateset_agents.backends.models.unbatched import PlainModel
+from stateset_agents.backends.local.batcher import Batcher
+from stateset_agents.backends.local.request import GenerationRequest, new_request
+from stateset_agents.backends.models.batched import BatchedModel
+from stateset_agents.backends.models.fused import FusedModel
+from stateset_agents.backends.models.unbatched import UnbatchedModel
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.messages import Completion, SamplingParams
 
 POISON = 200
 """A token whose embedding is NaN: a prompt that holds it has logits that are no numbers."""
-WAYS: list[Callable[[Any], CachedModel]] = [SlotModel, GeneralModel, LeanModel, PlainModel]
+WAYS: list[Callable[[Any], CachedModel]] = [SlotModel, BatchedModel, FusedModel, UnbatchedModel]
 
 
 @pytest.fixture
@@ -43,12 +44,12 @@ def ids(member: int, length: int) -> list[int]:
     return [(7 * member + 3 * place) % 190 for place in range(length)]
 
 
-def turn(member: int, prompt: list[int], new: int = 12, **how: float) -> Turn:
+def turn(member: int, prompt: list[int], new: int = 12, **how: float) -> GenerationRequest:
     params = SamplingParams(max_new_tokens=new, stream=member, **how)  # type: ignore[arg-type]  # knobs by name
-    return new_turn((0, 0, member), prompt, params, frozenset(), 256)
+    return new_request((0, 0, member), prompt, params, frozenset(), 256)
 
 
-def run(work: Batcher, turns: list[Turn]) -> None:
+def run(work: Batcher, turns: list[GenerationRequest]) -> None:
     for each in turns:
         assert work.admit(each)
     while live := [each for each in turns if each.finish_reason is None and each.error is None]:
@@ -58,7 +59,7 @@ def run(work: Batcher, turns: list[Turn]) -> None:
 @pytest.mark.usefixtures("_no_gradients")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_turn_whose_logits_are_no_numbers_fails_and_its_neighbours_say_the_same(way: Any) -> None:
-    def healthy() -> list[Turn]:
+    def healthy() -> list[GenerationRequest]:
         # Of several lengths, two that share a beginning with the sick one, and knobs that take another path.
         shared = ids(9, 40)
         return [
@@ -96,7 +97,7 @@ def test_a_text_that_cannot_be_decoded_ends_its_own_turn_only() -> None:
         def add(self, token: int) -> bool:
             raise KeyError(token)
 
-    work = Batcher(LeanModel(tiny_model("llama").eval()), max_cached_tokens=10_000)
+    work = Batcher(FusedModel(tiny_model("llama").eval()), max_cached_tokens=10_000)
     mute, healthy = turn(0, ids(0, 5)), turn(1, ids(1, 5))
     mute.text = Broken()  # type: ignore[assignment]  # only `add` is called by the worker
     run(work, [mute, healthy])

@@ -13,7 +13,7 @@ from trained_models import assert_same, learnt_rows, say, trained_model
 
 from stateset_agents.backends.kv_cache.slots import CachedModel, SlotModel
 from stateset_agents.backends.local.batcher import Batcher
-from stateset_agents.backends.models.fused import LeanModel
+from stateset_agents.backends.models.fused import FusedModel
 from stateset_agents.types.errors import BackendError
 
 FAMILIES = ["llama", "qwen2", "qwen2-window", "qwen3", "gpt2"]
@@ -29,7 +29,7 @@ def _no_gradients() -> Iterator[None]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ragged_rows_over_three_turns_say_what_full_forwards_say(family: str, fast_linears: bool) -> None:
     model = trained_model(family)
-    work = Batcher(LeanModel(model, fast_linears=fast_linears), max_cached_tokens=1 << 16)
+    work = Batcher(FusedModel(model, fast_linears=fast_linears), max_cached_tokens=1 << 16)
     rows = learnt_rows()
     prompts = [
         rows[index % 8, :length].tolist() for index, length in enumerate([1, 2, 3, 31, 32, 33, 40, 12, 1])
@@ -46,7 +46,9 @@ def test_ragged_rows_over_three_turns_say_what_full_forwards_say(family: str, fa
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_alone_says_what_it_says_among_others(family: str) -> None:
     model = trained_model(family)
-    alone = say(Batcher(LeanModel(model), max_cached_tokens=1 << 16), [learnt_rows()[5, :9].tolist()], new=30)
+    alone = say(
+        Batcher(FusedModel(model), max_cached_tokens=1 << 16), [learnt_rows()[5, :9].tolist()], new=30
+    )
     assert_same(model, alone)
     learnt = learnt_rows()[5, 9:39].tolist()
     assert sum(a == b for a, b in zip(alone[0].sampled, learnt, strict=True)) > 24  # it did learn
@@ -56,7 +58,7 @@ def test_a_row_alone_says_what_it_says_among_others(family: str) -> None:
 def test_new_weights_are_taken_over_by_refresh(family: str) -> None:
     for fast_linears in (True, False):
         model = copy.deepcopy(trained_model(family))
-        lean = LeanModel(model, fast_linears=fast_linears)
+        lean = FusedModel(model, fast_linears=fast_linears)
         for name, other in tiny_model(family, seed=5).named_parameters():
             model.get_parameter(name).copy_(0.9 * model.get_parameter(name) + 0.1 * other)
         lean.refresh()
@@ -67,7 +69,7 @@ def test_new_weights_are_taken_over_by_refresh(family: str) -> None:
 def test_unpacked_weights_are_held_once_and_stay_the_model_s_own(family: str) -> None:
     model = copy.deepcopy(trained_model(family))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    lean = LeanModel(model, fast_linears=False)
+    lean = FusedModel(model, fast_linears=False)
     assert lean.copied_bytes == 0
     held = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
     assert sum(held.values()) == sum(p.nbytes for p in model.parameters())
@@ -81,12 +83,12 @@ def test_unpacked_weights_are_held_once_and_stay_the_model_s_own(family: str) ->
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_bf16_rollouts_stay_near_the_model_s_own_bf16(family: str) -> None:
     model = copy.deepcopy(trained_model(family)).to(torch.bfloat16)
-    work = Batcher(LeanModel(model), max_cached_tokens=1 << 16)
+    work = Batcher(FusedModel(model), max_cached_tokens=1 << 16)
     turns = say(work, [learnt_rows()[m, : 1 + 8 * m].tolist() for m in range(5)], temperature=1.0)
     assert_same(model, turns, within=0.25)
 
 
-@pytest.mark.parametrize("make", [LeanModel, SlotModel])
+@pytest.mark.parametrize("make", [FusedModel, SlotModel])
 def test_a_window_is_kept_when_a_long_prompt_is_prefilled_in_two_turns(make: Any) -> None:
     model = trained_model("qwen2-window")  # 8 columns, in the second of two layers
     lean: CachedModel = make(model)
@@ -102,11 +104,11 @@ def test_models_it_does_not_know_are_refused_with_the_reason() -> None:
         pass
 
     with pytest.raises(BackendError, match="LlamaLike is none of"):
-        LeanModel(LlamaLike(tiny_model("llama").config))
+        FusedModel(LlamaLike(tiny_model("llama").config))
     longer = tiny_model("llama")
     longer.config.rope_parameters["rope_type"] = "dynamic"
     with pytest.raises(BackendError, match="type dynamic, which changes with length"):
-        LeanModel(longer)
+        FusedModel(longer)
 
 
 @pytest.mark.gpu
@@ -114,7 +116,7 @@ def test_models_it_does_not_know_are_refused_with_the_reason() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_holds_on_a_gpu(family: str, dtype: torch.dtype) -> None:
     model = copy.deepcopy(trained_model(family)).to("cuda", dtype)
-    work = Batcher(LeanModel(model), max_cached_tokens=1 << 16)
+    work = Batcher(FusedModel(model), max_cached_tokens=1 << 16)
     turns = say(work, [learnt_rows()[m, : 1 + 8 * m].tolist() for m in range(5)], temperature=1.0)
     for turn in turns:
         ids = torch.tensor([[*turn.prompt, *turn.sampled]], device="cuda")

@@ -9,8 +9,8 @@ import torch
 from tiny_models import VOCAB, odd_model
 
 from stateset_agents.backends.local.batcher import Batcher
-from stateset_agents.backends.local.request import Turn, new_turn
-from stateset_agents.backends.models.unbatched import PlainModel, Reading
+from stateset_agents.backends.local.request import GenerationRequest, new_request
+from stateset_agents.backends.models.unbatched import CacheUse, UnbatchedModel
 from stateset_agents.types.messages import SamplingParams
 
 CONTEXT = 128
@@ -22,13 +22,15 @@ def _no_gradients() -> object:
         yield
 
 
-def batcher(family: str, reading: Reading = "on", **bound: int) -> Batcher:
-    return Batcher(PlainModel(odd_model(family), reading=reading), **{"max_cached_tokens": 4096, **bound})
+def batcher(family: str, cache_use: CacheUse = "always", **bound: int) -> Batcher:
+    return Batcher(
+        UnbatchedModel(odd_model(family), cache_use=cache_use), **{"max_cached_tokens": 4096, **bound}
+    )
 
 
-def turn(member: int, prompt: list[int], new: int = 4) -> Turn:
+def turn(member: int, prompt: list[int], new: int = 4) -> GenerationRequest:
     params = SamplingParams(max_new_tokens=new, stream=100 * member + len(prompt))
-    return new_turn((0, 0, member), prompt, params, frozenset(), CONTEXT)
+    return new_request((0, 0, member), prompt, params, frozenset(), CONTEXT)
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -36,7 +38,7 @@ def tokens(count: int, seed: int) -> list[int]:
     return drawn
 
 
-def run(work: Batcher, *turns: Turn) -> None:
+def run(work: Batcher, *turns: GenerationRequest) -> None:
     for each in turns:
         assert work.admit(each)
     while live := [each for each in turns if each.finish_reason is None]:
@@ -49,19 +51,19 @@ def run(work: Batcher, *turns: Turn) -> None:
 
 
 CASES: list[Any] = [
-    ("gpt-neo", "on"),
-    ("qwen3-next", "on"),
-    ("mamba", "again"),
-    ("mamba", "whole"),
-    ("rwkv", "on"),  # it names its cache otherwise, so that it is read whole
+    ("gpt-neo", "always"),
+    ("qwen3-next", "always"),
+    ("mamba", "decode"),
+    ("mamba", "never"),
+    ("rwkv", "always"),  # its cache has another name, so none is used
 ]
 
 
-@pytest.mark.parametrize(("family", "reading"), CASES)
+@pytest.mark.parametrize(("family", "cache_use"), CASES)
 def test_three_turns_forks_and_rewritten_histories_have_the_log_probs_of_full_forwards(
-    family: str, reading: Reading
+    family: str, cache_use: CacheUse
 ) -> None:
-    work = batcher(family, reading)
+    work = batcher(family, cache_use)
     histories = {member: tokens(length, member) for member, length in enumerate((3, 20, 1))}
     for lap in range(3):
         turns = [turn(member, ids, new=2 + member) for member, ids in histories.items()]

@@ -1,8 +1,8 @@
-"""transformers' own forward with our attention put into it, over a slot store; chosen by model_selection.py.
+"""transformers' own forward with our attention and a slot store; selected by model_selection.py.
 
-Any attention-only model that asks transformers' AttentionInterface for its attention can run so: the tokens
-of all rows stand behind one another in one row, nothing is padded, and at each layer our function stores the
-new keys and values and lets every token look at its own slot (slot_store.py).
+This runs any attention-only model that takes its attention from transformers' AttentionInterface. The tokens
+of all conversations are packed into one row without padding. In each layer our function stores the new keys
+and values, and every token attends to its own slot (slot_store.py).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from stateset_agents.types.errors import BackendError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["GeneralModel"]
+__all__ = ["BatchedModel"]
 
 _NAME = "stateset-slots"
-_HARMLESS = {"position_ids", "cache_position", "position_embeddings"}
+_IGNORED = {"position_ids", "cache_position", "position_embeddings"}
 _serving = threading.local()
-"""`store` while a GeneralModel's forward runs in this thread."""
+"""`store` while a BatchedModel's forward runs in this thread."""
 
 
-class GeneralModel(StoreModel):
-    """A causal transformers model that runs its own forward over packed rows; a `CachedModel`."""
+class BatchedModel(StoreModel):
+    """A causal transformers model that runs its own forward on packed tokens; a `CachedModel`."""
 
     def __init__(self, model: PreTrainedModel, *, fast_linears: bool = True) -> None:
-        """Raises BackendError for a config that does not say how attention is cut into heads and windows."""
+        """Raises BackendError for chunked attention and for layer types whose masks are unknown."""
         self.model = model
         self.device = model.device
         self._fast_linears = fast_linears
@@ -53,7 +53,7 @@ class GeneralModel(StoreModel):
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         shape = HeadShape(num_heads=heads, num_kv_heads=kv_heads, size=size)
         self._store = SlotStore(shape, [window for _, window in kinds], model.dtype, self.device)
-        unused = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.device)  # spares the model a mask
+        unused = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.device)  # so the model makes no mask
         types = {kind for kind, _ in kinds}
         self._masks = dict.fromkeys(types, unused) if len(types) > 1 else unused
 
@@ -79,7 +79,7 @@ class GeneralModel(StoreModel):
 
 @contextlib.contextmanager
 def _attending(model: PreTrainedModel, store: SlotStore) -> Iterator[None]:
-    """While open, the model's attention is `_attend`, over this store."""
+    """Inside, the model's attention is `_attend`, with this store."""
     config = model.config.get_text_config()
     before = config._attn_implementation
     config._attn_implementation = _NAME
@@ -101,16 +101,16 @@ def _attend(
     scaling: float | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention hook: [1, heads, M, size] in, [1, M, heads, size] out."""
+    """transformers' attention function: [1, heads, M, size] in, [1, M, heads, size] out."""
     store: SlotStore | None = getattr(_serving, "store", None)
-    if store is None:  # a copy of the model was made while ours ran
+    if store is None:  # a copy of the model that was made while our forward ran
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **extra
         )
-    changes = {name for name, given in extra.items() if isinstance(given, Tensor)} - _HARMLESS
-    changes |= {name for name in ("softcap", "s_aux", "position_bias") if extra.get(name) is not None}
-    if changes:
-        raise ValueError(f"attention with {', '.join(sorted(changes))}")
+    unsupported = {name for name, value in extra.items() if isinstance(value, Tensor)} - _IGNORED
+    unsupported |= {name for name in ("softcap", "s_aux", "position_bias") if extra.get(name) is not None}
+    if unsupported:
+        raise ValueError(f"attention with {', '.join(sorted(unsupported))}")
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return store.attend(module.layer_idx, query, key, value, scale).view(1, *query.shape), None

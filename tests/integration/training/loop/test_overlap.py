@@ -326,7 +326,7 @@ async def test_a_cache_that_outlives_its_weights_would_show(monkeypatch: pytest.
     def set_version(self: Batcher, version: int) -> None:
         self.version = version
         for slot in self._table.slot_of.values():
-            turn = self._table.turns[slot]
+            turn = self._table.requests[slot]
             if turn is not None:
                 turn.versions.append((version, int(self._table.length[slot] - self._table.prompt[slot])))
 
@@ -338,7 +338,7 @@ async def test_weights_that_change_within_a_forward_would_show() -> None:
     """The naive swap: another thread copies while the worker computes, so a forward is of no policy."""
 
     async def swap(backend: HuggingFaceBackend, weights: Any) -> None:
-        batcher = backend._started
+        batcher = backend._started_batcher
         assert batcher is not None
         run, done = batcher.model.forward, threading.Event()
 

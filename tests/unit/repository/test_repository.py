@@ -207,3 +207,9 @@ def test_a_skip_fails_where_skips_are_refused(pytester: pytest.Pytester) -> None
     done.assert_outcomes(passed=1, skipped=1, errors=1)
     done.stdout.fnmatch_lines(["*too lazy*"])
     assert pytester.runpytest_subprocess("--no-skips", "test_module_skips.py").ret != 0
+
+
+def test_every_page_stands_in_the_index_of_the_docs() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages == set(re.findall(r"\]\(([\w-]+\.md)\)", index))

@@ -770,8 +770,8 @@ class MultiTurnGRPOTrainer:
         """One record of each group, over all restarts."""
         for place, end in played.batch.ends.items():
             scenario = played.groups[place].trajectories[0].scenario.id
-            where = {"group": place, "epoch": parts.order.epoch_of(place), "scenario": scenario}
-            self._run_event("group consumed", **where, end=end.value)
+            epoch = parts.order.epoch_of(place)
+            self._run_event("group consumed", group=place, epoch=epoch, scenario=scenario, end=end.value)
 
     async def _write_rollouts(self, played: Played, credited: Credited) -> None:
         if not self.config.log_rollouts:

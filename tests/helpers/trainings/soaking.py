@@ -39,10 +39,16 @@ class ScriptedWithWeights(ScriptedBackend):
 
     running = _Running()
     is_exact = False
+    is_repeatable = True
+    matmul_precision = "highest"
+    recommended: Mapping[str, Any] = {}
 
     def __init__(self) -> None:
         super().__init__(_says, tokenizer=tiny_tokenizer(), context_length=256)
         self.model = tiny_model().to(torch.bfloat16)  # not the master's fp32: pi_old is recomputed
+
+    def model_to_quantize(self) -> Any:
+        return self.model
 
     def master_model(self) -> Any:
         return copy.deepcopy(self.model).float().requires_grad_(True)

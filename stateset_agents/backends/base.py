@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from stateset_agents.backends.matmul_precision import MatmulPrecision
     from stateset_agents.types.messages import Completion, SamplingParams
 
-__all__ = ["Backend", "EngineInfo", "Session", "SharedBackend", "Tokenizer", "TrainableBackend"]
+__all__ = [
+    "Backend",
+    "EngineInfo",
+    "SavableBackend",
+    "Session",
+    "SharedBackend",
+    "Tokenizer",
+    "TrainableBackend",
+]
 
 
 class Session(NamedTuple):
@@ -144,6 +152,20 @@ class EngineInfo(Protocol):
     @property
     def linears(self) -> str:
         """Which library computes its matrix products."""
+        ...
+
+
+@runtime_checkable
+class SavableBackend(Backend, Protocol):
+    """A backend that can write its weights."""
+
+    @property
+    def name_or_path(self) -> str:
+        """Where the weights came from, as transformers has it."""
+        ...
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write model and tokenizer as transformers' `from_pretrained` reads them. Blocking."""
         ...
 
 

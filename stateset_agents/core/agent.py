@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from stateset_agents.backends.base import Backend, Session, Tokenizer
+from stateset_agents.backends.base import Backend, SavableBackend, Session, Tokenizer
 from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.core.chat.context_window import slide
@@ -309,17 +309,16 @@ class MultiTurnAgent:
         A jinja template given as `AgentConfig(chat_template=...)` is saved as the tokenizer's own. Raises
         BackendError for a backend without weights, ConfigurationError where the path is a file.
         """
-        save = getattr(self.backend, "save_pretrained", None)
-        if save is None:
-            raise BackendError(f"a {type(self.backend).__name__} has no weights to save")
+        backend = self.backend
+        if not isinstance(backend, SavableBackend):
+            raise BackendError(f"a {type(backend).__name__} has no weights to save")
         path = Path(path)
         if path.is_file():
             raise ConfigurationError(f"cannot save a model to {str(path)!r}, which is a file: give a folder")
-        await asyncio.to_thread(save, path)
+        await asyncio.to_thread(backend.save_pretrained, path)
         if isinstance(self._template, JinjaTemplate) and self.config.chat_template is not None:
             (path / "chat_template.jinja").write_text(self._template.text, encoding="utf-8")
-        base = getattr(getattr(self.backend, "model", None), "name_or_path", "")
-        await asyncio.to_thread(write_card, path, self.origin or Origin(base=base))
+        await asyncio.to_thread(write_card, path, self.origin or Origin(base=backend.name_or_path))
         return path
 
     @classmethod

@@ -42,8 +42,9 @@ class RunRecorder:
         self.metrics: dict[str, float] = {}
         """Of the last step and the last evaluation."""
         self.folder = run
+        self.is_first = True
+        """Does this process record, of those that train together?"""
         self._tracker: JsonlTracker | None = None
-        self._is_first = True
         self._displays: tuple[ConsoleDisplay, ...] = ()
         self._warnings = StepWarnings()
         self._patience = Patience()
@@ -81,7 +82,7 @@ class RunRecorder:
 
     def follow(self, path: Path) -> None:
         """Another process records, in this folder."""
-        self._is_first = False
+        self.is_first = False
         self.folder = RunFolder(path)
         self._tracker = SilentTracker(self.folder)
 
@@ -126,7 +127,7 @@ class RunRecorder:
         A disk that cannot take them is said in one line: the checkpoint stands, and `stateset-agents report`
         makes the page later.
         """
-        if not self._is_first:
+        if not self.is_first:
             return
         try:
             self.run.write_summary({**RunLog(self.run).summary(), **summary})
@@ -144,7 +145,7 @@ class RunRecorder:
 
     async def notify(self, moment: str, *arguments: Any, step: int) -> None:
         """Tell callbacks and the screen of a moment after `step`; what failed in them is an event."""
-        if not self._is_first:
+        if not self.is_first:
             return
         self._is_notifying = True
         try:
@@ -163,7 +164,7 @@ class RunRecorder:
     @contextlib.contextmanager
     def displayed(self, training: Training, num_steps: int) -> Iterator[None]:
         """Print the steps meanwhile; of several processes the first does."""
-        if not self._is_first:
+        if not self.is_first:
             yield
             return
         console = self.console or Console(stderr=True)

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stateset_agents.backends.base import Backend, TrainableBackend
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
@@ -41,6 +41,7 @@ from stateset_agents.types.logs import get_logger
 __all__ = ["Job", "Parts", "is_deterministic", "run_settings", "set_up"]
 
 _log = get_logger(__name__)
+_Configured = TypeVar("_Configured", Rollouts, OverlappedRollouts, Validation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +76,19 @@ class Parts:
 
     def with_config(self, config: TrainingConfig) -> Parts:
         """With other settings for what comes; the learner and the engine keep theirs."""
-        parts = {name: copy.copy(getattr(self, name)) for name in ("rollouts", "overlapped", "validation")}
-        for part in parts.values():
-            part.config = config
-        return replace(self, config=config, **parts)
+        return replace(
+            self,
+            config=config,
+            rollouts=_with_config(self.rollouts, config),
+            overlapped=_with_config(self.overlapped, config),
+            validation=_with_config(self.validation, config),
+        )
+
+
+def _with_config(part: _Configured, config: TrainingConfig) -> _Configured:
+    changed = copy.copy(part)
+    changed.config = config
+    return changed
 
 
 def is_deterministic(config: TrainingConfig, environment: Environment, backend: Backend) -> bool:

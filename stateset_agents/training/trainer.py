@@ -303,6 +303,7 @@ class MultiTurnGRPOTrainer:
         if self.is_ready:
             return
         await self._group.join(self.config.num_processes)
+        self._recorder.is_first = self._group.is_first
         try:
             self._parts = await set_up(
                 self._job,

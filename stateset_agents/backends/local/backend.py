@@ -124,6 +124,11 @@ class HuggingFaceBackend:
         return self._model
 
     @property
+    def name_or_path(self) -> str:
+        """Where the weights came from."""
+        return str(self._model.name_or_path)
+
+    @property
     def is_exact(self) -> bool:
         """Are its log-probs those that an update in fp32 computes?"""
         return self._model.dtype is torch.float32 and self.matmul_precision == "highest"

@@ -11,6 +11,7 @@ reward:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stateset_agents.core.reward import CompositeReward, RewardFunction
@@ -27,15 +28,66 @@ Make = Callable[[Mapping[str, Any]], RewardFunction]
 Find = Callable[[str], Any]
 """What "module:name" leads to."""
 
-COMPOSED: Mapping[str, tuple[str, ...]] = {
-    "composite": ("terms",),
-    "product": ("terms",),
-    "gated": ("gates", "then"),
-    "normalized": ("of",),
-    "scaled": ("of", "reward_scaling", "reward_clip_value"),
-    "shaping": ("of", "potential", "gamma", "bootstrapped"),
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """One reward that is made of others, as it is written down."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    make: Make
+    find: Find
+
+    def reward(self, argument: str) -> RewardFunction:
+        """The reward that it has as this argument."""
+        return self.make(_named(argument, self.arguments[argument]))
+
+    def terms(self, argument: str, number: str) -> dict[str, tuple[RewardFunction, float]]:
+        """The rewards that it has as this argument, each with its `number`, by name."""
+        return _terms(self.name, argument, self.arguments[argument], number, self.make)
+
+    def potential(self) -> Callable[..., Any]:
+        """The function that it names."""
+        if not isinstance(self.arguments.get("potential"), str):
+            raise ConfigurationError(f"reward {self.name!r} needs potential: {_EXAMPLES['potential']}")
+        found: Callable[..., Any] = self.find(self.arguments["potential"])
+        return found
+
+    def settings(self, *names: str) -> dict[str, Any]:
+        """Those of these arguments that are given."""
+        return {name: self.arguments[name] for name in names if name in self.arguments}
+
+
+@dataclass(frozen=True, slots=True)
+class _Composed:
+    make: Callable[[_Spec], RewardFunction]
+    needs: tuple[str, ...]
+    takes: tuple[str, ...] = ()
+    """Further arguments."""
+
+
+COMPOSED: Mapping[str, _Composed] = {
+    "composite": _Composed(lambda spec: CompositeReward(spec.terms("terms", "weight")), ("terms",)),
+    "product": _Composed(lambda spec: ProductReward(spec.terms("terms", "weight")), ("terms",)),
+    "gated": _Composed(
+        lambda spec: GatedReward(spec.terms("gates", "threshold"), then=spec.reward("then")),
+        ("gates", "then"),
+    ),
+    "normalized": _Composed(lambda spec: NormalizedReward(spec.reward("of")), ("of",)),
+    "scaled": _Composed(
+        lambda spec: ScaledReward(spec.reward("of"), **spec.settings("reward_scaling", "reward_clip_value")),
+        ("of",),
+        ("reward_scaling", "reward_clip_value"),
+    ),
+    "shaping": _Composed(
+        lambda spec: PotentialShaping(
+            spec.reward("of"), spec.potential(), **spec.settings("gamma", "bootstrapped")
+        ),
+        ("of",),
+        ("potential", "gamma", "bootstrapped"),
+    ),
 }
-"""Name -> its arguments."""
+"""Name -> how it is made; a new one is one entry."""
 
 
 def compose(name: str, arguments: Mapping[str, Any], make: Make, find: Find) -> RewardFunction:
@@ -45,32 +97,17 @@ def compose(name: str, arguments: Mapping[str, Any], make: Make, find: Find) -> 
     out) and, where a reward stands twice, `called`, its name in the breakdown. Raises ConfigurationError with
     what is wrong.
     """
+    composed = COMPOSED[name]
+    known = (*composed.needs, *composed.takes)
     for argument in arguments:
-        if argument not in COMPOSED[name]:
+        if argument not in known:
             raise ConfigurationError(
-                f"reward {name!r} has no argument {argument!r}{nearest(argument, COMPOSED[name])}"
+                f"reward {name!r} has no argument {argument!r}{nearest(argument, known)}"
             )
-    needed = COMPOSED[name][0]
-    if needed not in arguments or (name == "gated" and "then" not in arguments):
-        missing = needed if needed not in arguments else "then"
-        raise ConfigurationError(f"reward {name!r} needs {missing}: {_EXAMPLES[missing]}")
-    rest = {key: value for key, value in arguments.items() if key not in ("terms", "gates", "then", "of")}
-    match name:
-        case "composite":
-            return CompositeReward(_terms(name, arguments["terms"], "weight", make))
-        case "product":
-            return ProductReward(_terms(name, arguments["terms"], "weight", make))
-        case "gated":
-            gates = _terms(name, arguments["gates"], "threshold", make)
-            return GatedReward(gates, then=make(_spec("then", arguments["then"])))
-        case "normalized":
-            return NormalizedReward(make(_spec("of", arguments["of"])))
-        case "scaled":
-            return ScaledReward(make(_spec("of", arguments["of"])), **rest)
-    if not isinstance(rest.get("potential"), str):
-        raise ConfigurationError(f"reward 'shaping' needs potential: {_EXAMPLES['potential']}")
-    rest["potential"] = find(rest["potential"])
-    return PotentialShaping(make(_spec("of", arguments["of"])), **rest)
+    for argument in composed.needs:
+        if argument not in arguments:
+            raise ConfigurationError(f"reward {name!r} needs {argument}: {_EXAMPLES[argument]}")
+    return composed.make(_Spec(name, arguments, make, find))
 
 
 _EXAMPLES: Mapping[str, str] = {
@@ -82,15 +119,16 @@ _EXAMPLES: Mapping[str, str] = {
 }
 
 
-def _terms(name: str, terms: Any, number: str, make: Make) -> dict[str, tuple[RewardFunction, float]]:
-    wanted = "terms" if number == "weight" else "gates"
+def _terms(
+    name: str, argument: str, terms: Any, number: str, make: Make
+) -> dict[str, tuple[RewardFunction, float]]:
     if not isinstance(terms, Sequence) or isinstance(terms, str) or not terms:
         raise ConfigurationError(
-            f"{wanted} of reward {name!r} must be {_EXAMPLES[wanted]}, got {terms!r:.60}"
+            f"{argument} of reward {name!r} must be {_EXAMPLES[argument]}, got {terms!r:.60}"
         )
     made: dict[str, tuple[RewardFunction, float]] = {}
     for term in terms:
-        spec = dict(_spec(f"a term of {name}", term))
+        spec = dict(_named(f"a term of {name}", term))
         value, called = spec.pop(number, 1.0), spec.pop("called", None)
         other = "threshold" if number == "weight" else "weight"
         if other in spec:
@@ -105,7 +143,7 @@ def _terms(name: str, terms: Any, number: str, make: Make) -> dict[str, tuple[Re
     return made
 
 
-def _spec(what: str, value: Any) -> Mapping[str, Any]:
+def _named(what: str, value: Any) -> Mapping[str, Any]:
     if isinstance(value, str):
         return {"name": value}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from stateset_agents.runs.learning_rate import Schedule, schedule
+from stateset_agents.runs.learning_rate import schedule
+from stateset_agents.runs.settings import OptimizerSettings
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Optimization", "OptimizerSettings", "StepResult", "autocast_dtype"]
-
-
-class OptimizerSettings(Protocol):
-    """What a training's configuration says of its optimiser; see `TrainingConfig` for the meaning."""
-
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def max_grad_norm(self) -> float: ...
-    @property
-    def lr_scheduler_type(self) -> Schedule: ...
-    @property
-    def warmup_ratio(self) -> float: ...
-    @property
-    def lr_min_ratio(self) -> float: ...
+__all__ = ["Optimization", "StepResult", "autocast_dtype"]
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:

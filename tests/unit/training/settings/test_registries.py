@@ -22,7 +22,7 @@ PACKAGE = Path(stateset_agents.__file__).parent
 TRL = {"training/trl/settings.py", "training/trl/update.py"}
 """They have TRL's names, some of which are ours."""
 CHOSEN = {
-    "grpo": TRL | {"training/config.py"},  # the default of loss_type
+    "grpo": TRL | {"training/settings/update.py"},  # the default of loss_type
     "dr_grpo": TRL | {"training/estimators/base.py"},  # the default under unbiased estimators
     "dapo": {"training/trl/settings.py"},
     "cispo": {"training/trl/settings.py"},

@@ -1,0 +1,94 @@
+"""The settings of any training: its optimiser, and its run folder with checkpoints and evaluations."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from stateset_agents.runs.learning_rate import Schedule
+from stateset_agents.runs.trackers import TrackerName
+from stateset_agents.types.settings import Settings
+
+__all__ = ["OptimizerSettings", "RunSettings"]
+
+
+class OptimizerSettings(Settings):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(default=5e-6, ge=0.0, description="Peak of the schedule.")
+    lr_scheduler_type: Schedule = Field(
+        default="cosine",
+        description="After warm-up: constant, down in a line or a half cosine, or as 1/sqrt(n). The alias "
+        "constant_with_warmup is accepted: all of them warm up, and with warmup_ratio 0 none does.",
+    )
+    lr_min_ratio: float = Field(
+        default=0.0, ge=0.0, lt=1.0, description="What the fall ends at, as a share of learning_rate."
+    )
+    warmup_ratio: float = Field(
+        default=0.1, ge=0.0, lt=1.0, description="Share of the steps spent warming up."
+    )
+    weight_decay: float = Field(
+        default=0.01, ge=0.0, description="AdamW's, on matrices only (not norms or biases)."
+    )
+    max_grad_norm: float = Field(
+        default=1.0, gt=0.0, description="Gradients are clipped to this global norm."
+    )
+
+    @field_validator("lr_scheduler_type", mode="before")
+    @classmethod
+    def _constant_warms_up(cls, value: Any) -> Any:
+        return "constant" if value == "constant_with_warmup" else value
+
+
+class RunSettings(Settings):
+    """Where a run is written, when it is saved and evaluated, and when it stops early."""
+
+    seed: int = Field(default=0, ge=0, description="Of every random choice of the run.")
+    output_dir: str = Field(default="runs", description="Where numbered run folders go.")
+    run_name: str = Field(default="run", description="Part of the run folder's name.", pattern=r"^[\w.-]+$")
+    save_steps: int = Field(
+        default=50, ge=0, description="Checkpoint every so many steps; 0 only at the end."
+    )
+    save_total_limit: int = Field(default=2, ge=1, description="Checkpoints kept.")
+    eval_steps: int = Field(
+        default=0, ge=0, description="Evaluate on the validation split every so many steps."
+    )
+    eval_episodes: int = Field(
+        default=100, ge=1, description="Most validation scenarios of one such evaluation."
+    )
+    metric_for_best: Literal["auto", "eval/success", "eval/reward"] = Field(
+        default="auto",
+        description="By which evaluation a checkpoint is the best; auto is eval/success where the "
+        "environment gives a verdict, else eval/reward.",
+    )
+    early_stopping_patience: int = Field(
+        default=0,
+        ge=0,
+        description="Evaluations in a row without improvement that end the training; 0 never does.",
+    )
+    early_stopping_threshold: float = Field(
+        default=0.0, ge=0.0, description="An improvement is more than this above the best so far."
+    )
+    load_best_at_end: bool = Field(
+        default=False,
+        description="The agent ends with the best evaluation's weights instead of the last step's.",
+    )
+    log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
+    progress: bool = Field(
+        default=True,
+        description="Print step, reward, success and time left: a live line on a terminal, about twenty "
+        "lines a run elsewhere. A program prints them on stderr, the command on stdout.",
+    )
+    report_to: tuple[TrackerName, ...] = Field(
+        default=(),
+        description="Trackers that get the metrics, too: tensorboard, wandb, trackio; one alone needs no "
+        "list, and none is the empty one. See docs/trackers.md.",
+    )
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _one_tracker_alone(cls, value: Any) -> Any:
+        if value == "none":  # as TRL has it
+            return ()
+        return (value,) if isinstance(value, str) else value

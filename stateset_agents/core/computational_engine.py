@@ -19,9 +19,10 @@ from stateset_agents.core.environment import Environment, expect_environment
 from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
 from stateset_agents.core.rollout.episode import EpisodeSeeds, Fork, run_branch, run_episode
 from stateset_agents.core.rollout.forks import Forks
-from stateset_agents.core.rollout.time_limits import InTime
-from stateset_agents.core.scoring.base import turn_rewards
-from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance
+from stateset_agents.core.rollout.limits import RolloutLimits
+from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
+from stateset_agents.core.scoring.base import with_score
+from stateset_agents.runtime.retries import FaultTolerance
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.runtime.user_code import RateLimitedWarnings
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
@@ -58,8 +59,16 @@ class _BranchJob:
 J = TypeVar("J", bound=_Job | _BranchJob)
 
 
+class _EpisodeFailed(Exception):
+    """What environment or backend broke; it never leaves the engine."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        super().__init__(trajectory.error)
+        self.trajectory = trajectory
+
+
 class ComputationalEngine:
-    """Plays every scenario `num_generations` times, bounded by `max_concurrent`, and scores the groups.
+    """Plays every scenario `num_generations` times, within `limits`, and scores the groups.
 
     With `num_branches` it also plays other ways on: after every turn that is not a conversation's last it
     takes that many forks, and when all groups are scored, plays each fork to an end of its own.
@@ -73,21 +82,11 @@ class ComputationalEngine:
         *,
         num_generations: int = 8,
         num_branches: int = 0,
-        max_concurrent: int = 64,
-        episode_retries: int = 1,
         deterministic: bool = True,
-        turn_timeout: float | None = 300.0,
-        reward_timeout: float | None = 300.0,
-        faults: FaultPolicy | None = None,
-        episode_timeout: float | None = None,
+        limits: RolloutLimits | None = None,
     ) -> None:
         """`deterministic`: no decode step starts while any conversation's reply is outstanding, so the
         batches do not depend on how long anyone takes. Leave it off where users or tools are slow.
-
-        `turn_timeout`: seconds the environment may take for one answer, or its conversation fails;
-        `reward_timeout`: seconds that a reward may take, members without a score by then stay unscored;
-        `episode_timeout`: seconds that a conversation may take in all, then it is cut and judged by what was
-        said. None waits for ever. `faults`: what is tried again, and when work waits for what is down.
         """
         expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
         expect_environment(environment)
@@ -101,44 +100,35 @@ class ComputationalEngine:
                 f"reward {reward.name} compares the members of a group, and a branch is none: use "
                 "a reward that scores each conversation by itself, or another advantage_estimator"
             )
-        if max_concurrent < 1:
-            raise ConfigurationError(f"max_concurrent must be at least 1, got {max_concurrent!r}")
-        if episode_retries < 0:
-            raise ConfigurationError(f"episode_retries must be at least 0, got {episode_retries!r}")
         refuse_sliding_window(agent.config)
         self.agent = agent
         self.environment = environment
         self.reward_fn = reward
         self.num_generations = num_generations
         self.num_branches = num_branches
-        self.max_concurrent = max_concurrent
-        self.episode_retries = episode_retries
         self.deterministic = deterministic
-        self.reward_timeout = reward_timeout
-        self.dependencies = FaultTolerance(faults)
+        self.limits = limits or RolloutLimits()
+        self.fault_tolerance = FaultTolerance(self.limits.faults)
         """Circuit breakers and counts of what was tried again, over the engine's life."""
-        self._in_time = InTime(environment, turn_timeout, self.dependencies)
-        if episode_timeout is not None and not episode_timeout > 0:
-            raise ConfigurationError(
-                f"episode_timeout must be seconds above 0 or None, got {episode_timeout!r}"
-            )
-        self.episode_timeout = episode_timeout
-        self._said = RateLimitedWarnings()
+        self._environment = TimeLimitedEnvironment(
+            environment, self.limits.turn_timeout, self.fault_tolerance
+        )
+        self._warnings = RateLimitedWarnings()
 
     @property
     def num_retries(self) -> int:
         """Episodes, answers and scores that were asked for again, over the engine's life."""
-        return self.dependencies.num_retries.total()
+        return self.fault_tolerance.num_retries.total()
 
     @property
     def num_timeouts(self) -> int:
         """Answers and scores that came too late, and conversations that were cut, over the engine's life."""
-        return self.dependencies.num_timeouts
+        return self.fault_tolerance.num_timeouts
 
     @property
     def repeatable(self) -> bool:
         """Has nothing happened that another run need not repeat: no retry, no time limit exceeded?"""
-        return self.dependencies.repeatable
+        return self.fault_tolerance.repeatable
 
     async def rollout(
         self,
@@ -159,7 +149,7 @@ class ComputationalEngine:
         is not played again, its fork is spent; those of an unscored member are not played at all.
         """
         jobs = list(self._jobs(scenarios, seed, step, earlier))
-        of, limit = type(self.environment).__name__, self._in_time.limit
+        of, limit = type(self.environment).__name__, self._environment.limit
         async with self._remembered(jobs), Forks(self.num_branches, of=of, limit=limit) as forks:
             play = partial(self._play, forks=forks, temperature=temperature)
             scored = await self._in_groups(jobs, play, self._rewarded, on_scored)
@@ -187,17 +177,17 @@ class ComputationalEngine:
         on_end: Callable[[], None] | None = None,
     ) -> TrajectoryGroup:
         """One scored group by itself, for a caller that keeps several under way; as in `rollout`, without
-        branches and without the logical clock.
+        branches and without deterministic scheduling.
 
         `step` and `times`: how often the scenario comes before in that step; users and samples are those of a
         `rollout` of it. `slots` are held one by each conversation; `on_end` is called as each of them ends.
         """
         if self.num_branches or self.deterministic:
             raise ConfigurationError(
-                "groups that are played one by one have no branches and no logical clock: give the engine "
-                "num_branches=0 and deterministic=False"
+                "groups that are played one by one have no branches and no deterministic batches: give the "
+                "engine num_branches=0 and deterministic=False"
             )
-        of, limit = type(self.environment).__name__, self._in_time.limit
+        of, limit = type(self.environment).__name__, self._environment.limit
         [episode] = self.agent.new_episodes(1)
         path = _path(step, scenario, times)
 
@@ -213,9 +203,9 @@ class ComputationalEngine:
             played = await gather_or_cancel(member(job) for job in jobs)
         return TrajectoryGroup(key=f"{step}/{scenario.id}", trajectories=tuple(await self._rewarded(played)))
 
-    def sum_up_warnings(self) -> None:
+    def flush_warnings(self) -> None:
         """Say how often the warnings of groups that were played one by one have come, and begin anew."""
-        self._said.flush()
+        self._warnings.flush()
 
     async def _in_groups(
         self,
@@ -233,7 +223,7 @@ class ComputationalEngine:
         sizes = Counter(job.place for job in jobs)
         complete = {place: asyncio.Event() for place in sizes}
         finished: dict[int, list[T]] = {}
-        num_lanes = min(self.max_concurrent, len(queue))
+        num_lanes = min(self.limits.max_concurrent, len(queue))
         everyone = asyncio.Barrier(max(1, num_lanes))
 
         async def lane() -> None:
@@ -255,7 +245,7 @@ class ComputationalEngine:
         try:
             await gather_or_cancel([*(lane() for _ in range(num_lanes)), *map(group, sizes)])
         finally:
-            self._said.flush()
+            self._warnings.flush()
         return finished
 
     @asynccontextmanager
@@ -303,26 +293,34 @@ class ComputationalEngine:
                 yield _BranchJob(job.place, session, stream, fork, job.session)
 
     async def _play(self, job: _Job, forks: Forks, temperature: float | None) -> Trajectory:
-        for attempt in range(self.episode_retries + 1):
+        async def attempt(_: int) -> Trajectory:
             trajectory = await run_episode(
                 self.agent,
-                self._in_time,
+                self._environment,
                 job.scenario,
                 seeds=job.seeds,
                 session=job.session,
                 temperature=temperature,
                 between_turns=forks.taken(job.session),
-                seconds=self.episode_timeout,
+                seconds=self.limits.episode_timeout,
             )
-            self.dependencies.num_timeouts += "timed_out" in trajectory.metadata
-            if trajectory.status is not Status.FAILED:
-                break
-            await forks.discard(job.session)
-            self._warn("conversation failed", trajectory)
-            if attempt == self.episode_retries or self._in_time.is_given_up:
-                break
-            await self.dependencies.pause("episode", attempt + 1, derive(job.seeds.agent, "retry"))
-        return trajectory
+            self.fault_tolerance.num_timeouts += "timed_out" in trajectory.metadata
+            if trajectory.status is Status.FAILED:
+                await forks.discard(job.session)
+                self._warn("conversation failed", trajectory)
+                raise _EpisodeFailed(trajectory)
+            return trajectory
+
+        try:
+            return await self.fault_tolerance.retry(
+                attempt,
+                name="episode",
+                times=self.limits.episode_retries,
+                stream=derive(job.seeds.agent, "retry"),
+                service=self._environment.service,
+            )
+        except _EpisodeFailed as failure:
+            return failure.trajectory
 
     async def _play_on(self, job: _BranchJob, forks: Forks, temperature: float | None) -> Branch:
         forks.take(job.owner, job.fork)
@@ -332,9 +330,9 @@ class ComputationalEngine:
             stream=job.stream,
             session=job.session,
             temperature=temperature,
-            seconds=self.episode_timeout,
+            seconds=self.limits.episode_timeout,
         )
-        self.dependencies.num_timeouts += "timed_out" in trajectory.metadata
+        self.fault_tolerance.num_timeouts += "timed_out" in trajectory.metadata
         if trajectory.status is Status.FAILED:
             self._warn("branch failed", trajectory)
         return Branch(turn=len(job.fork.trajectory.turns), trajectory=trajectory)
@@ -347,7 +345,7 @@ class ComputationalEngine:
         """The same ones; those that did not fail have been shown to the reward."""
         able = [trajectory for trajectory in trajectories if trajectory.status is not Status.FAILED]
         asked = score_trajectories(
-            self.reward_fn, able, seconds=self.reward_timeout, dependencies=self.dependencies
+            self.reward_fn, able, seconds=self.limits.reward_timeout, fault_tolerance=self.fault_tolerance
         )
         began = time.monotonic()
         results = iter(await asked)
@@ -359,19 +357,15 @@ class ComputationalEngine:
         return [replace(trajectory, spans=(*trajectory.spans, scoring)) for trajectory in scored]
 
     def _warn(self, what: str, trajectory: Trajectory) -> None:
-        self._said.warn(
+        self._warnings.warn(
             what, trajectory.error or "", scenario=trajectory.scenario.id, member=trajectory.member
         )
 
     def _with_score(self, trajectory: Trajectory, result: RewardResult | RewardFailure) -> Trajectory:
-        try:
-            if isinstance(result, RewardFailure):
-                raise result
-            earned = () if result.score is None else turn_rewards(result, len(trajectory.turns))
-        except RewardFailure as failure:
-            self._said.warn("reward failed", str(failure), scenario=trajectory.scenario.id)
-            return replace(trajectory, error=f"unscored: {failure}")
-        return replace(trajectory, reward=result.score, breakdown=result.breakdown, turn_rewards=earned)
+        scored, failure = with_score(trajectory, result)
+        if failure is not None:
+            self._warnings.warn("reward failed", str(failure), scenario=trajectory.scenario.id)
+        return scored
 
 
 def _path(step: int, scenario: Scenario, times: int) -> list[int | str]:

@@ -29,8 +29,8 @@ from typing import Annotated, Any, Literal, Union, overload
 
 import pydantic
 
-from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
-from stateset_agents.runtime.user_code import call_user_code, format_error, time_limit
+from stateset_agents.runtime.tasks import Deadline, gather_or_cancel, in_thread
+from stateset_agents.runtime.user_code import call_user_code, format_error
 from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -283,7 +283,7 @@ class Toolbox:
             f"tool {entry.name} took longer than {entry.timeout} s: mend what hangs, or raise its timeout"
         )
         try:
-            async with time_limit(entry.timeout, late):
+            async with Deadline(entry.timeout).bound(late):
                 result = await call_user_code(entry.function, **arguments)
         except ToolError as error:
             return self._bounded(f"error: {error}")

@@ -15,8 +15,9 @@ from typing import Any
 from stateset_agents.backends.text.tokenizers import ByteTokenizer
 from stateset_agents.core.environment import Conversation, Environment
 from stateset_agents.core.reward import Reward, as_reward, score_trajectories
-from stateset_agents.core.rollout.time_limits import InTime
-from stateset_agents.core.scoring.base import RewardResult, turn_rewards
+from stateset_agents.core.rollout.limits import RolloutLimits
+from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
+from stateset_agents.core.scoring.base import with_score
 from stateset_agents.evaluation.evaluator import Evaluation, measured
 from stateset_agents.evaluation.policies import DEGENERATE, MakePolicy, Policy
 from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
@@ -25,7 +26,6 @@ from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
     EnvironmentFailure,
-    RewardFailure,
 )
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario, expect_scenarios
@@ -195,11 +195,9 @@ async def audit(
     *,
     policies: Mapping[str, MakePolicy] | None = None,
     seed: int = 0,
-    max_concurrent: int = 64,
-    turn_timeout: float | None = 300.0,
-    reward_timeout: float | None = 300.0,
+    limits: RolloutLimits | None = None,
 ) -> Audit:
-    """Let every degenerate agent play every scenario once (`policies_of` unless given).
+    """Let every degenerate agent play every scenario once (`policies_of` unless given); nothing is retried.
 
     Raises ConfigurationError for no scenario or no agent, and EnvironmentFailure where none of an agent's
     conversations could be played.
@@ -211,15 +209,16 @@ async def audit(
     if not chosen:
         raise ConfigurationError("there is no agent to play: give at least one")
     reward = as_reward(reward_fn)
-    in_time = InTime(environment, turn_timeout)
-    free = asyncio.Semaphore(max_concurrent)
+    limits = limits or RolloutLimits()
+    in_time = TimeLimitedEnvironment(environment, limits.turn_timeout)
+    free = asyncio.Semaphore(limits.max_concurrent)
 
     async def one(make: MakePolicy, scenario: Scenario) -> TrajectoryGroup:
         async with free:
             played = await play(in_time, scenario, derive(seed, "user", 0, scenario.id), make)
         if played.status is not Status.FAILED:
-            [result] = await score_trajectories(reward, [played], seconds=reward_timeout)
-            played = _with_score(played, result)
+            [result] = await score_trajectories(reward, [played], seconds=limits.reward_timeout)
+            played, _ = with_score(played, result)
         return TrajectoryGroup(key=scenario.id, trajectories=(played,))
 
     async def all_of(name: str, make: MakePolicy) -> Evaluation:
@@ -237,16 +236,6 @@ async def audit(
         policies=results,
         honest=None if honest is None else await all_of("the honest agent", _without_tools(honest)),
     )
-
-
-def _with_score(trajectory: Trajectory, result: RewardResult | RewardFailure) -> Trajectory:
-    try:
-        if isinstance(result, RewardFailure):
-            raise result
-        earned = () if result.score is None else turn_rewards(result, len(trajectory.turns))
-    except RewardFailure as failure:
-        return replace(trajectory, error=f"unscored: {failure}")
-    return replace(trajectory, reward=result.score, breakdown=result.breakdown, turn_rewards=earned)
 
 
 async def play(environment: Environment, scenario: Scenario, seed: int, make: MakePolicy) -> Trajectory:

@@ -12,6 +12,7 @@ from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
+from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.evaluation.measures import (
     Estimate,
     mean_of_scenarios,
@@ -22,7 +23,6 @@ from stateset_agents.evaluation.measures import (
     user_misses,
     violation_rates,
 )
-from stateset_agents.runtime.retries import FaultPolicy
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.scenario import Scenario, expect_scenarios, expect_split
@@ -199,19 +199,15 @@ async def evaluate(
     tries: int = 1,
     temperature: float = 1.0,
     seed: int = 0,
-    max_concurrent: int = 64,
     deterministic: bool | None = None,
-    turn_timeout: float | None = 300.0,
-    reward_timeout: float | None = 300.0,
-    faults: FaultPolicy | None = None,
-    episode_timeout: float | None = None,
+    limits: RolloutLimits | None = None,
     divide: Divide | None = None,
     on_progress: OnProgress | None = None,
 ) -> Evaluation:
     """Play every scenario `tries` times at `temperature` (0 is greedy); the same seed meets the same users.
 
-    `deterministic`, the time limits and `faults` as in the engine; `deterministic` unset, it is what the
-    environment's `local` says. `divide`: who plays which scenario; this process all of them when absent.
+    `deterministic` and `limits` as in the engine; `deterministic` unset, it is what the environment's `local`
+    says. `divide`: who plays which scenario; this process all of them when absent.
     `on_progress`: called whenever all tries of a scenario are played and scored.
     Success is the environment's verdict; a conversation without one counts for the reward alone.
 
@@ -229,12 +225,8 @@ async def evaluate(
         environment,
         reward_fn,
         num_generations=tries,
-        max_concurrent=max_concurrent,
         deterministic=environment.local if deterministic is None else deterministic,
-        turn_timeout=turn_timeout,
-        reward_timeout=reward_timeout,
-        faults=faults,
-        episode_timeout=episode_timeout,
+        limits=limits,
     )
 
     async def play(part: Sequence[Scenario], before: Sequence[Scenario]) -> list[TrajectoryGroup]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.runtime.tasks import Deadline, in_thread
 from stateset_agents.runtime.user_code import format_error
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError
 from stateset_agents.types.logs import get_logger
@@ -122,28 +122,26 @@ class Patience:
 
     def __init__(self) -> None:
         self._is_short = False
-        self._open: set[asyncio.Timeout] = set()
+        self._open: set[Deadline] = set()
 
     def shorten(self) -> None:
         """From now on each call has `LAST_WORD` seconds, those under way too."""
         self._is_short = True
-        for limit in self._open:
-            limit.reschedule(asyncio.get_running_loop().time() + LAST_WORD)
+        for deadline in self._open:
+            deadline.set(LAST_WORD)
 
     @contextlib.asynccontextmanager
     async def limited(self) -> AsyncIterator[None]:
         """Raises TimeoutError, what stands inside cancelled, when the time is over."""
+        deadline = Deadline(LAST_WORD if self._is_short else None)
+        self._open.add(deadline)
         try:
-            async with asyncio.timeout(LAST_WORD if self._is_short else None) as limit:
-                self._open.add(limit)
-                try:
-                    yield
-                finally:
-                    self._open.discard(limit)
-        except TimeoutError as error:
-            if limit.expired():
-                raise TimeoutError(f"still at work {LAST_WORD:g} s after the trainer was to stop") from error
-            raise
+            async with deadline.bound(
+                TimeoutError(f"still at work {LAST_WORD:g} s after the trainer was to stop")
+            ):
+                yield
+        finally:
+            self._open.discard(deadline)
 
 
 async def notify(callbacks: Sequence[object], moment: str, *arguments: Any, patience: Patience) -> list[str]:

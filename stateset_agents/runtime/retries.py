@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from itertools import count
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -126,10 +127,33 @@ class FaultTolerance:
         patience = self.policy.outage_patience if breaker.has_worked else 0.0
         return breaker.state != "closed" and breaker.seconds_down >= patience
 
-    async def pause(self, name: str, attempt: int, stream: int) -> None:
-        """Count a retry under `name` and wait before it; `attempt` calls have failed so far."""
-        self.num_retries[name] += 1
-        await self._sleep(wait_before(attempt, first=self.policy.retry_backoff, stream=stream))
+    async def retry(
+        self,
+        call: Callable[[int], Awaitable[T]],
+        *,
+        name: str,
+        times: int,
+        stream: int,
+        service: str,
+        counts: Callable[[Exception], bool] = lambda error: True,
+    ) -> T:
+        """The result of `call(attempt)`, which is repeated up to `times` times, each after a wait.
+
+        Raises what the last attempt raised, and at once programming and configuration errors, an exception
+        for which `counts` is False, and any while `service` is given up. `name`: what the retries are counted
+        as; `stream` seeds the waits.
+        """
+        for attempt in count():
+            try:
+                return await call(attempt)
+            except (*PROGRAMMING_ERRORS, ConfigurationError):
+                raise
+            except Exception as error:
+                if attempt >= times or self.is_given_up(service) or not counts(error):
+                    raise
+            self.num_retries[name] += 1
+            await self._sleep(wait_before(attempt + 1, first=self.policy.retry_backoff, stream=stream))
+        raise AssertionError("counted without end")
 
     async def ask(
         self,

@@ -6,14 +6,15 @@ import asyncio
 import contextvars
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["MAX_THREADS", "gather_or_cancel", "in_thread", "shielded", "with_timeout"]
+__all__ = ["MAX_THREADS", "Deadline", "gather_or_cancel", "in_thread", "shielded", "with_timeout"]
 
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -80,6 +81,52 @@ def _forget(task: asyncio.Future[Any]) -> None:
     _abandoned.discard(task)
     if not task.cancelled():
         task.exception()
+
+
+class Deadline:
+    """When the work that it bounds has to be over; it may be moved while work is under way.
+
+    >>> async with Deadline(30.0).bound(EnvironmentTimeout("30 s are over")):
+    ...     await work()
+
+    A sync function that the work waits for cannot be stopped: it runs on in its thread.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        """`seconds` from now, in a running event loop; None: no limit."""
+        self._time = asyncio.get_running_loop().time
+        self._when = None if seconds is None else self._time() + seconds
+        self._open: set[asyncio.Timeout] = set()
+
+    @asynccontextmanager
+    async def bound(self, late: Exception) -> AsyncIterator[None]:
+        """Cancel the body at the deadline and raise `late`."""
+        limit = asyncio.timeout_at(self._when)
+        self._open.add(limit)
+        try:
+            async with limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():  # the body raised it
+                raise
+            raise late from error
+        finally:
+            self._open.discard(limit)
+
+    def set(self, seconds: float) -> None:
+        """Move it to `seconds` from now."""
+        self._move(self._time() + seconds)
+
+    def extend(self, seconds: float) -> None:
+        """Move it `seconds` away, where there is a limit that has not passed yet."""
+        if self._when is not None and self._open and not any(limit.expired() for limit in self._open):
+            self._move(self._when + seconds)
+
+    def _move(self, when: float) -> None:
+        self._when = when
+        for limit in self._open:
+            if not limit.expired():
+                limit.reschedule(when)
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""The boundary to user code: how it is called, how long it may take, and how its errors are formatted.
+"""The boundary to user code: how it is called, and how its errors are formatted.
 
 Environments, tools, rewards and the engine call the user's functions through this.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, TypeVar
@@ -29,7 +28,6 @@ __all__ = [
     "call_user_code",
     "format_error",
     "guarded",
-    "time_limit",
     "user_line",
 ]
 
@@ -73,22 +71,6 @@ async def guarded(label: str, work: Awaitable[T]) -> T:
         raise
     except Exception as error:
         raise EnvironmentFailure(f"{label} failed: {format_error(error)}") from error
-
-
-@asynccontextmanager
-async def time_limit(seconds: float | None, late: StatesetError) -> AsyncIterator[None]:
-    """Cancel the body after `seconds` (None: never) and raise `late`.
-
-    A sync function that the body waits for cannot be stopped: it runs on in its thread.
-    """
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            yield
-    except TimeoutError as error:
-        if not limit.expired():  # the body raised it
-            raise
-        raise late from error
 
 
 _PACKAGE = Path(__file__).parents[1]

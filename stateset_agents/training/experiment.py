@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,6 +17,7 @@ from pydantic import Field, field_validator
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import RewardFunction
+from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.evaluation.evaluator import Divide, Evaluation, OnProgress, evaluate, held_out
 from stateset_agents.reporting.report import write_report
 from stateset_agents.runtime.user_code import call_user_code
@@ -163,14 +165,14 @@ async def measure(
     environment: Environment,
     reward_fn: RewardFunction,
     config: EvaluationConfig,
-    limits: TrainingConfig,
+    limits: RolloutLimits,
     *,
     divide: Divide | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[dict[str, Any], Evaluation]:
     """Success sampled at temperature 1 (with interval and families) and greedy, as `summary.json` has it.
 
-    Of `limits` the time limits are taken and how faults are met. `divide` and `on_progress` as of `evaluate`.
+    `config` says how many conversations at once. `divide` and `on_progress` as of `evaluate`.
     """
     scenarios = held_out(environment, config.split, config.episodes)
 
@@ -188,11 +190,7 @@ async def measure(
             tries=config.tries if temperature else 1,  # greedy ones are all alike
             temperature=temperature,
             seed=config.seed,
-            max_concurrent=config.max_concurrent,
-            turn_timeout=limits.turn_timeout,
-            reward_timeout=limits.reward_timeout,
-            episode_timeout=limits.episode_timeout,
-            faults=limits.faults,
+            limits=replace(limits, max_concurrent=config.max_concurrent),
             divide=divide,
             on_progress=of_both(not temperature),
         )
@@ -306,7 +304,7 @@ class Experiment:
             trainer.environment,
             trainer.reward_fn,
             config,
-            trainer.config,
+            trainer.config.rollout_limits(),
             divide=trainer.divide,
             on_progress=on_progress,
         )

@@ -167,19 +167,14 @@ async def set_up(
         job.reward_fn,
         num_generations=config.num_generations,
         num_branches=config.branches_per_turn,
-        max_concurrent=config.max_concurrent,
-        episode_retries=config.episode_retries,
         deterministic=deterministic,
-        turn_timeout=config.turn_timeout,
-        reward_timeout=config.reward_timeout,
-        faults=config.faults,
-        episode_timeout=config.episode_timeout,
+        limits=config.rollout_limits(),
     )
     settings = run_settings(job, config)
     compared = {name: value for name, value in settings.items() if name not in ("evaluation", "made_by")}
     identity = Identity(base=learner.fingerprint, scenarios=fingerprint, settings=compared)
     await _open_run(identity, settings, config, agent, group, worker, recorder)
-    engine.dependencies.on_event = fault_event
+    engine.fault_tolerance.on_event = fault_event
     weights = WeightSync(
         agent,
         learner,

@@ -580,7 +580,7 @@ class MultiTurnGRPOTrainer:
             "time/update": now - rolled_out,
             "time/step": now - started,
             **watch.metrics(),
-            **parts.engine.dependencies.metrics(),
+            **parts.engine.fault_tolerance.metrics(),
         }
         metrics = update.metrics | of_all_processes(await self._group.barrier("the metrics", spent))
         sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)

@@ -114,8 +114,7 @@ async def _audited(args: argparse.Namespace) -> Audit:
         scenarios,
         policies={name: make for name, make in policies.items() if name not in args.without},
         seed=args.seed,
-        turn_timeout=limits.turn_timeout,
-        reward_timeout=limits.reward_timeout,
+        limits=limits.rollout_limits(),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,10 +88,7 @@ async def play(config: ExperimentConfig, temperature: float) -> Evaluation:
             tries=settings.tries,
             temperature=temperature,
             seed=settings.seed,
-            max_concurrent=settings.max_concurrent,
-            turn_timeout=config.training.turn_timeout,
-            reward_timeout=config.training.reward_timeout,
-            episode_timeout=config.training.episode_timeout,
+            limits=replace(config.training.rollout_limits(), max_concurrent=settings.max_concurrent),
         )
 
 

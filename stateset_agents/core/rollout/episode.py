@@ -12,6 +12,7 @@ from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Conversation, Environment, answer_to, opened
 from stateset_agents.runtime.circuit_breakers import wait_listener
+from stateset_agents.runtime.tasks import Deadline
 from stateset_agents.runtime.user_code import call_checked, format_error
 from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
@@ -167,38 +168,33 @@ async def _play(
 class _OutOfTime(EnvironmentTimeout):
     """The conversation's own time is up."""
 
+    def __init__(self) -> None:
+        super().__init__("the conversation's time was up before its first reply was: raise episode_timeout")
+
 
 class _TimeLeft:
     """Of one conversation; it stands still while the conversation waits for an outage to pass."""
 
     def __init__(self, seconds: float | None) -> None:
         self._clock = asyncio.get_running_loop().time
-        self._deadline = None if seconds is None else self._clock() + seconds
+        self._deadline = Deadline(seconds)
         self._stands_until = -math.inf
 
     async def bounds(self, work: Awaitable[T]) -> T:
         """What `work` returns; when the time is up it is cancelled with _OutOfTime."""
-        limit, is_over = asyncio.timeout_at(self._deadline), False
+        is_over = False
 
         def stand_still(seconds: float) -> None:
-            if is_over or limit.expired():  # work that swallowed its cancellation waits on
-                return
             now = self._clock()
             begin, end = max(now, self._stands_until), now + seconds  # calls at once may wait together
-            if self._deadline is not None and end > begin:
-                self._deadline, self._stands_until = self._deadline + end - begin, end
-                limit.reschedule(self._deadline)
+            if end > begin and not is_over:  # a task that the work left behind waits on
+                self._deadline.extend(end - begin)
+                self._stands_until = end
 
         token = wait_listener.set(stand_still)
         try:
-            async with limit:
+            async with self._deadline.bound(_OutOfTime()):
                 return await work
-        except TimeoutError as error:
-            if not limit.expired():  # the work's own
-                raise
-            raise _OutOfTime(
-                "the conversation's time was up before its first reply was: raise episode_timeout"
-            ) from error
         finally:
             is_over = True
             wait_listener.reset(token)

@@ -8,34 +8,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from stateset_agents.core.environment import Conversation, Environment, Observation, answer_to, opened
 from stateset_agents.runtime.retries import FaultTolerance
-from stateset_agents.runtime.tasks import in_thread, with_timeout
-from stateset_agents.runtime.user_code import call_checked, time_limit
-from stateset_agents.types.errors import (
-    PROGRAMMING_ERRORS,
-    ConfigurationError,
-    EnvironmentFailure,
-    EnvironmentTimeout,
-)
+from stateset_agents.runtime.tasks import Deadline, in_thread, with_timeout
+from stateset_agents.runtime.user_code import call_checked
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Outcome
 
-__all__ = ["InTime"]
+__all__ = ["TimeLimitedEnvironment"]
 
 T = TypeVar("T")
 _log = get_logger(__name__)
 
-_NAME = "environment"
-"""Of its breaker."""
 
-
-class InTime:
+class TimeLimitedEnvironment:
     """The same environment; a start, step, outcome or close that takes longer raises EnvironmentTimeout.
 
     A user or tool that hangs is no doing of the agent's: its conversation fails, and is neither scored nor
@@ -44,26 +36,22 @@ class InTime:
     What fails very often in a row is waited for, all conversations together (`runtime.circuit_breakers`).
     """
 
+    service: ClassVar[str] = "environment"
+    """The name of its circuit breaker."""
+
     def __init__(
-        self, environment: Environment, seconds: float | None, dependencies: FaultTolerance | None = None
+        self, environment: Environment, seconds: float | None, fault_tolerance: FaultTolerance | None = None
     ) -> None:
-        """`seconds`: for each answer; None waits for ever. `dependencies`: the engine's."""
-        if seconds is not None and not seconds > 0:
-            raise ConfigurationError(f"turn_timeout must be seconds above 0 or None, got {seconds!r}")
+        """`seconds`: for each answer; None waits for ever. `fault_tolerance`: the engine's."""
         self._environment = environment
         self._seconds = seconds
-        self._dependencies = dependencies or FaultTolerance()
+        self._fault_tolerance = fault_tolerance or FaultTolerance()
         self.name = type(environment).__name__
         self.local = environment.local
-        self.retries = self._dependencies.policy.turn_retries
+        self.retries = self._fault_tolerance.policy.turn_retries
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
         return self._environment.scenarios(split)
-
-    @property
-    def is_given_up(self) -> bool:
-        """Is it down, and not waited for any more? Nothing is worth another try then."""
-        return self._dependencies.is_given_up(_NAME)
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         stream = derive(seed, "environment", scenario.id)
@@ -101,20 +89,14 @@ class InTime:
 
     async def answer(self, doing: str, call: Callable[[], Awaitable[T]]) -> T:
         """One try, in time and behind the breaker; `doing` says what failed or took too long."""
-        return await self._dependencies.ask(_NAME, lambda: self.bounded(doing, call), down=EnvironmentFailure)
+        return await self._fault_tolerance.ask(
+            self.service, lambda: self.bounded(doing, call), down=EnvironmentFailure
+        )
 
     async def again(self, call: Callable[[int], Awaitable[T]], stream: int) -> T:
         """`call(attempt)` until it works, `turn_retries` times again at most; what the last one raised."""
-        for attempt in range(self.retries + 1):
-            try:
-                return await call(attempt)
-            except (*PROGRAMMING_ERRORS, ConfigurationError):
-                raise
-            except Exception:
-                if attempt == self.retries or self.is_given_up:
-                    raise
-            await self._dependencies.pause("turn", attempt + 1, stream)
-        raise AssertionError("the last attempt returns or raises")
+        retry = self._fault_tolerance.retry
+        return await retry(call, name="turn", times=self.retries, stream=stream, service=self.service)
 
     async def bounded(self, doing: str, call: Callable[[], Awaitable[T]]) -> T:
         """In time, but not behind the breaker: what must be tried even when all else waits."""
@@ -122,17 +104,17 @@ class InTime:
         try:
             return await with_timeout(self._seconds, call(), late)
         except EnvironmentTimeout:  # a single tool's too
-            self._dependencies.num_timeouts += 1
+            self._fault_tolerance.num_timeouts += 1
             raise
 
     @asynccontextmanager
     async def limit(self, doing: str) -> AsyncIterator[None]:
         """Bounds and counts what stands inside."""
         try:
-            async with time_limit(self._seconds, self._late(doing)):
+            async with Deadline(self._seconds).bound(self._late(doing)):
                 yield
         except EnvironmentTimeout:
-            self._dependencies.num_timeouts += 1
+            self._fault_tolerance.num_timeouts += 1
             raise
 
     def _late(self, doing: str) -> EnvironmentTimeout:
@@ -143,7 +125,7 @@ class InTime:
 
 
 class _Conversation:
-    def __init__(self, environment: InTime, inner: Conversation, stream: int) -> None:
+    def __init__(self, environment: TimeLimitedEnvironment, inner: Conversation, stream: int) -> None:
         self.opening = inner.opening
         self.tools = inner.tools
         self._environment = environment

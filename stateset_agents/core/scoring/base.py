@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Literal, TypeVar
 
@@ -29,6 +28,7 @@ __all__ = [
     "score_trajectories",
     "score_trajectory",
     "turn_rewards",
+    "with_score",
 ]
 
 T = TypeVar("T")
@@ -74,6 +74,20 @@ def turn_rewards(result: RewardResult, num_turns: int) -> tuple[float, ...]:
             f"turn_rewards has {len(result.turn_rewards)} numbers for a conversation of {num_turns} turns"
         )
     return result.turn_rewards
+
+
+def with_score(
+    trajectory: Trajectory, result: RewardResult | RewardFailure
+) -> tuple[Trajectory, RewardFailure | None]:
+    """The conversation with its score; where it has none, with the reason as its error, and the failure."""
+    try:
+        if isinstance(result, RewardFailure):
+            raise result
+        earned = () if result.score is None else turn_rewards(result, len(trajectory.turns))
+    except RewardFailure as failure:
+        return replace(trajectory, error=f"unscored: {failure}"), failure
+    scored = replace(trajectory, reward=result.score, breakdown=result.breakdown, turn_rewards=earned)
+    return scored, None
 
 
 def result_of(trajectory: Trajectory) -> RewardResult:
@@ -141,14 +155,14 @@ class _Terms:
 
     seconds: float | None
     """For one attempt."""
-    dependencies: FaultTolerance
+    fault_tolerance: FaultTolerance
 
     @property
     def longest(self) -> float | None:
         """Seconds after which a group whose rewards take their own time is no longer waited for."""
         if self.seconds is None:
             return None
-        policy = self.dependencies.policy
+        policy = self.fault_tolerance.policy
         waits = (
             wait_before(n + 1, first=policy.retry_backoff, stream=0) for n in range(policy.reward_retries)
         )
@@ -204,24 +218,22 @@ async def _asked(reward: RewardFunction, call: Callable[[], Awaitable[T]], strea
     terms = _terms.get()
     if terms is None or reward.made_of_others:
         return await call()
-    name, dependencies = f"reward {reward.name}", terms.dependencies
-    for attempt in count(1):
+    name, faults = f"reward {reward.name}", terms.fault_tolerance
+
+    async def in_time() -> T:
+        return await with_timeout(terms.seconds, call(), terms.missed_by(reward))
+
+    async def attempt(_: int) -> T:
         try:
-            return await dependencies.ask(
-                name,
-                lambda: with_timeout(terms.seconds, call(), terms.missed_by(reward)),
-                down=RewardFailure,
-                counts=_has_broken,
-            )
-        except (*PROGRAMMING_ERRORS, ConfigurationError):
+            return await faults.ask(name, in_time, down=RewardFailure, counts=_has_broken)
+        except RewardTimeout:
+            faults.num_timeouts += 1
             raise
-        except Exception as error:
-            dependencies.num_timeouts += isinstance(error, RewardTimeout)
-            last = attempt > dependencies.policy.reward_retries or dependencies.is_given_up(name)
-            if last or not _has_broken(error):
-                raise
-        await dependencies.pause(name, attempt, stream)
-    raise AssertionError("counted without end")
+
+    times = faults.policy.reward_retries
+    return await faults.retry(
+        attempt, name=name, times=times, stream=stream, service=name, counts=_has_broken
+    )
 
 
 def _has_broken(error: Exception) -> bool:
@@ -234,19 +246,19 @@ async def score_trajectories(
     trajectories: Sequence[Trajectory],
     *,
     seconds: float | None = None,
-    dependencies: FaultTolerance | None = None,
+    fault_tolerance: FaultTolerance | None = None,
 ) -> list[RewardResult | RewardFailure]:
     """Score the members of a group: one result or failure each, in order. The engine's one door.
 
     Members without a score after so many `seconds` get a RewardTimeout. A reward that breaks as a whole fails
-    every member; a result list of the wrong length is a ConfigurationError. With `dependencies`, the
-    engine's, what broke is asked again, each time for so many seconds.
+    every member; a result list of the wrong length is a ConfigurationError. With `fault_tolerance`,
+    the engine's, what broke is asked again, each time for so many seconds.
     """
     if not trajectories:
         return []
     terms = None
-    if seconds is not None or dependencies is not None:
-        terms = _Terms(seconds, dependencies or FaultTolerance(_ASKED_ONCE))
+    if seconds is not None or fault_tolerance is not None:
+        terms = _Terms(seconds, fault_tolerance or FaultTolerance(_ASKED_ONCE))
     try:
         with _on(terms):
             results = await _score_group(reward, trajectories)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from stateset_agents.core.tools import Tool, ToolError
-from stateset_agents.runtime.user_code import time_limit
+from stateset_agents.runtime.tasks import Deadline
 from stateset_agents.types.errors import (
     ConfigurationError,
     EnvironmentFailure,
@@ -112,7 +112,7 @@ class McpSession:
             "start_timeout"
         )
         try:
-            async with time_limit(server.start_timeout, late):
+            async with Deadline(server.start_timeout).bound(late):
                 first: set[asyncio.Future[Any]] = {session._keeper, session._session}
                 await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not session._session.done():
@@ -162,7 +162,7 @@ class McpSession:
         self._knocks.add(knocks)
         knocks.add_done_callback(self._knocked)
         try:
-            async with time_limit(self._server.timeout, late):
+            async with Deadline(self._server.timeout).bound(late):
                 await asyncio.wait({call, self._keeper}, return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
                 raise self._gone()

@@ -128,7 +128,7 @@ class Pipeline:
         self.admission.settle()
         for place in played.groups:
             del self._groups[place]
-        self._engine.sum_up_warnings()
+        self._engine.flush_warnings()
         self.admit()
 
     # ------------------------------------------------------------------------------ pause and end
@@ -156,7 +156,7 @@ class Pipeline:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()  # of those that were cancelled before they began
-        self._engine.sum_up_warnings()
+        self._engine.flush_warnings()
         return dropped
 
     # ------------------------------------------------------------------------------ figures

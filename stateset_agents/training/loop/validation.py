@@ -53,12 +53,8 @@ class Validation:
             scenarios,
             temperature=temperature,
             seed=derive(config.seed, "evaluate", split),
-            max_concurrent=config.max_concurrent,
             deterministic=self._deterministic,
-            turn_timeout=config.turn_timeout,
-            reward_timeout=config.reward_timeout,
-            faults=config.faults,
-            episode_timeout=config.episode_timeout,
+            limits=config.rollout_limits(),
             divide=self._divide,
         )
 

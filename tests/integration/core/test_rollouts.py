@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from engines import make_engine
 from environments import ChattyConversation, ChattyEnvironment, scenarios
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -35,7 +36,7 @@ async def started(family: str = "llama", scheduling: Scheduling = "deterministic
 
 
 def engine_of(agent: MultiTurnAgent, environment: ChattyEnvironment, **settings: Any) -> ComputationalEngine:
-    return ComputationalEngine(agent, environment, EnvironmentReward(), **{"num_generations": 4, **settings})
+    return make_engine(agent, environment, EnvironmentReward(), **{"num_generations": 4, **settings})
 
 
 def members(groups: list[TrajectoryGroup]) -> list[Trajectory]:
@@ -129,7 +130,7 @@ async def test_random_delays_leave_every_token_as_it_was() -> None:
     async def once(max_concurrent: int) -> list[Any]:
         agent = await started()
         environment = ChattyEnvironment(turns=3, answer=dawdle)
-        engine = ComputationalEngine(
+        engine = make_engine(
             agent, environment, Slow(), num_generations=3, max_concurrent=max_concurrent, deterministic=True
         )
         groups = [*await engine.rollout(scenarios(3), seed=2, step=0)]
@@ -160,7 +161,7 @@ async def test_random_delays_leave_every_token_of_the_branches_as_it_was() -> No
     async def once(max_concurrent: int) -> list[Any]:
         agent = await started()
         environment = ChattyEnvironment(turns=3, answer=dawdle)
-        engine = ComputationalEngine(
+        engine = make_engine(
             agent, environment, Slow(), num_generations=3, num_branches=2, max_concurrent=max_concurrent
         )
         groups = [*await engine.rollout(scenarios(2), seed=2, step=0)]

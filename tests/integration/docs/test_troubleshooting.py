@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from engines import make_engine
 from environments import ChattyEnvironment, scenarios
 from full_disk import files_of_at_most
 from repository_paths import ROOT
@@ -24,7 +25,6 @@ from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.chat.template import JinjaTemplate
-from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import reward_function
 from stateset_agents.core.sources.scenario_files import read_scenarios
@@ -147,7 +147,7 @@ def hangs(folder: Path) -> str:
     async def run() -> Any:
         agent = MultiTurnAgent(AgentConfig(), backend=ScriptedBackend(lambda request: "ok"))
         await agent.initialize()
-        engine = ComputationalEngine(
+        engine = make_engine(
             agent, ChattyEnvironment(answer=wait), even_share, turn_timeout=0.05, episode_retries=0
         )
         [group] = await engine.rollout(scenarios(1), seed=0, step=0)

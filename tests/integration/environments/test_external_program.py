@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from engines import make_engine
 from programs import program
 from repository_paths import ROOT
 from tiny_training import make_trainer
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.environments.programs.external_program import ExternalProgram
 from stateset_agents.tracking.run_log import RunLog
@@ -54,7 +54,7 @@ async def play(environment, replies, *, seed=0, num_generations=1, agent=None, *
     agent = agent or MultiTurnAgent(backend=ScriptedBackend(replies))
     settings = {"episode_retries": 0, "turn_timeout": 60.0, **settings}
     async with agent:
-        engine = ComputationalEngine(
+        engine = make_engine(
             agent, environment, EnvironmentReward(), num_generations=num_generations, **settings
         )
         scenarios = environment.scenarios("train")[:1]

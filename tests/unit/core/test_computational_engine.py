@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from builders import bare
+from engines import engine_settings
 from environments import ChattyConversation, ChattyEnvironment, scenarios
 
 from stateset_agents.backends.scripted import ScriptedBackend, ScriptedRequest
@@ -34,7 +35,8 @@ def engine_of(
 ) -> ComputationalEngine:
     agent = MultiTurnAgent(AgentConfig(), backend=backend or ScriptedBackend(speak))
     reward = EnvironmentReward() if reward is None else reward
-    return create_computational_engine(agent, environment, reward, **{"num_generations": 3, **settings})
+    settings = engine_settings(**{"num_generations": 3, **settings})
+    return create_computational_engine(agent, environment, reward, **settings)
 
 
 async def rollout(engine: ComputationalEngine, number: int = 3, **more: Any) -> list[TrajectoryGroup]:

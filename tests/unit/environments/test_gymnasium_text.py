@@ -15,6 +15,7 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Conversation, Observation
 from stateset_agents.core.reward import EnvironmentReward
+from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.environments.gymnasium_text import GymnasiumText
 from stateset_agents.evaluation.evaluator import evaluate
 from stateset_agents.training.components import make_environment
@@ -302,7 +303,9 @@ async def test_episodes_through_an_agent_earn_the_turns_rewards() -> None:
     agent = MultiTurnAgent(backend=ScriptedBackend(SAFE))
     await agent.initialize()
     scenarios = lake().scenarios("test")
-    found = await evaluate(agent, lake(), EnvironmentReward(), scenarios, max_concurrent=1)
+    found = await evaluate(
+        agent, lake(), EnvironmentReward(), scenarios, limits=RolloutLimits(max_concurrent=1)
+    )
     assert found.success == 1.0
     for group in found.groups:
         [trajectory] = group.trajectories

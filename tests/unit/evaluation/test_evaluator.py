@@ -16,6 +16,7 @@ from stateset_agents.cli.output import left_out
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment, Observation
 from stateset_agents.core.reward import EnvironmentReward, reward_function
+from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.evaluation import evaluator
 from stateset_agents.evaluation.evaluator import Evaluation, FamilyResult, evaluate, held_out, spread
 from stateset_agents.training.config import TrainingConfig
@@ -173,7 +174,7 @@ async def test_the_same_seed_meets_the_same_users_at_any_temperature() -> None:
         return sorted(entry for entry in environment.log if entry[0] == "start")
 
     first = await users(seed=3)
-    assert await users(seed=3, temperature=0.0, max_concurrent=1) == first
+    assert await users(seed=3, temperature=0.0, limits=RolloutLimits(max_concurrent=1)) == first
     assert await users(seed=4) != first
 
 
@@ -189,7 +190,6 @@ async def test_greedy_is_temperature_zero() -> None:
     [
         (0, {}, "there is no scenario to evaluate: give at least one"),
         (2, {"temperature": -0.5}, "temperature must be at least 0"),
-        (2, {"max_concurrent": 0}, "max_concurrent must be at least 1, got 0"),
     ],
 )
 async def test_what_cannot_be_evaluated_is_one_line(number: int, settings: Any, message: str) -> None:
@@ -227,7 +227,7 @@ async def test_the_measurement_around_training_has_the_training_s_time_limits() 
     async def wait(conversation: ChattyConversation, reply: Message) -> None:
         await asyncio.sleep(60)
 
-    limits = TrainingConfig(turn_timeout=0.1)
+    limits = TrainingConfig(turn_timeout=0.1).rollout_limits()
     async with MultiTurnAgent(AgentConfig(), backend=ScriptedBackend(lambda request: "ok")) as agent:
         with pytest.raises(
             EnvironmentFailure, match=r"answering a reply took the environment longer than 0\.1 s"

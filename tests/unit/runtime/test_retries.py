@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from builders import trajectory
 from chat_server import ChatServer, status
+from engines import make_engine
 from environments import ChattyEnvironment, scenarios
 
 from stateset_agents.backends.openai.client import ChatClient
@@ -24,7 +25,7 @@ from stateset_agents.core.reward import (
     RewardResult,
     score_trajectories,
 )
-from stateset_agents.core.rollout.time_limits import InTime
+from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
 from stateset_agents.rewards.judge import JudgeReward
 from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance
 from stateset_agents.types.errors import ConfigurationError, RewardFailure, RewardTimeout
@@ -87,7 +88,7 @@ def patient(environment: Any, **policy: Any) -> ComputationalEngine:
     faults = FaultPolicy(**{"turn_retries": 1, "retry_backoff": 0.0, **policy})
     agent = MultiTurnAgent(AgentConfig(), backend=ScriptedBackend(lambda request: "yes"))
     settings = {"num_generations": 1, "episode_retries": 0, "faults": faults}
-    return ComputationalEngine(agent, environment, EnvironmentReward(), **settings)
+    return make_engine(agent, environment, EnvironmentReward(), **settings)
 
 
 async def played(engine: ComputationalEngine) -> list[TrajectoryGroup]:
@@ -132,7 +133,7 @@ async def test_a_copy_that_comes_when_nobody_waits_for_it_is_closed() -> None:
         return Slow(desk, scenario.id, 0)
 
     desk.start = start  # type: ignore[method-assign]  # only this desk's
-    steady = InTime(desk, 5.0, FaultTolerance(FaultPolicy(turn_retries=1)))
+    steady = TimeLimitedEnvironment(desk, 5.0, FaultTolerance(FaultPolicy(turn_retries=1)))
     conversation = await steady.start(scenarios(1)[0], 0)
     step = asyncio.create_task(conversation.step(Message(role="assistant", content="hello")))
     assert await asyncio.to_thread(begun.wait, 10)
@@ -173,7 +174,7 @@ def policy(**settings: Any) -> FaultTolerance:
 
 
 async def scores(reward: RewardFunction, asked: FaultTolerance, seconds: float | None = None) -> list[Any]:
-    results = await score_trajectories(reward, TALKS, seconds=seconds, dependencies=asked)
+    results = await score_trajectories(reward, TALKS, seconds=seconds, fault_tolerance=asked)
     return [result.score if isinstance(result, RewardResult) else type(result) for result in results]
 
 
@@ -241,7 +242,7 @@ async def test_a_reward_behind_an_open_breaker_is_waited_for() -> None:
 async def test_a_reward_that_answers_that_it_cannot_score_is_up() -> None:
     asked = policy(breaker_failures=1, breaker_pause=0.001, reward_retries=0)
     asked.breaker("reward judge").has_worked = True
-    assert (await score_trajectories(Judge(9), TALKS[:1], dependencies=asked))[0]
+    assert (await score_trajectories(Judge(9), TALKS[:1], fault_tolerance=asked))[0]
     assert asked.breaker("reward judge").state == "open"
     assert await scores(Judge(9, RewardFailure("no verdict in it")), asked) == [RewardFailure] * 3
     assert asked.breaker("reward judge").state == "closed"
@@ -251,7 +252,7 @@ async def test_the_engine_counts_and_tells_what_it_did() -> None:
     engine = patient(ChattyEnvironment())
     await played(engine)
     assert engine.repeatable
-    told = engine.dependencies.metrics()
+    told = engine.fault_tolerance.metrics()
     assert told == {
         "faults/retries": 0.0,
         "faults/timeouts": 0.0,
@@ -264,7 +265,7 @@ async def test_the_engine_counts_and_tells_what_it_did() -> None:
 
 async def test_a_conversation_that_began_as_its_caller_was_cancelled_is_closed():
     environment = ChattyEnvironment()
-    task = asyncio.create_task(InTime(environment, 5.0).start(scenarios(1)[0], 0))
+    task = asyncio.create_task(TimeLimitedEnvironment(environment, 5.0).start(scenarios(1)[0], 0))
     while not environment.num_open:  # noqa: ASYNC110  # the very moment counts
         await asyncio.sleep(0)
     task.cancel()  # it is there, and nobody has taken it yet
@@ -281,7 +282,7 @@ async def test_a_conversation_is_not_played_again_with_what_is_not_waited_for_an
     environment.start = never
     agent = MultiTurnAgent(AgentConfig(), backend=ScriptedBackend(["yes"]))
     faults = FaultPolicy(breaker_failures=1, retry_backoff=0.0)
-    engine = ComputationalEngine(
+    engine = make_engine(
         agent, environment, EnvironmentReward(), num_generations=1, episode_retries=5, faults=faults
     )
     groups = await played(engine)

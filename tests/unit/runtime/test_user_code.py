@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from builders import bare, trajectory
+from engines import make_engine
 from environments import ChattyConversation, ChattyEnvironment, scenarios
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import (
     CompositeReward,
@@ -52,7 +52,7 @@ def stuck() -> Any:
 async def play(environment: Any, reward: Any = None, **settings: Any) -> tuple[Any, list[TrajectoryGroup]]:
     agent = MultiTurnAgent(AgentConfig(), backend=ScriptedBackend(lambda request: "ok"))
     await agent.initialize()
-    engine = ComputationalEngine(agent, environment, reward or EnvironmentReward(), **settings)
+    engine = make_engine(agent, environment, reward or EnvironmentReward(), **settings)
     return engine, await engine.rollout(scenarios(1), seed=0, step=0)
 
 

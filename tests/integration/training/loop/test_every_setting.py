@@ -319,7 +319,7 @@ async def watch(trainer: Any, work: Any, root: Path) -> Seen:
 
     try:
         await trainer.initialize()
-        trainer.engine.dependencies._sleep = sleep
+        trainer.engine.fault_tolerance._sleep = sleep
         trained = getattr(trainer.learner, "base", None) or trainer.learner.policy.model  # TRL's, or ours
         trained.model.layers[0].mlp.register_forward_pre_hook(count)
         available = patch.object(fast_linear, "is_available", lambda: True)

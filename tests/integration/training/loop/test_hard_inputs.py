@@ -15,6 +15,7 @@ import pytest
 import yaml
 from builders import bare
 from command_line import contents, the_line, without_warnings
+from engines import make_engine
 from full_disk import files_of_at_most
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_agent, make_environment, make_trainer
@@ -230,7 +231,7 @@ async def test_what_a_tool_does_wrong_costs_its_conversation_at_most(
     agent = MultiTurnAgent(AgentConfig(max_context_tokens=60_000), backend=_scripted(_CALL % tool.__name__))
     await agent.initialize()
     environment = ConversationEnvironment([{"opening": "hi"}], tools=[tool], max_turns=2)
-    engine = ComputationalEngine(agent, environment, even_share, num_generations=2, episode_retries=0)
+    engine = make_engine(agent, environment, even_share, num_generations=2, episode_retries=0)
     [group] = await engine.rollout(environment.scenarios("train"), seed=0, step=0)
     first = group.trajectories[0]
     assert first.status.value == status

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from builders import bare
+from engines import make_engine
 from environments import ChattyConversation, ChattyEnvironment, scenarios
 from tiny_training import talk
 
@@ -39,7 +40,7 @@ def engine_of(
     **settings: Any,
 ) -> ComputationalEngine:
     agent = MultiTurnAgent(AgentConfig(), backend=backend or ScriptedBackend(speak))
-    return ComputationalEngine(
+    return make_engine(
         agent,
         environment,
         reward or EnvironmentReward(),

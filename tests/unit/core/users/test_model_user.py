@@ -7,11 +7,11 @@ import json
 import pytest
 from aiohttp import web
 from chat_server import ChatServer, answer, status
+from engines import make_engine
 
 from stateset_agents.backends.openai.client import ChatClient
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.core.users.model_user import ModelUser, ModelUsers
@@ -38,9 +38,7 @@ async def play(server, replies=("Which item?", "Done."), instructions=WANTS, **c
     environment = ConversationEnvironment(CLAIMS, user=users)
     assert environment.local is False
     async with MultiTurnAgent(backend=ScriptedBackend(list(replies))) as agent:
-        engine = ComputationalEngine(
-            agent, environment, EnvironmentReward(), num_generations=1, episode_retries=0
-        )
+        engine = make_engine(agent, environment, EnvironmentReward(), num_generations=1, episode_retries=0)
         (group,) = await engine.rollout(environment.scenarios("train"), seed=0, step=0)
     return group.trajectories[0]
 

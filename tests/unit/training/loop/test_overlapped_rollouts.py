@@ -7,13 +7,13 @@ import random
 from typing import Any
 
 import pytest
+from engines import make_engine
 from environments import ChattyConversation, ChattyEnvironment, scenarios
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.reward import RewardFunction, RewardResult
 from stateset_agents.runtime.retries import FaultPolicy
 from stateset_agents.training.config import TrainingConfig
@@ -67,7 +67,7 @@ async def play_run(seed: int, *, staleness: int, resamples: int, per_step: int, 
         seed=seed,
         min_group_size=2,
     )
-    engine = ComputationalEngine(
+    engine = make_engine(
         agent,
         environment,
         Dice(),
@@ -154,6 +154,6 @@ def test_whatever_breaks_hangs_or_is_cut_every_group_ends_once(
 async def test_a_group_by_itself_has_no_clock_and_no_branches(settings: dict[str, Any]) -> None:
     agent = MultiTurnAgent(AgentConfig(), backend=ScriptedBackend(["yes"]))
     given = {"deterministic": False, **settings}
-    engine = ComputationalEngine(agent, ChattyEnvironment(), Dice(), **given)
+    engine = make_engine(agent, ChattyEnvironment(), Dice(), **given)
     with pytest.raises(ConfigurationError, match="num_branches=0 and deterministic=False"):
         await engine.play_group(SCENARIOS[0], seed=0, step=0, slots=asyncio.Semaphore(1))

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import platform
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from stateset_agents.evaluation.evaluator import Evaluation, PlayPart
 from stateset_agents.runs.callbacks import expect_callback
 from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
 from stateset_agents.runs.early_stopping import crossed
+from stateset_agents.runs.ending import end_training, one_line
 from stateset_agents.runs.lifecycle import Lifecycle, Progress, State
 from stateset_agents.runs.recorder import RunRecorder, ready
 from stateset_agents.runs.trackers import make_trackers
@@ -381,11 +382,11 @@ class MultiTurnGRPOTrainer:
             await self._end("stopped", self._cancelled())
             raise
         except PeerFailed as error:
-            await self._end("stopped" if error.is_stop else "failed", _one_line(error))
+            await self._end("stopped" if error.is_stop else "failed", one_line(error))
             raise
         except Exception as error:
             await self._group.abort(error)
-            await self._end("failed", _one_line(error))
+            await self._end("failed", one_line(error))
             raise
         else:
             await self._end(*ending)
@@ -449,51 +450,34 @@ class MultiTurnGRPOTrainer:
             await parts.weights.publish(checkpoint.weights, checkpoint.step)
 
     async def _end(self, state: State, why: str) -> None:
-        """Keep what there is, write it down and tell everyone; each is done whatever becomes of the others.
+        """Save, write the summary and tell everyone; each is done whatever becomes of the others."""
 
-        What breaks first on the way is raised, and is how the training ended; a cancellation does not undo a
-        failure.
-        """
-        failures: list[BaseException] = []
+        async def save(state: State, why: str) -> None:
+            if self._parts is not None:
+                await self._save_last(self._parts)
 
-        async def attempt(work: Awaitable[None]) -> None:
-            nonlocal state, why
-            try:
-                await work
-            except asyncio.CancelledError as error:
-                failures.append(error)
-                if state != "failed":
-                    state, why = "stopped", self._cancelled()
-            except Exception as error:
-                if not failures:
-                    state, why = "failed", _one_line(error)
-                failures.append(error)
+        async def notify(state: State, why: str) -> None:
+            await self._notify("on_train_end", self)
 
-        async def finalize() -> None:
-            if (state, why) != (self.state, self._lifecycle.why):
-                await attempt(self._finalize(state, why))
+        async def agree(state: State, why: str) -> None:
+            """Wait for all, as a launcher ends the others when one is gone; fail where the first one did."""
+            if self.is_ready:
+                ended = (await shielded(self._group.barrier("the end", state == "failed" and why)))[0]
+                if ended and state != "failed":
+                    raise PeerFailed(f"process 0 failed: {ended}")
 
-        if self._parts is not None:
-            await attempt(self._save_last(self._parts))
-        await finalize()
-        await attempt(self._notify("on_train_end", self))
-        await finalize()
-        await attempt(self._agree(state, why))
-        await finalize()
-        if failures:
-            raise failures[0]
+        async def write() -> None:
+            if self.is_ready and self._group.is_first:
+                await shielded(self._worker.run(self._recorder.finalize, self.summary()))
 
-    async def _agree(self, state: State, why: str) -> None:
-        """Wait for all, as a launcher ends the others when one is gone; fail where the first one did."""
-        if self.is_ready:
-            ended = (await shielded(self._group.barrier("the end", state == "failed" and why)))[0]
-            if ended and state != "failed":
-                raise PeerFailed(f"process 0 failed: {ended}")
-
-    async def _finalize(self, state: State, why: str) -> None:
-        self._lifecycle.end(state, why)
-        if self.is_ready and self._group.is_first:
-            await shielded(self._worker.run(self._recorder.finalize, self.summary()))
+        await end_training(
+            state,
+            why,
+            lifecycle=self._lifecycle,
+            steps=(save, notify, agree),
+            write=write,
+            cancelled=self._cancelled,
+        )
 
     def _cancelled(self) -> str:
         return f"cancelled after step {self.step_number} of {self.num_steps}"
@@ -794,10 +778,6 @@ class MultiTurnGRPOTrainer:
                 f"{what} needs all {self.processes.count} processes, and callbacks are called in the first "
                 "one: call it between steps of your own, in every process, or set save_steps or eval_steps"
             )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 async def train(

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from statistics import median
 from typing import Literal, NamedTuple, get_args
 
+from stateset_agents.algorithms.baselines import BASELINES, mean
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 
 __all__ = [
-    "Baseline",
     "Credit",
     "Scaling",
     "broadcast_turns",
@@ -31,22 +30,6 @@ __all__ = [
     "turn_gae",
     "zero_variance_fraction",
 ]
-
-Baseline = Literal["group_mean", "group_median", "global_mean", "leave_one_out"]
-"""What a reward is compared with:
-
-- group_mean: the group's mean, own reward included, which shrinks the gradient by 1 - 1/G
-  (DeepSeekMath, https://arxiv.org/abs/2402.03300);
-- group_median: the group's median, unmoved by one outlier; biased, as a member's own reward moves it
-  unevenly;
-- global_mean: the mean of every scored reward in the batch, own reward included, which shrinks the gradient
-  by 1 - 1/(number of rewards);
-- leave_one_out: the mean of the *other* members, which keeps the gradient unbiased
-  (RLOO, https://arxiv.org/abs/2402.14740).
-
-That is with scaling `none` and a loss that averages by a constant
-(tests/unit/training/update/test_credit_gradient.py).
-"""
 
 Scaling = Literal["population", "sample", "batch", "none"]
 """What the difference is divided by (a spread plus `eps`, which stands outside the root):
@@ -75,7 +58,7 @@ class Credit(NamedTuple):
 def group_advantages(
     rewards: Sequence[Sequence[float | None]],
     *,
-    baseline: Baseline = "group_mean",
+    baseline: str = "group_mean",
     scaling: Scaling = "population",
     eps: float | None = None,
     clip: float | None = None,
@@ -95,8 +78,8 @@ def group_advantages(
 
     Raises RewardFailure on a reward that is not finite, ConfigurationError on an unknown choice.
     """
-    if baseline not in get_args(Baseline):
-        raise ConfigurationError(f"baseline must be one of {', '.join(get_args(Baseline))}, got {baseline!r}")
+    if baseline not in BASELINES:
+        raise ConfigurationError(f"baseline must be one of {', '.join(BASELINES)}, got {baseline!r}")
     if scaling not in get_args(Scaling):
         raise ConfigurationError(f"scaling must be one of {', '.join(get_args(Scaling))}, got {scaling!r}")
     if eps is not None and not eps >= 0:
@@ -105,20 +88,21 @@ def group_advantages(
         raise ConfigurationError(f"clip must be positive (None for no bound), got {clip!r}")
     margin = _EPS[scaling] if eps is None else eps
     batch = [reward for group in rewards for reward in _scored(group)]
-    batch_mean = _mean(batch) if batch else 0.0
+    rule = BASELINES[baseline]
+    over_batch = rule.over == "batch"
+    of_batch = iter(rule.values(batch) if over_batch and not _ties(batch) else ())
     advantages = []
     for group in rewards:
         scored = _scored(group)
-        peers = batch if baseline == "global_mean" else scored
+        peers = batch if over_batch else scored
         spread = 0.0 if _ties(peers) else _spread(peers, batch, scaling) + margin
         if spread == 0.0:
             advantages.append([None if reward is None else 0.0 for reward in group])
             continue
+        expected = of_batch if over_batch else iter(rule.values(scored))
         advantages.append(
             [
-                None
-                if reward is None
-                else _bounded((reward - _baseline(reward, scored, batch_mean, baseline)) / spread, clip)
+                None if reward is None else _bounded((reward - next(expected)) / spread, clip)
                 for reward in group
             ]
         )
@@ -129,7 +113,7 @@ def group_advantages_by_id(
     rewards: Sequence[float | None],
     group_ids: Sequence[Hashable],
     *,
-    baseline: Baseline = "group_mean",
+    baseline: str = "group_mean",
     scaling: Scaling = "population",
     eps: float | None = None,
     clip: float | None = None,
@@ -171,8 +155,8 @@ def standardized(values: Sequence[float], *, eps: float = 1e-8) -> list[float]:
     advantages; equal values give exactly 0."""
     if _ties(values):
         return [0.0] * len(values)
-    mean, spread = _mean(values), _spread(values, values, "population")
-    return [(value - mean) / (spread + eps) for value in values]
+    centre, spread = mean(values), _spread(values, values, "population")
+    return [(value - centre) / (spread + eps) for value in values]
 
 
 def _scored(group: Sequence[float | None]) -> list[float]:
@@ -187,28 +171,12 @@ def _ties(values: Sequence[float]) -> bool:
     return not values or max(values) == min(values)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def _spread(peers: Sequence[float], batch: Sequence[float], scaling: Scaling) -> float:
     if scaling == "none":
         return 1.0
     values = batch if scaling == "batch" else peers
-    mean, ddof = _mean(values), 1 if scaling == "sample" else 0
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
-
-
-def _baseline(reward: float, scored: Sequence[float], batch_mean: float, baseline: Baseline) -> float:
-    match baseline:
-        case "group_mean":
-            return _mean(scored)
-        case "group_median":
-            return median(scored)
-        case "global_mean":
-            return batch_mean
-        case "leave_one_out":
-            return (math.fsum(scored) - reward) / (len(scored) - 1)
+    centre, ddof = mean(values), 1 if scaling == "sample" else 0
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - ddof))
 
 
 def _bounded(value: float, bound: float | None) -> float:
@@ -255,9 +223,7 @@ def per_turn_group_credit(
             continue
         siblings = [other for place, other in enumerate(returns) if place != member and other is not None]
         alive = [[other[turn] for other in siblings if turn < len(other)] for turn in range(len(own))]
-        credit.append(
-            [value - (_mean(rest) if rest else 0.0) for value, rest in zip(own, alive, strict=True)]
-        )
+        credit.append([value - (mean(rest) if rest else 0.0) for value, rest in zip(own, alive, strict=True)])
     return credit
 
 

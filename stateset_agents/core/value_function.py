@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from stateset_agents.algorithms.advantages import (
-    Baseline,
     Credit,
     Scaling,
     group_advantages,
@@ -175,7 +174,7 @@ class ValueFunction:
     def compute_grpo_advantages(
         self,
         group_rewards: Sequence[Sequence[float | None]],
-        baseline_type: Baseline = "group_mean",
+        baseline_type: str = "group_mean",
         *,
         advantage_normalization: Scaling | bool = "population",
     ) -> list[list[float | None]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stateset_agents.algorithms.advantages import Baseline, Scaling, group_advantages
+from stateset_agents.algorithms.advantages import Scaling, group_advantages
 from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
@@ -102,7 +102,7 @@ async def rescore(
     steps: Iterable[tuple[int, Sequence[TrajectoryGroup]]],
     reward_fn: Reward,
     *,
-    baseline: Baseline = "group_mean",
+    baseline: str = "group_mean",
     scaling: Scaling = "population",
     reward_clip: float = 10.0,
     reward_timeout: float | None = 300.0,

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from stateset_agents.algorithms.baselines import is_over_batch
 from stateset_agents.tracking.diagnostics import History, live_findings
 from stateset_agents.tracking.monitors import LONG_LAG, NOT_THE_USERS, SAME_STEPS, Finding
 from stateset_agents.tracking.run_log import MetricLine
@@ -66,7 +67,7 @@ class StepWarnings:
     ) -> list[Finding]:
         found = []
         tied = "reward/mean" in metrics and metrics.get("group/zero_variance") == 1.0
-        if training.get("baseline_type") == "global_mean":  # then one group teaches by the others
+        if is_over_batch(training.get("baseline_type")):  # then one group teaches by the others
             tied = tied and not metrics.get("reward/std")
         self._same = self._same + 1 if tied else 0
         if self._same == SAME_STEPS:

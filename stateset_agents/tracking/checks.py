@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
 
+from stateset_agents.algorithms.baselines import is_over_batch
 from stateset_agents.tracking.history import History, window
 from stateset_agents.tracking.monitors import MONITORS, NOT_THE_USERS, Finding, graded
 
@@ -145,7 +146,7 @@ def _bias(history: History) -> Finding | None:
 def _ties(history: History) -> Finding | None:
     """Groups whose members all tie teach nothing, unless they are compared with the other groups."""
     share = history.end("group/zero_variance")
-    if share is None or history.training.get("baseline_type") == "global_mean":
+    if share is None or is_over_batch(history.training.get("baseline_type")):
         return None
     seen = f"{share:.0%} of the last groups"
     if history.solved():

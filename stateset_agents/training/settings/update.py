@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field
 
-from stateset_agents.algorithms.advantages import Baseline, Scaling
+from stateset_agents.algorithms.advantages import Scaling
+from stateset_agents.algorithms.baselines import BASELINES
 from stateset_agents.algorithms.kl_controllers import KLControllerKind
 from stateset_agents.algorithms.kl_estimators import KLEstimator
 from stateset_agents.algorithms.policy_losses import LOSSES, Clip
@@ -124,7 +125,7 @@ class UpdateSettings(Settings):
         "siblings' turns or against other ways on from where it stood, a turn or token against a critic "
         "(GAE), or the outcome against its group plus turn rewards by GAE; see docs/algorithms.md.",
     )
-    baseline_type: Baseline = Field(
+    baseline_type: Annotated[str, OneOf(BASELINES)] = Field(
         default="group_mean", description="What a conversation's reward is compared with."
     )
     advantage_normalization: Scaling = Field(

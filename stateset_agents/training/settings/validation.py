@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from stateset_agents.algorithms.baselines import BASELINES, is_over_batch
 from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.training.estimators.registry import ESTIMATORS, estimators_with
 from stateset_agents.types.settings import alternatives
@@ -24,8 +25,8 @@ def contradiction(config: TrainingConfig) -> str | None:
 
 
 def _credit(config: TrainingConfig) -> Iterator[str]:
-    if config.baseline_type == "leave_one_out" and config.advantage_normalization != "none":
-        yield "leave_one_out is unbiased only unscaled: set advantage_normalization to none"
+    if BASELINES[config.baseline_type].is_unscaled and config.advantage_normalization != "none":
+        yield f"{config.baseline_type} is unbiased only unscaled: set advantage_normalization to none"
     yield from _unused_by_estimator(config)
     if config.min_group_size > config.num_generations:
         yield (
@@ -125,11 +126,11 @@ def _rollouts(config: TrainingConfig) -> Iterator[str]:
             "are scored: set max_staleness to 0, or use another estimator"
         )
     compares = ESTIMATORS[config.advantage_estimator].critic is None
-    if config.max_resamples and not (compares and config.baseline_type != "global_mean"):
+    if config.max_resamples and not (compares and not is_over_batch(config.baseline_type)):
         yield (
             "max_resamples replaces groups whose members are alike, and "
             + (
-                "baseline_type global_mean"
+                f"baseline_type {config.baseline_type}"
                 if compares
                 else f"advantage_estimator {config.advantage_estimator}"
             )

@@ -10,6 +10,8 @@ import pytest
 
 import stateset_agents
 from scripts.configuration_reference import reference
+from stateset_agents.algorithms.advantages import group_advantages
+from stateset_agents.algorithms.baselines import BASELINES, Baseline
 from stateset_agents.algorithms.policy_losses import LOSSES, PolicyLoss, log_likelihood
 from stateset_agents.runtime.named_code import imported
 from stateset_agents.training.components import ENVIRONMENTS
@@ -69,6 +71,24 @@ def test_an_estimator_is_named_in_one_module(name: str) -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_is_named_in_one_module_and_where_it_is_chosen(name: str) -> None:
     assert modules_with(name) == {"algorithms/policy_losses.py"} | CHOSEN.get(name, set())
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_is_named_in_one_module_and_where_it_is_chosen(name: str) -> None:
+    chosen = {
+        "group_mean": {"algorithms/advantages.py", "core/value_function.py", "evaluation/rescoring.py"}
+        | {"training/settings/update.py"},  # defaults
+        "leave_one_out": set(),
+    }
+    assert modules_with(name) == {"algorithms/baselines.py"} | chosen.get(name, set())
+
+
+def test_a_baseline_that_is_added_says_what_rewards_are_compared_with(monkeypatch) -> None:
+    best_of_the_batch = Baseline(lambda rewards: [max(rewards)] * len(rewards), over="batch")
+    monkeypatch.setitem(BASELINES, "best", best_of_the_batch)
+    assert TrainingConfig(baseline_type="best").baseline_type == "best"
+    rewards = [[1.0, 0.0], [None, 3.0]]
+    assert group_advantages(rewards, baseline="best", scaling="none") == [[-2.0, -3.0], [None, 0.0]]
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)

@@ -18,6 +18,7 @@ from stateset_agents.environments.text_world import (
     reset_seed,
     world_scenarios,
 )
+from stateset_agents.runtime.retries import retry
 from stateset_agents.runtime.user_code import guarded
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
 from stateset_agents.types.logs import get_logger
@@ -132,18 +133,26 @@ class OpenEnvText:
 
     async def _opened(self, given: Mapping[str, Any]) -> World:
         """A session that was reset; raises EnvironmentFailure when no attempt comes to one."""
-        for attempt in range(1, self._attempts + 1):
+
+        async def attempt(_: int) -> World:
             world = _OpenEnvWorld(self._url, self._client(), self._timeout)
             try:
                 await guarded(f"a session of {world.name}", world.reset(given))
-                return world
-            except BaseException as error:
+            except BaseException:
                 await world.close()
-                if not isinstance(error, EnvironmentFailure) or attempt == self._attempts:
-                    raise
-                _log.warning("opening a session again", error=str(error), attempt=attempt)
-            await asyncio.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
-        raise AssertionError  # the last attempt returned or raised
+                raise
+            return world
+
+        async def wait(failures: int, error: Exception) -> None:
+            _log.warning("opening a session again", error=str(error), attempt=failures)
+            await asyncio.sleep(_FIRST_PAUSE * 2 ** (failures - 1))
+
+        return await retry(
+            attempt,
+            times=self._attempts - 1,
+            is_final=lambda error: not isinstance(error, EnvironmentFailure),
+            wait=wait,
+        )
 
     def _client(self) -> Any:
         return self._client_class(

@@ -17,7 +17,7 @@ from stateset_agents.runtime.circuit_breakers import Breaker, State, admitted, b
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError
 from stateset_agents.types.seeds import derive
 
-__all__ = ["FaultPolicy", "FaultTolerance", "wait_before"]
+__all__ = ["FaultPolicy", "FaultTolerance", "retry", "wait_before"]
 
 T = TypeVar("T")
 
@@ -61,6 +61,29 @@ def wait_before(attempt: int, *, first: float, stream: int, most: float = _LONGE
     """
     longest = min(most, first * 2.0 ** min(attempt - 1, 60))
     return longest * (0.5 + 0.5 * derive(stream, "wait", attempt) / 2**63)
+
+
+async def retry(
+    call: Callable[[int], Awaitable[T]],
+    *,
+    times: int,
+    is_final: Callable[[Exception], bool],
+    wait: Callable[[int, Exception], Awaitable[None]],
+) -> T:
+    """The result of `call(attempt)`, counted from 0 and repeated up to `times` times.
+
+    `wait(failures, error)` comes before each repetition, after so many failures in all. Raises what the last
+    attempt raised, and an error that `is_final` at once.
+    """
+    for attempt in count():
+        try:
+            return await call(attempt)
+        except Exception as error:
+            if attempt >= times or is_final(error):
+                raise
+            failure = error
+        await wait(attempt + 1, failure)
+    raise AssertionError("counted without end")
 
 
 def _cause(error: Exception) -> str:
@@ -143,17 +166,16 @@ class FaultTolerance:
         for which `counts` is False, and any while `service` is given up. `name`: what the retries are counted
         as; `stream` seeds the waits.
         """
-        for attempt in count():
-            try:
-                return await call(attempt)
-            except (*PROGRAMMING_ERRORS, ConfigurationError):
-                raise
-            except Exception as error:
-                if attempt >= times or self.is_given_up(service) or not counts(error):
-                    raise
+
+        def is_final(error: Exception) -> bool:
+            is_mistake = isinstance(error, (*PROGRAMMING_ERRORS, ConfigurationError))
+            return is_mistake or self.is_given_up(service) or not counts(error)
+
+        async def wait(attempt: int, error: Exception) -> None:
             self.num_retries[name] += 1
-            await self._sleep(wait_before(attempt + 1, first=self.policy.retry_backoff, stream=stream))
-        raise AssertionError("counted without end")
+            await self._sleep(wait_before(attempt, first=self.policy.retry_backoff, stream=stream))
+
+        return await retry(call, times=times, is_final=is_final, wait=wait)
 
     async def ask(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.runtime.circuit_breakers import Breaker, admitted
-from stateset_agents.runtime.retries import wait_before
+from stateset_agents.runtime.retries import retry, wait_before
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.logs import get_logger
 
@@ -67,16 +67,21 @@ class VLLMClient:
         Raises `Unreachable` if the server did not answer as a healthy one does, BackendError if it refused
         the request.
         """
-        for attempt in range(1, self._attempts + 1):
-            try:
-                return await self._behind_breaker(method, path, body, waits=not once)
-            except Unreachable as error:
-                if once or self._breaker.seconds_down > _PATIENCE or attempt == self._attempts:
-                    raise
-                self.num_retries += 1
-                _log.warning("asking the vLLM server again", error=str(error), attempt=attempt)
-            await asyncio.sleep(wait_before(attempt, first=self._backoff, stream=self.num_retries))
-        raise AssertionError("the last attempt returns or raises")
+
+        async def wait(failures: int, error: Exception) -> None:
+            self.num_retries += 1
+            _log.warning("asking the vLLM server again", error=str(error), attempt=failures)
+            await asyncio.sleep(wait_before(failures, first=self._backoff, stream=self.num_retries))
+
+        def is_final(error: Exception) -> bool:
+            return not isinstance(error, Unreachable) or self._breaker.seconds_down > _PATIENCE
+
+        return await retry(
+            lambda _: self._behind_breaker(method, path, body, waits=not once),
+            times=0 if once else self._attempts - 1,
+            is_final=is_final,
+            wait=wait,
+        )
 
     async def _behind_breaker(
         self, method: str, path: str, body: Mapping[str, Any] | None, *, waits: bool

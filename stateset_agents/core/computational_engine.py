@@ -153,9 +153,9 @@ class ComputationalEngine:
         async with self._remembered(jobs), Forks(self.num_branches, of=of, limit=limit) as forks:
             play = partial(self._play, forks=forks, temperature=temperature)
             scored = await self._in_groups(jobs, play, self._rewarded, on_scored)
-            others = list(self._branch_jobs(jobs, scored, forks))
-            play_on = partial(self._play_on, forks=forks, temperature=temperature)
-            branches = await self._in_groups(others, play_on, self._branches_rewarded)
+            branch_jobs = list(self._branch_jobs(jobs, scored, forks))
+            play_branch = partial(self._play_branch, forks=forks, temperature=temperature)
+            branches = await self._in_groups(branch_jobs, play_branch, self._branches_rewarded)
         return [
             TrajectoryGroup(
                 key=f"{step}/{scenario.id}",
@@ -223,17 +223,17 @@ class ComputationalEngine:
         sizes = Counter(job.place for job in jobs)
         complete = {place: asyncio.Event() for place in sizes}
         finished: dict[int, list[T]] = {}
-        num_lanes = min(self.limits.max_concurrent, len(queue))
-        everyone = asyncio.Barrier(max(1, num_lanes))
+        num_participants = min(self.limits.max_concurrent, len(queue))
+        all_ready = asyncio.Barrier(max(1, num_participants))
 
-        async def lane() -> None:
+        async def participant() -> None:
             with self.agent.backend.participate() if self.deterministic else nullcontext():
-                await everyone.wait()  # all participate before any turn is asked for
+                await all_ready.wait()  # all participate before any turn is asked for
                 while queue:
                     number, job = queue.popleft()
-                    own = played[job.place]
-                    own[number] = await play(job)
-                    if len(own) == sizes[job.place]:
+                    results = played[job.place]
+                    results[number] = await play(job)
+                    if len(results) == sizes[job.place]:
                         complete[job.place].set()
 
         async def group(place: int) -> None:
@@ -243,7 +243,7 @@ class ComputationalEngine:
                 on_finished(place)
 
         try:
-            await gather_or_cancel([*(lane() for _ in range(num_lanes)), *map(group, sizes)])
+            await gather_or_cancel([*(participant() for _ in range(num_participants)), *map(group, sizes)])
         finally:
             self._warnings.flush()
         return finished
@@ -322,7 +322,7 @@ class ComputationalEngine:
         except _EpisodeFailed as failure:
             return failure.trajectory
 
-    async def _play_on(self, job: _BranchJob, forks: Forks, temperature: float | None) -> Branch:
+    async def _play_branch(self, job: _BranchJob, forks: Forks, temperature: float | None) -> Branch:
         forks.take(job.owner, job.fork)
         trajectory = await run_branch(
             self.agent,

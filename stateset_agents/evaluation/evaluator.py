@@ -109,7 +109,7 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """As `summary.json` has it, without the conversations; what was not measured is left out."""
-        told: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "success": self.success,
             "interval": None if self.interval is None else list(self.interval),
             "mean_reward": self.mean_reward,
@@ -121,20 +121,20 @@ class Evaluation:
             "num_unscored": self.num_unscored,
             "temperature": self.temperature,
             "families": {
-                name: {"success": one.success, "interval": list(one.interval), "n": one.n}
-                for name, one in self.families.items()
+                name: {"success": family.success, "interval": list(family.interval), "n": family.n}
+                for name, family in self.families.items()
             },
         }
         if self.tries > 1:
-            told["pass_at"] = {str(k): one.summary() for k, one in self.pass_at.items()}
-            told["pass_hat"] = {str(k): one.summary() for k, one in self.pass_hat.items()}
+            summary["pass_at"] = {str(k): estimate.summary() for k, estimate in self.pass_at.items()}
+            summary["pass_hat"] = {str(k): estimate.summary() for k, estimate in self.pass_hat.items()}
         if self.twins is not None:
-            told["twins"] = self.twins.summary()
+            summary["twins"] = self.twins.summary()
         if self.violations:
-            told["violations"] = {rule: one.summary() for rule, one in self.violations.items()}
+            summary["violations"] = {rule: estimate.summary() for rule, estimate in self.violations.items()}
         if self.user_miss is not None:
-            told["user_miss"] = self.user_miss.summary()
-        return told
+            summary["user_miss"] = self.user_miss.summary()
+        return summary
 
 
 def held_out(environment: Environment, split: str, number: int | None) -> Sequence[Scenario]:
@@ -232,12 +232,12 @@ async def evaluate(
     async def play(part: Sequence[Scenario], before: Sequence[Scenario]) -> list[TrajectoryGroup]:
         done = count(1)
 
-        def tell(_: int) -> None:
+        def scored(_: int) -> None:
             if on_progress is not None:
                 on_progress(next(done), len(part))
 
         return await engine.rollout(
-            part, seed=seed, step=0, temperature=temperature, earlier=before, on_scored=tell
+            part, seed=seed, step=0, temperature=temperature, earlier=before, on_scored=scored
         )
 
     groups = await (play(scenarios, ()) if divide is None else divide(scenarios, play))
@@ -256,11 +256,11 @@ def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: floa
     Linear in the conversations; thousands take tenths of a second: not for an event loop.
     """
     by_scenario = tries_of(groups)
-    played = [one for own in by_scenario.values() for one in own]
-    num_judged = sum(one.success is not None for one in played)
+    played = [trajectory for tries_of_one in by_scenario.values() for trajectory in tries_of_one]
+    num_judged = sum(trajectory.success is not None for trajectory in played)
     shares = success_of_scenarios(by_scenario.values())
-    reward = mean_of_scenarios(by_scenario.values(), lambda one: one.reward)
-    at_least_one, every_one = passes(by_scenario.values(), tries)
+    reward = mean_of_scenarios(by_scenario.values(), lambda trajectory: trajectory.reward)
+    any_try, all_tries = passes(by_scenario.values(), tries)
     return Evaluation(
         success=sum(shares) / len(shares) if shares else None,
         interval=share_interval(shares) if shares else None,
@@ -268,14 +268,14 @@ def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: floa
         reward_interval=None if reward is None else reward.interval,
         n=num_judged or len(played),
         num_failed=sum(len(group.trajectories) for group in groups) - len(played),
-        num_scored=sum(one.reward is not None for one in played),
-        num_unscored=sum(one.reward is None and one.error is not None for one in played),
+        num_scored=sum(trajectory.reward is not None for trajectory in played),
+        num_unscored=sum(trajectory.reward is None and trajectory.error is not None for trajectory in played),
         temperature=temperature,
         families=_families(list(by_scenario.values())),
         groups=groups,
         tries=tries,
-        pass_at=at_least_one,
-        pass_hat=every_one,
+        pass_at=any_try,
+        pass_hat=all_tries,
         twins=twins_right(by_scenario.values()),
         violations=violation_rates(by_scenario.values()),
         user_miss=user_misses(by_scenario.values()),
@@ -284,13 +284,13 @@ def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: floa
 
 def _families(scenarios: Sequence[Sequence[Trajectory]]) -> dict[str, FamilyResult]:
     found = {}
-    for name in sorted({own[0].scenario.family for own in scenarios}):
-        own = [tries for tries in scenarios if tries[0].scenario.family == name]
-        shares = success_of_scenarios(own)
+    for name in sorted({tries[0].scenario.family for tries in scenarios}):
+        members = [tries for tries in scenarios if tries[0].scenario.family == name]
+        shares = success_of_scenarios(members)
         if shares:
             found[name] = FamilyResult(
                 success=sum(shares) / len(shares),
                 interval=share_interval(shares),
-                n=sum(one.success is not None for tries in own for one in tries),
+                n=sum(trajectory.success is not None for tries in members for trajectory in tries),
             )
     return found

@@ -1,4 +1,4 @@
-"""What an application hears of its training: six moments, each a method to override.
+"""Callbacks: an application is called at six moments of its training, each a method to override.
 
 The trainer awaits each call before it goes on, so callbacks see the moments in order. An `async` method
 runs in the event loop; a plain one in a thread of its own, so it may block.
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from stateset_agents.tracking.monitors import Finding
     from stateset_agents.tracking.run_folder import RunFolder
 
-__all__ = ["LAST_WORD", "Callback", "Patience", "Training", "expect_callback", "notify"]
+__all__ = ["CLOSING_TIMEOUT", "Callback", "CallbackTimeout", "Training", "expect_callback", "notify"]
 
 _log = get_logger(__name__)
 
-LAST_WORD = 60.0
+CLOSING_TIMEOUT = 60.0
 """Seconds that each call of a callback has left once the application stops or closes the trainer."""
 
 
 class Training(Protocol):
-    """What every trainer shows to those who hear of it; a trainer has more."""
+    """What a callback, a tracker or the console reads of any trainer, and asks of it."""
 
     @property
     def run(self) -> RunFolder:
@@ -58,7 +58,7 @@ class Training(Protocol):
 
 
 class Callback:
-    """Base of callbacks; override what you want to hear of, as a plain or as an `async` method.
+    """Base of callbacks; override the moments you need, as plain or as `async` methods.
 
     A method that raises is logged in one line and in events.jsonl, and training goes on; programming
     errors (TypeError, NameError and their like) and the package's own errors end the training instead, as
@@ -73,8 +73,7 @@ class Callback:
     """
 
     def on_train_begin(self, trainer: Any) -> Any:
-        """`train` begins; keep `trainer` (a `Training`, and what it is beside) to call its `request_stop` or
-        `pause` later."""
+        """`train` begins. Keep `trainer`, a `Training`, to call its `request_stop` or `pause` later."""
 
     def on_step_end(self, step: int, metrics: Mapping[str, float]) -> Any:
         """A step (from 1) is finished and in the logs."""
@@ -103,48 +102,49 @@ def expect_callback(callback: object) -> None:
 
     Another object than a `Callback` may have methods `on_...` of its own, unless they are nearly a moment's.
     """
-    there = f"there are {', '.join(_MOMENTS)}"
+    moments = f"there are {', '.join(_MOMENTS)}"
     if isinstance(callback, type):
         raise ConfigurationError(f"a callback must be an object, got the class: write {callback.__name__}()")
     if not any(hasattr(callback, name) for name in _MOMENTS):
-        raise ConfigurationError(f"a callback without a moment to hear of, got {callback!r:.60}: {there}")
+        raise ConfigurationError(f"a callback without a moment to hear of, got {callback!r:.60}: {moments}")
     for name in dir(callback):
         if not name.startswith("on_") or name in _MOMENTS:
             continue
         if isinstance(callback, Callback) or closest(name, _MOMENTS, likeness=0.8):
             raise ConfigurationError(
-                f"{type(callback).__name__}.{name} would never be called{nearest(name, _MOMENTS)}: {there}"
+                f"{type(callback).__name__}.{name} would never be called{nearest(name, _MOMENTS)}: {moments}"
             )
 
 
-class Patience:
-    """How long a call may take: without end, until it is told that there is little time left."""
+class CallbackTimeout:
+    """The time limit of a callback's call: none, until `start` is called."""
 
     def __init__(self) -> None:
-        self._is_short = False
-        self._open: set[Deadline] = set()
+        self._has_started = False
+        self._running: set[Deadline] = set()
 
-    def shorten(self) -> None:
-        """From now on each call has `LAST_WORD` seconds, those under way too."""
-        self._is_short = True
-        for deadline in self._open:
-            deadline.set(LAST_WORD)
+    def start(self) -> None:
+        """Give each call `CLOSING_TIMEOUT` seconds from now on, also those that are running."""
+        self._has_started = True
+        for deadline in self._running:
+            deadline.set(CLOSING_TIMEOUT)
 
     @contextlib.asynccontextmanager
-    async def limited(self) -> AsyncIterator[None]:
-        """Raises TimeoutError, what stands inside cancelled, when the time is over."""
-        deadline = Deadline(LAST_WORD if self._is_short else None)
-        self._open.add(deadline)
+    async def applied(self) -> AsyncIterator[None]:
+        """Cancel the body when its time is over, and raise TimeoutError."""
+        deadline = Deadline(CLOSING_TIMEOUT if self._has_started else None)
+        late = TimeoutError(f"still at work {CLOSING_TIMEOUT:g} s after the trainer was to stop")
+        self._running.add(deadline)
         try:
-            async with deadline.bound(
-                TimeoutError(f"still at work {LAST_WORD:g} s after the trainer was to stop")
-            ):
+            async with deadline.bound(late):
                 yield
         finally:
-            self._open.discard(deadline)
+            self._running.discard(deadline)
 
 
-async def notify(callbacks: Sequence[object], moment: str, *arguments: Any, patience: Patience) -> list[str]:
+async def notify(
+    callbacks: Sequence[object], moment: str, *arguments: Any, limit: CallbackTimeout
+) -> list[str]:
     """Call `moment` of each callback that has it, in order; returns a line per one that failed."""
     failures = []
     for callback in callbacks:
@@ -153,7 +153,7 @@ async def notify(callbacks: Sequence[object], moment: str, *arguments: Any, pati
         if method is None or getattr(type(callback), moment, None) is getattr(Callback, moment):
             continue
         try:
-            async with patience.limited():
+            async with limit.applied():
                 if inspect.iscoroutinefunction(method):
                     await method(*arguments)
                 else:
@@ -163,16 +163,11 @@ async def notify(callbacks: Sequence[object], moment: str, *arguments: Any, pati
         except (*PROGRAMMING_ERRORS, StatesetError):
             raise
         except (Exception, asyncio.CancelledError) as error:
-            # the boundary to user code: training outlives a webhook that is down, or a task of the callback's
-            # own that was cancelled
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            # The boundary to user code: training outlives a webhook that is down, and a task that the
+            # callback itself started and that was cancelled.
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
             failures.append(f"{type(callback).__name__}.{moment} failed: {format_error(error)}")
             _log.error(f"callback {failures[-1]}; training goes on")
     return failures
-
-
-def _is_cancelled() -> bool:
-    """Was the task that runs now asked to end?"""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

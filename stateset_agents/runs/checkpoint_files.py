@@ -44,10 +44,10 @@ __all__ = [
     "load_checkpoint",
     "mark_best",
     "prune",
-    "put_back",
-    "put_texts",
-    "remove_later",
+    "remove_after",
+    "restore_replaced",
     "save_checkpoint",
+    "write_texts",
 ]
 
 SCHEMA_VERSION = 1
@@ -76,38 +76,35 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, write_model: Callab
     stood there before stays.
     """
     target = folder / f"step-{checkpoint.step:06d}"
-    with _in_place_of(target) as partial:
+    with _atomic_replacement(target) as partial:
         (partial / "model").mkdir()
         write_model(partial / "model")
         _write_files(partial, checkpoint)
     return target
 
 
-def put_texts(path: Path, texts: Mapping[str, str]) -> None:
-    """Let files of a checkpoint hold these texts; a kill finds all of the old ones or all of the new.
+def write_texts(path: Path, texts: Mapping[str, str]) -> None:
+    """Write these texts into files of a checkpoint; after a kill all of them are old or all are new.
 
     Raises CheckpointError for a damaged checkpoint, and when the disk cannot take it.
     """
-    names = _checked(path)
-    with _in_place_of(path) as partial:
+    names = _verified_files(path)
+    with _atomic_replacement(path) as partial:
         for name in names | texts.keys():
-            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            file = partial / name
+            file.parent.mkdir(parents=True, exist_ok=True)
             if name in texts:
-                (partial / name).write_text(texts[name], encoding="utf-8")
-            else:
-                _link(path / name, partial / name)
-
-
-def _link(file: Path, name: Path) -> None:
-    try:
-        os.link(file, name)
-    except OSError:  # a disk without second names for files
-        shutil.copyfile(file, name)
+                file.write_text(texts[name], encoding="utf-8")
+                continue
+            try:
+                os.link(path / name, file)
+            except OSError:  # a disk without hard links
+                shutil.copyfile(path / name, file)
 
 
 @contextlib.contextmanager
-def _in_place_of(target: Path) -> Iterator[Path]:
-    """A new folder; once it is filled it gets its manifest and takes the checkpoint's place, whole."""
+def _atomic_replacement(target: Path) -> Iterator[Path]:
+    """Yield a new folder to fill; then write its manifest and rename it to `target`."""
     partial = target.with_name(f".{target.name}.partial")
     try:
         _clear(partial)
@@ -123,7 +120,7 @@ def _in_place_of(target: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             _clear(partial)
-            put_back(target.parent)
+            restore_replaced(target.parent)
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
             f"cannot write checkpoint {target} ({reason}): free the disk or choose another output_dir"
@@ -133,17 +130,17 @@ def _in_place_of(target: Path) -> Iterator[Path]:
 def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
     weights = {name: _saveable(tensor) for name, tensor in _untied(checkpoint.weights).items()}
     write_tensors(partial / "model" / "model.safetensors", weights)
-    tensors, rest = _split_optimizer(checkpoint.optimizer)
+    tensors, fields = _split_optimizer(checkpoint.optimizer)
     write_tensors(partial / "optimizer.safetensors", tensors)
     if checkpoint.critic:
         critic = {name: _saveable(tensor) for name, tensor in checkpoint.critic.items()}
         write_tensors(partial / "critic.safetensors", critic)
-    head = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "optimizer": rest}
+    head = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "optimizer": fields}
     _write_json(partial / "state.json", {**head, **checkpoint.state})
 
 
 def _swap(partial: Path, target: Path) -> None:
-    """Put `partial` in the place of `target`; between the two renames `put_back` finds what stood there."""
+    """Rename `partial` to `target`; a kill between the two renames is repaired by `restore_replaced`."""
     if not target.exists():
         partial.rename(target)
         return
@@ -154,10 +151,10 @@ def _swap(partial: Path, target: Path) -> None:
     _clear(replaced)
 
 
-def put_back(folder: Path) -> None:
-    """Where a kill came between the two renames of a replacement, the checkpoint of before stands again.
+def restore_replaced(folder: Path) -> None:
+    """Rename back the checkpoint that a kill left between the two renames of its replacement.
 
-    Only who writes the run may call it. Raises OSError where the folder cannot be written.
+    Only the process that writes the run may call it. Raises OSError where the folder cannot be written.
     """
     for replaced in folder.glob(".step-*.replaced"):
         target = folder / replaced.name.removeprefix(".").removesuffix(".replaced")
@@ -174,7 +171,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         return _load(path)
     except _Damaged as error:
-        raise CheckpointError(f"{error}{_others(path)}") from error.__cause__
+        raise CheckpointError(f"{error}{_other_checkpoint(path)}") from error.__cause__
 
 
 class _Damaged(CheckpointError):
@@ -182,7 +179,7 @@ class _Damaged(CheckpointError):
 
 
 def _load(path: Path) -> Checkpoint:
-    names = _checked(path)
+    names = _verified_files(path)
     state = _read_json(path / "state.json")
     try:
         weights = load_file(path / "model" / "model.safetensors")
@@ -195,8 +192,11 @@ def _load(path: Path) -> Checkpoint:
         raise _Damaged(f"{path} is damaged ({error})") from error
 
 
-def _checked(path: Path) -> set[str]:
-    """The files of a checkpoint, each compared with its sum in the manifest; CheckpointError otherwise."""
+def _verified_files(path: Path) -> set[str]:
+    """The files of a checkpoint, each compared with its hash in the manifest.
+
+    Raises CheckpointError where one is missing or differs.
+    """
     manifest = _read_json(path / "manifest.json")
     if manifest.get("schema_version") != SCHEMA_VERSION:
         raise CheckpointError(
@@ -211,10 +211,10 @@ def _checked(path: Path) -> set[str]:
         if not file.is_file():
             raise _Damaged(f"{path} is incomplete: {name} is missing")
         try:
-            found = _sha256(file)
+            digest = _sha256(file)
         except OSError as error:
             raise _Damaged(f"{file} cannot be read ({error.strerror})") from error
-        if found != expected:
+        if digest != expected:
             raise _Damaged(f"{path} is damaged: {name} is truncated or altered")
     return set(sums)
 
@@ -222,22 +222,17 @@ def _checked(path: Path) -> set[str]:
 _FILES = {"model/model.safetensors", "optimizer.safetensors", "state.json"}
 
 
-def _others(path: Path) -> str:
+def _other_checkpoint(damaged: Path) -> str:
     """What to do about a checkpoint that cannot be loaded."""
-    rest = [other for other in _steps(path.parent) if other.name != path.name]
-    sound = next((other for other in reversed(rest) if _is_sound(other)), None)
-    return f"; resume from {sound}" if sound else "; there is no other one: train again"
+    for path in reversed(_checkpoints(damaged.parent)):
+        if path.name != damaged.name:
+            with contextlib.suppress(CheckpointError):
+                _verified_files(path)
+                return f"; resume from {path}"
+    return "; there is no other one: train again"
 
 
-def _is_sound(path: Path) -> bool:
-    try:
-        _checked(path)
-    except CheckpointError:
-        return False
-    return True
-
-
-def _steps(folder: Path) -> list[Path]:
+def _checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
     named = [path for path in folder.glob("step-*") if path.name[5:].isdecimal() and path.is_dir()]
     return sorted(named, key=lambda path: int(path.name[5:]))
@@ -245,23 +240,23 @@ def _steps(folder: Path) -> list[Path]:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint of a run's `checkpoints/`, or None."""
-    found = _steps(folder)
-    return found[-1] if found else None
+    paths = _checkpoints(folder)
+    return paths[-1] if paths else None
 
 
 def mark_best(folder: Path, step: int | None) -> None:
-    """Let `folder/best` lead to the checkpoint of `step`; where there is none (any more) it goes.
+    """Link `folder/best` to the checkpoint of `step`; remove the link where there is no such checkpoint.
 
     Raises CheckpointError when the folder cannot take it.
     """
-    link, beside = folder / "best", folder / ".best.partial"
+    link, partial = folder / "best", folder / ".best.partial"
     try:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         if step is None or not (folder / f"step-{step:06d}").is_dir():
             link.unlink(missing_ok=True)
             return
-        beside.symlink_to(f"step-{step:06d}", target_is_directory=True)
-        beside.replace(link)
+        partial.symlink_to(f"step-{step:06d}", target_is_directory=True)
+        partial.replace(link)
     except OSError as error:
         raise CheckpointError(
             f"cannot write {link} ({error.strerror}): free the disk or choose another output_dir"
@@ -280,20 +275,20 @@ def prune(folder: Path, keep: int) -> None:
     Raises CheckpointError for one that cannot be removed.
     """
     best = best_checkpoint(folder)
-    for path in _steps(folder)[:-keep]:
+    for path in _checkpoints(folder)[:-keep]:
         if best is None or path.name != best.name:
             _remove(path)
-    for debris in folder.glob(".step-*"):
-        _clear(debris)
+    for unfinished in folder.glob(".step-*"):
+        _clear(unfinished)
 
 
-def remove_later(folder: Path, step: int) -> None:
-    """Remove the checkpoints of later steps, which a run that goes on from `step` makes anew.
+def remove_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints of later steps, which a run that goes on from `step` writes again.
 
-    The newest goes first: after a kill on the way what is left is a run up to an earlier step. Raises
-    CheckpointError for one that cannot be removed.
+    The newest is removed first, so that a kill leaves a run up to an earlier step. Raises CheckpointError
+    for one that cannot be removed.
     """
-    for path in reversed(_steps(folder)):
+    for path in reversed(_checkpoints(folder)):
         if int(path.name[5:]) > step:
             _remove(path)
 
@@ -310,7 +305,7 @@ def _remove(path: Path) -> None:
 
 
 def _clear(path: Path) -> None:
-    """Remove what has an unfinished one's name; of files that the system still holds the next time."""
+    """Remove what has the name of an unfinished checkpoint; files still in use are left for the next time."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     else:
@@ -323,13 +318,10 @@ def _saveable(tensor: Tensor) -> Tensor:
 
 def _untied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Without second names for the same storage (tied embeddings), which safetensors refuses."""
-    seen: set[int] = set()
-    kept = {}
+    names: dict[object, str] = {}
     for name, tensor in weights.items():
-        if tensor.data_ptr() not in seen or tensor.numel() == 0:
-            kept[name] = tensor
-            seen.add(tensor.data_ptr())
-    return kept
+        names.setdefault(tensor.data_ptr() if tensor.numel() else name, name)
+    return {name: weights[name] for name in names.values()}
 
 
 def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -348,17 +340,17 @@ def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[
         }
         for group in state["optimizer"]["param_groups"]
     ]
-    rest = {name: value for name, value in state.items() if name != "optimizer"}
-    return tensors, {**rest, "param_groups": groups}
+    others = {name: value for name, value in state.items() if name != "optimizer"}
+    return tensors, {**others, "param_groups": groups}
 
 
-def _join_optimizer(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> dict[str, Any]:
+def _join_optimizer(tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> dict[str, Any]:
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = tensor
-    others = {name: value for name, value in rest.items() if name != "param_groups"}
-    return {**others, "optimizer": {"state": state, "param_groups": rest["param_groups"]}}
+    others = {name: value for name, value in fields.items() if name != "param_groups"}
+    return {**others, "optimizer": {"state": state, "param_groups": fields["param_groups"]}}
 
 
 def fingerprint(weights: Mapping[str, Tensor]) -> str:

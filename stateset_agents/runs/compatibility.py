@@ -11,7 +11,7 @@ from typing import Any
 
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
-__all__ = ["Compatibility", "Identity", "plain", "refuse_different"]
+__all__ = ["Compatibility", "Identity", "as_json", "check_identical"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,74 +40,80 @@ class Compatibility:
     step_size: tuple[str, ...] = ()
     """Whose product, times the processes, is a step's episodes; the first can make up for the processes."""
 
-    def check(self, path: Path, then: Mapping[str, Any], now: Identity) -> None:
-        """Raises CheckpointError naming what differs in `then`, the identity of the run at `path`."""
-        was, is_now = _flat(then["settings"]), _flat(plain(now.settings))
-        was = {**{name: value for name, value in _flat(self.defaults).items() if name in is_now}, **was}
-        may_differ = self.may_differ | self._divided_otherwise(was, is_now)
+    def check(self, path: Path, saved: Mapping[str, Any], run: Identity) -> None:
+        """Raises CheckpointError naming what differs in `saved`, the identity of the checkpoint at `path`."""
+        old, new = _flatten(saved["settings"]), _flatten(as_json(run.settings))
+        old = {**{name: value for name, value in _flatten(self.defaults).items() if name in new}, **old}
+        may_differ = self.may_differ | self._divided_otherwise(old, new)
         differing = [
-            f"{name} was {was.get(name)!r:.60} and is {is_now.get(name)!r:.60}"
-            for name in sorted(was.keys() | is_now.keys())
-            if name not in may_differ and was.get(name) != is_now.get(name)
+            f"{name} was {old.get(name)!r:.60} and is {new.get(name)!r:.60}"
+            for name in _differing(old, new)
+            if name not in may_differ
         ]
         if differing:
             raise CheckpointError(
                 f"{path} is from other settings ({', '.join(differing)}): resume with the same ones"
-                + self._same_steps(was, is_now)
+                + self._same_steps(old, new)
             )
-        if then["base"] != now.base:
+        if saved["base"] != run.base:
             raise CheckpointError(
                 f"{path} was trained from other weights than the model holds now: resume with the model it "
                 "started from"
             )
-        if then["scenarios"] != now.scenarios:
+        if saved["scenarios"] != run.scenarios:
             raise CheckpointError(
                 f"{path} was trained on other scenarios than there are now: bring those back, or train anew"
             )
 
-    def _divided_otherwise(self, was: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+    def _divided_otherwise(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
         """The settings that may differ where another number of processes makes steps of as many episodes."""
         factors = (self.processes, *self.step_size)
-        sizes = [math.prod(settings.get(name) or 1 for name in factors) for settings in (was, now)]
-        other = was.get(self.processes) != now.get(self.processes)
-        return set(factors) if other and sizes[0] == sizes[1] else set()
+        differs = old.get(self.processes) != new.get(self.processes)
+        return set(factors) if differs and _product(old, factors) == _product(new, factors) else set()
 
-    def _same_steps(self, was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    def _same_steps(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         """How a step has as many episodes as before with another number of processes, where it can."""
-        if was.get(self.processes) == now.get(self.processes) or not self.step_size:
+        if old.get(self.processes) == new.get(self.processes) or not self.step_size:
             return ""
-        factors, batch = (self.processes, *self.step_size), self.step_size[0]
-        episodes = math.prod(was.get(name) or 1 for name in factors)
-        others = math.prod(now.get(name) or 1 for name in factors if name != batch)
-        if episodes % others:
+        batch, *others = self.step_size
+        episodes = _product(old, (self.processes, *self.step_size))
+        fixed = _product(new, (self.processes, *others))
+        if episodes % fixed:
             return ""
-        return f", or with --set {batch}={episodes // others}, so that a step has as many episodes"
+        return f", or with --set {batch}={episodes // fixed}, so that a step has as many episodes"
 
 
-def refuse_different(identities: Sequence[Identity]) -> None:
-    """Raises ConfigurationError where processes that are to train together have not the same before them."""
+def check_identical(identities: Sequence[Identity]) -> None:
+    """Raises ConfigurationError where processes that train together have other settings or weights."""
     first = identities[0]
-    was = _flat(plain(first.settings))
-    for rank, other in enumerate(identities):
-        now = _flat(plain(other.settings))
-        differing = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
-        differing += ["the model's weights"] * (other.base != first.base)
-        differing += ["the scenarios"] * (other.scenarios != first.scenarios)
+    for rank, identity in enumerate(identities):
+        differing = _differing(_flatten(as_json(first.settings)), _flatten(as_json(identity.settings)))
+        differing += ["the model's weights"] * (identity.base != first.base)
+        differing += ["the scenarios"] * (identity.scenarios != first.scenarios)
         if differing:
             raise ConfigurationError(
                 f"process {rank} differs from process 0 in {', '.join(differing)}: start all with the same"
             )
 
 
-def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back."""
+def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that JSON gives back: lists for tuples, text for what it does not know."""
     values: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return values
 
 
-def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    return [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+
+
+def _product(settings: Mapping[str, Any], names: Sequence[str]) -> int:
+    return math.prod(settings.get(name) or 1 for name in names)
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"training": {"beta": 1, "lora": {"rank": 8}}} -> {"training.beta": 1, "training.lora.rank": 8}."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
-        flat |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+        key = f"{prefix}{name}"
+        flat |= _flatten(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
     return flat

@@ -1,4 +1,4 @@
-"""Pause, stop and progress of a training, from anywhere in the application that runs it."""
+"""Pause, stop and progress of a training; any part of the application may ask."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Pausable(Protocol):
     def is_idle(self) -> bool:
         """Is nothing under way?"""
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Begin nothing more; what is under way goes on to its end."""
 
     def resume(self) -> None:
@@ -126,11 +126,11 @@ class Lifecycle:
 
         A `train` that was called as a task just before, after an earlier end, counts as begun.
         """
-        known = get_args(State)
+        names = get_args(State)
         for state in states:
-            if state not in known:
+            if state not in names:
                 raise ConfigurationError(
-                    f"no training is ever {state!r}{nearest(str(state), known)}: there are {', '.join(known)}"
+                    f"no training is ever {state!r}{nearest(str(state), names)}: there are {', '.join(names)}"
                 )
         if self.has_ended:
             await asyncio.sleep(0)  # such a task has its first turn
@@ -153,20 +153,20 @@ class Lifecycle:
         self._enter("running")
 
     def end(self, state: State, why: str) -> None:
-        """Training has ended so; a stop that was asked for is done with."""
+        """Training has ended in this state; a request to stop is forgotten."""
         self._stops = False
         self.why = why
         self._enter(state)
 
-    def leave(self) -> None:
-        """`train` returns."""
+    def mark_returned(self) -> None:
+        """`train` returns: whoever waits in `wait_until_returned` goes on."""
         self._task = None
         self._returned.set()
 
-    async def goes_on(self, work: Pausable) -> bool:
-        """Between two steps: wait while paused, `work` idle; False when a stop was asked for."""
+    async def wait_while_paused(self, work: Pausable) -> bool:
+        """Between two steps: pause `work` and wait while paused; False when a stop was requested."""
         while self._pausing:
-            work.hold()
+            work.pause()
             while self._pausing and not work.is_idle:
                 await self._changed.wait()
             while self._pausing:
@@ -180,7 +180,7 @@ class Lifecycle:
         return not self._stops
 
     def notify(self) -> None:
-        """Let whoever waits look again; in the event loop's thread."""
+        """Wake whoever waits for a state; called in the event loop's thread."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -52,10 +52,10 @@ class Optimization:
         self._length = num_updates
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         decayed = [parameter for parameter in self._parameters if parameter.ndim >= 2]
-        plain = [parameter for parameter in self._parameters if parameter.ndim < 2]
+        undecayed = [parameter for parameter in self._parameters if parameter.ndim < 2]
         groups = [
             {"params": decayed, "weight_decay": config.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
+            {"params": undecayed, "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
         self.scaler = torch.amp.GradScaler(self._parameters[0].device.type, enabled=scale)
@@ -63,8 +63,8 @@ class Optimization:
         """Steps made, the skipped ones not counted: where the schedule stands."""
 
     @property
-    def trained(self) -> list[Tensor]:
-        """What it moves, in the order of its state."""
+    def trained_parameters(self) -> list[Tensor]:
+        """The parameters that it moves, in the order of its state."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def backward(self, loss: Tensor) -> None:
@@ -91,10 +91,10 @@ class Optimization:
             self.scaler.step(self.optimizer)
             self.num_updates += 1
         self.scaler.update()
-        self.discard()
+        self.zero_grad()
         return StepResult(grad_norm=norm, stepped=stepped, learning_rate=learning_rate)
 
-    def discard(self) -> None:
+    def zero_grad(self) -> None:
         """Forget the gradients added so far."""
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -1,4 +1,4 @@
-"""What a training leaves in its run folder, and who hears of it: metrics, events, summary, callbacks."""
+"""Writes a training's metrics, events and summary into its run folder, and calls its callbacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from stateset_agents.reporting.report import write_report
-from stateset_agents.runs.callbacks import Patience, Training, notify
+from stateset_agents.runs.callbacks import CallbackTimeout, Training, notify
 from stateset_agents.runs.warnings import StepWarnings
 from stateset_agents.tracking.console import ConsoleDisplay
 from stateset_agents.tracking.monitors import Finding
@@ -47,7 +47,7 @@ class RunRecorder:
         self._tracker: JsonlTracker | None = None
         self._displays: tuple[ConsoleDisplay, ...] = ()
         self._warnings = StepWarnings()
-        self._patience = Patience()
+        self._callback_timeout = CallbackTimeout()
         self._is_notifying = False
 
     # ------------------------------------------------------------------------------ the folder
@@ -109,7 +109,7 @@ class RunRecorder:
         """Write a step's metrics; what they warn of for the first time is logged and given. `lag_place`: the
         user's code that held the event loop."""
         self.metrics |= metrics
-        findings = self._warnings.look(number, metrics, settings, lag_place)
+        findings = self._warnings.check(number, metrics, settings, lag_place)
         for finding in findings:
             self.tracker.log_event("warning", step=number, **asdict(finding))
         self.tracker.log_metrics(number, metrics)
@@ -136,7 +136,7 @@ class RunRecorder:
             if summary.get("ended") != "failed":  # else what it failed with says enough, and follows
                 _log.error(f"the run is kept, but not its summary and report: {error}")
 
-    # ------------------------------------------------------------------------------ who hears of it
+    # ------------------------------------------------------------------------------ callbacks
 
     @property
     def is_notifying(self) -> bool:
@@ -144,22 +144,22 @@ class RunRecorder:
         return self._is_notifying
 
     async def notify(self, moment: str, *arguments: Any, step: int) -> None:
-        """Tell callbacks and the screen of a moment after `step`; what failed in them is an event."""
+        """Call callbacks and the console for a moment after `step`; a callback that fails is an event."""
         if not self.is_first:
             return
         self._is_notifying = True
         try:
             listeners = [*self.callbacks, *self._displays]
-            failures = await notify(listeners, moment, *arguments, patience=self._patience)
+            failures = await notify(listeners, moment, *arguments, limit=self._callback_timeout)
         finally:
             self._is_notifying = False
         for failure in failures:
             if self._tracker is not None:
                 self._tracker.log_event("callback failed", step=step, error=failure)
 
-    def shorten_patience(self) -> None:
-        """Callbacks at work, and those to come, have a minute left each."""
-        self._patience.shorten()
+    def limit_callbacks(self) -> None:
+        """Give callbacks a minute each from now on, also those that are running."""
+        self._callback_timeout.start()
 
     @contextlib.contextmanager
     def displayed(self, training: Training, num_steps: int) -> Iterator[None]:

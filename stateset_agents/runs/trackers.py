@@ -28,13 +28,13 @@ __all__ = [
     "TrackerName",
     "TrackioTracker",
     "WandbTracker",
+    "check_installed",
     "make_trackers",
-    "refuse_missing",
 ]
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
-_CURES: Mapping[TrackerName, str] = {
+_INSTALL: Mapping[TrackerName, str] = {
     "tensorboard": 'pip install "tensorboard>=2.20"',
     "wandb": 'pip install "wandb>=0.22"',
     "trackio": 'pip install "trackio>=0.43"',
@@ -44,7 +44,7 @@ _log = get_logger(__name__)
 
 
 class _Tracker(Callback):
-    """Opens when `train` begins, closes when it ends; the first failure is one warning, and its last word."""
+    """Opens when `train` begins and closes when it ends; its first failure is one warning and its end."""
 
     def __init__(self) -> None:
         self._failed = False
@@ -79,10 +79,10 @@ class _Tracker(Callback):
             work(*arguments)
         except Exception as error:
             if not self._failed:
-                told = " ".join(str(error).split()) or "no reason given"
+                reason = " ".join(str(error).split()) or "no reason given"
                 _log.warning(
                     f"{type(self).__name__} failed and gets nothing more of this training, which goes on: "
-                    f"{type(error).__name__}: {told}"
+                    f"{type(error).__name__}: {reason}"
                 )
             self._failed = True
 
@@ -126,7 +126,7 @@ class TensorBoardTracker(_Tracker):
 
 
 class _RunTracker(_Tracker):
-    """One that has runs of its own; `settings` are further arguments of its library's `init`."""
+    """A tracker whose library has runs; `settings` are further arguments of the library's `init`."""
 
     _run: Any = None
 
@@ -145,14 +145,14 @@ class WandbTracker(_RunTracker):
 
     def _open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
         wandb = importlib.import_module("wandb")  # not among what strict types are checked against
-        own = {
+        arguments = {
             "name": folder.name,
             "dir": str(folder),
-            "id": _kept_id(folder / "wandb-id.txt"),
+            "id": _saved_id(folder / "wandb-id.txt"),
             "resume": "allow",
             "settings": {"console": "off"},
         }
-        self._run = wandb.init(config=dict(config), **{**own, **self.settings})
+        self._run = wandb.init(config=dict(config), **{**arguments, **self.settings})
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 
@@ -179,15 +179,15 @@ class TrackioTracker(_RunTracker):
 
     def _open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
         trackio = importlib.import_module("trackio")  # not among what strict types are checked against
-        own = {
+        arguments = {
             "project": os.environ.get("TRACKIO_PROJECT") or "stateset-agents",
-            "name": f"{folder.name}-{_kept_id(folder / 'trackio-id.txt')}",
+            "name": f"{folder.name}-{_saved_id(folder / 'trackio-id.txt')}",
             "resume": "allow",
             "embed": False,
             "auto_log_cpu": False,  # a run is its metrics; what else the machine does is not its own
             "auto_log_gpu": False,
         }
-        self._run = trackio.init(config=dict(config), **{**own, **self.settings})
+        self._run = trackio.init(config=dict(config), **{**arguments, **self.settings})
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -204,7 +204,7 @@ class TrackioTracker(_RunTracker):
             run.finish()
 
 
-def _kept_id(file: Path) -> str:
+def _saved_id(file: Path) -> str:
     """The id under which this run folder is known to a tracker."""
     if not file.is_file():
         file.write_text(secrets.token_hex(4) + "\n")
@@ -219,15 +219,17 @@ _TRACKERS: Mapping[TrackerName, type[_Tracker]] = {
 
 
 def make_trackers(names: Sequence[TrackerName]) -> list[Callback]:
-    """The trackers that `report_to` names; nothing is imported yet."""
+    """The trackers that `report_to` names; their libraries are imported when training begins."""
     return [_TRACKERS[name]() for name in names]
 
 
-def refuse_missing(callbacks: Sequence[object]) -> None:
+def check_installed(callbacks: Sequence[object]) -> None:
     """Raises ConfigurationError where the library of a tracker among `callbacks` cannot be imported."""
     for name, kind in _TRACKERS.items():
         if any(isinstance(callback, kind) for callback in callbacks):
             try:
                 importlib.import_module(name)
             except ImportError as error:
-                raise ConfigurationError(f"reporting to {name} needs it installed: {_CURES[name]}") from error
+                raise ConfigurationError(
+                    f"reporting to {name} needs it installed: {_INSTALL[name]}"
+                ) from error

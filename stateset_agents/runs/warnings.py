@@ -1,6 +1,6 @@
-"""What a run should not have to end to tell: a reward that never differs, gradients that explode, a collapse.
+"""Warnings while a run goes on: a reward that never differs, gradients that explode, a collapse.
 
-The trainer hands each step's metrics to a `StepWarnings`; every warning comes once.
+The recorder hands each step's metrics to a `StepWarnings`, which gives every warning once.
 """
 
 from __future__ import annotations
@@ -19,58 +19,62 @@ __all__ = ["StepWarnings"]
 
 _log = get_logger(__name__)
 
-_AT_ONCE = ("numbers", "cut replies")
+_EARLY_CHECKS = ("numbers", "cut replies")
+"""What the first steps already show; the other checks need several steps."""
 _FIRST, _LAST = 5, 20
 """Steps that are remembered: how the run began, and how it stands."""
 
 
 class StepWarnings:
-    """Looks at the metrics of one step after another."""
+    """Checks the metrics of one step after another."""
 
     def __init__(self) -> None:
         self._first: list[MetricLine] = []
         self._last: deque[MetricLine] = deque(maxlen=_LAST)
-        self._same = 0
-        self._told: set[tuple[str, str]] = set()
+        self._num_tied = 0
+        """Steps in a row in which no group had two different rewards."""
+        self._reported: set[tuple[str, str]] = set()
 
-    def look(
+    def check(
         self,
         step: int,
         metrics: Mapping[str, float],
         training: Mapping[str, Any],
         lag_place: str | None = None,
     ) -> list[Finding]:
-        """Log what is new in this step, and give it; `training` are the settings, `lag_place` is where the
-        user's code stood on the event loop."""
+        """Log and return the warnings that are new in this step. `training`: the settings; `lag_place`: where
+        the user's code held the event loop."""
         line = MetricLine(step, 0.0, dict(metrics))
         if len(self._first) < _FIRST:
             self._first.append(line)
         else:
             self._last.append(line)
-        at_once = self._at_once(metrics, training, lag_place)
-        found = [*at_once, *self._by_the_checks(training)]
-        new = [one for one in found if (one.check, one.verdict) not in self._told]
-        self._told |= {(one.check, one.verdict) for one in new}
-        for one in new:
-            name = "" if one in at_once else f"{one.check}: "
-            _log.warning(f"{name}{one.seen}: {one.cure}")
-        return new
-
-    def _by_the_checks(self, training: Mapping[str, Any]) -> list[Finding]:
-        """One step says little of anything but numbers that are none, and replies that are cut."""
         lines = [*self._first, *self._last]
-        found = live_findings(History(lines, training, {}))
-        return found if len(lines) >= _FIRST else [one for one in found if one.check in _AT_ONCE]
+        checked = live_findings(History(lines, training, {}))
+        if len(lines) < _FIRST:
+            checked = [finding for finding in checked if finding.check in _EARLY_CHECKS]
+        at_once = self._at_once(metrics, training, lag_place)
+        new = [
+            finding
+            for finding in (*at_once, *checked)
+            if (finding.check, finding.verdict) not in self._reported
+        ]
+        for finding in new:
+            self._reported.add((finding.check, finding.verdict))
+            name = "" if finding in at_once else f"{finding.check}: "
+            _log.warning(f"{name}{finding.seen}: {finding.cure}")
+        return new
 
     def _at_once(
         self, metrics: Mapping[str, float], training: Mapping[str, Any], lag_place: str | None
     ) -> list[Finding]:
-        found = []
+        """What one step shows by itself, or with a count of the steps before."""
+        findings = []
         tied = "reward/mean" in metrics and metrics.get("group/zero_variance") == 1.0
-        if is_over_batch(training.get("baseline_type")):  # then one group teaches by the others
+        if is_over_batch(training.get("baseline_type")):  # then a group is compared with the others
             tied = tied and not metrics.get("reward/std")
-        self._same = self._same + 1 if tied else 0
-        if self._same == SAME_STEPS:
+        self._num_tied = self._num_tied + 1 if tied else 0
+        if self._num_tied == SAME_STEPS:
             seen = (
                 f"no group had two different rewards in {SAME_STEPS} steps (mean "
                 f"{metrics['reward/mean']:.3g}), so nothing is learned"
@@ -79,12 +83,12 @@ class StepWarnings:
                 "is the reward the same whatever the agent says, are all scenarios too easy or too hard, or "
                 "the replies all alike (temperature)?"
             )
-            found.append(Finding("tied groups", "fail", seen, cure))
+            findings.append(Finding("tied groups", "fail", seen, cure))
         if metrics.get("time/loop_lag", 0.0) >= LONG_LAG:
             seen = f"the event loop stood still for {metrics['time/loop_lag']:.1f} s"
             cure = NOT_THE_USERS
             if metrics.get("time/loop_lag_user", 0.0) >= LONG_LAG:
                 seen += f" in your code ({lag_place})" if lag_place else " in your code"
                 cure = "it blocks there; make that function a plain def, which runs in a thread"
-            found.append(Finding("event loop", "warn", seen, cure))
-        return found
+            findings.append(Finding("event loop", "warn", seen, cure))
+        return findings

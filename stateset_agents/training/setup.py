@@ -16,10 +16,10 @@ from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.evaluation.evaluator import held_out, refuse_truncated_sampling
-from stateset_agents.runs.compatibility import Identity, refuse_different
+from stateset_agents.runs.compatibility import Identity, check_identical
 from stateset_agents.runs.lifecycle import Lifecycle
 from stateset_agents.runs.recorder import RunRecorder
-from stateset_agents.runs.trackers import refuse_missing
+from stateset_agents.runs.trackers import check_installed
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.run_folder import RunFolder
@@ -32,8 +32,7 @@ from stateset_agents.training.loop.rollouts import EventSink, Rollouts
 from stateset_agents.training.loop.validation import Validation
 from stateset_agents.training.loop.weight_sync import WeightSync, exclusive, weights_token
 from stateset_agents.training.schedules.scenario_order import ScenarioOrder
-from stateset_agents.training.update.base_model import is_quantized_training
-from stateset_agents.training.update.factory import LearnerFactory
+from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
@@ -136,7 +135,7 @@ async def set_up(
     refuse_sliding_window(agent.config)
     check_reward(job.reward_fn, config)
     factory.check(agent, config)
-    await in_thread(refuse_missing, recorder.callbacks)
+    await in_thread(check_installed, recorder.callbacks)
     scenarios = await in_thread(environment.scenarios, "train")
     order = ScenarioOrder(scenarios, config.seed)
     await agent.initialize()
@@ -232,7 +231,7 @@ async def _open_run(
             await worker.run(recorder.open, make, settings, agent.backend.tokenizer.piece)
         return None if recorder.folder is None else str(recorder.folder.path)
 
-    refuse_different(await group.barrier("initialize", identity))
+    check_identical(await group.barrier("initialize", identity))
     where = (await group.gather_results("the run folder", path()))[0]
     assert where is not None
     if not recorder.is_open:

@@ -38,11 +38,10 @@ from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.training.config import TrainingConfig, TrainingProfile
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.distributed.processes import PeerFailed, Processes
-from stateset_agents.training.loop.metrics import of_all_processes
-from stateset_agents.training.loop.resource_usage import StepWatch, watch_step
+from stateset_agents.training.loop.metrics import merge_processes
 from stateset_agents.training.loop.rollouts import Played, RolloutSource
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.loop.step import FinishedStep, observe, update_policy
+from stateset_agents.training.loop.step import FinishedStep, StepWatch, observe, update_policy, watch_step
 from stateset_agents.training.schedules.temperature import next_temperature
 from stateset_agents.training.setup import Job, Parts, is_deterministic, set_up
 from stateset_agents.training.update.credit import Credited
@@ -330,7 +329,7 @@ class MultiTurnGRPOTrainer:
         if self._lifecycle.is_this_task:
             raise ConfigurationError("stop() waits for train() to return: in a callback use request_stop()")
         self.request_stop()
-        self._recorder.shorten_patience()
+        self._recorder.limit_callbacks()
         await self._lifecycle.wait_until_returned()
         await self._worker.stop()
         self._recorder.close()
@@ -391,7 +390,7 @@ class MultiTurnGRPOTrainer:
         else:
             await self._end(*ending)
         finally:
-            self._lifecycle.leave()
+            self._lifecycle.mark_returned()
         return self.agent
 
     async def _run_steps(self, parts: Parts) -> tuple[State, str]:
@@ -405,7 +404,7 @@ class MultiTurnGRPOTrainer:
         source = parts.overlapped if self.config.max_staleness else parts.rollouts
         try:
             while not (done := self._done()):
-                goes_on = self._lifecycle.goes_on(source)
+                goes_on = self._lifecycle.wait_while_paused(source)
                 if not all(await self._group.gather_results("the next step", goes_on)):
                     return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
                 await self._step(source)
@@ -536,7 +535,7 @@ class MultiTurnGRPOTrainer:
                 )
                 self._state = self._state.after_step(
                     episodes=len(played.groups),
-                    replaced=len(played.batch.passed_over),
+                    replaced=len(played.batch.filtered),
                     new_policy=bool(update.credited.samples),
                     failed=update.failure is not None,
                     repeatable=repeatable,
@@ -549,7 +548,7 @@ class MultiTurnGRPOTrainer:
                     await parts.weights.push(self._state)
                     self._run_event("weights handed over", version=self._state.version)
             source.release(played, self._state)
-            observed = await observe(self.reward_fn, played.everyone)
+            observed = await observe(self.reward_fn, played.all_groups)
             now = time.perf_counter()
             self._state = replace(
                 self._state,
@@ -566,7 +565,7 @@ class MultiTurnGRPOTrainer:
             **watch.metrics(),
             **parts.engine.fault_tolerance.metrics(),
         }
-        metrics = update.metrics | of_all_processes(await self._group.barrier("the metrics", spent))
+        metrics = update.metrics | merge_processes(await self._group.barrier("the metrics", spent))
         sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)
         metrics["tokens/per_second"] = sampled / metrics["time/step"]
         metrics["policy/version"] = float(self._state.version)
@@ -762,10 +761,10 @@ class MultiTurnGRPOTrainer:
         if not self.config.log_rollouts:
             return
         none = {place: [None] * len(group.trajectories) for place, group in played.groups.items()}
-        trained = dict(zip(played.batch.taken, credited.advantages, strict=True))
+        trained = dict(zip(played.batch.selected, credited.advantages, strict=True))
         advantages = list((none | trained).values())
         log = self.tracker.log_rollouts
-        write = partial(log, self.step_number, played.everyone, advantages, stage="train")
+        write = partial(log, self.step_number, played.all_groups, advantages, stage="train")
         await self._worker.run(write)
 
     async def _notify(self, moment: str, *arguments: Any) -> None:

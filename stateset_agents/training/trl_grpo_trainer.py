@@ -17,7 +17,7 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.training.trl.factory import TrlLearnerFactory
 from stateset_agents.training.trl.rollouts import TrlRollout, make_trl_rollout
-from stateset_agents.training.trl.settings import TrlSettings, refuse_unmappable, require_trl
+from stateset_agents.training.trl.settings import TrlSettings, check_mappable, require_trl
 
 __all__ = ["TrlGRPOTrainer", "TrlRollout", "TrlSettings", "make_trl_rollout", "train_with_trl_grpo"]
 
@@ -43,7 +43,7 @@ class TrlGRPOTrainer(MultiTurnGRPOTrainer):
         super().__init__(agent, environment, reward_fn, config, learner_factory=factory, **keywords)
         self.trl = factory.settings
         require_trl()
-        refuse_unmappable(self.config, self.trl)
+        check_mappable(self.config, self.trl)
 
 
 async def train_with_trl_grpo(

@@ -1,6 +1,6 @@
-"""A training that several processes do together, seen from one: waiting for all, and ending with them.
+"""The event loop's side of `processes.Processes`: waits for all processes, and ends with them.
 
-The event loop's side of `processes.Processes`, whose exchanges wait in the worker thread.
+The exchanges block, so they run in the worker thread.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ class ProcessGroup:
         clocks = await self.barrier("the clocks", time.time() - time.monotonic())
         self._clock_offsets = [clock - clocks[0] for clock in clocks]
 
-    async def barrier(self, place: str, value: Any = None) -> list[Any]:
-        """Wait until every process is at `place`; the value of each, by rank.
+    async def barrier(self, operation: str, value: Any = None) -> list[Any]:
+        """Wait until every process is at this `operation`; returns the value of each, by rank.
 
         Raises PeerFailed where one cannot go on. A process that has lost the others is alone.
         """
         if self.processes.is_alone:
             return [value]
-        return await self._worker.run(self.processes.gather, place, value)
+        return await self._worker.run(self.processes.gather, operation, value)
 
-    async def gather_results(self, place: str, work: Awaitable[_T]) -> list[_T]:
-        """What every process's `work` gives, by rank; where one's breaks or is cancelled all of them stop.
+    async def gather_results(self, operation: str, work: Awaitable[_T]) -> list[_T]:
+        """The result of every process's `work`, by rank; where one fails or is cancelled all of them stop.
 
-        What this process's work raises goes before what becomes of the others.
+        An error of this process's own work is raised rather than the failure of another.
         """
         if self.processes.is_alone:
             return [await work]
@@ -73,31 +73,31 @@ class ProcessGroup:
         except (Exception, asyncio.CancelledError) as error:
             await self.abort(error)
             raise
-        return await shielded(self.barrier(place, result))
+        return await shielded(self.barrier(operation, result))
 
     async def abort(self, error: BaseException) -> None:
-        """Tell the others that this process cannot go on; they are told once."""
+        """Tell the others, once, that this process cannot go on."""
         if not self.processes.is_alone:
-            await shielded(self._worker.run(self.processes.part, error))
+            await shielded(self._worker.run(self.processes.abort, error))
 
     async def divide(
-        self, scenarios: Sequence[Scenario], play: PlayPart, place: str = "an evaluation"
+        self, scenarios: Sequence[Scenario], play: PlayPart, operation: str = "an evaluation"
     ) -> list[TrajectoryGroup]:
         """The groups of all scenarios, in order; each process plays its part of them."""
-        part = self.processes.part_of(len(scenarios))
-        place = f"{place} ({len(scenarios)} scenarios)"
-        played = await self.gather_results(place, play(scenarios[part], scenarios[: part.start]))
+        part = self.processes.slice_of(len(scenarios))
+        operation = f"{operation} ({len(scenarios)} scenarios)"
+        played = await self.gather_results(operation, play(scenarios[part], scenarios[: part.start]))
         return [
-            group if abs(offset) < _SAME_CLOCK else _later(group, offset)
+            group if abs(offset) < _SAME_CLOCK else _on_first_clock(group, offset)
             for groups, offset in zip(played, self._clock_offsets, strict=True)
             for group in groups
         ]
 
 
-def _later(group: TrajectoryGroup, seconds: float) -> TrajectoryGroup:
-    def moved(one: Trajectory) -> Trajectory:
-        spans = (Span(span.doing, span.begin + seconds, span.end + seconds) for span in one.spans)
-        return replace(one, spans=tuple(spans))
+def _on_first_clock(group: TrajectoryGroup, seconds: float) -> TrajectoryGroup:
+    def moved(trajectory: Trajectory) -> Trajectory:
+        spans = (Span(span.doing, span.begin + seconds, span.end + seconds) for span in trajectory.spans)
+        return replace(trajectory, spans=tuple(spans))
 
     branches = tuple(replace(branch, trajectory=moved(branch.trajectory)) for branch in group.branches)
     return replace(group, trajectories=tuple(map(moved, group.trajectories)), branches=branches)

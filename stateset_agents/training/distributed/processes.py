@@ -1,9 +1,9 @@
-"""The processes that train together: who they are, what they tell each other, how they end together.
+"""The processes that train together: ranks, gathered values, summed gradients, and how they fail together.
 
-Every process runs the same program. Between two steps, and before and after what they do together, all of
-them *exchange* a value, in the same order; a process that cannot go on gives its reason in place of a value,
-so that the others hear of it where they would have waited for ever. One that breaks in the middle of an
-update, where the others wait for its gradient, leaves its reason in the launcher's store and hangs up.
+Every process runs the same program. Between two steps, and before and after collective work, all of them
+gather a value, in the same order; a process that cannot go on sends its reason in place of a value, so that
+the others do not wait for ever. One that fails in the middle of an update, where the others wait for its
+gradient, writes its reason into the launcher's store and destroys the process group.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from torch.distributed.rendezvous import rendezvous
 from stateset_agents.runtime.devices import local_gpu
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 
-__all__ = ["PeerFailed", "Processes", "num_launched", "worst_of"]
+__all__ = ["PeerFailed", "Processes", "max_or_nan", "num_launched"]
 
 _T = TypeVar("_T")
-_PATIENCE = timedelta(days=7)
-"""How long one process may play while the others wait; one that is gone is noticed at once."""
+_TIMEOUT = timedelta(days=7)
+"""How long one process may play while the others wait; one that has ended is noticed at once."""
 _BUCKET = 2**24
 """Elements that are summed at once: 64 MB in fp32."""
 
@@ -42,18 +42,18 @@ class PeerFailed(TrainingStopped):
     def __init__(self, message: str, *, is_stop: bool = False) -> None:
         super().__init__(message)
         self.is_stop = is_stop
-        """It was interrupted, and nothing is wrong."""
+        """Was it interrupted, so that nothing is wrong?"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Value(Generic[_T]):
-    what: str
+class _Answer(Generic[_T]):
+    operation: str
     value: _T
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
-    why: str
+class _Failure:
+    reason: str
     is_stop: bool
 
 
@@ -62,9 +62,9 @@ class _Connection:
     """Made once in a process's life."""
 
     group: Any
-    """Of gloo, for what is no tensor; None once it has hung up: nothing else may hold it open."""
+    """Of gloo, for what is no tensor; None once it is closed: nothing else may hold it open."""
     store: Any
-    """Where a reason is left; None where the program itself had connected the processes."""
+    """Where a reason is written; None where the program itself had connected the processes."""
 
 
 _connection: _Connection | None = None
@@ -77,14 +77,14 @@ def num_launched() -> int:
     """
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
-    said = os.environ.get("WORLD_SIZE", "1")
-    if not said.isdecimal():
-        raise ConfigurationError(f"WORLD_SIZE must be a number of processes, got {said!r}: unset it")
-    return int(said)
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if not world_size.isdecimal():
+        raise ConfigurationError(f"WORLD_SIZE must be a number of processes, got {world_size!r}: unset it")
+    return int(world_size)
 
 
 class Processes:
-    """All processes of one training, seen from one of them; `Processes()` is one alone."""
+    """The processes of one training, as one of them sees them; `Processes()` is one alone."""
 
     def __init__(self, rank: int = 0, count: int = 1, connection: _Connection | None = None) -> None:
         self.rank = rank
@@ -92,136 +92,139 @@ class Processes:
         self.count = count
         self._connection = connection
         self._is_broken = False
-        """Did this process break where the others do not listen?"""
+        """Did this process fail where the others do not gather?"""
         self._has_reported = False
-        """Do the others know of what goes wrong now?"""
+        """Do the others know of the present failure?"""
         self._is_lost = False
 
     @classmethod
-    def join(cls, wanted: int) -> Processes:
-        """Meet the others, `wanted` in all.
+    def join(cls, num_processes: int) -> Processes:
+        """Connect to the others. Blocking.
 
-        Raises ConfigurationError where the launcher started another number. Blocking.
+        Raises ConfigurationError where the launcher started another number.
         """
         launched = num_launched()
-        if launched != wanted:
-            raise ConfigurationError(_why_not(launched, wanted))
+        if launched != num_processes:
+            raise ConfigurationError(_why_not(launched, num_processes))
         for plugin in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
             if os.environ.get(f"ACCELERATE_USE_{plugin}") == "true":
                 raise ConfigurationError(
                     f"accelerate's configuration asks for {plugin}, and this training cuts the model by its "
                     "own setting: leave that out there, and set training.parallelism"
                 )
-        if wanted == 1:
+        if num_processes == 1:
             return cls()
-        return cls(dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"]), wanted, _connect())
+        rank = dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"])
+        return cls(rank, num_processes, _connect())
 
     @property
     def is_first(self) -> bool:
-        """Is it this one that writes the run folder and calls callbacks?"""
+        """Does this process write the run folder and call callbacks?"""
         return self.rank == 0
 
     @property
     def has_lost_others(self) -> bool:
-        """Were there others, and can nothing be done together any more?"""
+        """Is the connection to the other processes gone?"""
         return self._is_lost
 
     @property
     def is_alone(self) -> bool:
-        """Is there no other one, or none any more?"""
+        """Are there no other processes, or none any more?"""
         return self.count == 1 or self._is_lost
 
-    # ------------------------------------------------------------------------------ what each of them does
+    # ------------------------------------------------------------------------------ shares of the work
 
-    def part_of(self, number: int) -> slice:
-        """This one's part of `number` things in a row; the parts differ by one at most."""
+    def slice_of(self, number: int) -> slice:
+        """This process's part of `number` things in a row; the parts differ by one at most."""
         return slice(number * self.rank // self.count, number * (self.rank + 1) // self.count)
 
-    def share_of(self, sizes: Sequence[int]) -> slice:
-        """This one's part of things of these sizes, in a row, so that the parts weigh alike.
+    def balanced_slice(self, sizes: Sequence[int]) -> slice:
+        """This process's part of things of these sizes, in a row, so that all parts are about as large.
 
-        A thing goes to the process in whose part of the whole its middle lies.
+        A thing goes to the process in whose part of the sum its middle lies.
         """
-        whole, before = sum(sizes), 0
-        own = []
-        for place, size in enumerate(sizes):
-            middle = 2 * before + size
-            if 2 * whole * self.rank <= middle * self.count < 2 * whole * (self.rank + 1):
-                own.append(place)
-            before += size
-        return slice(own[0], own[-1] + 1) if own else slice(0, 0)
+        total, end = sum(sizes), 0
+        indices = []
+        for index, size in enumerate(sizes):
+            middle = 2 * end + size
+            if 2 * total * self.rank <= middle * self.count < 2 * total * (self.rank + 1):
+                indices.append(index)
+            end += size
+        return slice(indices[0], indices[-1] + 1) if indices else slice(0, 0)
 
-    # ------------------------------------------------------------------------------ what they say
+    # ------------------------------------------------------------------------------ gathered values
 
-    def gather(self, what: str, value: _T) -> list[_T]:
-        """Every process's value, by rank. Blocking; all of them call it, each for the same `what`.
+    def gather(self, operation: str, value: _T) -> list[_T]:
+        """Every process's value, by rank. Blocking; all of them call it, each for the same `operation`.
 
-        Raises PeerFailed where one of them cannot go on, is gone, or is at something else.
+        Raises PeerFailed where one of them cannot go on, has ended, or is at another operation.
         """
         if self.count == 1:
             return [value]
         self._has_reported = False
-        return [answer.value for answer in self._checked(self._exchange(_Value(what, value)))]
+        answers = self._exchange(_Answer(operation, value))
+        for rank, answer in enumerate(answers):
+            if isinstance(answer, _Failure):
+                self._has_reported = True
+                raise PeerFailed(f"process {rank} {answer.reason}", is_stop=answer.is_stop)
+        first = answers[0].operation
+        for rank, answer in enumerate(answers):
+            if answer.operation != first:
+                self._has_reported = True
+                raise PeerFailed(
+                    f"process 0 is at {first}, process {rank} at {answer.operation}: every process has "
+                    "to make the same calls"
+                )
+        return [answer.value for answer in answers]
 
-    def total(self, what: str, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
+    def total(self, operation: str, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
         """Each number added up over the processes that have it."""
-        return self._merged(what, numbers, sum)
+        return self._reduce(operation, numbers, sum)
 
-    def worst(self, what: str, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
+    def maximum(self, operation: str, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
         """Each number's largest; NaN where one of them is."""
-        return self._merged(what, numbers, worst_of)
+        return self._reduce(operation, numbers, max_or_nan)
 
-    def _merged(
-        self, what: str, numbers: Mapping[str, float | Tensor], merge: Callable[[list[float]], float]
+    def _reduce(
+        self, operation: str, numbers: Mapping[str, float | Tensor], merge: Callable[[list[float]], float]
     ) -> dict[str, float]:
-        parts = self.gather(what, {name: float(number) for name, number in numbers.items()})
+        parts = self.gather(operation, {name: float(number) for name, number in numbers.items()})
         names = dict.fromkeys(name for part in parts for name in part)
         return {name: merge([part[name] for part in parts if name in part]) for name in names}
 
-    def part(self, error: BaseException) -> None:
-        """Tell the others why this one cannot go on; they are told once. Blocking."""
+    def abort(self, error: BaseException) -> None:
+        """Tell the others, once, why this process cannot go on. Blocking."""
         if self.is_alone or self._has_reported:
             return
         self._has_reported = True
-        why = _reason(error)
+        if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
+            failure = _Failure("was interrupted", is_stop=True)
+        else:
+            text = " ".join(str(error).split()) or type(error).__name__
+            failure = _Failure(f"failed: {text}", is_stop=False)
         if not self._is_broken:
             with contextlib.suppress(PeerFailed, RuntimeError):
-                self._exchange(why)
+                self._exchange(failure)
         if self._is_broken:
-            self._hang_up(why)
+            self._disconnect_after(failure)
 
-    def _exchange(self, mine: _Value[_T] | _Left) -> list[Any]:
-        found: list[Any] = [None] * self.count
+    def _exchange(self, answer: _Answer[_T] | _Failure) -> list[Any]:
+        answers: list[Any] = [None] * self.count
         try:
             with self._connected():
                 assert self._connection is not None
-                dist.all_gather_object(found, mine, group=self._connection.group)
+                dist.all_gather_object(answers, answer, group=self._connection.group)
         except RuntimeError:
-            self._is_broken = True  # the others may have theirs
+            self._is_broken = True  # the others may have got this answer
             raise
-        return found
-
-    def _checked(self, answers: Sequence[_Value[_T] | _Left]) -> list[_Value[_T]]:
-        for rank, answer in enumerate(answers):
-            if isinstance(answer, _Left):
-                self._has_reported = True
-                raise PeerFailed(f"process {rank} {answer.why}", is_stop=answer.is_stop)
-        values = cast(list[_Value[_T]], list(answers))
-        for rank, answer in enumerate(values):
-            if answer.what != values[0].what:
-                self._has_reported = True
-                raise PeerFailed(
-                    f"process 0 is at {values[0].what}, process {rank} at {answer.what}: every process has "
-                    "to make the same calls"
-                )
-        return values
+        return answers
 
     # ------------------------------------------------------------------------------ updates
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """What breaks in here breaks where the others wait for a part of this one's gradient or weights; but
-        a TrainingStopped comes of numbers that all of them have, and each raises it."""
+        """Around work in which the others wait for this process's gradient or weights: an error breaks the
+        connection. But a TrainingStopped comes of numbers that all of them have, and each raises it."""
         if self.count == 1:
             yield
             return
@@ -232,18 +235,18 @@ class Processes:
             raise
         except BaseException as error:
             self._is_broken = True
-            self.part(error)
+            self.abort(error)
             raise
 
     @contextlib.contextmanager
-    def giving(self, what: str) -> Iterator[None]:
-        """In here all of them give each other their shards; none begins before all are at `what`."""
-        self.gather(what, None)
+    def collective(self, operation: str) -> Iterator[None]:
+        """Around an exchange of shards; no process begins before all are at this `operation`."""
+        self.gather(operation, None)
         with self.updating():
             yield
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter | Tensor]) -> None:
-        """Add up the gradients of all processes, in each of them; what has none anywhere stays without."""
+        """Sum the gradients of all processes in place; a parameter without any gradient keeps None."""
         if self.count == 1:
             return
         with self._connected():
@@ -252,48 +255,48 @@ class Processes:
                 [parameter.grad is not None for parameter in parameters], dtype=torch.uint8
             )
             dist.all_reduce(present, op=dist.ReduceOp.MAX, group=self._connection.group)
-            moved = [one for one, bit in zip(parameters, present.tolist(), strict=True) if bit]
+            moved = [parameter for parameter, bit in zip(parameters, present.tolist(), strict=True) if bit]
             for bucket in _buckets(moved):
-                flat = torch.cat([_gradient(one).reshape(-1) for one in bucket])
+                gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+                flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
                 dist.all_reduce(flat)
-                pieces = torch.split(flat, [one.numel() for one in bucket])
-                for one, piece in zip(bucket, pieces, strict=True):
-                    one.grad = piece.view_as(one)
+                for p, gradient in zip(bucket, torch.split(flat, [p.numel() for p in bucket]), strict=True):
+                    p.grad = gradient.view_as(p)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:
-        """Raises PeerFailed for an error that says that one of the others is gone."""
+        """Raises PeerFailed in place of an error that says that another process is gone."""
         if self._is_lost:
             raise PeerFailed("the other processes are gone")
         try:
             yield
         except RuntimeError as error:
-            if self._is_lost:  # it has hung up itself, in here
+            if self._is_lost:  # this process has disconnected in here
                 raise
-            words = self._last_words()
-            if words is None and not _is_of_connection(error):
+            reason = self._stored_reason()
+            # torch has no class of its own for a connection that broke
+            lost = isinstance(error, dist.DistError) or "gloo" in str(error) or "NCCL" in str(error)
+            if reason is None and not lost:
                 raise
             self._has_reported = self._is_lost = True
-            raise PeerFailed(words or self._untold()) from error
+            peer = f"process {1 - self.rank}" if self.count == 2 else "another process"
+            reason = reason or f"{peer} is gone, without a reason: look at what the launcher says of it"
+            raise PeerFailed(reason) from error
 
-    def _untold(self) -> str:
-        gone = f"process {1 - self.rank}" if self.count == 2 else "another process"
-        return f"{gone} is gone, without a reason: look at what the launcher says of it"
-
-    def _hang_up(self, why: _Left) -> None:
+    def _disconnect_after(self, failure: _Failure) -> None:
         self._is_lost = True
         assert self._connection is not None
         with contextlib.suppress(RuntimeError):
             if self._connection.store is not None:
-                self._connection.store.set("left", f"process {self.rank} {why.why}")
+                self._connection.store.set("failure", f"process {self.rank} {failure.reason}")
             self._connection.group = None
             dist.destroy_process_group()
 
-    def _last_words(self) -> str | None:
+    def _stored_reason(self) -> str | None:
         store = self._connection.store if self._connection is not None else None
         with contextlib.suppress(RuntimeError):
-            if store is not None and store.check(["left"]):
-                return cast(str, store.get("left").decode())
+            if store is not None and store.check(["failure"]):
+                return cast(str, store.get("failure").decode())
         return None
 
 
@@ -311,57 +314,43 @@ def _connect() -> _Connection:
                 backend = "cpu:gloo,cuda:nccl"
                 torch.cuda.set_device(local_gpu() or 0)
             dist.init_process_group(backend, store=first, rank=rank, world_size=count)
-            atexit.register(_disconnect)
-        _connection = _Connection(dist.new_group(backend="gloo", timeout=_PATIENCE), store)
+            atexit.register(_destroy_process_group)
+        _connection = _Connection(dist.new_group(backend="gloo", timeout=_TIMEOUT), store)
     return _connection
 
 
-def _disconnect() -> None:
+def _destroy_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _reason(error: BaseException) -> _Left:
-    if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
-        return _Left("was interrupted", is_stop=True)
-    return _Left(f"failed: {' '.join(str(error).split()) or type(error).__name__}", is_stop=False)
-
-
-def worst_of(numbers: Iterable[float]) -> float:
+def max_or_nan(numbers: Iterable[float]) -> float:
     """The largest, NaN where one is: in whatever order they come."""
     return max(numbers, key=lambda number: (math.isnan(number), number))
 
 
-def _is_of_connection(error: RuntimeError) -> bool:
-    """torch has no kind of its own for a connection that broke."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error) or "NCCL" in str(error)
-
-
-def _why_not(launched: int, wanted: int) -> str:
+def _why_not(launched: int, num_processes: int) -> str:
     if launched == 1:
         return (
-            f"num_processes is {wanted} and one process was started: start them with torchrun "
-            f"--nproc-per-node {wanted} -m stateset_agents train ..., or accelerate launch --multi_gpu "
-            f"--num_processes {wanted} -m stateset_agents train ... (which starts one without --multi_gpu)"
+            f"num_processes is {num_processes} and one process was started: start them with torchrun "
+            f"--nproc-per-node {num_processes} -m stateset_agents train ..., or accelerate launch "
+            f"--multi_gpu --num_processes {num_processes} -m stateset_agents train ... (which starts one "
+            "without --multi_gpu)"
         )
     return (
-        f"{launched} processes were started and num_processes is {wanted}: set it to {launched} (--set "
-        f"training.num_processes={launched}), or start {wanted}"
+        f"{launched} processes were started and num_processes is {num_processes}: set it to {launched} "
+        f"(--set training.num_processes={launched}), or start {num_processes}"
     )
 
 
 def _buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """In order, each of one kind of number and of about `_BUCKET` elements."""
     bucket: list[Tensor] = []
-    for one in parameters:
-        full = sum(other.numel() for other in bucket) + one.numel() > _BUCKET
-        if bucket and (full or bucket[0].dtype != one.dtype or bucket[0].device != one.device):
+    for parameter in parameters:
+        full = sum(other.numel() for other in bucket) + parameter.numel() > _BUCKET
+        if bucket and (full or bucket[0].dtype != parameter.dtype or bucket[0].device != parameter.device):
             yield bucket
             bucket = []
-        bucket.append(one)
+        bucket.append(parameter)
     if bucket:
         yield bucket
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

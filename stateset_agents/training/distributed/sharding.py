@@ -1,8 +1,8 @@
 """FSDP2 (torch's `fully_shard`): a model cut into one shard for each process. Called by policy and learner.
 
-A layer's weights are whole while it computes, forward and backward, and no longer; its gradient is summed
-over the processes as it is cut. Optimiser states are those of the shards. What stands outside the layers
-(embeddings, norm, head) is whole while `Whole` runs.
+A layer's weights are gathered while it computes, forward and backward, and no longer; its gradient is summed
+over the processes as it is sharded. Optimiser states are those of the shards. What stands outside the layers
+(embeddings, norm, head) is gathered while `ShardedModel` runs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,23 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-__all__ = ["Whole", "cut_like", "dropped", "fill", "gathered", "gathered_states", "named", "shard", "whole"]
+__all__ = [
+    "ShardedModel",
+    "empty_tensor",
+    "full_tensor",
+    "gather_optimizer_state",
+    "gather_state_dict",
+    "load_full_weights",
+    "named_tensors",
+    "shard",
+    "shard_like",
+]
 
 _T = TypeVar("_T")
 
 
-class Whole(nn.Module):
-    """What runs under it finds a sharded model's weights whole, layer by layer."""
+class ShardedModel(nn.Module):
+    """Calls what it is given; meanwhile the model's weights are gathered, layer by layer."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -32,14 +42,14 @@ class Whole(nn.Module):
         return work()
 
 
-def shard(model: Any, count: int) -> Whole:
-    """Cut the model into `count` shards, of which this process keeps its own; all processes do it."""
+def shard(model: Any, count: int) -> ShardedModel:
+    """Cut the model into `count` shards, of which each process keeps one; all processes do it together."""
     mesh = init_device_mesh(next(model.parameters()).device.type, (count,))
     layers = set(model._no_split_modules or ())
     for module in model.modules():
         if type(module).__name__ in layers:
             fully_shard(module, mesh=mesh)
-    outer = Whole(model)
+    outer = ShardedModel(model)
     fully_shard(outer, mesh=mesh, reshard_after_forward=True)
     for module in outer.modules():
         if isinstance(module, FSDPModule):
@@ -48,71 +58,70 @@ def shard(model: Any, count: int) -> Whole:
     return outer
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A tensor with all its shards; any other as it is. All processes ask together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def named(model: nn.Module) -> dict[str, Tensor]:
-    """What a model's state dict has, not gathered; what has two names is one object."""
-    kept = model.state_dict().keys()
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What a model's state dict has, not gathered; tied tensors are one object."""
     tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     tensors |= dict(model.named_buffers(remove_duplicate=False))
-    return {name: tensors[name] for name in kept}
+    return {name: tensors[name] for name in model.state_dict()}
 
 
-def gathered(model: nn.Module, put: Callable[[Tensor], Tensor] = Tensor.cpu) -> dict[str, Tensor]:
-    """A sharded model's state dict with whole tensors; what has two names is one tensor.
+def gather_state_dict(model: nn.Module, keep: Callable[[Tensor], Tensor] = Tensor.cpu) -> dict[str, Tensor]:
+    """A sharded model's state dict with full tensors; tied tensors are one object.
 
-    One after the other is whole on the device, and is `put` away: into memory, unless said otherwise.
+    One tensor at a time is full on the device; `keep` says what of it stays, by default a copy on the CPU.
     """
-    of: dict[int, Tensor] = {}
+    kept: dict[int, Tensor] = {}
     weights = {}
-    for name, tensor in named(model).items():
-        if id(tensor) not in of:
-            of[id(tensor)] = put(whole(tensor.detach()))
-        weights[name] = of[id(tensor)]
+    for name, tensor in named_tensors(model).items():
+        if id(tensor) not in kept:
+            kept[id(tensor)] = keep(full_tensor(tensor.detach()))
+        weights[name] = kept[id(tensor)]
     return weights
 
 
-def gathered_states(
-    optimizer: Mapping[str, Any], put: Callable[[Tensor], Tensor] = Tensor.cpu
+def gather_optimizer_state(
+    optimizer: Mapping[str, Any], keep: Callable[[Tensor], Tensor] = Tensor.cpu
 ) -> dict[str, Any]:
-    """An optimiser's state dict with whole tensors, `put` away as of `gathered`."""
+    """An optimiser's state dict with full tensors, kept as `gather_state_dict` keeps them."""
+    return _map_state(
+        optimizer, lambda _, value: keep(full_tensor(value)) if isinstance(value, Tensor) else value
+    )
+
+
+def shard_like(optimizer: Mapping[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
+    """What `gather_optimizer_state` gave, sharded as the parameters are."""
+    return _map_state(optimizer, lambda index, value: _shard_like(value, parameters[index]))
+
+
+def _map_state(optimizer: Mapping[str, Any], change: Callable[[int, Any], Any]) -> dict[str, Any]:
     states = {
-        index: {
-            name: put(whole(value)) if isinstance(value, Tensor) else value for name, value in entry.items()
-        }
+        index: {name: change(index, value) for name, value in entry.items()}
         for index, entry in optimizer["state"].items()
     }
     return {**optimizer, "state": states}
 
 
-def dropped(tensor: Tensor) -> Tensor:
-    """Nothing of it, for a process that only helps another one to gather."""
+def empty_tensor(tensor: Tensor) -> Tensor:
+    """Keeps nothing, in a process that only contributes its shards to another one's full tensors."""
     return tensor.new_empty(0)
 
 
-def cut_like(optimizer: Mapping[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """What `gathered_states` gave, cut as the parameters are."""
-    states = {
-        index: {name: _cut(value, parameters[index]) for name, value in entry.items()}
-        for index, entry in optimizer["state"].items()
-    }
-    return {**optimizer, "state": states}
-
-
 @torch.no_grad()
-def fill(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Put whole weights into a sharded model, by name; what has two names may stand under one of them."""
-    own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
-    for name, tensor in weights.items():
-        if name in own:
-            own[name].copy_(_cut(tensor, own[name]))
+def load_full_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy full weights into a sharded model, by name; a tied tensor may stand under one name only."""
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+    for name, weight in weights.items():
+        if name in tensors:
+            tensors[name].copy_(_shard_like(weight, tensors[name]))
 
 
-def _cut(value: Any, like: Tensor) -> Any:
+def _shard_like(value: Any, like: Tensor) -> Any:
     if not isinstance(like, DTensor) or not isinstance(value, Tensor) or value.shape != like.shape:
         return value
-    here = value.to(like.device)
-    return distribute_tensor(here, like.device_mesh, like.placements, src_data_rank=None)
+    local = value.to(like.device)
+    return distribute_tensor(local, like.device_mesh, like.placements, src_data_rank=None)

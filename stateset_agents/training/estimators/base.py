@@ -90,7 +90,7 @@ class ScoredStep:
     """What an estimator reads."""
 
     groups: Mapping[int, TrajectoryGroup]
-    """Those with enough scored members, by their place in the step."""
+    """Those with enough scored members, by their index in the step."""
     config: TrainingConfig
     values: Mapping[tuple[int, int], ValueEstimate]
     """(group, member) -> what the critic expected; empty without one."""
@@ -106,9 +106,9 @@ class ScoredStep:
         """Advantages and returns of every member that has a value; without agent tokens it has none."""
         advantages: PerMember = []
         returns: PerMember = []
-        for place, group in self.groups.items():
+        for index, group in self.groups.items():
             credits = [
-                credit(trajectory, self.values[place, member]) if (place, member) in self.values else None
+                credit(trajectory, self.values[index, member]) if (index, member) in self.values else None
                 for member, trajectory in enumerate(group.trajectories)
             ]
             advantages.append([None if credit is None else credit.advantages for credit in credits])

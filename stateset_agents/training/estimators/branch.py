@@ -17,11 +17,11 @@ def _credit(step: ScoredStep) -> Estimate:
         members = group.trajectories
         rewards = [None if member.reward is None else step.turn_rewards(member) for member in members]
         ways_on: list[list[list[float]]] = [[[] for _ in member.turns] for member in members]
-        places = {member.member: place for place, member in enumerate(members)}
+        indices = {member.member: index for index, member in enumerate(members)}
         for branch in group.branches:
             if branch.trajectory.reward is not None:
                 to_go = returns_to_go(step.turn_rewards(branch.trajectory)[branch.turn :], gamma=gamma)
-                ways_on[places[branch.trajectory.member]][branch.turn].append(to_go[0])
+                ways_on[indices[branch.trajectory.member]][branch.turn].append(to_go[0])
         raw.append(list(branch_credit(rewards, ways_on, gamma=gamma)))
     return Estimate(raw, raw)
 

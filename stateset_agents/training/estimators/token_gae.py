@@ -28,7 +28,7 @@ def _credit(step: ScoredStep) -> Estimate:
             rewards += [0.0] * count + [step.clipped(reward)]
             values += [next(known) for _ in range(count)] + [0.0]
         credit = token_gae(rewards, values, mask, **gae_settings(step, trajectory, value))
-        acted = [place for place, bit in enumerate(mask) if bit]
+        acted = [index for index, bit in enumerate(mask) if bit]
         return Credit([credit.advantages[t] for t in acted], [credit.returns[t] for t in acted])
 
     advantages, returns = step.each(over_tokens)

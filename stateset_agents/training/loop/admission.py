@@ -1,9 +1,9 @@
 """Which groups may begin, which train next, how stale they may be: bookkeeping without waiting or tensors.
 
-Used by `overlapped_rollouts.py` and by the trainer's steps. A group is one scenario with its conversations.
-Groups are admitted in the order of their scenarios, finish in any order, and train in the order of their
-admission: a step waits for the head, so that slow conversations train as often as quick ones. Nothing is
-dropped for its age; that none grows too old is seen to where groups are admitted:
+Both sources of rollouts use it. A group is one scenario with its conversations. Groups are admitted in the
+order of their scenarios, finish in any order, and train in the order of their admission: a step waits for
+its first group, so that slow conversations train as often as quick ones. No group is dropped for its age;
+the age is bounded where groups are admitted:
 
     capacity = min(max_concurrent - running, (max_staleness + step + 1) B - (accepted + running))
 
@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from stateset_agents.types.errors import TrainingStopped
 
-__all__ = ["Admission", "Batch", "End", "Verdict", "refuse_stale"]
+__all__ = ["Admission", "Batch", "End", "Verdict", "check_staleness"]
 
 
 class Verdict(StrEnum):
@@ -28,7 +28,7 @@ class Verdict(StrEnum):
 
     SIGNAL = "signal"
     """Its members differ."""
-    ALIKE = "alike"
+    NO_SIGNAL = "alike"
     """All members earned the same: no advantage, no gradient."""
     FAILED = "failed"
     """Too few members have a score."""
@@ -45,11 +45,11 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step trains on; places count the run's groups from 0."""
+    """What one step trains on; a group's index counts the groups of the run from 0."""
 
-    taken: tuple[int, ...]
+    selected: tuple[int, ...]
     """The step's groups, in order of admission."""
-    passed_over: tuple[int, ...]
+    filtered: tuple[int, ...]
     """Groups without signal that others replaced."""
     ends: Mapping[int, End]
     """How each of them will have ended when the step has trained, in order of admission."""
@@ -68,16 +68,16 @@ class _Group:
 @dataclass(slots=True)
 class _Step:
     size: int
-    taken: list[int] = field(default_factory=list)
-    passed_over: list[int] = field(default_factory=list)
+    selected: list[int] = field(default_factory=list)
+    filtered: list[int] = field(default_factory=list)
 
     @property
     def is_full(self) -> bool:
-        return len(self.taken) == self.size
+        return len(self.selected) == self.size
 
     @property
     def num_groups(self) -> int:
-        return len(self.taken) + len(self.passed_over)
+        return len(self.selected) + len(self.filtered)
 
 
 class Admission:
@@ -95,8 +95,8 @@ class Admission:
         first: int = 0,
     ) -> None:
         """`remaining`: groups that are still to train, the last step may be short; `max_concurrent`:
-        conversations at once, of which a group has `group_size`; `max_resamples`: groups without signal that
-        are replaced in one step, further ones train; `first`: place of the first group."""
+        conversations at once, of which a group has `group_size`; `max_resamples`: how many groups without
+        signal are replaced in one step, further ones train; `first`: index of the first group."""
         self._groups_per_step = groups_per_step
         self._remaining = remaining
         self._max_staleness = max_staleness
@@ -104,18 +104,18 @@ class Admission:
         self._group_size = group_size
         self._max_resamples = max_resamples
         self._groups: dict[int, _Group] = {}
-        """Those that have not ended, by place."""
-        self._next = self._sorted = first
-        """Next place to admit; first place that no step has been given yet."""
+        """Groups that have not ended, by index."""
+        self._next = self._next_unassigned = first
+        """Index of the next group to admit, and of the first that no step has yet."""
         self._conversations = 0
         self._steps: list[_Step] = []
-        """What steps will train on, as far as it is known; all but the last are full."""
-        self._num_given = 0
-        """Groups that a step has taken."""
+        """What the coming steps train on; all but the last are full."""
+        self._num_selected = 0
+        """Groups that steps train on, the finished steps included."""
         self._in_training = False
         self.steps_done = 0
         self.submitted = self.accepted = self.rejected = self.running = 0
-        """Groups: begun; finished and to be trained on, or trained; passed over; under way."""
+        """Groups: admitted; finished and selected; finished and filtered; running."""
 
     @property
     def capacity(self) -> int:
@@ -134,76 +134,76 @@ class Admission:
         return len(self._groups) - self.running - in_training
 
     def admit(self) -> int:
-        """Begin the next group; its place. Ask `capacity` first."""
-        place, self._next = self._next, self._next + 1
-        self._groups[place] = _Group(began=self.steps_done, live=self._group_size)
+        """Begin the next group, where `capacity` allows it; returns its index."""
+        index, self._next = self._next, self._next + 1
+        self._groups[index] = _Group(began=self.steps_done, live=self._group_size)
         self._conversations += self._group_size
         self.submitted += 1
         self.running += 1
-        return place
+        return index
 
-    def conversation_ended(self, place: int) -> None:
-        """One of the group's conversations is over, its siblings go on."""
-        self._groups[place].live -= 1
+    def conversation_ended(self, index: int) -> None:
+        """One of the group's conversations has ended, its siblings go on."""
+        self._groups[index].live -= 1
         self._conversations -= 1
 
-    def finish(self, place: int, verdict: Verdict) -> None:
+    def finish(self, index: int, verdict: Verdict) -> None:
         """The whole group is played and scored."""
-        group = self._groups[place]
+        group = self._groups[index]
         self._conversations -= group.live
         group.live, group.verdict = 0, verdict
         self.running -= 1
         self.accepted += 1
-        self._sort()
+        self._assign_to_steps()
 
-    def _sort(self) -> None:
-        """Give finished groups to steps, in order, as far as no earlier group is still under way."""
-        while (group := self._groups.get(self._sorted)) is not None and group.verdict is not None:
+    def _assign_to_steps(self) -> None:
+        """Assign finished groups to steps, in order, up to the first group that still runs."""
+        while (group := self._groups.get(self._next_unassigned)) is not None and group.verdict is not None:
             if not self._steps or self._steps[-1].is_full:
-                size = min(self._groups_per_step, self._remaining - self._num_given)
+                size = min(self._groups_per_step, self._remaining - self._num_selected)
                 self._steps.append(_Step(size))
             step = self._steps[-1]
-            if group.verdict is not Verdict.SIGNAL and len(step.passed_over) < self._max_resamples:
-                step.passed_over.append(self._sorted)
+            if group.verdict is not Verdict.SIGNAL and len(step.filtered) < self._max_resamples:
+                step.filtered.append(self._next_unassigned)
                 self.accepted -= 1
                 self.rejected += 1
             else:
-                step.taken.append(self._sorted)
-                self._num_given += 1
-            self._sorted += 1
+                step.selected.append(self._next_unassigned)
+                self._num_selected += 1
+            self._next_unassigned += 1
 
     @property
     def is_ready(self) -> bool:
         """Can the next step begin?"""
         return bool(self._steps) and self._steps[0].is_full and not self._in_training
 
-    def take(self) -> Batch:
-        """What the next step trains on; ask `is_ready` first, and `settle` when it has trained.
+    def next_batch(self) -> Batch:
+        """What the next step trains on, once `is_ready`; call `complete_step` when it has trained.
 
         Raises TrainingStopped where a group began earlier than `max_staleness` allows.
         """
         step = self._steps[0]
-        for place in step.taken:
-            refuse_stale(self.steps_done - self._groups[place].began, self._max_staleness)
+        for index in step.selected:
+            check_staleness(self.steps_done - self._groups[index].began, self._max_staleness)
         self._in_training = True
-        ends = dict.fromkeys(step.taken, End.TRAINED) | dict.fromkeys(step.passed_over, End.FILTERED)
-        failed = [place for place in ends if self._groups[place].verdict is Verdict.FAILED]
+        ends = dict.fromkeys(step.selected, End.TRAINED) | dict.fromkeys(step.filtered, End.FILTERED)
+        failed = [index for index in ends if self._groups[index].verdict is Verdict.FAILED]
         ends |= dict.fromkeys(failed, End.FAILED)
-        return Batch(tuple(step.taken), tuple(step.passed_over), dict(sorted(ends.items())))
+        return Batch(tuple(step.selected), tuple(step.filtered), dict(sorted(ends.items())))
 
-    def settle(self) -> None:
-        """The step that was taken has trained, and what begins from now on is of its policy."""
+    def complete_step(self) -> None:
+        """The step of `next_batch` has trained, and groups that begin from now on are of its policy."""
         step = self._steps.pop(0)
         self._in_training = False
         self.steps_done += 1
-        for place in (*step.taken, *step.passed_over):
-            del self._groups[place]
+        for index in (*step.selected, *step.filtered):
+            del self._groups[index]
 
 
-def refuse_stale(staleness: int, most: int) -> None:
-    """The hard check at training time: raises TrainingStopped above the bound."""
-    if staleness > most:
+def check_staleness(staleness: int, max_staleness: int) -> None:
+    """Raises TrainingStopped above the bound; called as a step begins to train."""
+    if staleness > max_staleness:
         raise TrainingStopped(
-            f"a group of staleness {staleness} came to training and max_staleness is {most}: this must not "
-            "happen, please report it"
+            f"a group of staleness {staleness} came to training and max_staleness is {max_staleness}: this "
+            "must not happen, please report it"
         )

@@ -1,32 +1,48 @@
-"""The checkpoints of a run: the last finished step is saved, and restored. The processes do it together."""
+"""The checkpoints of a run: the last finished step is saved, and restored. The processes do it together.
+
+The functions block; `Checkpointer` calls them in the trainer's worker thread.
+"""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.core.model_card import Origin, model_card
-from stateset_agents.runs.checkpoint_files import put_texts
-from stateset_agents.runs.compatibility import Identity
+import torch
+
+from stateset_agents.backends.text.tokenizers import save_tokenizer
+from stateset_agents.core.model_card import Origin, model_card, write_card
+from stateset_agents.runs.checkpoint_files import (
+    Checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+    mark_best,
+    prune,
+    remove_after,
+    restore_replaced,
+    save_checkpoint,
+    write_texts,
+)
+from stateset_agents.runs.compatibility import Identity, as_json
+from stateset_agents.runs.learning_rate import schedule
 from stateset_agents.runs.recorder import RunRecorder
 from stateset_agents.runtime.worker_thread import Worker
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.process_group import ProcessGroup
-from stateset_agents.training.loop.resume import (
-    checkpoint_at,
-    drop_later,
-    keep,
-    mend,
-    newest,
-    take_up,
-)
+from stateset_agents.training.loop.resumable import training_compatibility
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.update.protocol import PolicyLearner
+from stateset_agents.types.errors import CheckpointError
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["Checkpointer", "Restored"]
+__all__ = ["Checkpointer", "Restored", "truncate_after"]
 
 _log = get_logger(__name__)
 
@@ -71,16 +87,14 @@ class Checkpointer:
         self._tokenizer = tokenizer
 
     async def save(self, state: RunState) -> Path:
-        """Write `checkpoints/step-NNNNNN`; older ones beyond the limit go."""
+        """Write `checkpoints/step-NNNNNN`; older ones beyond the limit are removed, but not the best."""
 
         async def write() -> Path | None:
             if not self._group.is_first:
-                await self._worker.run(self._learner.help_keep)
+                await self._worker.run(self._learner.contribute_shards)
                 return None
             await self._worker.run(self._recorder.tracker.sync)
-            written = partial(keep, limit=self._limit, tokenizer=self._tokenizer)
-            folder = self._recorder.run.checkpoints
-            return await self._worker.run(written, folder, self._learner, state, self.identity)
+            return await self._worker.run(self._write, state)
 
         await self._group.barrier("save_checkpoint")
         path = (await self._group.gather_results("save_checkpoint", write()))[0]
@@ -88,32 +102,65 @@ class Checkpointer:
         self.saved = state
         return path
 
-    async def restore(self, path: str | Path | None) -> Restored | None:
-        """Put the learner where a checkpoint left it, or a run's newest: this run's when no path is given,
-        None where that has none yet. `truncate_after` its state follows.
+    def _write(self, state: RunState) -> Path:
+        """Raises CheckpointError when the disk cannot take it, or after an update that broke off midway."""
+        learner, folder = self._learner, self._recorder.run.checkpoints
+        if learner.midway:
+            raise CheckpointError("the last update broke off midway: load a checkpoint first")
+        origin = Origin(base=learner.base.name_or_path, run=folder.parent, step=state.step)
 
-        Raises CheckpointError as `resume.take_up` does, with nothing changed.
+        def write_model(path: Path) -> None:
+            learner.write_model_files(path)
+            if self._tokenizer is not None:
+                save_tokenizer(self._tokenizer, path)
+            write_card(path, origin)
+            if (path.parent / "adapter").is_dir():
+                write_card(path.parent / "adapter", origin, adapter=True)
+
+        checkpoint = Checkpoint(
+            step=state.step,
+            weights=learner.weights(),
+            optimizer=learner.state(),
+            critic=learner.critic_state(),
+            state={
+                "progress": asdict(state),
+                "identity": as_json(asdict(self.identity)),
+                "machine": _machine(learner.device),
+            },
+        )
+        path = save_checkpoint(folder, checkpoint, write_model=write_model)
+        mark_best(folder, state.best.step)
+        prune(folder, self._limit)
+        return path
+
+    async def restore(self, path: str | Path | None) -> Restored | None:
+        """Load a checkpoint into the learner, of a run folder the newest; without `path` this run's newest,
+        None where it has none yet. `truncate_after` its state follows.
+
+        Raises CheckpointError, with nothing changed, for a damaged checkpoint or one of another run. Another
+        machine or thread count is allowed and logged, and so is a length under which the learning rates so
+        far differ: the result is then not bit-equal.
         """
         run = self._recorder.run
         if self._group.is_first:
-            await self._worker.run(mend, run)
+            await self._worker.run(_repair, run)
         await self._group.barrier("load_checkpoint")
-        find = partial(newest, run) if path is None else partial(checkpoint_at, Path(path))
-        found = await self._worker.run(find)
-        if found is None:
+        find = partial(_newest_checkpoint, run) if path is None else partial(_checkpoint_at, Path(path))
+        checkpoint = await self._worker.run(find)
+        if checkpoint is None:
             return None
-        state = await self._worker.run(take_up, found, self._learner, self.identity)
-        self.saved = state if found.parent == run.checkpoints else None
-        return Restored(found, state)
+        state = await self._worker.run(_restore, checkpoint, self._learner, self.identity)
+        self.saved = state if checkpoint.parent == run.checkpoints else None
+        return Restored(checkpoint, state)
 
     async def truncate_after(self, state: RunState) -> None:
         """Drop what the run folder has of later steps."""
         if self._group.is_first:
-            await self._worker.run(drop_later, self._recorder.run, state, self._settings)
+            await self._worker.run(truncate_after, self._recorder.run, state, self._settings)
         await self._group.barrier("load_checkpoint")
 
     def is_due(self, state: RunState) -> bool:
-        """Is there a finished step that is not saved, and a whole one that can be? What is lost is logged."""
+        """Is there a finished step that is not saved and can be? Logs what cannot be saved any more."""
         lost = self._group.processes.has_lost_others
         if self._learner.midway:
             _log.error("the last update broke off midway: its step is not kept, earlier checkpoints are")
@@ -126,8 +173,7 @@ class Checkpointer:
         return self.saved != state
 
     def describe(self, origin: Origin | None, summary: Mapping[str, Any]) -> None:
-        """Put what was measured of the agent into the model card of the checkpoint that it comes from.
-        Blocking.
+        """Write what was measured of the agent into the model card of its checkpoint. Blocking.
 
         `summary`: as `summary.json` is to have it. Raises CheckpointError when the disk cannot take it.
         """
@@ -135,9 +181,125 @@ class Checkpointer:
         if origin is None or path is None or not path.is_dir():
             return
         cards = {
-            f"{part}/README.md": model_card(origin, adapter=part == "adapter", summary=summary)
-            for part in ("model", "adapter")
-            if (path / part).is_dir()
+            f"{folder}/README.md": model_card(origin, adapter=folder == "adapter", summary=summary)
+            for folder in ("model", "adapter")
+            if (path / folder).is_dir()
         }
         if any((path / name).read_text(encoding="utf-8") != card for name, card in cards.items()):
-            put_texts(path, cards)
+            write_texts(path, cards)
+
+
+def truncate_after(run: RunFolder, state: RunState, settings: Mapping[str, Any]) -> None:
+    """Remove from the run folder what is of steps after this state, and write its settings anew.
+
+    Checkpoints go before logs: after a kill on the way no checkpoint stands without its logs.
+    """
+    remove_after(run.checkpoints, state.step)
+    run.truncate_after(state.step)
+    if state.evaluated_step < state.step:
+        run.drop_evaluation(state.step)
+    mark_best(run.checkpoints, state.best.step)
+    run.write_config(settings)
+
+
+def _repair(run: RunFolder) -> None:
+    """Finish the replacement of a checkpoint that a kill interrupted."""
+    try:
+        restore_replaced(run.checkpoints)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write in {run.checkpoints} ({error.strerror}): mend its rights"
+        ) from error
+
+
+def _newest_checkpoint(run: RunFolder) -> Path | None:
+    """None for a run that was stopped before it wrote any.
+
+    Raises CheckpointError where the run wrote some and they are gone: starting anew would drop its logs.
+    """
+    path = latest_checkpoint(run.checkpoints)
+    if path is None and any(event["event"] == "checkpoint" for event in RunLog(run).events()):
+        raise CheckpointError(
+            f"{run.checkpoints} is empty and the run did write checkpoints: put them back, or train anew "
+            "in another run folder"
+        )
+    return path
+
+
+def _checkpoint_at(path: Path) -> Path:
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist: give a checkpoint or a run folder")
+    if not (path / "checkpoints").is_dir():
+        return path
+    checkpoint = _newest_checkpoint(RunFolder(path))
+    if checkpoint is None:
+        raise CheckpointError(f"{path} has no checkpoint yet: give another run folder")
+    return checkpoint
+
+
+def _restore(path: Path, learner: PolicyLearner, identity: Identity) -> RunState:
+    checkpoint = load_checkpoint(path)
+    training_compatibility().check(path, checkpoint.state["identity"], identity)
+    state = RunState.from_json(checkpoint.state["progress"])
+    learner.restore(checkpoint.weights, checkpoint.optimizer, checkpoint.critic)
+    training = checkpoint.state["identity"]["settings"]["training"]
+    changes = (
+        _other_machine(checkpoint.state["machine"], _machine(learner.device)),
+        _other_processes(training, learner.config),
+        _other_schedule(training, learner),
+    )
+    for change in filter(None, changes):
+        _log.warning(change)
+    return replace(state, repeatable=state.repeatable and not any(changes))
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    """What bit-equality depends on beside seed and settings: versions, threads, kind of processor."""
+    cuda = device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "threads": torch.get_num_threads(),
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "device": torch.cuda.get_device_name(device) if cuda else device.type,
+    }
+
+
+def _other_machine(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
+    differing = [
+        f"{name} was {saved.get(name)} and is {value}"
+        for name, value in current.items()
+        if saved.get(name) != value
+    ]
+    return f"resumed on another set-up, so not bit-equal: {', '.join(differing)}" if differing else None
+
+
+def _other_processes(saved: Mapping[str, Any], config: TrainingConfig) -> str | None:
+    old = saved.get("num_processes"), saved.get("parallelism")
+    new = config.num_processes, config.parallelism
+    if old == new:
+        return None
+    return (
+        f"the run was made by {old[0]} processes ({old[1]}) and goes on with {new[0]} ({new[1]}), so not "
+        "bit-equal"
+    )
+
+
+def _other_schedule(saved: Mapping[str, Any], learner: PolicyLearner) -> str | None:
+    """Would a run of its present length have made its updates so far at other learning rates?"""
+    config = learner.config
+    factor = partial(
+        schedule,
+        kind=config.lr_scheduler_type,
+        warmup_ratio=config.warmup_ratio,
+        min_ratio=config.lr_min_ratio,
+    )
+    old, new = TrainingConfig(**saved).num_steps(), config.num_steps()
+    old_length, new_length = old * config.num_iterations, new * config.num_iterations
+    if all(factor(update, old_length) == factor(update, new_length) for update in range(learner.num_updates)):
+        return None
+    return (
+        f"the run was planned for {old} steps and is for {new} now, and its learning rate "
+        f"({config.lr_scheduler_type}, warm-up {config.warmup_ratio:g}) follows the length: the result is "
+        f"not that of one run of {new} steps"
+    )

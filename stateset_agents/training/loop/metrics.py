@@ -10,11 +10,11 @@ from statistics import fmean, pstdev
 
 from stateset_agents.algorithms.advantages import zero_variance_fraction
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.distributed.processes import worst_of
+from stateset_agents.training.distributed.processes import max_or_nan
 from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
 
 __all__ = [
-    "of_all_processes",
+    "merge_processes",
     "rollout_metrics",
     "staleness_metrics",
     "why_nothing_trained",
@@ -27,11 +27,11 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     `success/rate` is left out where the environment gives no verdict, `reward/*` where nothing is scored.
     Branches are counted apart, as what they cost: none of the other figures is theirs.
     """
-    everyone = [trajectory for group in groups for trajectory in group.trajectories]
-    played = [trajectory for trajectory in everyone if trajectory.status is not Status.FAILED]
+    members = [trajectory for group in groups for trajectory in group.trajectories]
+    played = [trajectory for trajectory in members if trajectory.status is not Status.FAILED]
     metrics = {
-        "rollout/conversations": float(len(everyone)),
-        "rollout/failed": float(len(everyone) - len(played)),
+        "rollout/conversations": float(len(members)),
+        "rollout/failed": float(len(members) - len(played)),
         "rollout/unscored": float(sum(t.reward is None for t in played)),
         "group/zero_variance": zero_variance_fraction([group.rewards for group in groups]),
     }
@@ -60,7 +60,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 def _shape(played: Sequence[Trajectory]) -> dict[str, float]:
     agent = sum(t.num_agent_tokens for t in played)
-    whole = sum(len(t.token_ids) for t in played)
+    tokens = sum(len(t.token_ids) for t in played)
     replies = [reply for t in played for reply in t.replies]
     cut = sum(turn.completion.finish_reason == "length" for t in played for turn in t.turns)
     unreadable = sum(any(call.error is not None for call in reply.tool_calls) for reply in replies)
@@ -70,7 +70,7 @@ def _shape(played: Sequence[Trajectory]) -> dict[str, float]:
         "rollout/malformed": unreadable / max(1, len(replies)),
         "rollout/cut_replies": cut / max(1, len(replies)),
         "tokens/agent": float(agent),
-        "tokens/environment": float(whole - agent),
+        "tokens/environment": float(tokens - agent),
         "tokens/per_turn": agent / max(1, sum(len(t.turns) for t in played)),
     }
 
@@ -92,24 +92,20 @@ def staleness_metrics(groups: Sequence[TrajectoryGroup], versions: Sequence[int]
     return {"staleness/mean": mean, "staleness/max": float(max(tokens))}
 
 
-def of_all_processes(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What each process counted and measured of one step, as one: times are those of the slowest, breakers
-    stand as the worst does, counts are added up, and the engines' occupancy is that of all their rows."""
-    if len(figures) == 1:
-        return dict(figures[0])
+def merge_processes(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of one step from those of each process: times and breakers are the largest, counts are
+    added up, and the engines' occupancy is that of all their rows."""
+    if len(parts) == 1:
+        return dict(parts[0])
     merged: dict[str, float] = {}
-    for name in dict.fromkeys(name for one in figures for name in one):
-        values = [one[name] for one in figures if name in one]
-        merged[name] = worst_of(values) if name.startswith(("time/", "breaker/")) else sum(values)
+    for name in dict.fromkeys(name for part in parts for name in part):
+        values = [part[name] for part in parts if name in part]
+        merged[name] = max_or_nan(values) if name.startswith(("time/", "breaker/")) else sum(values)
     if "engine/occupancy" in merged:
-        used = sum(one.get("engine/occupancy", 0.0) * one.get("engine/decode_rows", 0.0) for one in figures)
+        used = sum(part.get("engine/occupancy", 0.0) * part.get("engine/decode_rows", 0.0) for part in parts)
         rows = merged.get("engine/decode_rows", 0.0)
         merged["engine/occupancy"] = used / rows if rows else 1.0
     return merged
-
-
-def _is_broken(number: float | None) -> bool:
-    return number is not None and not math.isfinite(number)
 
 
 def why_nothing_trained(
@@ -117,12 +113,12 @@ def why_nothing_trained(
 ) -> str | None:
     """What went wrong in a step; None for one that trained, or in which all were equally good.
 
-    `scaled`: under fp16's gradient scaler an infinite gradient is no mishap, it finds the scale.
+    `scaled`: under fp16's gradient scaler an infinite gradient is no error, it finds the scale.
     """
-    broken = [name for name in ("loss/policy", "loss/kl", "kl/reference") if _is_broken(metrics.get(name))]
-    if broken:
-        advice = "lower learning_rate, use precision fp32 or bf16, or look at the rewards"
-        return f"has {broken[0]} {metrics[broken[0]]}: {advice}"
+    for name in ("loss/policy", "loss/kl", "kl/reference"):
+        if not math.isfinite(metrics.get(name, 0.0)):
+            advice = "lower learning_rate, use precision fp32 or bf16, or look at the rewards"
+            return f"has {name} {metrics[name]}: {advice}"
     norm = metrics.get("optimizer/grad_norm", 0.0)
     if not (math.isfinite(norm) or scaled):
         return f"has a gradient of norm {norm}: lower learning_rate, or look at the rewards"
@@ -130,8 +126,9 @@ def why_nothing_trained(
         return None
     members = [trajectory for group in groups for trajectory in group.trajectories]
     failed = sum(trajectory.status is Status.FAILED for trajectory in members)
-    least = config.min_group_size
-    scored = "a scored member" if least == 1 else f"{least} scored members"
-    nothing = "every reward is None: it says nothing of these scenarios, or a return is missing"
-    why = next((trajectory.error for trajectory in members if trajectory.error), nothing)
-    return f"has no group with {scored} ({failed} of {len(members)} conversations failed); first cause: {why}"
+    scored = "a scored member" if config.min_group_size == 1 else f"{config.min_group_size} scored members"
+    unscored = "every reward is None: it says nothing of these scenarios, or a return is missing"
+    cause = next((trajectory.error for trajectory in members if trajectory.error), unscored)
+    return (
+        f"has no group with {scored} ({failed} of {len(members)} conversations failed); first cause: {cause}"
+    )

@@ -120,12 +120,12 @@ class Pipeline:
                 raise self._error
             self._changed.clear()
             await self._changed.wait()
-        batch = self.admission.take()
+        batch = self.admission.next_batch()
         return Played({place: self._groups[place] for place in batch.ends}, batch)
 
     def release(self, played: Played) -> None:
         """That step has trained and the agent speaks with its weights: forget its groups, begin others."""
-        self.admission.settle()
+        self.admission.complete_step()
         for place in played.groups:
             del self._groups[place]
         self._engine.flush_warnings()
@@ -138,7 +138,7 @@ class Pipeline:
         """Is nothing under way?"""
         return not self._tasks
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Begin nothing more; what is under way goes on to its end."""
         self._is_held = True
 
@@ -269,10 +269,10 @@ class OverlappedRollouts:
         """Is nothing under way?"""
         return self._pipeline is None or self._pipeline.is_idle
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Begin nothing more; what is under way goes on to its end."""
         if self._pipeline is not None:
-            self._pipeline.hold()
+            self._pipeline.pause()
 
     def resume(self) -> None:
         """Begin groups again."""

@@ -1,4 +1,4 @@
-"""Which settings a training that goes on from a checkpoint may change."""
+"""Which settings may change when a training resumes from a checkpoint."""
 
 from __future__ import annotations
 

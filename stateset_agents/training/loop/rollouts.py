@@ -48,14 +48,14 @@ class Played:
         return cls(known, Batch(tuple(known), (), ends))
 
     @property
-    def everyone(self) -> list[TrajectoryGroup]:
+    def all_groups(self) -> list[TrajectoryGroup]:
         """In order."""
         return list(self.groups.values())
 
     @property
-    def taken(self) -> list[TrajectoryGroup]:
+    def selected(self) -> list[TrajectoryGroup]:
         """Those that train, in order."""
-        return [self.groups[place] for place in self.batch.taken]
+        return [self.groups[place] for place in self.batch.selected]
 
 
 def verdict_of(group: TrajectoryGroup, config: TrainingConfig) -> Verdict:
@@ -65,7 +65,7 @@ def verdict_of(group: TrajectoryGroup, config: TrainingConfig) -> Verdict:
     if config.max_resamples:
         samples = assign_credit([group], config).samples
         if not any(any(sample.advantages) for sample in samples):
-            return Verdict.ALIKE
+            return Verdict.NO_SIGNAL
     return Verdict.SIGNAL
 
 
@@ -134,7 +134,7 @@ class Rollouts:
             for place, group in zip(places, played, strict=True):
                 groups[place] = group
                 admission.finish(place, verdict_of(group, self.config))
-        return Played(groups, admission.take())
+        return Played(groups, admission.next_batch())
 
     def _finished(self, places: Sequence[int], number: int) -> None:
         self._event("group finished", group=places[number])
@@ -147,7 +147,7 @@ class Rollouts:
         on_scored: Callable[[int], None] = lambda number: None,
     ) -> list[TrajectoryGroup]:
         """One scored group per scenario by the policy of `state`; each process plays its part of them."""
-        part = self._group.processes.part_of(len(scenarios))
+        part = self._group.processes.slice_of(len(scenarios))
 
         async def play(own: Sequence[Scenario], before: Sequence[Scenario]) -> list[TrajectoryGroup]:
             return await self._engine.rollout(
@@ -173,7 +173,7 @@ class Rollouts:
     def release(self, played: Played, state: RunState) -> None:
         """Nothing is kept."""
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Nothing begins by itself."""
 
     def resume(self) -> None:

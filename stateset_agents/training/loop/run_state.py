@@ -19,9 +19,9 @@ class RunState:
     step: int = 0
     """Steps finished."""
     version: int = 0
-    """Of the policy that the backend samples from."""
+    """Of the policy that the backend samples with."""
     frontier: int = 0
-    """Episodes played: the place in the scenario order."""
+    """Episodes played: the index of the next one in the scenario order."""
     replaced: int = 0
     """Of these, groups without signal that others replaced."""
     failed_steps: int = 0
@@ -39,7 +39,7 @@ class RunState:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunState:
-        """From what `asdict` gave. Raises CheckpointError for what another version of this program kept."""
+        """From what `asdict` gave. Raises CheckpointError for a state of another version of this program."""
         try:
             return cls(**{**values, "best": Best(**values.get("best", {}))})
         except TypeError as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 from stateset_agents.backends.base import Backend
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scoring.base import result_of
+from stateset_agents.runtime.loop_lag import LoopLag, measure_loop_lag
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.runtime.user_code import format_error
 from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.monitors import Finding
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.loop.admission import refuse_stale
+from stateset_agents.training.loop.admission import check_staleness
 from stateset_agents.training.loop.metrics import (
     rollout_metrics,
     staleness_metrics,
@@ -28,9 +30,41 @@ from stateset_agents.types.errors import PROGRAMMING_ERRORS, StatesetError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.trajectory import TrajectoryGroup
 
-__all__ = ["FinishedStep", "Observed", "Update", "observe", "update_policy"]
+__all__ = ["FinishedStep", "Observed", "StepWatch", "Update", "observe", "update_policy", "watch_step"]
 
 _log = get_logger(__name__)
+
+
+class StepWatch:
+    """What one step cost beside its time: the engine's counts, the event loop's longest wait."""
+
+    def __init__(self, backend: Backend, lag: LoopLag) -> None:
+        self._backend = backend
+        self._lag = lag
+        self._counts = dict(backend.counts())
+
+    def metrics(self) -> dict[str, float]:
+        """`engine/*`, where the backend counts and did anything, `time/loop_lag` and `time/loop_lag_user`."""
+        counts = self._backend.counts()
+        done = {name: float(count - self._counts.get(name, 0)) for name, count in counts.items()}
+        metrics = {"time/loop_lag": self._lag.longest, "time/loop_lag_user": self._lag.in_user_code}
+        if any(done.values()):
+            idle, rows = done.pop("idle_rows", 0.0), done.get("decode_rows", 0.0)
+            metrics |= {f"engine/{name}": count for name, count in done.items()}
+            metrics["engine/occupancy"] = 1 - idle / rows if rows else 1.0
+        return metrics
+
+    @property
+    def lag_place(self) -> str | None:
+        """Where the user's code stood on the event loop the longest."""
+        return self._lag.place
+
+
+@contextlib.asynccontextmanager
+async def watch_step(backend: Backend) -> AsyncIterator[StepWatch]:
+    """Watch from here on; `metrics` says what happened since."""
+    async with measure_loop_lag() as lag:
+        yield StepWatch(backend, lag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +74,7 @@ class Update:
     metrics: dict[str, float]
     credited: Credited
     failure: str | None
-    """Why the step could not train; None where it did, or where all were equally good."""
+    """Why the step could not train; None where it did, or where all conversations were equally good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +83,7 @@ class FinishedStep:
 
     metrics: dict[str, float]
     findings: Sequence[Finding]
-    """What it showed for the first time."""
+    """Warnings that came for the first time."""
     failure: str | None
     """Why the training must end with it."""
 
@@ -72,51 +106,50 @@ async def update_policy(
     `temperature`: of the rollouts; `versions`: of the policies so far. Raises TrainingStopped for a token
     that is older than `max_staleness` allows.
     """
-    event("update begun", groups=list(played.batch.taken))
+    event("update begun", groups=list(played.batch.selected))
     overlap = source.watch_overlap()
     learner.set_temperature(temperature)
     if config.rollout_sleep:
         await backend.sleep()
-    lesson = await worker.run(partial(learner.credit, played.taken))
-    credited = lesson.credited
-    metrics = await worker.run(rollout_metrics, played.everyone)  # thousands of turns: not in the loop
-    stale = staleness_metrics(played.taken, versions)
+    batch = await worker.run(partial(learner.credit, played.selected))
+    metrics = await worker.run(rollout_metrics, played.all_groups)  # thousands of turns: not in the loop
+    stale = staleness_metrics(played.selected, versions)
     if source.max_staleness is not None:
-        refuse_stale(int(stale.get("staleness/max", 0.0)), source.max_staleness)
+        check_staleness(int(stale.get("staleness/max", 0.0)), source.max_staleness)
     if source.max_staleness is not None or stale.get("staleness/max"):
         metrics |= stale
-    metrics["group/dropped"] = float(credited.num_dropped_groups)
+    metrics["group/dropped"] = float(batch.credited.num_dropped_groups)
     if config.max_resamples:
-        metrics["group/resampled"] = float(len(played.batch.passed_over))
+        metrics["group/resampled"] = float(len(played.batch.filtered))
     metrics["rollout/temperature"] = temperature
-    metrics |= await worker.run(partial(learner.learn, lesson, step=step))
+    metrics |= await worker.run(partial(learner.learn, batch, step=step))
     metrics |= overlap()
     event("update ended")
-    scaled = learner.scales_gradients
-    return Update(metrics, credited, why_nothing_trained(played.everyone, metrics, config, scaled=scaled))
+    failure = why_nothing_trained(played.all_groups, metrics, config, scaled=learner.scales_gradients)
+    return Update(metrics, batch.credited, failure)
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the reward made of its own scores."""
+    """How a reward function's `observe` went."""
 
     state: dict[str, Any] | None = None
     """Its running statistics; None where it failed."""
     failure: str | None = None
     """In one line: the training goes on."""
     mistake: Exception | None = None
-    """An error that must travel, once the step is whole."""
+    """A programming error, to be raised once the step is finished."""
 
 
 async def observe(reward_fn: RewardFunction, groups: Sequence[TrajectoryGroup]) -> Observed:
-    """Show the reward its scores. It is user code: what it raises is one line, and the step goes on."""
+    """Call `reward_fn.observe` with the scores. It is user code: an error is logged, and the step goes on."""
 
-    def look() -> dict[str, Any]:
+    def observe_scores() -> dict[str, Any]:
         reward_fn.observe([result_of(member) for group in groups for member in group.scored])
         return reward_fn.state()
 
     try:
-        return Observed(await in_thread(look))
+        return Observed(await in_thread(observe_scores))
     except (*PROGRAMMING_ERRORS, StatesetError) as error:
         return Observed(mistake=error)
     except Exception as error:  # the boundary to user code

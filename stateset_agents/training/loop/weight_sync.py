@@ -1,4 +1,4 @@
-"""The agent samples with the trainer's weights: pushed after each update, and where it has others."""
+"""Weight sync: the learner's weights are pushed to the agent after each update, and where it has others."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def exclusive(backend: Backend, owner: object) -> Iterator[None]:
 
     Raises ConfigurationError while another one trains it: each would sample from the other's weights.
     """
-    present = _trainers.setdefault(backend, [])
-    if any(other is not owner for other in present):
+    owners = _trainers.setdefault(backend, [])
+    if any(other is not owner for other in owners):
         raise ConfigurationError(
             "another trainer is training this agent: await its end, or give each trainer an agent of its own"
         )
-    present.append(owner)
+    owners.append(owner)
     try:
         yield
     finally:
-        present.remove(owner)
+        owners.remove(owner)
 
 
 def weights_token(backend: Backend) -> object:
@@ -97,7 +97,7 @@ class WeightSync:
     async def push(self, state: RunState) -> None:
         """Let the agent sample with the learner's weights; the processes do it together."""
         await self._group.barrier("the hand-over of the weights")
-        self._token = object()  # where the push fails nobody knows whose weights these are: push again
+        self._token = object()  # a push that fails leaves unknown weights: the next one pushes again
         if self._makes_tensors:
             weights = await self._worker.run(self._learner.weights)
         else:
@@ -124,7 +124,7 @@ class WeightSync:
         self._agent.origin = Origin(base=base, run=self._run, step=step)
 
     async def _update_backend(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """A server that all processes share is updated by the first, for all."""
+        """The first process updates a server that all of them share."""
         backend = self._agent.backend
         shared = backend if isinstance(backend, SharedBackend) else None
         if self._group.is_first or shared is None:

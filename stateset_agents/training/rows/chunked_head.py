@@ -8,8 +8,8 @@ pass, chunk by chunk. For one token with hidden state h, target y and probabilit
                                                d logprob / dW_v = ([v = y] - p_v) h / T
 
 so that three matrix products (logits, p W, and p' times the weighted hidden states) make both gradients, and
-nothing is computed twice. What a token's log-prob weighs in the loss is known as soon as its chunk's
-log-probs are, since the loss is a sum over tokens; only where it is not, the chunks are gone through twice.
+nothing is computed twice. The weight of a token's log-prob in the loss is known with its chunk's log-probs,
+since the loss is a sum over tokens; only where it is not, all chunks are computed twice.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _CHUNK_ELEMENTS = 2**23
 """Of [C, V]: 32 MB in fp32. Matrix products of fewer rows take longer."""
 _CHUNK_ROWS = (128, 1024)
 _CACHED_ELEMENTS = 2**19
-"""Of [rows, V]: 2 MB in fp32. What goes through a distribution several times finds that much of it in the
-processor's cache; over whole chunks the same takes twice as long."""
+"""Of [rows, V]: 2 MB in fp32, which stay in the processor's cache while they are read several times; whole
+chunks take twice as long."""
 
 
 class TokenScores(NamedTuple):
-    """What the policy says about trained tokens."""
+    """How likely the trained tokens are to the policy."""
 
     logprobs: Tensor
     """[N] at the sampling temperature."""
@@ -71,11 +71,9 @@ class Head:
 @torch.no_grad()
 def chunked_scores(hidden: Tensor, head: Head, targets: Tensor) -> TokenScores:
     """Scores of [N] targets that follow [N, H] hidden states, without gradient."""
-    made = []
-    for part in _chunks(hidden, head):
-        chunk = _Chunk.of(hidden[part], head, targets[part])
-        made.append(chunk.scores)
-    return TokenScores(*(torch.cat(pieces) for pieces in zip(*made, strict=True)))
+    return _concatenate(
+        [_Chunk.of(hidden[part], head, targets[part]).scores for part in _chunks(hidden, head)]
+    )
 
 
 def chunked_loss(
@@ -89,12 +87,12 @@ def chunked_loss(
 ) -> Tensor:
     """The loss that `loss_of` makes of the scores of [N] targets, with its gradient to `hidden` and `head`.
 
-    `additive`: loss_of may be called on a chunk of tokens at a time and what it gives is added; otherwise it
+    `additive`: `loss_of` is called on one chunk of tokens at a time and its values are summed; otherwise it
     is called once, on all, and the head computed twice. `entropy_gradient`: entropies carry gradient, too.
     """
     task = _Task(head.temperature, head.precision, targets, loss_of, additive, entropy_gradient)
-    made: Tensor = _ChunkedLoss.apply(hidden, head.weight, head.bias, task)  # type: ignore[no-untyped-call]  # torch
-    return made
+    loss: Tensor = _ChunkedLoss.apply(hidden, head.weight, head.bias, task)  # type: ignore[no-untyped-call]  # torch
+    return loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +104,28 @@ class _Task:
     additive: bool
     entropy_gradient: bool
 
-    def slopes(self, scores: TokenScores, part: slice) -> _Slopes:
+    def derivatives(self, scores: TokenScores, part: slice) -> _Derivatives:
         """The loss of these tokens, and its derivatives by their log-probs and entropies."""
         logprobs = scores.logprobs.detach().requires_grad_()
         entropy = scores.entropy.detach().requires_grad_(self.entropy_gradient)
         with torch.enable_grad():
             loss = self.loss_of(TokenScores(logprobs, entropy), part)
-        wanted = (logprobs, entropy) if self.entropy_gradient else (logprobs,)
-        found = torch.autograd.grad(loss, wanted, materialize_grads=True)
-        return _Slopes(loss.detach(), found[0], found[1] if self.entropy_gradient else None)
+        inputs = (logprobs, entropy) if self.entropy_gradient else (logprobs,)
+        gradients = torch.autograd.grad(loss, inputs, materialize_grads=True)
+        return _Derivatives(loss.detach(), gradients[0], gradients[1] if self.entropy_gradient else None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Slopes:
+class _Derivatives:
     loss: Tensor
     by_logprob: Tensor
+    """[N]"""
     by_entropy: Tensor | None
+    """[N]"""
 
-    def __getitem__(self, part: slice) -> _Slopes:
-        return _Slopes(
-            self.loss, self.by_logprob[part], None if self.by_entropy is None else self.by_entropy[part]
-        )
+    def __getitem__(self, part: slice) -> _Derivatives:
+        by_entropy = None if self.by_entropy is None else self.by_entropy[part]
+        return _Derivatives(self.loss, self.by_logprob[part], by_entropy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,27 +141,31 @@ class _Chunk:
     def of(cls, hidden: Tensor, head: Head, targets: Tensor) -> _Chunk:
         bias = None if head.bias is None else head.bias / head.temperature
         logits = F.linear(hidden / head.temperature, head.weight, bias)
-        scores = [_into_distributions(logits[rows], targets[rows]) for rows in _cached_rows(logits)]
-        return cls(targets, logits, TokenScores(*(torch.cat(pieces) for pieces in zip(*scores, strict=True))))
+        scores = [_softmax_in_place(logits[rows], targets[rows]) for rows in _cached_rows(logits)]
+        return cls(targets, logits, _concatenate(scores))
 
-    def residual(self, slopes: _Slopes) -> tuple[Tensor, Tensor]:
-        """[C, V] and [C, 1]: minus their product is what the logits over the temperature weigh in the loss.
+    def residual(self, derivatives: _Derivatives) -> tuple[Tensor, Tensor]:
+        """[C, V] and [C, 1]: minus their product is the loss's derivative by the logits over the temperature.
 
-        d logprob / d logit_v = [v = y] - p_v, and d entropy / d logit_v = -p_v (log p_v + entropy). It takes
-        the place of `p`.
+        d logprob / d logit_v = [v = y] - p_v, and d entropy / d logit_v = -p_v (log p_v + entropy).
+        Overwrites `p`.
         """
-        scale = slopes.by_logprob[:, None]
-        if slopes.by_entropy is None:
+        scale = derivatives.by_logprob[:, None]
+        if derivatives.by_entropy is None:
             return self.p.scatter_add_(1, self.targets[:, None], -torch.ones_like(scale)), scale
         for rows in _cached_rows(self.p):
             p = self.p[rows]
-            pull = (p * self.scores.entropy[rows, None]).sub_(torch.special.entr(p))
+            of_entropy = (p * self.scores.entropy[rows, None]).sub_(torch.special.entr(p))
             p.scatter_add_(1, self.targets[rows, None], -torch.ones_like(scale[rows]))
-            p.mul_(scale[rows]).add_(pull.mul_(slopes.by_entropy[rows, None]))
+            p.mul_(scale[rows]).add_(of_entropy.mul_(derivatives.by_entropy[rows, None]))
         return self.p, torch.ones_like(scale)
 
 
-def _into_distributions(logits: Tensor, targets: Tensor) -> TokenScores:
+def _concatenate(scores: Sequence[TokenScores]) -> TokenScores:
+    return TokenScores(*(torch.cat(parts) for parts in zip(*scores, strict=True)))
+
+
+def _softmax_in_place(logits: Tensor, targets: Tensor) -> TokenScores:
     """Scores of [R] targets; the logits [R, V] become probabilities."""
     p = torch.softmax(logits, dim=-1)
     log_total = logits.amax(dim=-1) - p.amax(dim=-1).log()  # the largest p is no smaller than 1 / V
@@ -173,7 +176,7 @@ def _into_distributions(logits: Tensor, targets: Tensor) -> TokenScores:
 
 
 def _cached_rows(logits: Tensor) -> Iterator[slice]:
-    """Slices of the rows of [C, V]; one, and an empty one, where there are none."""
+    """Slices of the rows of [C, V]; one empty slice where there are none."""
     rows = _CACHED_ELEMENTS // logits.shape[1] if _is_on_cpu(logits) else len(logits)
     return _slices(len(logits), max(1, rows))
 
@@ -187,36 +190,36 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task) -> Tensor:
         head = Head(weight, bias, task.temperature, task.precision)
         sums = _Gradients.zero(hidden, head, ctx.needs_input_grad)
-        slopes = None
+        of_all = None
         if not task.additive:
-            everything = slice(0, len(hidden))
-            slopes = task.slopes(chunked_scores(hidden, head, task.targets), everything)
-        total = hidden.new_zeros(()) if slopes is None else slopes.loss
+            scores = chunked_scores(hidden, head, task.targets)
+            of_all = task.derivatives(scores, slice(0, len(hidden)))
+        total = hidden.new_zeros(()) if of_all is None else of_all.loss
         for part in _chunks(hidden, head):
             chunk = _Chunk.of(hidden[part], head, task.targets[part])
-            if slopes is None:
-                own = task.slopes(chunk.scores, part)
-                total = total + own.loss
+            if of_all is None:
+                derivatives = task.derivatives(chunk.scores, part)
+                total = total + derivatives.loss
             else:
-                own = slopes[part]
-            sums.add(*chunk.residual(own), part)
-            del chunk  # or it would stand beside the next one
+                derivatives = of_all[part]
+            sums.add(*chunk.residual(derivatives), part)
+            del chunk  # else two chunks would be in memory at once
         ctx.save_for_backward(sums.by_hidden, sums.by_weight, sums.by_bias)
         return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         by_hidden, by_weight, by_bias = ctx.saved_tensors
-        if by_weight is not None:  # it lies as the weight does, or autograd would copy it once more
-            into = torch.empty_like(by_weight, memory_format=torch.contiguous_format)
-            by_weight = torch.mul(by_weight, slope, out=into)
-        return slope * by_hidden, by_weight, None if by_bias is None else slope * by_bias, None
+        if by_weight is not None:  # in the weight's memory format, or autograd would copy it once more
+            out = torch.empty_like(by_weight, memory_format=torch.contiguous_format)
+            by_weight = torch.mul(by_weight, grad_output, out=out)
+        return grad_output * by_hidden, by_weight, None if by_bias is None else grad_output * by_bias, None
 
 
 @dataclass(frozen=True, slots=True)
 class _Gradients:
-    """Of the loss, summed over chunks; None where nobody asks."""
+    """Of the loss, summed over chunks; None where it is not needed."""
 
     hidden: Tensor
     head: Head
@@ -236,7 +239,7 @@ class _Gradients:
         return cls(hidden, head, torch.empty_like(hidden), by_weight, by_bias)
 
     def add(self, residual: Tensor, scale: Tensor, part: slice) -> None:
-        """A chunk's, by its `residual`."""
+        """Add a chunk's gradients, by its `residual`."""
         scale = -scale / self.head.temperature
         self.by_hidden[part] = scale * self.head.gradient_product(residual, self.head.weight.T)
         states = scale * self.hidden[part]
@@ -250,9 +253,9 @@ class _Gradients:
 
 
 def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
-    """Slices of the N tokens; one, and an empty one, where there are none."""
-    least, most = _CHUNK_ROWS
-    return _slices(len(hidden), min(most, max(least, _CHUNK_ELEMENTS // len(head.weight))))
+    """Slices of the N tokens; one empty slice where there are none."""
+    smallest, largest = _CHUNK_ROWS
+    return _slices(len(hidden), min(largest, max(smallest, _CHUNK_ELEMENTS // len(head.weight))))
 
 
 def _slices(count: int, size: int) -> Iterator[slice]:

@@ -1,7 +1,7 @@
-"""How rows of tokens lie in one forward: padded side by side, or packed behind one another.
+"""How rows of tokens are laid out in one forward: padded side by side, or packed behind one another.
 
-Packed, the rows stand in one sequence in the order of their tokens, each without what it has in common
-with the row before it. A group's prompt P with the continuations c1, c2, c3 becomes
+Packed, the rows are one sequence in the order of their tokens, each without the prefix that it shares with
+the row before it. A group's prompt P with the continuations c1, c2, c3 becomes
 
     P c1 | c2 | c3
 
@@ -31,14 +31,14 @@ _PADDING = -1
 class Layout:
     """Some rows of a list, as one forward sees them."""
 
-    places: tuple[int, ...]
-    """Which rows of the list."""
+    rows: tuple[int, ...]
+    """Indices in the list."""
     input_ids: Tensor
     """[R, T] ids; padding is -1 and on the right, where causal attention never looks at it."""
     flat: tuple[Tensor, ...]
-    """[length of the row] for each of `places`, where in [R * T] its tokens lie."""
+    """[length of the row] for each of `rows`, the positions of its tokens in [R * T]."""
     packing: Packing | None = None
-    """Who attends to whom, where R is 1 and the rows lie behind one another; None: each row is one of R."""
+    """Which tokens attend to which, where R is 1 and the rows are packed; None: each row is one of R."""
 
     @property
     def num_tokens(self) -> int:
@@ -51,7 +51,7 @@ class Layout:
         return int((self.input_ids == _PADDING).sum())
 
     def forward_arguments(self, device: torch.device) -> dict[str, Any]:
-        """What the model is called with; `packed_attention.attending` must be open for a packing."""
+        """The keywords of the model's forward; a packing needs `use_packed_attention` around it."""
         arguments: dict[str, Any] = {"input_ids": self.input_ids.clamp_min(0).to(device), "use_cache": False}
         if self.packing is None:
             return arguments
@@ -59,68 +59,67 @@ class Layout:
 
 
 def padded_layouts(rows: Sequence[Sequence[int]], *, max_rows: int, max_tokens: int) -> list[Layout]:
-    """Rows of like length side by side, shorter ones first.
+    """Rows of similar length side by side, shorter ones first.
 
     At most `max_rows` rows and `max_tokens` tokens, padding included, are in one layout; a row longer than
-    `max_tokens` stands alone.
+    `max_tokens` is alone in its layout.
     """
-    cuts: list[list[int]] = []
-    for place in sorted(range(len(rows)), key=lambda place: (len(rows[place]), place)):
-        current = cuts[-1] if cuts else []
-        if current and len(current) < max_rows and (len(current) + 1) * len(rows[place]) <= max_tokens:
-            current.append(place)
+    batches: list[list[int]] = []
+    for index in sorted(range(len(rows)), key=lambda index: (len(rows[index]), index)):
+        current = batches[-1] if batches else []
+        if current and len(current) < max_rows and (len(current) + 1) * len(rows[index]) <= max_tokens:
+            current.append(index)
         else:
-            cuts.append([place])
-    return [_side_by_side(rows, places) for places in cuts]
+            batches.append([index])
+    return [_padded(rows, indices) for indices in batches]
 
 
 def packed_layouts(rows: Sequence[Sequence[int]], *, max_rows: int, max_tokens: int) -> list[Layout]:
-    """Rows behind one another in the order of their tokens, what neighbours begin with standing once.
+    """Rows behind one another in the order of their tokens; a prefix that neighbours share is there once.
 
-    Bounds as of `padded_layouts`; what a row shares with the one before it counts once. There are as few
-    layouts as that takes, and the largest is as small as it can be then: it decides how much memory an update
-    needs.
+    Bounds as of `padded_layouts`; a shared prefix counts once. There are as few layouts as possible, and
+    then the largest is as small as possible: it decides how much memory an update needs.
     """
-    order = sorted(range(len(rows)), key=lambda place: (tuple(rows[place]), place))
-    shared = [0, *(_in_common(rows[one], rows[other]) for one, other in itertools.pairwise(order))]
+    order = sorted(range(len(rows)), key=lambda index: (tuple(rows[index]), index))
+    prefixes = [0, *(_shared_prefix(rows[left], rows[right]) for left, right in itertools.pairwise(order))]
 
-    def cut(tokens: int) -> list[list[tuple[int, int]]]:
-        """Packs of (place, tokens shared with the row before) with at most so many tokens."""
+    def pack(tokens: int) -> list[list[tuple[int, int]]]:
+        """Packs of (index, tokens shared with the row before) with at most so many tokens."""
         packs: list[list[tuple[int, int]]] = []
         used = 0
-        for place, known in zip(order, shared, strict=False):  # no rows, no pairs
-            own = len(rows[place]) - known
-            if packs and len(packs[-1]) < max_rows and used + own <= tokens:
-                packs[-1].append((place, known))
-                used += own
+        for index, shared in zip(order, prefixes, strict=False):  # no rows, no pairs
+            added = len(rows[index]) - shared
+            if packs and len(packs[-1]) < max_rows and used + added <= tokens:
+                packs[-1].append((index, shared))
+                used += added
             else:
-                packs.append([(place, 0)])
-                used = len(rows[place])
+                packs.append([(index, 0)])
+                used = len(rows[index])
         return packs
 
-    fewest = len(cut(max_tokens))
-    enough = bisect.bisect_left(range(max_tokens), True, key=lambda tokens: len(cut(tokens)) == fewest)
-    return [_behind_one_another(rows, pack) for pack in cut(enough)]
+    fewest = len(pack(max_tokens))
+    enough = bisect.bisect_left(range(max_tokens), True, key=lambda tokens: len(pack(tokens)) == fewest)
+    return [_packed(rows, pairs) for pairs in pack(enough)]
 
 
-def _side_by_side(rows: Sequence[Sequence[int]], places: Sequence[int]) -> Layout:
-    width = max(len(rows[place]) for place in places)
-    input_ids = torch.full((len(places), width), _PADDING, dtype=torch.long)
+def _padded(rows: Sequence[Sequence[int]], indices: Sequence[int]) -> Layout:
+    width = max(len(rows[index]) for index in indices)
+    input_ids = torch.full((len(indices), width), _PADDING, dtype=torch.long)
     flat = []
-    for index, place in enumerate(places):
-        input_ids[index, : len(rows[place])] = torch.tensor(rows[place])
-        flat.append(torch.arange(index * width, index * width + len(rows[place])))
-    return Layout(places=tuple(places), input_ids=input_ids, flat=tuple(flat))
+    for line, index in enumerate(indices):
+        input_ids[line, : len(rows[index])] = torch.tensor(rows[index])
+        flat.append(torch.arange(line * width, line * width + len(rows[index])))
+    return Layout(rows=tuple(indices), input_ids=input_ids, flat=tuple(flat))
 
 
-def _behind_one_another(rows: Sequence[Sequence[int]], pack: Sequence[tuple[int, int]]) -> Layout:
+def _packed(rows: Sequence[Sequence[int]], pairs: Sequence[tuple[int, int]]) -> Layout:
     ids: list[int] = []
     positions: list[int] = []
     flat: list[Tensor] = []
     segments: list[Segment] = []
-    ranges: list[tuple[int, int]] = []  # where the tokens of the row lie, in the order of the row
-    for place, shared in pack:
-        row, start = rows[place], len(ids)
+    ranges: list[tuple[int, int]] = []  # of the row's tokens in the sequence, in the order of the row
+    for index, shared in pairs:
+        row, start = rows[index], len(ids)
         stop = start + len(row) - shared
         ids.extend(row[shared:])
         positions.extend(range(shared, len(row)))
@@ -129,7 +128,7 @@ def _behind_one_another(rows: Sequence[Sequence[int]], pack: Sequence[tuple[int,
         if stop > start:
             segments.append(Segment(start=start, stop=stop, keys=tuple(ranges)))
     return Layout(
-        places=tuple(place for place, _ in pack),
+        rows=tuple(index for index, _ in pairs),
         input_ids=torch.tensor([ids]),
         flat=tuple(flat),
         packing=Packing(positions=torch.tensor([positions]), segments=tuple(segments)),
@@ -138,16 +137,16 @@ def _behind_one_another(rows: Sequence[Sequence[int]], pack: Sequence[tuple[int,
 
 def _first(ranges: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int]]:
     """The ranges that hold the first `count` tokens: 5 of (0, 4), (9, 12) -> (0, 4), (9, 10)."""
-    kept = []
+    first = []
     for start, stop in ranges:
-        taken = min(stop - start, count)
-        if taken:
-            kept.append((start, start + taken))
-        count -= taken
-    return kept
+        length = min(stop - start, count)
+        if length:
+            first.append((start, start + length))
+        count -= length
+    return first
 
 
-def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
+def _shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """How many tokens both begin with."""
-    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))
     return sum(1 for _ in equal)

@@ -1,8 +1,8 @@
-"""Attention of rows that lie behind one another in one sequence; called by `training.update.policy`.
+"""Attention of rows that are packed into one sequence; called by `training.update.policy`.
 
-transformers looks a model's attention up by name at every forward. While `attending` is open, that name
-is ours: each segment's queries attend to its row's keys, which lie in a few ranges of the sequence, and a
-layer's sliding window is kept by position. No mask over the whole sequence is ever made.
+transformers looks up a model's attention by name at every forward. Inside `use_packed_attention` the name is
+ours: each segment's queries attend to its row's keys, which lie in a few ranges of the sequence, and the
+sliding window of a layer is kept by position. No mask over the whole sequence is ever made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["Packing", "Segment", "attending", "recomputing"]
+__all__ = ["Packing", "Segment", "recompute_contexts", "use_packed_attention"]
 
 _NAME = "stateset_packed"
 
@@ -35,10 +35,10 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Who attends to whom in a sequence of T tokens."""
+    """Which tokens attend to which in a sequence of T tokens."""
 
     positions: Tensor
-    """[1, T] each token's place in its row."""
+    """[1, T] each token's position in its row."""
     segments: tuple[Segment, ...]
     _masks: dict[tuple[int, int | None, torch.dtype, torch.device], Tensor | None] = field(
         default_factory=dict, repr=False
@@ -46,12 +46,12 @@ class Packing:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Lengths of the pieces that the sequence falls into where any range begins or ends."""
+        """Lengths of the pieces of the sequence when it is cut wherever a range begins or ends."""
         return [stop - start for start, stop in zip(self._cuts, self._cuts[1:], strict=False)]
 
     @cached_property
     def pieces(self) -> list[list[int]]:
-        """Which of these pieces are each segment's row."""
+        """For each segment, which of these pieces make up its row."""
         number = {start: index for index, start in enumerate(self._cuts)}
         return [
             [index for start, stop in segment.keys for index in range(number[start], number[stop])]
@@ -63,25 +63,25 @@ class Packing:
         return sorted({end for segment in self.segments for bounds in segment.keys for end in bounds})
 
     def mask(self, index: int, window: int | None, like: Tensor) -> Tensor | None:
-        """[L, K] of a segment's L queries and K keys, 0 where they look and -inf elsewhere; None where
-        plain causal attention is meant."""
+        """[L, K] of a segment's L queries and K keys, 0 where they attend and -inf elsewhere; None for plain
+        causal attention."""
         name = (index, window, like.dtype, like.device)
         if name not in self._masks:
             segment = self.segments[index]
             queries, keys = segment.stop - segment.start, sum(stop - start for start, stop in segment.keys)
-            self._masks[name] = _causal(queries, keys, window, like)
+            self._masks[name] = _causal_mask(queries, keys, window, like)
         return self._masks[name]
 
 
-def _causal(queries: int, keys: int, window: int | None, like: Tensor) -> Tensor | None:
+def _causal_mask(queries: int, keys: int, window: int | None, like: Tensor) -> Tensor | None:
     if window is None or window > keys:
         window = keys
     if queries == keys == window:
         return None
-    back = torch.arange(keys - queries, keys, device=like.device)[:, None]
-    back = back - torch.arange(keys, device=like.device)  # how far a key lies behind the query
-    hidden = (back < 0) | (back >= window)
-    return torch.zeros_like(back, dtype=like.dtype).masked_fill_(hidden, float("-inf"))
+    distance = torch.arange(keys - queries, keys, device=like.device)[:, None]
+    distance = distance - torch.arange(keys, device=like.device)  # from the key to the query
+    hidden = (distance < 0) | (distance >= window)
+    return torch.zeros_like(distance, dtype=like.dtype).masked_fill_(hidden, float("-inf"))
 
 
 def packed_attention(
@@ -97,16 +97,16 @@ def packed_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers asks of an attention: [1, heads, T, D] queries, [1, key heads, T, D] keys and
+    """An attention as transformers calls it: [1, heads, T, D] queries, [1, key heads, T, D] keys and
     values -> [1, T, heads, D]."""
     grouped = query.shape[1] != key.shape[1]
     keys, values = torch.split(key, packing.sizes, dim=2), torch.split(value, packing.sizes, dim=2)
     queries = torch.split(query, [segment.stop - segment.start for segment in packing.segments], dim=2)
     outputs = []
-    for index, (own, pieces) in enumerate(zip(queries, packing.pieces, strict=True)):
+    for index, (segment, pieces) in enumerate(zip(queries, packing.pieces, strict=True)):
         mask = packing.mask(index, sliding_window, query)
         output = F.scaled_dot_product_attention(
-            own,
+            segment,
             torch.cat([keys[piece] for piece in pieces], dim=2),
             torch.cat([values[piece] for piece in pieces], dim=2),
             attn_mask=mask,
@@ -120,35 +120,35 @@ def packed_attention(
 
 
 @contextlib.contextmanager
-def attending(model: Any, name: str | None = None) -> Iterator[None]:
-    """While open, `model` (a trunk) attends as packed rows do, or by the attention of that name."""
+def use_packed_attention(model: Any, name: str | None = None) -> Iterator[None]:
+    """Inside, `model` (a trunk) uses the attention of packed rows, or the one of that name."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(_NAME, packed_attention)
     config = model.config
-    before = config._attn_implementation
+    previous = config._attn_implementation
     config._attn_implementation = _NAME if name is None else name
     try:
         yield
     finally:
-        config._attn_implementation = before
+        config._attn_implementation = previous
 
 
-def recomputing(
+def recompute_contexts(
     model: Any, linears: Callable[[], AbstractContextManager[None]]
 ) -> Callable[[], tuple[Any, Any]]:
-    """For `torch.utils.checkpoint`: layers that are computed again attend, and multiply, as at first.
+    """`context_fn` of `torch.utils.checkpoint`: a recomputed layer attends and multiplies as at first.
 
-    `model` is a trunk, or None where rows are never packed; `linears` is what its forward stands in.
+    `model` is a trunk, or None where rows are never packed; `linears` is the context of its forward.
     """
 
     @contextlib.contextmanager
-    def again(name: str | None) -> Iterator[None]:
-        with contextlib.nullcontext() if name is None else attending(model, name), linears():
+    def recompute(name: str | None) -> Iterator[None]:
+        with contextlib.nullcontext() if name is None else use_packed_attention(model, name), linears():
             yield
 
     def contexts() -> tuple[Any, Any]:
         name = None if model is None else model.config._attn_implementation
-        return contextlib.nullcontext(), again(name)
+        return contextlib.nullcontext(), recompute(name)
 
     return contexts

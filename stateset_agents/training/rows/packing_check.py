@@ -1,4 +1,4 @@
-"""Does a model see packed rows as it sees each alone? Tried before it trains; called by the policy."""
+"""Does a model compute the same for packed rows as for each alone? The policy tries it before it trains."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from stateset_agents.training.rows.layout import packed_layouts
-from stateset_agents.training.rows.packed_attention import attending
+from stateset_agents.training.rows.packed_attention import use_packed_attention
 
 __all__ = ["why_not_packed"]
 
 _TOLERANCE = 2e-5
-"""Of the largest entry of a hidden state. Another order of sums moves it by 3e-7; what leaks from a row into
-the next moves it by a tenth in trained weights, and by 1e-4 where layers are as flat as they start."""
+"""Of the largest entry of a hidden state. Another order of sums moves it by 3e-7; a leak from one row into
+the next moves it by a tenth in trained weights, and by 1e-4 in untrained ones."""
 
 
 @torch.no_grad()
 def why_not_packed(trunk: Any) -> str | None:
-    """None where the trunk's hidden states of packed rows are those of plain forwards, row by row; else what
-    is in the way.
+    """None where the trunk's hidden states of packed rows are those of plain forwards, row by row; else the
+    reason against packing.
 
     The rows share a prompt and are longer than any window within which the model attends.
     """
@@ -30,15 +30,15 @@ def why_not_packed(trunk: Any) -> str | None:
     modes = [(module, module.training) for module in trunk.modules()]
     trunk.eval()
     try:
-        worst = max(_differences(trunk, _rows(config)))
+        difference = max(_differences(trunk, _rows(config)))
     except Exception as error:  # the model's own code, called in a way that it may not know
         return f"{type(trunk).__name__} refuses them: {type(error).__name__}"
     finally:
         for module, training in modes:
             module.training = training
-    if not worst < _TOLERANCE:  # nan is no agreement either
-        return f"{type(trunk).__name__} would see other hidden states, by up to {worst:.1g} of their size"
-    return None
+    if difference < _TOLERANCE:
+        return None
+    return f"{type(trunk).__name__} would see other hidden states, by up to {difference:.1g} of their size"
 
 
 def _rows(config: Any) -> list[list[int]]:
@@ -46,7 +46,7 @@ def _rows(config: Any) -> list[list[int]]:
     windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     longest = getattr(config, "max_position_embeddings", None) or 2**20
     prompt = min(max([24, *(size + 8 for size in windows if isinstance(size, int))]), max(2, longest - 8))
-    ids = [(7 * place + place * place) % (config.vocab_size - 1) for place in range(prompt + 8)]
+    ids = [(7 * position + position**2) % (config.vocab_size - 1) for position in range(prompt + 8)]
     other = [(token + 1) % (config.vocab_size - 1) for token in ids[prompt:]]
     return [ids, ids[:prompt] + other[:5], ids[1:3]]
 
@@ -55,11 +55,11 @@ def _differences(trunk: Any, rows: list[list[int]]) -> list[float]:
     """Of each row's hidden states, relative to the largest of their entries."""
     device = next(trunk.parameters()).device
     (layout,) = packed_layouts(rows, max_rows=len(rows), max_tokens=sum(map(len, rows)))
-    with attending(trunk):
+    with use_packed_attention(trunk):
         packed: Tensor = trunk(**layout.forward_arguments(device)).last_hidden_state[0]
-    found = []
-    for place, flat in zip(layout.places, layout.flat, strict=True):
-        row = torch.tensor([rows[place]], device=device)
-        plain: Tensor = trunk(input_ids=row, use_cache=False).last_hidden_state[0]
-        found.append(float((packed[flat.to(device)] - plain).abs().max() / plain.abs().max()))
-    return found
+    differences = []
+    for index, flat in zip(layout.rows, layout.flat, strict=True):
+        row = torch.tensor([rows[index]], device=device)
+        alone: Tensor = trunk(input_ids=row, use_cache=False).last_hidden_state[0]
+        differences.append(float((packed[flat.to(device)] - alone).abs().max() / alone.abs().max()))
+    return differences

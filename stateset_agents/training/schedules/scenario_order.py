@@ -28,11 +28,11 @@ class ScenarioOrder:
 
     def take(self, frontier: int, number: int) -> list[Scenario]:
         """The episodes `frontier` to `frontier + number` of the run."""
-        return [self.at(place) for place in range(frontier, frontier + number)]
+        return [self.at(episode) for episode in range(frontier, frontier + number)]
 
-    def epoch_of(self, place: int) -> int:
+    def epoch_of(self, episode: int) -> int:
         """How often all scenarios come before this episode."""
-        return place // len(self._scenarios)
+        return episode // len(self._scenarios)
 
     def fingerprint(self) -> str:
         """SHA-256 over all scenarios: a checkpoint is of these and no others."""
@@ -42,9 +42,9 @@ class ScenarioOrder:
             digest.update(line.encode() + b"\n")
         return digest.hexdigest()
 
-    def at(self, place: int) -> Scenario:
-        """The scenario of the run's episode `place`, from 0."""
-        epoch, offset = divmod(place, len(self._scenarios))
+    def at(self, episode: int) -> Scenario:
+        """The scenario of an episode of the run, counted from 0."""
+        epoch, offset = divmod(episode, len(self._scenarios))
         if epoch not in self._orders:
             if len(self._orders) == 2:
                 del self._orders[next(iter(self._orders))]

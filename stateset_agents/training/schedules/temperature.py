@@ -39,9 +39,10 @@ class TemperatureScheduler:
 
     def step(self, mean_reward: float, target: float = 0.7) -> float:
         """The temperature after a rollout with this mean reward."""
-        self.temperature = _moved(
-            self.temperature, mean_reward, target, low=self.minimum, high=self.initial, decay=self.decay
-        )
+        if mean_reward < target:
+            self.temperature = min(self.initial, self.temperature * self.WARMING)
+        else:
+            self.temperature = max(self.minimum, self.temperature * self.decay)
         return self.temperature
 
 
@@ -49,19 +50,8 @@ def next_temperature(config: TrainingConfig, temperature: float, mean_reward: fl
     """After a rollout at `temperature` with this mean reward; None (nothing was scored) moves nothing."""
     if config.temperature_schedule == "none" or mean_reward is None:
         return temperature
-    return _moved(
-        temperature,
-        mean_reward,
-        config.temperature_target,
-        low=config.temperature_min,
-        high=config.temperature,
-        decay=config.temperature_decay,
+    scheduler = TemperatureScheduler(
+        config.temperature, minimum=config.temperature_min, decay=config.temperature_decay
     )
-
-
-def _moved(
-    temperature: float, mean_reward: float, target: float, *, low: float, high: float, decay: float
-) -> float:
-    if mean_reward < target:
-        return min(high, temperature * TemperatureScheduler.WARMING)
-    return max(low, temperature * decay)
+    scheduler.temperature = temperature
+    return scheduler.step(mean_reward, config.temperature_target)

@@ -1,6 +1,6 @@
-"""TRL's own generation as a backend: transformers' generate, continuous batching, or vLLM in step by TRL.
+"""TRL's own generation as a backend: transformers' generate, continuous batching, or TRL's vLLM.
 
-TRL samples a batch of prompts in one call, so turns that are asked for together are sampled together. It
+TRL samples a batch of prompts in one call, so turns that are requested together are sampled together. It
 keeps no cache between turns: each turn reads its whole conversation again (vLLM caches prefixes itself).
 """
 
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,53 +26,53 @@ __all__ = ["Sampled", "TrlBackend"]
 Sampled = tuple[list[int], list[float]]
 """A reply's ids [T] and their log-probs [T]."""
 
-_LULL = 0.01
+_BATCH_WAIT = 0.01
 """Seconds without a new request after which a batch is sampled, if there are no participants to wait for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Request:
+class _PendingTurn:
     order: tuple[int, ...]
     prompt_ids: Sequence[int]
     reply: asyncio.Future[Sampled]
 
 
 class TrlBackend:
-    """Speaks for rollouts; everything but sampling is the agent's own backend's."""
+    """Samples for rollouts; everything else is done by the agent's backend."""
 
     def __init__(
         self,
-        own: Backend,
+        backend: Backend,
         sample: Callable[[list[list[int]]], Awaitable[list[Sampled]]],
         *,
         temperature: float,
         max_new_tokens: int,
     ) -> None:
         """`sample` gets a batch of prompts; temperature and length were fixed when TRL's trainer was made."""
-        self._own = own
+        self._backend = backend
         self._sample = sample
         self._temperature = temperature
         self._max_new_tokens = max_new_tokens
-        self._waiting: list[_Request] = []
+        self._waiting: list[_PendingTurn] = []
         self._num_participants = 0
-        self._num_asked = 0
+        self._num_requests = 0
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self._own.tokenizer
+        return self._backend.tokenizer
 
     @property
     def context_length(self) -> int:
-        return self._own.context_length
+        return self._backend.context_length
 
     @property
     def version(self) -> int:
-        return self._own.version
+        return self._backend.version
 
     async def start(self) -> None:
-        """Nothing to start: a batch starts with its first request."""
+        """A batch starts with its first request."""
 
     async def generate(
         self,
@@ -83,10 +82,10 @@ class TrlBackend:
         session: Session | None = None,
         on_text: Callable[[str], None] | None = None,
     ) -> Completion:
-        """Sample one turn together with the others that are asked for now.
+        """Sample one turn together with the others that are waiting.
 
-        Raises ConfigurationError for another temperature or length than TRL was told, and for stop strings;
-        BackendError where the prompt fills the context or nothing was sampled.
+        Raises ConfigurationError for another temperature or length than TRL's trainer has, and for stop
+        strings; BackendError where the prompt fills the context or nothing was sampled.
         """
         if params.stop or on_text is not None:
             raise ConfigurationError(
@@ -103,9 +102,9 @@ class TrlBackend:
                 f"the prompt has {len(prompt_ids)} tokens and the context holds {self.context_length}; "
                 "end the conversation earlier"
             )
-        ids, logprobs = await self._ask(prompt_ids, session)
+        ids, logprobs = await self._sample_turn(prompt_ids, session)
         stops = set(params.stop_token_ids) | set(self.tokenizer.eos_ids)
-        end = next((place + 1 for place, token in enumerate(ids) if token in stops), len(ids))
+        end = next((index + 1 for index, token in enumerate(ids) if token in stops), len(ids))
         token_ids = tuple(ids[: min(end, room)])
         if not token_ids:
             raise BackendError("TRL sampled an empty reply: look at its generation options")
@@ -118,11 +117,11 @@ class TrlBackend:
             version_spans=(VersionSpan(self.version, 0, len(token_ids)),),
         )
 
-    async def _ask(self, prompt_ids: Sequence[int], session: Session | None) -> Sampled:
+    async def _sample_turn(self, prompt_ids: Sequence[int], session: Session | None) -> Sampled:
         loop = asyncio.get_running_loop()
-        self._num_asked += 1
-        order = (0, *session) if session is not None else (1, self._num_asked)
-        request = _Request(order, prompt_ids, loop.create_future())
+        self._num_requests += 1
+        order = (0, *session) if session is not None else (1, self._num_requests)
+        request = _PendingTurn(order, prompt_ids, loop.create_future())
         self._waiting.append(request)
         self._arrived.set()
         if self._task is None or self._task.done():
@@ -131,15 +130,15 @@ class TrlBackend:
 
     async def _serve(self) -> None:
         while self._waiting:
-            async with self._all_here():
-                batch = sorted(self._waiting, key=lambda request: request.order)
-                self._waiting = []
+            await self._wait_for_batch()
+            batch = sorted(self._waiting, key=lambda request: request.order)
+            self._waiting = []
             batch = [request for request in batch if not request.reply.done()]  # cancelled meanwhile
             if not batch:
                 continue
             try:
                 replies = await self._sample([list(request.prompt_ids) for request in batch])
-            except Exception as error:  # whoever waits must hear of it, whatever it is
+            except Exception as error:  # each waiting turn raises it, whatever it is
                 for request in batch:
                     if not request.reply.done():
                         request.reply.set_exception(_as_ours(error))
@@ -148,21 +147,20 @@ class TrlBackend:
                 if not request.reply.done():
                     request.reply.set_result(reply)
 
-    @contextlib.asynccontextmanager
-    async def _all_here(self) -> AsyncIterator[None]:
-        """Entered when all participants have asked; without any, after a moment without requests."""
+    async def _wait_for_batch(self) -> None:
+        """Return when all participants wait for a turn; without any, after a moment without requests."""
         while True:
             self._arrived.clear()
             if self._num_participants and len(self._waiting) >= self._num_participants:
-                break
+                return
             try:
-                await asyncio.wait_for(self._arrived.wait(), None if self._num_participants else _LULL)
+                await asyncio.wait_for(self._arrived.wait(), None if self._num_participants else _BATCH_WAIT)
             except TimeoutError:
-                break
-        yield
+                return
 
     @contextlib.contextmanager
-    def _participate(self) -> Iterator[None]:
+    def participate(self) -> Iterator[None]:
+        """Inside, no batch is sampled unless this participant waits for a turn, too."""
         self._num_participants += 1
         try:
             yield
@@ -170,13 +168,9 @@ class TrlBackend:
             self._num_participants -= 1
             self._arrived.set()  # the others need not wait for this one
 
-    def participate(self) -> AbstractContextManager[None]:
-        """While inside, no batch is sampled unless this participant waits for a request, too."""
-        return self._participate()
-
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
-        """By the agent's own backend."""
-        return await self._own.score(ids, temperature=temperature)
+        """By the agent's backend."""
+        return await self._backend.score(ids, temperature=temperature)
 
     async def fork(self, session: Session, into: Session) -> None:
         """There is no cache to copy."""
@@ -188,14 +182,14 @@ class TrlBackend:
         """TRL's generation has the weights that TRL trains."""
 
     async def check_health(self) -> None:
-        """A batch that breaks raises in its own turns."""
+        """A batch that fails raises in its turns."""
 
     def counts(self) -> Mapping[str, int]:
         """Nothing is counted."""
         return {}
 
     async def close(self) -> None:
-        """The agent's own backend is closed by the agent."""
+        """The agent closes its backend."""
 
 
 def _as_ours(error: Exception) -> Exception:

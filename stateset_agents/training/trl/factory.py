@@ -11,8 +11,8 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.training.trl.backend import TrlBackend
 from stateset_agents.training.trl.learner import TrlLearner
-from stateset_agents.training.trl.settings import TrlSettings, refuse_unmappable
-from stateset_agents.training.update.base_model import base_model, is_quantized_training
+from stateset_agents.training.trl.settings import TrlSettings, check_mappable
+from stateset_agents.training.update.factory import engine_paths, is_quantized_training, trainable_copy
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect
 
@@ -33,15 +33,15 @@ class TrlLearnerFactory:
             raise ConfigurationError(
                 "TRL's generation has no stop strings: leave AgentConfig.stop out, or use generation own"
             )
-        refuse_unmappable(config, self.settings)
+        check_mappable(config, self.settings)
 
     def make(
         self, agent: MultiTurnAgent, backend: TrainableBackend, config: TrainingConfig, processes: Processes
     ) -> Any:
         """A learner on a copy of the backend's model. Blocking."""
-        refuse_unmappable(config, self.settings)  # the model's card may have set some
+        check_mappable(config, self.settings)  # the model's card may have set some
         if is_quantized_training(config) or config.lora is None:
-            model = base_model(backend, config)[0]
+            model = trainable_copy(backend, config)[0]
         else:
             model = copy.deepcopy(backend.model_to_quantize())
         tokenizer: Any = backend.tokenizer
@@ -74,6 +74,4 @@ class TrlLearnerFactory:
         if self.settings.generates:
             engine = "vLLM" if self.settings.options.get("use_vllm") else "transformers"
             return {"engine": f"TRL, {engine}", "why": "asked for", **learner.layout}
-        running = backend.running
-        named = {"engine": running.name, "why": running.why, "linears": running.linears}
-        return {**named, **learner.layout}
+        return {**engine_paths(backend), **learner.layout}

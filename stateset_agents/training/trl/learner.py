@@ -1,7 +1,7 @@
-"""TRL as the trainer's learner: samples in, better weights out, by `trl_update.ConversationTrainer`.
+"""TRL as the trainer's learner: samples in, better weights out, by `trl.update.ConversationTrainer`.
 
-TRL drives its own loop, so it runs in a thread of its own. Where it would generate it waits for the rows of
-our next step; after its optimiser steps on them it waits again, and the weights stand still.
+TRL runs its own loop, so it has a thread of its own. Where it would generate it waits for the rows of our
+next step; after its optimiser steps on them it waits again, and the weights do not change.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _MOST_TOKENS = 16384
 """Of one forward for the critic, padding included."""
 
 
-class _Over(Exception):
+class _TrainingEnded(Exception):
     """Raised where TRL waits for rows: there will be none."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """For TRL to sample before it is given rows."""
+class _SampleRequest:
+    """Prompts that TRL samples before it gets rows."""
 
     prompts: list[list[int]]
     replies: Future[list[Sampled]] = field(default_factory=Future)
@@ -75,8 +75,8 @@ class TrlLearner:
         stop_ids: Sequence[int] = (),
         matmul_precision: MatmulPrecision = "highest",
     ) -> None:
-        """Takes `model` over; with `config.lora` it stays as it is under an adapter. `max_new_tokens` and
-        `stop_ids` bound a turn where TRL samples; `matmul_precision` is of fp32 products."""
+        """Trains `model` itself, or with `config.lora` an adapter on it. `max_new_tokens` and `stop_ids`
+        bound a turn where TRL samples; `matmul_precision` is of fp32 products."""
         self.config = config
         self._settings = settings
         self._tokenizer = copy.deepcopy(tokenizer)  # TRL gives it a padding token
@@ -85,14 +85,15 @@ class TrlLearner:
         self._folder = tempfile.TemporaryDirectory(prefix="trl-")
         self._stop_ids = tuple(stop_ids)
         self._precision: MatmulPrecision = matmul_precision
-        self._rows: queue.SimpleQueue[Sequence[TrlRow] | _Wish | None] = queue.SimpleQueue()
+        self._rows: queue.SimpleQueue[Sequence[TrlRow] | _SampleRequest | None] = queue.SimpleQueue()
         self._steps: queue.SimpleQueue[Mapping[str, float] | BaseException] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.num_updates = 0
         self.midway = False
         self.trainer = self._make_trainer()
         self._store: WeightStore = (FullWeights if config.lora is None else AdapterWeights)(self.model)
-        self._whole_row = _left_padding_matters(self.base)
+        self._cuts_after_first_token = _left_padding_matters(self.base)
+        """Is a prompt one token long, so that TRL pads nothing on the left?"""
         self.critic = _critic(self.base, config)
         self.fingerprint = fingerprint(self.weights())
 
@@ -103,7 +104,7 @@ class TrlLearner:
 
         config, model = self.config, self._model
         no_dropout(model)
-        named = getattr(model.config, "_name_or_path", "")
+        name_or_path = getattr(model.config, "_name_or_path", "")
         arguments = grpo_arguments(
             config,
             self._settings,
@@ -128,7 +129,7 @@ class TrlLearner:
                     peft_config=None if config.lora is None else lora_config(config.lora, model),
                 )
             finally:
-                model.config._name_or_path = named
+                model.config._name_or_path = name_or_path
 
     @property
     def device(self) -> torch.device:
@@ -156,7 +157,7 @@ class TrlLearner:
     # ------------------------------------------------------------------------------ learning
 
     def set_temperature(self, temperature: float) -> None:
-        """TRL's was set at the start; `refuse_unmappable` sees to it that it stands still."""
+        """TRL's was set at the start; `check_mappable` refuses a temperature that changes."""
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
         return credit_with_critic(groups, self.config, self.critic)
@@ -176,8 +177,8 @@ class TrlLearner:
         raise ConfigurationError("TRL computes its loss in its own step: ask a MultiTurnGRPOTrainer for one")
 
     def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """`num_iterations` optimiser steps of TRL's; none where nothing could come of them (AdamW would move
-        the weights on a zero gradient)."""
+        """`num_iterations` optimiser steps of TRL's; none where the gradient is exactly 0 (AdamW would still
+        move the weights)."""
         if not (self.config.uses_reference or any(any(sample.advantages) for sample in samples)):
             return {"optimizer/skipped": 1.0}
         self.midway = True
@@ -185,10 +186,10 @@ class TrlLearner:
         self._rows.put(self._batch(samples))
         passes: list[Mapping[str, float]] = []
         for _ in range(self.config.num_iterations):
-            figures = self._steps.get()
-            if isinstance(figures, BaseException):
-                raise figures
-            passes.append(figures)
+            metrics = self._steps.get()
+            if isinstance(metrics, BaseException):
+                raise metrics
+            passes.append(metrics)
         self.num_updates += len(passes)
         self.midway = False
         beta = self.config.beta if self.config.uses_reference else 0.0
@@ -200,9 +201,10 @@ class TrlLearner:
             raise ConfigurationError(
                 f"{len(samples)} conversations do not fit a step of {size}: TRL's batches are all of one size"
             )
-        cut = 1 if self._whole_row else None
+        cut = 1 if self._cuts_after_first_token else None
         rows = [
-            trl_row(one.trajectory, one.advantages, weight=one.weight, prompt_tokens=cut) for one in samples
+            trl_row(sample.trajectory, sample.advantages, weight=sample.weight, prompt_tokens=cut)
+            for sample in samples
         ]
         padding = padding_row(self._tokenizer.pad_token_id, reward=fmean(row.reward for row in rows))
         return [*rows, *[padding] * (size - len(rows))]
@@ -210,9 +212,9 @@ class TrlLearner:
     async def sample(self, prompts: list[list[int]]) -> list[Sampled]:
         """Replies by TRL's own generation, which runs in TRL's thread, between two steps."""
         self._start()
-        wish = _Wish(prompts)
-        self._rows.put(wish)
-        return await asyncio.wrap_future(wish.replies)
+        request = _SampleRequest(prompts)
+        self._rows.put(request)
+        return await asyncio.wrap_future(request.replies)
 
     # ------------------------------------------------------------------------------ TRL's thread
 
@@ -230,20 +232,20 @@ class TrlLearner:
         torch.set_num_threads(num_threads)  # torch keeps one number per thread
         try:
             self.trainer.train()
-        except _Over:
+        except _TrainingEnded:
             return
-        except BaseException as error:  # whoever waits for the step must hear of it, whatever it is
+        except BaseException as error:  # `_update` raises it, whatever it is
             self._steps.put(error)
 
     def _next_rows(self) -> Sequence[TrlRow]:
-        while isinstance(asked := self._rows.get(), _Wish):
+        while isinstance(rows := self._rows.get(), _SampleRequest):
             try:
-                asked.replies.set_result(self.trainer.sample(asked.prompts))
-            except Exception as error:  # belongs to whoever asked
-                asked.replies.set_exception(error)
-        if asked is None:
-            raise _Over
-        return asked
+                rows.replies.set_result(self.trainer.sample(rows.prompts))
+            except Exception as error:  # `sample` raises it
+                rows.replies.set_exception(error)
+        if rows is None:
+            raise _TrainingEnded
+        return rows
 
     def close(self) -> None:
         """End TRL's thread; the weights stay."""
@@ -268,8 +270,8 @@ class TrlLearner:
             "num_updates": self.num_updates,
         }
 
-    def help_keep(self) -> None:
-        """One process trains, and that writes."""
+    def contribute_shards(self) -> None:
+        """One process trains, and it writes the checkpoints."""
 
     def critic_state(self) -> dict[str, Tensor]:
         return {} if self.critic is None else self.critic.value_function.state_dict()
@@ -313,7 +315,7 @@ def _critic(model: Any, config: TrainingConfig) -> Critic | None:
 
     def hidden(layout: Layout) -> Tensor:
         training = model.training
-        model.eval()  # its forward is another in training, by some bits
+        model.eval()  # in training mode its forward differs by some bits
         output = trunk_of(model)(**layout.forward_arguments(model.device)).last_hidden_state
         model.train(training)
         states: Tensor = output.flatten(0, 1).float()
@@ -324,13 +326,13 @@ def _critic(model: Any, config: TrainingConfig) -> Critic | None:
 
 @torch.no_grad()
 def _left_padding_matters(model: Any) -> bool:
-    """Does the model say something else where padding stands before a text? TRL pads prompts there.
+    """Does padding before a text change the model's logits? TRL pads prompts there.
 
-    Rotary positions are relative and do not see it; learned ones do.
+    Rotary positions are relative and do not change; learned ones do.
     """
     ids = torch.arange(1, 7, device=model.device)[None]
     padded = torch.cat([torch.zeros_like(ids), ids], dim=1)
-    seen = torch.cat([torch.zeros_like(ids), torch.ones_like(ids)], dim=1)
-    plain = model(input_ids=ids, use_cache=False).logits
-    shifted = model(input_ids=padded, attention_mask=seen, use_cache=False).logits[:, ids.shape[1] :]
-    return not torch.allclose(plain, shifted, atol=1e-2, rtol=1e-2)
+    mask = torch.cat([torch.zeros_like(ids), torch.ones_like(ids)], dim=1)
+    logits = model(input_ids=ids, use_cache=False).logits
+    shifted = model(input_ids=padded, attention_mask=mask, use_cache=False).logits[:, ids.shape[1] :]
+    return not torch.allclose(logits, shifted, atol=1e-2, rtol=1e-2)

@@ -1,11 +1,11 @@
-"""Our conversations for people who own their GRPOTrainer: a `rollout_func` for TRL.
+"""Our conversations for a GRPOTrainer of your own: a `rollout_func` for TRL.
 
     rollout = make_trl_rollout(agent, environment)
     trainer = GRPOTrainer(model, rollout.reward_func, train_dataset=Dataset.from_list(rollout.prompts()),
                           rollout_func=rollout, ...)
 
-TRL calls it without awaiting it, and may do so where an event loop runs, so it has a loop in a thread of its
-own. Close it when the training is over.
+TRL calls it synchronously, and may do so where an event loop runs, so it has a loop in a thread of its own.
+Close it when the training is over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class TrlRollout:
-    """`rollout_func` and `reward_func` of a GRPOTrainer; the agent speaks with the trainer's weights.
+    """`rollout_func` and `reward_func` of a GRPOTrainer; the agent samples with the trainer's weights.
 
     Besides ids, log-probs and mask a rollout has the columns `conversation_reward` and `trajectory`, which
     reward functions of your own may ask for. What failed is a row that trains nothing, its reward None.
@@ -85,12 +85,12 @@ class TrlRollout:
                 f"prompts come in groups of {sorted({count for _, count in groups})} and num_generations is "
                 f"{size}: make per_device_train_batch_size * steps_per_generation a multiple of it"
             )
-        wanted = [self._scenarios[id] for id, count in groups for _ in range(count // size)]
-        played = self._run(self._play(wanted, size, trainer))
+        scenarios = [self._scenarios[id] for id, count in groups for _ in range(count // size)]
+        played = self._run(self._play(scenarios, size, trainer))
         members = [trajectory for group in played for trajectory in group.trajectories]
         return self._columns(members, trainer.processing_class.pad_token_id, trainer.use_vllm)
 
-    async def _play(self, wanted: Sequence[Scenario], size: int, trainer: Any) -> list[TrajectoryGroup]:
+    async def _play(self, scenarios: Sequence[Scenario], size: int, trainer: Any) -> list[TrajectoryGroup]:
         refuse_truncated_sampling(self._agent)
         await self._agent.initialize()
         version = trainer.state.global_step
@@ -103,22 +103,22 @@ class TrlRollout:
         )
         self._calls += 1
         return await engine.rollout(
-            wanted, seed=self._seed, step=self._calls, temperature=trainer.temperature
+            scenarios, seed=self._seed, step=self._calls, temperature=trainer.temperature
         )
 
     def _columns(self, members: Sequence[Trajectory], pad_id: int, with_logprobs: bool) -> dict[str, Any]:
         rows = [
-            trl_row(one, None if one.reward is None else [0.0] * one.num_agent_tokens)
-            if one.num_agent_tokens
+            trl_row(member, None if member.reward is None else [0.0] * member.num_agent_tokens)
+            if member.num_agent_tokens
             else padding_row(pad_id, reward=0.0)
-            for one in members
+            for member in members
         ]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
             "completion_ids": [row.completion_ids for row in rows],
             "env_mask": [row.env_mask for row in rows],
             "logprobs": [row.logprobs for row in rows] if with_logprobs else None,
-            "conversation_reward": [one.reward for one in members],
+            "conversation_reward": [member.reward for member in members],
             "trajectory": list(members),
         }
 

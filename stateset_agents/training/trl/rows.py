@@ -1,4 +1,4 @@
-"""A conversation as TRL has it: a prompt, a completion with everything after it, a mask and advantages.
+"""A conversation as TRL's batch has it: a prompt, a completion with everything after it, a mask, advantages.
 
     prompt P, reply A, user U, reply B  ->  prompt P, completion A U B, mask 1 0 1
 
@@ -33,8 +33,8 @@ class TrlRow:
     """What the conversation earned, for TRL's log."""
 
     def __post_init__(self) -> None:
-        lengths = {len(part) for part in (self.completion_ids, self.env_mask, self.logprobs, self.advantages)}
-        if len(lengths) != 1 or not self.completion_ids or not self.prompt_ids:
+        columns = (self.completion_ids, self.env_mask, self.logprobs, self.advantages)
+        if len(set(map(len, columns))) != 1 or not self.completion_ids or not self.prompt_ids:
             raise ValueError(
                 f"a row needs a prompt and a completion whose ids, mask, log-probs and advantages are of one "
                 f"length, got {len(self.prompt_ids)} prompt tokens and {len(self.completion_ids)}, "
@@ -64,19 +64,20 @@ def trl_row(
     if any(mask[:cut]):
         raise ValueError(f"the first reply begins before token {cut}: cut the row before it")
     credit = iter(advantages or ())
-    worth = [weight * next(credit) if bit else 0.0 for bit in mask]
+    weighted = [weight * next(credit) if bit else 0.0 for bit in mask]
     return TrlRow(
         prompt_ids=ids[:cut],
         completion_ids=ids[cut:],
         env_mask=mask[cut:],
         logprobs=logprobs[cut:],
-        advantages=worth[cut:],
+        advantages=weighted[cut:],
         reward=trajectory.reward or 0.0,
     )
 
 
 def padding_row(pad_id: int, *, reward: float) -> TrlRow:
-    """A row that trains nothing, for TRL's batches are all of one size; the mean reward spares TRL's log."""
+    """A row that trains nothing, for TRL's batches are all of one size. `reward`: the mean of the others, so
+    that TRL's log stays right."""
     return TrlRow(
         prompt_ids=[pad_id],
         completion_ids=[pad_id],

@@ -1,4 +1,4 @@
-"""Our settings in TRL's words: every field of `TrainingConfig` is ours, mapped, or refused with a cure.
+"""Our settings by TRL's names: every field of `TrainingConfig` is ours, mapped, or refused with a hint.
 
 Notation: G is `num_generations`. TRL counts rows (conversations) and optimiser steps where we count episodes
 (scenarios) and batches, so rows are G times episodes, and steps `num_iterations` times ours.
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["MAPPED", "OURS", "REFUSED", "TrlSettings", "grpo_arguments", "refuse_unmappable", "require_trl"]
+__all__ = ["MAPPED", "OURS", "REFUSED", "TrlSettings", "check_mappable", "grpo_arguments", "require_trl"]
 
-CURE = 'pip install "trl>=1.16,<1.17"'
+INSTALL = 'pip install "trl>=1.16,<1.17"'
 
 
 class TrlSettings(Settings):
-    """How TRL runs a training: what `TrainingConfig` has no word for."""
+    """Settings of TRL that `TrainingConfig` does not have."""
 
     generation: Literal["auto", "own", "trl"] = Field(
         default="auto",
@@ -44,8 +44,8 @@ class TrlSettings(Settings):
     @property
     def generates(self) -> bool:
         """Does TRL sample?"""
-        asked = any(self.options.get(name) for name in ("use_vllm", "use_transformers_continuous_batching"))
-        return self.generation == "trl" or (self.generation == "auto" and asked)
+        batched = any(self.options.get(name) for name in ("use_vllm", "use_transformers_continuous_batching"))
+        return self.generation == "trl" or (self.generation == "auto" and batched)
 
 
 def require_trl() -> None:
@@ -53,11 +53,11 @@ def require_trl() -> None:
     try:
         import trl
     except ImportError as error:
-        raise ConfigurationError(f"training by TRL needs trl: {CURE}") from error
+        raise ConfigurationError(f"training by TRL needs trl: {INSTALL}") from error
     if not trl.__version__.startswith("1.16."):
         raise ConfigurationError(
             f"training by TRL stands on two private methods of trl 1.16, and {trl.__version__} is installed: "
-            f"{CURE}"
+            f"{INSTALL}"
         )
 
 
@@ -102,7 +102,7 @@ REFUSED: Mapping[str, str] = {
         _FIXED_TEMPERATURE,
     ),
 }
-"""Fields that only fit at their default, and what to do else."""
+"""Fields that only fit at their default -> what to do instead."""
 
 MAPPED = frozenset(
     {
@@ -112,7 +112,7 @@ MAPPED = frozenset(
         *("loss_length", "beta", "use_reference_model", "temperature"),
     }
 )
-"""Fields that `grpo_arguments` says in TRL's words; loss_length is the trainer's constant of dr_grpo."""
+"""Fields that `grpo_arguments` maps; loss_length is the trainer's constant of dr_grpo."""
 
 _TRL_LOSSES: Mapping[tuple[Callable[..., Tensor], str], str] = {
     (clipped_surrogate, "trajectory"): "grpo",
@@ -123,12 +123,12 @@ _TRL_LOSSES: Mapping[tuple[Callable[..., Tensor], str], str] = {
 """(loss of a token, averaging) -> TRL's name; the level of its ratio is TRL's `importance_sampling_level`."""
 
 
-def refuse_unmappable(config: TrainingConfig, settings: TrlSettings) -> None:
-    """Raises ConfigurationError, with a cure, for what TRL would do otherwise than `config` says."""
+def check_mappable(config: TrainingConfig, settings: TrlSettings) -> None:
+    """Raises ConfigurationError, with a hint, for what TRL would do otherwise than `config` says."""
     values = dict(config)
-    for name, cure in REFUSED.items():
+    for name, hint in REFUSED.items():
         if values[name] != TrainingConfig.model_fields[name].default:
-            raise ConfigurationError(f"{name} {values[name]!r} does not go with TRL; {cure}")
+            raise ConfigurationError(f"{name} {values[name]!r} does not go with TRL; {hint}")
     if config.row_layout == "packed":
         raise ConfigurationError(
             f"row_layout 'packed' does not go with TRL, which pads: leave it out, {_BY_US}"
@@ -151,9 +151,9 @@ def refuse_unmappable(config: TrainingConfig, settings: TrlSettings) -> None:
         )
     sharded = sorted({"deepspeed", "fsdp", "parallelism_config"} & settings.options.keys())
     if sharded or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        what = f"trl.options: {sharded[0]}" if sharded else f"WORLD_SIZE {os.environ['WORLD_SIZE']}"
+        setting = f"trl.options: {sharded[0]}" if sharded else f"WORLD_SIZE {os.environ['WORLD_SIZE']}"
         raise ConfigurationError(
-            f"{what} is for several processes, and this training runs in one that holds the whole model: "
+            f"{setting} is for several processes, and this training runs in one that holds the whole model: "
             "leave it out and start without a launcher"
         )
     if settings.generation == "own" and settings.options.get("use_vllm"):
@@ -240,18 +240,13 @@ def grpo_arguments(
 
 
 def grpo_keys() -> frozenset[str]:
-    """What `grpo_arguments` sets, and what stands for the same in GRPOConfig."""
+    """The arguments that `grpo_arguments` sets, and others of GRPOConfig with the same meaning."""
     import torch
 
-    own = grpo_arguments(
-        TrainingConfig(),
-        TrlSettings(),
-        device=torch.device("cpu"),
-        max_new_tokens=1,
-        folder="",
-    )
+    device = torch.device("cpu")
+    mapped = grpo_arguments(TrainingConfig(), TrlSettings(), device=device, max_new_tokens=1, folder="")
     others = {"lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio", "warmup_steps", "num_train_epochs"}
     others |= {"generation_batch_size", "steps_per_generation", "reward_weights", "min_p"}
     others |= {"repetition_penalty", "entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
     others |= {"off_policy_mask_threshold", "multi_objective_aggregation", "sync_ref_model"}
-    return frozenset(own.keys() | others) - {"report_to"}
+    return frozenset(mapped.keys() | others) - {"report_to"}

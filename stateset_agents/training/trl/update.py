@@ -1,6 +1,6 @@
-"""TRL's GRPOTrainer, fed with whole conversations and our advantages. Imports TRL: who trains by it does.
+"""TRL's GRPOTrainer on whole conversations and our advantages. Importing this file imports TRL.
 
-Two methods are overridden that TRL keeps to itself, so its version is pinned:
+Two private methods of TRL are overridden, so its version is pinned:
 `_generate_and_score_completions`, to put one advantage on each token, and `_compute_loss`, to count
 conversations as we do. Everything else (forward, loss, reference, optimiser, distribution) is TRL's.
 """
@@ -24,6 +24,7 @@ from stateset_agents.backends.onednn_linear import fast_linears
 from stateset_agents.runs.learning_rate import schedule
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trl.rows import TrlRow
+from stateset_agents.training.update.randomness import clear_dropout_rates
 from stateset_agents.types.seeds import derive
 
 __all__ = ["ConversationTrainer", "no_dropout"]
@@ -42,7 +43,7 @@ _NAMES: Mapping[str, str] = {
     "clip_ratio/high_mean": "policy/clip_fraction_high",
     "cispo_clip_ratio": "policy/clip_fraction_high",
 }
-"""TRL's figures of an optimiser step that have a name of ours."""
+"""TRL's metrics of an optimiser step -> our names."""
 
 
 class ConversationTrainer(GRPOTrainer):
@@ -61,7 +62,7 @@ class ConversationTrainer(GRPOTrainer):
         stop_ids: Sequence[int] = (),
         precision: MatmulPrecision = "highest",
     ) -> None:
-        """`next_rows` is asked for each batch and may wait; `stepped` hears the figures of each optimiser
+        """`next_rows` returns each batch and may wait; `stepped` is called with the metrics of each optimiser
         step. `stop_ids` end a turn where TRL samples; `precision` is of fp32 products, logits excepted."""
         self._config = config
         self._linears = partial(fast_linears, config.fast_linears, precision, wide=head_weight(model))
@@ -70,7 +71,9 @@ class ConversationTrainer(GRPOTrainer):
         self._next_rows = next_rows
         self._stepped = stepped
         self._rows: Sequence[TrlRow] = ()
-        self._dice: Tensor | None = None
+        self._rng_state: Tensor | None = None
+        settings: Any = arguments
+        num_prompts = settings.max_steps * settings.generation_batch_size // settings.num_generations
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental.*")
             super().__init__(
@@ -78,10 +81,10 @@ class ConversationTrainer(GRPOTrainer):
                 reward_funcs=[_reward],  # type: ignore[list-item]  # it has keywords of its own
                 args=arguments,
                 # What is played is chosen elsewhere: these only make TRL count as many batches as there are.
-                train_dataset=Dataset.from_dict({"prompt": ["conversation"] * _num_prompts(arguments)}),
+                train_dataset=Dataset.from_dict({"prompt": ["conversation"] * num_prompts}),
                 processing_class=tokenizer,
                 peft_config=peft_config,
-                rollout_func=self._hand_out,
+                rollout_func=self._played_rows,
             )
         trained: Any = self.model
         for parameter in trained.parameters():  # TRL rounds an adapter on few bits to bf16, in which
@@ -116,8 +119,8 @@ class ConversationTrainer(GRPOTrainer):
             )
         return self.lr_scheduler
 
-    def _hand_out(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        """TRL's rollout hook: conversations that were had already."""
+    def _played_rows(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+        """TRL's `rollout_func`: conversations that were played already."""
         rows = self._rows = self._next_rows()
         if len(rows) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts need a row each, got {len(rows)}")
@@ -132,9 +135,9 @@ class ConversationTrainer(GRPOTrainer):
     def sample(self, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
         """One reply to each prompt by TRL's own generation, with log-probs of the policy as it is."""
         with self._linears():
-            made: Any = self._generate_single_turn(prompts, None, {}, 1)  # type: ignore[no-untyped-call]  # TRL
-            replies, logprobs = made
-            if logprobs is None:  # vLLM alone tells them
+            sampled: Any = self._generate_single_turn(prompts, None, {}, 1)  # type: ignore[no-untyped-call]  # TRL
+            replies, logprobs = sampled
+            if logprobs is None:  # vLLM alone returns them
                 logprobs = self._scored(prompts, replies)
         return list(zip(replies, logprobs, strict=True))
 
@@ -143,21 +146,21 @@ class ConversationTrainer(GRPOTrainer):
         rows = [[*prompt, *reply] for prompt, reply in zip(prompts, replies, strict=True)]
         width = max(map(len, rows))
         ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self.accelerator.device)
-        seen = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=ids.device)
-        kept = width - min(map(len, prompts))
-        scores, _, _ = self._get_per_token_logps_and_entropies(self.model, ids, seen, kept)
-        starts = [len(prompt) - (width - kept) for prompt in prompts]
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=ids.device)
+        shortest = min(map(len, prompts))
+        scores, _, _ = self._get_per_token_logps_and_entropies(self.model, ids, mask, width - shortest)
+        starts = [len(prompt) - shortest for prompt in prompts]
         return [
-            own[start : start + len(reply)].tolist()
-            for own, start, reply in zip(scores, starts, replies, strict=True)
+            logprobs[start : start + len(reply)].tolist()
+            for logprobs, start, reply in zip(scores, starts, replies, strict=True)
         ]
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """TRL's; afterwards the process's generator stands where it stood."""
+        """TRL's; afterwards the process's generator has the state that it had before."""
         inputs = super()._prepare_inputs(generation_batch)
-        if self._dice is not None:
-            torch.set_rng_state(self._dice)
-            self._dice = None
+        if self._rng_state is not None:
+            torch.set_rng_state(self._rng_state)
+            self._rng_state = None
         return inputs
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -165,13 +168,13 @@ class ConversationTrainer(GRPOTrainer):
         with self._linears():
             batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         advantages = torch.zeros(batch["completion_ids"].shape, dtype=torch.float32)
-        for place, row in enumerate(self._rows):
-            advantages[place, : len(row.advantages)] = torch.tensor(row.advantages)
+        for index, row in enumerate(self._rows):
+            advantages[index, : len(row.advantages)] = torch.tensor(row.advantages)
         batch["advantages"] = advantages.to(batch["completion_ids"].device)
         training = sum(any(row.env_mask) for row in self._rows)
-        # TRL shuffles the rows next, in an order of the run's seed and the update's number. It is not set
-        # sooner: until the rows are there other threads draw, too.
-        self._dice = torch.get_rng_state()
+        # TRL shuffles the rows next, in an order of the run's seed and the update's number. The seed is not
+        # set sooner: until the rows are there other threads draw, too.
+        self._rng_state = torch.get_rng_state()
         torch.manual_seed(derive(self._config.seed, "trl", self.updates_done + self.state.global_step))
         batch["row_share"] = torch.tensor(len(self._rows) / max(1, training))
         return batch
@@ -183,21 +186,16 @@ class ConversationTrainer(GRPOTrainer):
         return loss * inputs["row_share"].item() if self.loss_type in ("grpo", "dr_grpo") else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """TRL's log, and ours where it is of an optimiser step."""
+        """TRL's log; the metrics of an optimiser step go to `stepped` by our names."""
         super().log(logs, start_time)
         if "grad_norm" not in logs:  # it is the last line, about the whole run
             return
         numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
-        figures = {ours: numbers[name] for name, ours in _NAMES.items() if name in numbers}
-        if "kl" in numbers:  # TRL's has the ratio in it, which is 1 in a first pass alone
-            figures["kl/reference" if self.num_iterations == 1 else "kl/times_ratio"] = numbers["kl"]
+        metrics = {ours: numbers[name] for name, ours in _NAMES.items() if name in numbers}
+        if "kl" in numbers:  # TRL's is multiplied by the ratio, which is 1 in a first pass alone
+            metrics["kl/reference" if self.num_iterations == 1 else "kl/times_ratio"] = numbers["kl"]
         sampling = {name: value for name, value in numbers.items() if name.startswith("sampling/")}
-        self._stepped(figures | sampling)
-
-
-def _num_prompts(arguments: Any) -> int:
-    prompts: int = arguments.max_steps * arguments.generation_batch_size // arguments.num_generations
-    return prompts
+        self._stepped(metrics | sampling)
 
 
 def _reward(conversation_reward: Sequence[float], **_: Any) -> list[float]:
@@ -209,10 +207,8 @@ _reward.__name__ = "reward"
 
 
 def no_dropout(model: torch.nn.Module) -> None:
-    """Set every dropout rate of a model to 0, those that layers apply by their own hand, too."""
+    """Set every dropout rate of a model to 0."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        for name, value in list(vars(module).items()):
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
+        clear_dropout_rates(module)

@@ -10,7 +10,7 @@ up to the same sum however the step is cut.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -59,36 +59,29 @@ class MicroBatch:
     """[N] the policy version that sampled each."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        """With the trained tokens there; a layout goes when it is forwarded."""
-        return MicroBatch(
-            layout=self.layout,
-            positions=self.positions.to(device),
-            targets=self.targets.to(device),
-            trajectory_ids=self.trajectory_ids.to(device),
-            old_logprobs=self.old_logprobs.to(device),
-            advantages=self.advantages.to(device),
-            versions=self.versions.to(device),
-        )
+        """With the trained tokens on `device`; a layout is moved when it is forwarded."""
+        names = [field.name for field in fields(self) if field.name != "layout"]
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 def empty_batch(layout: Layout) -> MicroBatch:
-    """Rows of which no token is trained, for a process that must go through the model as often as others."""
-    none, numbers = torch.empty(0, dtype=torch.long), torch.empty(0)
+    """Rows without a trained token, for a process that must call the model as often as the others."""
+    ids, numbers = torch.empty(0, dtype=torch.long), torch.empty(0)
     return MicroBatch(
         layout=layout,
-        positions=none,
-        targets=none,
-        trajectory_ids=none,
+        positions=ids,
+        targets=ids,
+        trajectory_ids=ids,
         old_logprobs=numbers,
         advantages=numbers,
-        versions=none,
+        versions=ids,
     )
 
 
 def micro_batch(samples: Sequence[Sample], layout: Layout) -> MicroBatch:
-    """The trained tokens of the samples whose rows stand in `layout`.
+    """The trained tokens of the samples whose rows are in `layout`.
 
-    Trajectory ids are the samples' places in `samples`.
+    Trajectory ids are indices in `samples`.
     """
     positions: list[Tensor] = []
     targets: list[int] = []
@@ -96,17 +89,16 @@ def micro_batch(samples: Sequence[Sample], layout: Layout) -> MicroBatch:
     old_logprobs: list[float] = []
     advantages: list[float] = []
     versions: list[int] = []
-    for place, flat in zip(layout.places, layout.flat, strict=True):
-        trajectory = samples[place].trajectory
+    for index, flat in zip(layout.rows, layout.flat, strict=True):
+        sample, trajectory = samples[index], samples[index].trajectory
         trained = [t for t, bit in enumerate(trajectory.action_mask) if bit]
-        row, logprobs, made_by = trajectory.token_ids, trajectory.logprobs, trajectory.versions
+        row, logprobs, sampled_by = trajectory.token_ids, trajectory.logprobs, trajectory.versions
         positions.append(flat[torch.tensor(trained, dtype=torch.long) - 1])
         targets.extend(row[t] for t in trained)
-        trajectory_ids.extend([place] * len(trained))
+        trajectory_ids.extend([index] * len(trained))
         old_logprobs.extend(logprobs[t] for t in trained)
-        versions.extend(made_by[t] for t in trained)
-        weight = samples[place].weight
-        advantages.extend(weight * value for value in samples[place].advantages)
+        versions.extend(sampled_by[t] for t in trained)
+        advantages.extend(sample.weight * advantage for advantage in sample.advantages)
     return MicroBatch(
         layout=layout,
         positions=torch.cat(positions),
@@ -124,5 +116,5 @@ def lengths(samples: Sequence[Sample]) -> Tensor:
 
 
 def micro_batch_tokens(device: torch.device) -> int:
-    """Where the settings name none: what a CPU's caches hold, or what fills a GPU."""
+    """The default size of a micro-batch: what a CPU's caches hold, or what fills a GPU."""
     return 2048 if device.type == "cpu" else 16384

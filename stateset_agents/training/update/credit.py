@@ -1,7 +1,7 @@
 """Scored groups become samples: each trajectory that trains, with one advantage per agent token.
 
-`training.estimators` gives every scored member one number per conversation, turn or token; the rest is here
-and the same for all.
+`training.estimators` gives every scored member one number per conversation, turn or token; here each number
+is spread over its agent tokens.
 """
 
 from __future__ import annotations
@@ -12,13 +12,7 @@ from statistics import fmean, pstdev
 
 from stateset_agents.algorithms.advantages import broadcast_turns
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators.base import (
-    PerMember,
-    ScoredStep,
-    ValueEstimate,
-    flat,
-    tokens_per_turn,
-)
+from stateset_agents.training.estimators.base import ScoredStep, ValueEstimate, flat, tokens_per_turn
 from stateset_agents.training.estimators.registry import ESTIMATORS
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
@@ -28,7 +22,7 @@ __all__ = ["Credited", "assign_credit", "trainable"]
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """What a step trains on, and what it left out."""
+    """The samples that a step trains on, and what it leaves out."""
 
     samples: list[Sample]
     num_dropped_groups: int
@@ -39,15 +33,15 @@ class Credited:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """advantage/mean and advantage/std, before they are scaled."""
     returns: list[Sequence[float]] = field(default_factory=list)
-    """[samples][turns or agent tokens] what the critic learns towards; empty without one."""
+    """[samples][turns or agent tokens] the critic's targets; empty without one."""
 
 
 def trainable(groups: Sequence[TrajectoryGroup], config: TrainingConfig) -> list[tuple[int, int]]:
     """(group, member) of the trajectories that train, in order: scored, with an agent token, in a group
     with at least `min_group_size` scored members."""
     return [
-        (place, member)
-        for place, group in enumerate(groups)
+        (index, member)
+        for index, group in enumerate(groups)
         if len(group.scored) >= config.min_group_size
         for member, trajectory in enumerate(group.trajectories)
         if trajectory.reward is not None and trajectory.num_agent_tokens
@@ -62,25 +56,27 @@ def assign_credit(
     """`advantage_estimator`'s credit of every trajectory that trains, spread over its agent tokens.
 
     Unscored members train nothing and enter no baseline; a group with fewer than `min_group_size` scored
-    members is left out whole. `values` has what the critic expected of each of `trainable(groups)`.
+    members is left out. `values`: the critic's predictions for each of `trainable(groups)`.
     """
-    used = {place: group for place, group in enumerate(groups) if len(group.scored) >= config.min_group_size}
+    used = {index: group for index, group in enumerate(groups) if len(group.scored) >= config.min_group_size}
     estimator = ESTIMATORS[config.advantage_estimator]
     estimate = estimator.credit(ScoredStep(used, config, values or {}))
-    rows = {place: row for row, place in enumerate(used)}
+    rows = {index: row for row, index in enumerate(used)}
     samples: list[Sample] = []
     returns: list[Sequence[float]] = []
     credit: list[list[tuple[float, ...] | None]] = [[None] * len(group.trajectories) for group in groups]
-    for place, member in trainable(groups, config):
-        numbers = estimate.scaled[rows[place]][member]
+    for index, member in trainable(groups, config):
+        numbers = estimate.scaled[rows[index]][member]
         assert numbers is not None  # it is scored
-        group, trajectory = groups[place], groups[place].trajectories[member]
+        group, trajectory = groups[index], groups[index].trajectories[member]
         per_token = _spread(numbers, trajectory, estimator.per)
-        credit[place][member] = per_token
+        credit[index][member] = per_token
         samples.append(Sample(trajectory=trajectory, advantages=per_token, weight=group.weight))
         if estimate.returns is not None:
-            returns.append(estimate.returns[rows[place]][member] or ())
-    return Credited(samples, len(groups) - len(used), credit, _moments(estimate.raw), returns)
+            returns.append(estimate.returns[rows[index]][member] or ())
+    raw = flat(estimate.raw)
+    metrics = {"advantage/mean": fmean(raw), "advantage/std": pstdev(raw)} if raw else {}
+    return Credited(samples, len(groups) - len(used), credit, metrics, returns)
 
 
 def _spread(credit: Sequence[float], trajectory: Trajectory, per: str) -> tuple[float, ...]:
@@ -92,10 +88,3 @@ def _spread(credit: Sequence[float], trajectory: Trajectory, per: str) -> tuple[
             return tuple(broadcast_turns(credit, tokens_per_turn(trajectory)))
         case _:
             return tuple(credit)
-
-
-def _moments(raw: PerMember) -> dict[str, float]:
-    numbers = flat(raw)
-    if not numbers:
-        return {}
-    return {"advantage/mean": fmean(numbers), "advantage/std": pstdev(numbers)}

@@ -1,4 +1,4 @@
-"""The trainer's critic: what it predicted of a step's trajectories, and what it learns from them.
+"""The trainer's critic: it predicts the values of a step's trajectories, and learns from their returns.
 
 Called by the learners. Hidden states are those of the policy before its update; they are computed once,
 for the prediction and for all passes of the head, and carry no gradient.
@@ -20,7 +20,7 @@ from stateset_agents.training.estimators.base import ValueEstimate, bootstraps
 from stateset_agents.training.estimators.registry import ESTIMATORS
 from stateset_agents.training.rows.layout import Layout
 from stateset_agents.training.update.credit import Credited, assign_credit, trainable
-from stateset_agents.training.update.randomness import own_randomness
+from stateset_agents.training.update.randomness import seeded_rng
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
@@ -36,23 +36,23 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ValuePredictions:
-    """What the critic predicted of a step's trajectories, and the states it read."""
+    """The critic's values of a step's trajectories, and the hidden states they are computed from."""
 
     estimates: list[ValueEstimate]
     """One per trajectory."""
     hidden: list[Tensor]
-    """[places of V, H] of each trajectory: before every turn or token, then after every turn."""
+    """[positions of V, H] of each trajectory: before every turn or token, then after every turn."""
     old_values: list[Tensor]
-    """[places of V] what it made of them."""
+    """[positions of V] the values there."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreditedBatch:
-    """What policy and critic learn from one step's groups."""
+    """One step's samples for the policy, and the critic's predictions."""
 
     credited: Credited
     predictions: ValuePredictions | None = None
-    """By the critic, where the estimator has one."""
+    """None where the estimator has no critic."""
 
 
 class Critic:
@@ -73,9 +73,9 @@ class Critic:
         layouts: Callable[[Sequence[Trajectory]], list[Layout]],
         hidden: Callable[[Layout], Tensor],
     ) -> None:
-        """`iterations`: steps of the head on each batch; `bootstrap`: does a conversation that a limit cut
-        go on in its value; `layouts` and `hidden`: how rows are forwarded, and the policy's last hidden
-        states of them, [R * T, H]."""
+        """`iterations`: steps of the head on each batch; `bootstrap`: does a truncated conversation continue
+        in its value; `layouts` and `hidden`: how rows are forwarded, and the policy's last hidden states of
+        them, [R * T, H]."""
         self.value_function = value_function
         self._per = per
         self._iterations = iterations
@@ -89,14 +89,14 @@ class Critic:
         hidden: list[Tensor] = [torch.empty(0)] * len(trajectories)
         for layout in self._layouts(trajectories):
             states = self._hidden(layout)
-            for place, flat in zip(layout.places, layout.flat, strict=True):
-                positions = [*self._before(trajectories[place]), *_after(trajectories[place])]
-                hidden[place] = states.index_select(0, flat[torch.tensor(positions)].to(states.device))
+            for index, flat in zip(layout.rows, layout.flat, strict=True):
+                positions = [*self._before(trajectories[index]), *_after(trajectories[index])]
+                hidden[index] = states.index_select(0, flat[torch.tensor(positions)].to(states.device))
         counts = [len(states) for states in hidden]
         values = torch.split(self.value_function.values_of(torch.cat(hidden)), counts)
         estimates = [
-            ValueEstimate(values=piece[: -len(trajectory.turns)], final=piece[-1])
-            for piece, trajectory in zip((piece.tolist() for piece in values), trajectories, strict=True)
+            ValueEstimate(values=numbers[: -len(trajectory.turns)], final=numbers[-1])
+            for numbers, trajectory in zip((part.tolist() for part in values), trajectories, strict=True)
         ]
         return ValuePredictions(estimates, hidden, list(values))
 
@@ -106,33 +106,27 @@ class Critic:
         trajectories: Sequence[Trajectory],
         returns: Sequence[Sequence[float]],
     ) -> dict[str, float]:
-        """Move the head towards `returns` [trajectories][turns or tokens], and towards what they say of the
-        states after the turns. Metrics as of `update_value_function`, about the former alone."""
-        pairs = zip(trajectories, returns, strict=True)
-        targets = [[*own, *self._returns_after(trajectory, own)] for trajectory, own in pairs]
+        """Move the head towards `returns` [trajectories][turns or tokens], and towards the returns that
+        follow from them after the turns. Metrics as of `update_value_function`, explained variance of
+        `returns` alone."""
+        numbers: list[float] = []
+        is_before: list[bool] = []
+        for trajectory, before in zip(trajectories, returns, strict=True):
+            after = self._returns_after(trajectory, before)
+            numbers += [*before, *after]
+            is_before += [True] * len(before) + [False] * len(after)
         device = predictions.hidden[0].device
-        whole = torch.tensor([value for own in targets for value in own], device=device)
-        known = whole.isfinite()
-        if not bool(known.any()):  # the hidden states overflowed; the policy's gradient says so
+        targets = torch.tensor(numbers, device=device)
+        mask = targets.isfinite()
+        if not bool(mask.any()):  # the hidden states overflowed; the policy's gradient says so
             return {}
         old = torch.cat(predictions.old_values)
         metrics = self.value_function.update_value_function(
-            torch.cat(predictions.hidden),
-            whole,
-            mask=known,
-            old_values=old,
-            iterations=self._iterations,
+            torch.cat(predictions.hidden), targets, mask=mask, old_values=old, iterations=self._iterations
         )
-        before = torch.tensor(
-            [
-                place < len(own)
-                for own, all_ in zip(returns, targets, strict=True)
-                for place in range(len(all_))
-            ],
-            device=device,
-        )
+        chosen = torch.tensor(is_before, device=device)
         metrics.pop("value/explained_variance", None)
-        return metrics | explained_variance(old[before], whole[before])
+        return metrics | explained_variance(old[chosen], targets[chosen])
 
     def _before(self, trajectory: Trajectory) -> list[int]:
         """Positions in the row that predict a turn's first token, or every agent token."""
@@ -145,7 +139,7 @@ class Critic:
         return positions
 
     def _returns_after(self, trajectory: Trajectory, returns: Sequence[float]) -> list[float]:
-        """[num_turns] what came after each turn; nan where a cut hides it."""
+        """[num_turns] the return after each turn; nan where a limit cut the conversation."""
         sizes = [1 if self._per == "turn" else len(turn.completion.token_ids) for turn in trajectory.turns]
         firsts = list(itertools.accumulate(sizes))[:-1]
         gamma = self.value_function.gamma
@@ -168,7 +162,7 @@ def make_critic(
     per = ESTIMATORS[config.advantage_estimator].critic
     if per is None:
         return None
-    with own_randomness(derive(config.seed, "critic"), next(model.parameters()).device):
+    with seeded_rng(derive(config.seed, "critic"), next(model.parameters()).device):
         value_function = create_value_function(
             model,
             gamma=config.gamma,
@@ -192,12 +186,12 @@ def make_critic(
 def credit_with_critic(
     groups: Sequence[TrajectoryGroup], config: TrainingConfig, critic: Critic | None
 ) -> CreditedBatch:
-    """What a step's groups teach, by `advantage_estimator`; the critic predicts first."""
-    places = [] if critic is None else trainable(groups, config)
-    if critic is None or not places:
+    """Credit a step's groups by `advantage_estimator`; the critic predicts first."""
+    members = [] if critic is None else trainable(groups, config)
+    if critic is None or not members:
         return CreditedBatch(assign_credit(groups, config))
-    predictions = critic.predict([groups[place].trajectories[member] for place, member in places])
-    values = dict(zip(places, predictions.estimates, strict=True))
+    predictions = critic.predict([groups[group].trajectories[member] for group, member in members])
+    values = dict(zip(members, predictions.estimates, strict=True))
     return CreditedBatch(assign_credit(groups, config, values), predictions)
 
 
@@ -205,7 +199,7 @@ def update_critic(critic: Critic | None, batch: CreditedBatch, *, seed: int, ste
     """Move the critic towards the batch's returns; returns its metrics, none without a critic."""
     if critic is None or batch.predictions is None:
         return {}
-    with own_randomness(derive(seed, "critic", step), batch.predictions.hidden[0].device):
+    with seeded_rng(derive(seed, "critic", step), batch.predictions.hidden[0].device):
         trajectories = [sample.trajectory for sample in batch.credited.samples]
         return critic.learn(batch.predictions, trajectories, batch.credited.returns)
 

@@ -1,22 +1,51 @@
-"""Who makes a trainer's learner: ours here, TRL's in `training.trl.factory`."""
+"""Makes a trainer's learner, on a copy of the agent's model: ours here, TRL's in `training.trl.factory`."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
+
 from stateset_agents.backends.base import TrainableBackend
 from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.runs.optimizer import autocast_dtype
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
-from stateset_agents.training.update.base_model import base_model
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.training.update.protocol import PolicyLearner
+from stateset_agents.training.update.quantization import quantized_copy
 
-__all__ = ["GRPOLearnerFactory", "LearnerFactory"]
+__all__ = ["GRPOLearnerFactory", "LearnerFactory", "engine_paths", "is_quantized_training", "trainable_copy"]
+
+
+def is_quantized_training(config: TrainingConfig) -> bool:
+    """Is the adapter trained on weights that the agent does not begin with?"""
+    return config.lora is not None and config.lora.quantization is not None
+
+
+def trainable_copy(backend: TrainableBackend, config: TrainingConfig) -> tuple[Any, bool]:
+    """A copy of the backend's model in fp32, or quantised under an adapter; and are the log-probs of the
+    backend's rollouts exactly those of an update on it?
+
+    Raises ConfigurationError where the library for quantised layers is missing.
+    """
+    if config.lora is None or config.lora.quantization is None:
+        return backend.master_model(), backend.is_exact
+    source = backend.model_to_quantize()
+    compute = autocast_dtype(config.precision, source.device) or torch.float32
+    model = quantized_copy(source, config.lora.quantization, compute=compute)
+    # 8 bits may round activations, too, which rollouts do not.
+    return model, backend.is_exact and config.lora.quantization == "4bit"
+
+
+def engine_paths(backend: TrainableBackend) -> dict[str, Any]:
+    """Which engine the backend runs, and why."""
+    running = backend.running
+    return {"engine": running.name, "why": running.why, "linears": running.linears}
 
 
 class LearnerFactory(Protocol):
-    """What differs between trainers that update by different libraries."""
+    """Makes and describes the learner of one library."""
 
     def check(self, agent: MultiTurnAgent, config: TrainingConfig) -> None:
         """Raises ConfigurationError for settings that the learner cannot follow."""
@@ -27,10 +56,10 @@ class LearnerFactory(Protocol):
         """The learner of the agent's model. Blocking."""
 
     async def player(self, agent: MultiTurnAgent, learner: PolicyLearner) -> MultiTurnAgent:
-        """Who plays the conversations: the agent itself, where nothing else samples."""
+        """The agent that plays the conversations: `agent` itself, unless the learner's library samples."""
 
     def paths(self, backend: TrainableBackend, learner: PolicyLearner) -> dict[str, Any]:
-        """By which way the model generates and the update lays out its rows, and why; for events.jsonl."""
+        """Which engine generates, how the update lays out its rows, and why; for events.jsonl."""
 
 
 class GRPOLearnerFactory:
@@ -43,7 +72,7 @@ class GRPOLearnerFactory:
         self, agent: MultiTurnAgent, backend: TrainableBackend, config: TrainingConfig, processes: Processes
     ) -> Learner:
         """A learner on a copy of the backend's model. Blocking."""
-        model, exact = base_model(backend, config)
+        model, exact = trainable_copy(backend, config)
         return Learner(
             model,
             config,
@@ -59,6 +88,4 @@ class GRPOLearnerFactory:
 
     def paths(self, backend: TrainableBackend, learner: PolicyLearner) -> dict[str, Any]:
         """The engine of the backend, and the update's row layout."""
-        running = backend.running
-        engine = {"engine": running.name, "why": running.why, "linears": running.linears}
-        return {**engine, **learner.layout}
+        return {**engine_paths(backend), **learner.layout}

@@ -27,10 +27,10 @@ from stateset_agents.training.update.critic import (
     make_critic,
     update_critic,
 )
-from stateset_agents.training.update.lora import adapted, merged_weights, write_model_files
+from stateset_agents.training.update.lora import add_adapter, merged_weights, write_model_files
 from stateset_agents.training.update.objective import Objective, Prepared
 from stateset_agents.training.update.policy import Policy
-from stateset_agents.training.update.randomness import own_randomness, set_mode
+from stateset_agents.training.update.randomness import seeded_rng, set_mode
 from stateset_agents.training.update.weight_store import weights_and_reference
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
@@ -59,11 +59,11 @@ class Learner:
         processes: Processes | None = None,
         matmul_precision: MatmulPrecision = "highest",
     ) -> None:
-        """Takes `model` over, in fp32 (or float64 where it is that).
+        """Trains `model` itself, in fp32 (or float64 where it is that).
 
-        `exact_logprobs`: rollouts ran in that precision, so what they stored is pi_old; else it is
-        recomputed, and the difference reported as policy/rollout_mismatch. `processes`: who trains together;
-        all of them credit and update on the same groups, and each takes its share of the rows.
+        `exact_logprobs`: rollouts ran in that precision, so the log-probs that they stored are pi_old's; else
+        these are recomputed, and the difference reported as policy/rollout_mismatch. `processes`: all of
+        those that train together credit and update on the same groups, and each takes its share of the rows.
         `matmul_precision`: of fp32 products, as the rollouts' backend has it.
         """
         self.config = config
@@ -71,8 +71,8 @@ class Learner:
         self.base: Any = model
         device = next(model.parameters()).device
         if config.lora is not None:
-            with own_randomness(derive(config.seed, "adapter"), device):
-                model = adapted(self.base, config.lora)
+            with seeded_rng(derive(config.seed, "adapter"), device):
+                model = add_adapter(self.base, config.lora)
         autocast = autocast_dtype(config.precision, device)
         self.policy = Policy(
             model,
@@ -82,8 +82,8 @@ class Learner:
             fast=config.fast_linears,
             precision=matmul_precision,
         )
-        say = _log.debug if self.policy.packs else _log.info
-        say("rows of the update", layout=self.layout["rows"], why=self.layout["why_rows"])
+        log = _log.debug if self.policy.packs else _log.info
+        log("rows of the update", layout=self.layout["rows"], why=self.layout["why_rows"])
         if config.gradient_checkpointing:
             self.policy.recompute_activations()
         self.fingerprint = fingerprint(merged_weights(self.policy.model))
@@ -136,7 +136,7 @@ class Learner:
         return [micro_batch(samples, layout).to(self.policy.device) for layout in layouts]
 
     def close(self) -> None:
-        """It has no threads of its own."""
+        """Nothing runs beside the trainer."""
 
     def set_temperature(self, temperature: float) -> None:
         """Of the rollouts that the next update learns from; policy and reference score at it."""
@@ -171,13 +171,14 @@ class Learner:
         entropy bonus. When that leaves none, the weights stay as they are (AdamW would move them on a zero
         gradient). Means in the metrics are over the samples that were forwarded.
         """
-        every = self.kl.beta > 0 or self.config.entropy_coef > 0
-        taught = [sample for sample in samples if every or any(sample.advantages)]
-        metrics = {"batch/left_out": float(len(samples) - len(taught))}
-        if not taught:
+        needs_all = self.kl.beta > 0 or self.config.entropy_coef > 0
+        trained = [sample for sample in samples if needs_all or any(sample.advantages)]
+        metrics = {"batch/left_out": float(len(samples) - len(trained))}
+        if not trained:
             return metrics | {"batch/micro_batches": 0.0, "optimizer/skipped": 1.0}
-        own = taught[self._processes.share_of([len(sample.trajectory.token_ids) for sample in taught])]
-        batches = self._micro_batches(own)
+        sizes = [len(sample.trajectory.token_ids) for sample in trained]
+        local = trained[self._processes.balanced_slice(sizes)]
+        batches = self._micro_batches(local)
         metrics |= self._processes.total(
             "the update",
             {
@@ -189,17 +190,18 @@ class Learner:
         if self.policy.is_sharded:
             missing = max(self._processes.gather("the update", len(batches))) - len(batches)
             batches += [self.policy.empty_batch()] * missing
-        denominators = replace(self._denominators(taught), tokens_per_trajectory=lengths(own))
-        self.optimization.discard()  # of losses that someone looked at
+        denominators = replace(self._denominators(trained), tokens_per_trajectory=lengths(local))
+        fraction = self._fraction(denominators, self._denominators(samples))
+        self.optimization.zero_grad()  # of `losses` that were called before
         rank = self._processes.rank
         stream = derive(self.config.seed, "update", step, *([rank] if rank else []))
         try:
-            with own_randomness(stream, self.policy.device):
+            with seeded_rng(stream, self.policy.device):
                 prepared, mismatch = self._objective.prepare(batches, self.kl.beta)
-                passes = self._passes(prepared, denominators, self._share(taught, samples))
-            return metrics | self._processes.worst("the update", mismatch) | passes
+                passes = self._passes(prepared, denominators, fraction)
+            return metrics | self._processes.maximum("the update", mismatch) | passes
         finally:
-            self.optimization.discard()
+            self.optimization.zero_grad()
 
     def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
         """The loss of these samples under the weights as they are; nothing steps.
@@ -220,7 +222,7 @@ class Learner:
         denominators = self._denominators(samples)
         prepared, _ = self._objective.prepare(self._micro_batches(samples), coefficient)
         set_mode(self.policy.model, dropout=False)
-        outputs = [self._objective.loss(one, denominators, coefficient) for one in prepared]
+        outputs = [self._objective.loss(batch, denominators, coefficient) for batch in prepared]
         parts = sum((output.metrics for output in outputs), Metrics()).shares
         total = torch.stack([output.loss for output in outputs]).sum()
         clipped = parts["policy/clip_fraction_low"] + parts["policy/clip_fraction_high"]
@@ -236,27 +238,27 @@ class Learner:
     def _denominators(self, samples: Sequence[Sample]) -> Denominators:
         return Denominators.of(lengths(samples), max_length=self.config.loss_length)
 
-    def _share(self, taught: Sequence[Sample], samples: Sequence[Sample]) -> float:
-        """What the loss's mean over `taught` is of its mean over all samples, to which the others add 0."""
-        part, whole = self._denominators(taught), self._denominators(samples)
+    def _fraction(self, trained: Denominators, everything: Denominators) -> float:
+        """The loss's mean over the trained samples times this is its mean over all; the others add 0."""
         if LOSSES[self.config.loss_type].averaging == "token":
-            return part.num_tokens / whole.num_tokens
-        return part.num_trajectories / whole.num_trajectories
+            return trained.num_tokens / everything.num_tokens
+        return trained.num_trajectories / everything.num_trajectories
 
     def _passes(
-        self, prepared: Sequence[Prepared], denominators: Denominators, share: float
+        self, prepared: Sequence[Prepared], denominators: Denominators, fraction: float
     ) -> dict[str, float]:
-        conversations = denominators.num_trajectories
         results: list[StepResult] = []
         ratios: list[float] = []
         for _ in range(self.config.num_iterations):
-            numbers = self._gradient(prepared, denominators, share)
+            numbers = self._gradient(prepared, denominators, fraction)
             if not self.policy.is_sharded:
-                self._processes.sum_gradients(self.optimization.trained)
-            numbers["loss/policy"] *= share
-            kl, usable = self.kl, _are_finite(numbers)
+                self._processes.sum_gradients(self.optimization.trained_parameters)
+            numbers["loss/policy"] *= fraction
+            # The gradient of a loss that is not finite may be finite.
+            losses = [value for name, value in numbers.items() if name.startswith(("loss/", "kl/"))]
+            kl, usable = self.kl, all(map(math.isfinite, losses))
             if self.reference is not None and usable:  # before the step: it may raise
-                kl = kl.updated(numbers["kl/reference"], num_episodes=conversations)
+                kl = kl.updated(numbers["kl/reference"], num_episodes=denominators.num_trajectories)
             self.midway = True
             results.append(self.optimization.step(usable=usable))
             ratios.append(numbers["policy/ratio_max"])
@@ -272,26 +274,26 @@ class Learner:
         }
 
     def _gradient(
-        self, prepared: Sequence[Prepared], denominators: Denominators, share: float
+        self, prepared: Sequence[Prepared], denominators: Denominators, fraction: float
     ) -> dict[str, float]:
-        """Add `share` of this process's part of the step's gradient, micro-batch by micro-batch; returns the
-        metrics of all parts."""
+        """Add `fraction` of this process's part of the step's gradient, micro-batch by micro-batch; returns
+        the metrics of all processes."""
         set_mode(self.policy.model, dropout=self.config.dropout)
         metrics = Metrics()
-        for one in prepared:
-            output = self._objective.loss(one, denominators, self.kl.beta)
-            self.optimization.backward(share * output.loss)
+        for batch in prepared:
+            output = self._objective.loss(batch, denominators, self.kl.beta)
+            self.optimization.backward(fraction * output.loss)
             metrics = metrics + output.metrics
         shares = self._processes.total("the gradient", metrics.shares)
-        return shares | self._processes.worst("the gradient", metrics.maxima)
+        return shares | self._processes.maximum("the gradient", metrics.maxima)
 
     def state(self) -> dict[str, Any]:
         state = self.optimization.state()
-        optimizer = self._store.optimizer_state(state["optimizer"], self.optimization.trained)
+        optimizer = self._store.optimizer_state(state["optimizer"], self.optimization.trained_parameters)
         return {**state, "optimizer": optimizer, "kl": self.kl.state_dict()}
 
-    def help_keep(self) -> None:
-        self._store.help_keep(self.optimization.state()["optimizer"])
+    def contribute_shards(self) -> None:
+        self._store.contribute_shards(self.optimization.state()["optimizer"])
 
     def critic_state(self) -> dict[str, Tensor]:
         return {} if self.critic is None else self.critic.value_function.state_dict()
@@ -302,13 +304,8 @@ class Learner:
         state: Mapping[str, Any],
         critic: Mapping[str, Tensor] | None = None,
     ) -> None:
-        optimizer = self._store.restore(weights, state["optimizer"], self.optimization.trained)
+        optimizer = self._store.restore(weights, state["optimizer"], self.optimization.trained_parameters)
         if self.critic is not None:
             self.critic.value_function.load_state_dict(critic or {})
         self.optimization.load({**state, "optimizer": optimizer})
         self.kl = self.kl.restored(state["kl"])
-
-
-def _are_finite(numbers: Mapping[str, float]) -> bool:
-    """Is every part of the loss a number? Its gradient may be one even where it is not."""
-    return all(math.isfinite(value) for name, value in numbers.items() if name.startswith(("loss/", "kl/")))

@@ -1,5 +1,5 @@
-"""LoRA (https://arxiv.org/abs/2106.09685): which layers get an adapter, what model plus adapter weigh, and
-what a checkpoint keeps of it.
+"""LoRA (https://arxiv.org/abs/2106.09685): which layers get an adapter, its merged weights, and its files and
+states in a checkpoint.
 
 Both trainers read it: the frozen model W gets W + alpha / rank * B A in the layers chosen, and only A and B
 are trained. The policy without its adapter is the reference, so none is loaded. W may be held in 4 or 8 bits
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = [
-    "adapted",
+    "add_adapter",
     "base_of",
     "load_trainable_state",
     "lora_config",
@@ -47,7 +47,7 @@ def lora_config(settings: LoraSettings, model: PreTrainedModel) -> LoraConfig:
         raise ConfigurationError('an adapter needs peft: pip install "peft>=0.18"') from error
     targets = settings.target_modules
     if isinstance(targets, tuple):
-        _refuse_unfit(targets, model)
+        _check_targets(targets, model)
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft divides it; any number will do
@@ -59,9 +59,9 @@ def lora_config(settings: LoraSettings, model: PreTrainedModel) -> LoraConfig:
     )
 
 
-def adapted(model: Any, settings: LoraSettings) -> Any:
-    """`model` under a new adapter, as a `peft.PeftModel`: its own weights are frozen and shared, and it says
-    what it said, for B begins at 0. A is drawn from torch's generator.
+def add_adapter(model: Any, settings: LoraSettings) -> Any:
+    """`model` under a new adapter, as a `peft.PeftModel`: its own weights are frozen and shared, and its
+    outputs stay the same, for B begins at 0. A is drawn from torch's generator.
 
     Raises ConfigurationError as `lora_config` does.
     """
@@ -94,20 +94,20 @@ def write_model_files(model: Any, path: Path, *, dtype: Any) -> None:
 def save_adapter(model: Any, folder: Path) -> None:
     """Write a wrapped model's adapter in peft's own layout, as `PeftModel.from_pretrained` reads it.
 
-    peft's form of a model card is left out, for we write one; the model that ships with this package goes by
-    its name, not by where it lies on this disk.
+    peft's model card is removed, for we write one; the model that ships with this package is named by its
+    name, not by its path on this disk.
     """
     model.save_pretrained(folder, save_embedding_layers=False)  # "auto" may ask the hub
     (folder / "README.md").unlink(missing_ok=True)
     file = folder / "adapter_config.json"
-    told = json.loads(file.read_text(encoding="utf-8"))
-    told["base_model_name_or_path"] = shared_name(told["base_model_name_or_path"] or "")
-    told["target_modules"].sort()  # a set: in another order each time
-    file.write_text(json.dumps(told, indent=2, sort_keys=True), encoding="utf-8")
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["base_model_name_or_path"] = shared_name(config["base_model_name_or_path"] or "")
+    config["target_modules"].sort()  # a set: in another order each time
+    file.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def save_trainable_state(state: Mapping[str, Any], trained: Sequence[Tensor]) -> dict[str, Any]:
-    """An optimiser's state dict with what it trains, in its order, as `weight` beside the moments.
+    """An optimiser's state dict with the trained tensors, in its order, as `weight` beside the moments.
 
     Merged weights do not give an adapter back, so a checkpoint needs it. Tensors are the live ones.
     """
@@ -133,7 +133,7 @@ def load_trainable_state(state: Mapping[str, Any], trained: Sequence[Tensor]) ->
     return {**state, "state": {index: entry for index, entry in states.items() if entry}}
 
 
-def _refuse_unfit(targets: tuple[str, ...], model: PreTrainedModel) -> None:
+def _check_targets(targets: tuple[str, ...], model: PreTrainedModel) -> None:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
@@ -141,14 +141,14 @@ def _refuse_unfit(targets: tuple[str, ...], model: PreTrainedModel) -> None:
         name: module for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))
     }
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
-    known = sorted({name.rpartition(".")[2] for name, layer in layers.items() if layer is not head})
+    names = sorted({name.rpartition(".")[2] for name, layer in layers.items() if layer is not head})
     for target in targets:
-        found = [layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")]
-        if not found or head in found:
-            what = "is the output head, which every token shares" if found else "names no linear layer"
+        matches = [layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")]
+        if not matches or head in matches:
+            reason = "is the output head, which every token shares" if matches else "names no linear layer"
             raise ConfigurationError(
-                f"lora.target_modules: {target!r} {what} of a {type(model).__name__}: "
-                f"use all-linear, or some of {', '.join(known)}"
+                f"lora.target_modules: {target!r} {reason} of a {type(model).__name__}: "
+                f"use all-linear, or some of {', '.join(names)}"
             )
 
 
@@ -161,23 +161,22 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
     """
     import torch
 
-    from stateset_agents.training.update.quantization import is_quantized, plain_weight
+    from stateset_agents.training.update.quantization import dequantized_weight, is_quantized
 
     base = base_of(model)
-    plain = {name: tensor.detach() for name, tensor in base.state_dict().items()}
-    few = {name: layer for name, layer in base.named_modules() if is_quantized(layer)}
-    for name, layer in few.items():  # in place of W_q and its scales
-        for part in [one for one in plain if one.startswith(f"{name}.") and one != f"{name}.bias"]:
-            del plain[part]
-        plain[f"{name}.weight"] = plain_weight(layer)
+    state = {name: tensor.detach() for name, tensor in base.state_dict().items()}
+    for name, layer in base.named_modules():
+        if is_quantized(layer):  # its weight in place of W_q and its scales
+            for key in [key for key in state if key.startswith(f"{name}.") and key != f"{name}.bias"]:
+                del state[key]
+            state[f"{name}.weight"] = dequantized_weight(layer)
     weights = {
-        name.replace(".base_layer.", "."): tensor for name, tensor in plain.items() if ".lora_" not in name
+        name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name
     }
     with torch.no_grad():
         for name, layer in base.named_modules():
-            for adapter in (
-                getattr(layer, "active_adapters", ()) if hasattr(layer, "get_delta_weight") else ()
-            ):
+            adapters = layer.active_adapters if hasattr(layer, "get_delta_weight") else ()
+            for adapter in adapters:
                 weight, change = weights[f"{name}.weight"], layer.get_delta_weight(adapter)
                 if getattr(layer.get_base_layer(), "was_conv1d", False):
                     change = change.t()

@@ -1,4 +1,4 @@
-"""What an update makes smaller: pi_old and the reference of each micro-batch, then its share of the loss.
+"""The objective of an update: pi_old and the reference of each micro-batch, then its share of the loss.
 
 Called by the learner, in the trainer's worker thread.
 """
@@ -23,9 +23,9 @@ from stateset_agents.types.errors import ConfigurationError
 __all__ = ["Objective", "Prepared"]
 
 _MISMATCH = "policy/rollout_mismatch"
-"""How far the log-probs that rollouts stored are off pi_old's, at most."""
+"""The largest difference between the log-probs that rollouts stored and pi_old's."""
 _IMPORTANCE_CAP = 2.0
-"""Of stale tokens' weights, where the settings name none."""
+"""Of stale tokens' weights, by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,7 @@ class Prepared:
     reference: Tensor | None
     """[N] the reference's log-probs."""
     behaviour: Tensor | None
-    """[N] of the policy that sampled, where pi_old is another and a weight corrects for it."""
-    old_is_live: bool = False
-    """pi_old is the policy as the only pass finds it: what that computes, without gradient, is pi_old's."""
+    """[N] log-probs of the policy that sampled, where pi_old is another and a weight corrects for it."""
 
 
 class Objective:
@@ -61,24 +59,17 @@ class Objective:
                 "staleness and with fp32 rollouts the clipped ratio is to that policy already; leave "
                 "importance_cap out"
             )
-
-    @property
-    def _old_is_live(self) -> bool:
-        """Is there one pass only, which may compute pi_old along with the policy? It saves a forward."""
-        config = self.config
-        alone = config.num_iterations == 1 and not config.dropout and config.kl_placement == "loss"
-        return self._recompute_old and alone
-
-    @property
-    def _looks_for_mismatch(self) -> bool:
-        """Is pi_old what the rollouts stored, but for rounding? With staleness the policies differ, too."""
-        return self._recompute_old and not self.config.max_staleness
+        single_pass = config.num_iterations == 1 and not config.dropout and config.kl_placement == "loss"
+        self._old_is_current = self._recompute_old and single_pass
+        """Is pi_old the policy of the only pass? Then its log-probs, without gradient, are pi_old's."""
+        self._measures_mismatch = self._recompute_old and not config.max_staleness
+        """Does pi_old differ from what the rollouts stored by rounding alone? With staleness it does not."""
 
     @torch.no_grad()
     def prepare(self, batches: Sequence[MicroBatch], beta: float) -> tuple[list[Prepared], dict[str, float]]:
-        """pi_old and the reference of each micro-batch, a KL in the reward; how far pi_old was off.
+        """pi_old and the reference of each micro-batch, a KL in the reward; and metrics of the mismatch.
 
-        Where tokens may be of earlier policies, pi_old is the policy as it stands now, the proximal one of
+        Where tokens may be of earlier policies, pi_old is the current policy, the proximal one of
         the decoupled objective (https://arxiv.org/abs/2505.24298, equation 5): the clip keeps near it, and
         the weight of each token, pi_old over the policy that sampled it, is truncated at `importance_cap`
         (https://fengyao.notion.site/off-policy-rl).
@@ -88,8 +79,7 @@ class Objective:
         worst = 0.0
         for batch in batches:
             behaviour = batch.old_logprobs if self._importance_cap is not None else None
-            live = self._old_is_live
-            if self._recompute_old and not live:
+            if self._recompute_old and not self._old_is_current:
                 old = self.policy.score(batch).logprobs
                 worst = max(worst, float(_mismatch(old, batch.old_logprobs)))
                 batch = replace(batch, old_logprobs=old)
@@ -100,41 +90,42 @@ class Objective:
                     cost = kl_rewards(batch.old_logprobs, reference, beta)
                     to_go = token_returns_to_go(cost, batch.trajectory_ids)
                     batch = replace(batch, advantages=batch.advantages + to_go)
-            prepared.append(Prepared(batch, reference, behaviour, live))
-        return prepared, {_MISMATCH: worst} if self._looks_for_mismatch else {}
+            prepared.append(Prepared(batch, reference, behaviour))
+        return prepared, {_MISMATCH: worst} if self._measures_mismatch else {}
 
-    def loss(self, one: Prepared, denominators: Denominators, beta: float) -> LossOutput:
+    def loss(self, prepared: Prepared, denominators: Denominators, beta: float) -> LossOutput:
         """A micro-batch's share of the step's loss, with `beta` times its KL to the reference."""
-        config, batch, loss = self.config, one.batch, LOSSES[self.config.loss_type]
+        config, batch, loss = self.config, prepared.batch, LOSSES[self.config.loss_type]
+        behaviour, reference = prepared.behaviour, prepared.reference
         metrics: list[Metrics] = []
         if not len(batch.targets):
-            nothing = self.policy.loss(batch, lambda scores, part: scores.logprobs.sum())
-            return LossOutput(loss=nothing, metrics=Metrics())
+            zero = self.policy.loss(batch, lambda scores, part: scores.logprobs.sum())
+            return LossOutput(loss=zero, metrics=Metrics())
 
         def loss_of(scores: TokenScores, part: slice) -> Tensor:
             ids = batch.trajectory_ids[part]
             output = policy_loss(
                 config.loss_type,
                 scores.logprobs,
-                scores.logprobs.detach() if one.old_is_live else batch.old_logprobs[part],
+                scores.logprobs.detach() if self._old_is_current else batch.old_logprobs[part],
                 batch.advantages[part],
                 ids,
                 denominators,
                 clip_ratio=config.clip_ratio,
                 clip_ratio_high=config.clip_ratio_high,
                 dual_clip=config.dual_clip,
-                behaviour_logprobs=None if one.behaviour is None else one.behaviour[part],
+                behaviour_logprobs=None if behaviour is None else behaviour[part],
                 weight_cap=self._importance_cap,
-                ref_logprobs=None if one.reference is None else one.reference[part],
+                ref_logprobs=None if reference is None else reference[part],
                 beta=beta if config.kl_placement == "loss" else 0.0,
                 kl_estimator=config.kl_estimator,
             )
-            spread = entropy_loss(scores.entropy, ids, denominators, averaging=loss.averaging)
-            metrics.append(output.metrics + spread.metrics)
-            if one.old_is_live and self._looks_for_mismatch:
-                worst = _mismatch(scores.logprobs.detach(), batch.old_logprobs[part])
-                metrics.append(Metrics(maxima={_MISMATCH: worst}))
-            return output.loss + config.entropy_coef * spread.loss if config.entropy_coef else output.loss
+            entropy = entropy_loss(scores.entropy, ids, denominators, averaging=loss.averaging)
+            metrics.append(output.metrics + entropy.metrics)
+            if self._old_is_current and self._measures_mismatch:
+                mismatch = _mismatch(scores.logprobs.detach(), batch.old_logprobs[part])
+                metrics.append(Metrics(maxima={_MISMATCH: mismatch}))
+            return output.loss + config.entropy_coef * entropy.loss if config.entropy_coef else output.loss
 
         total = self.policy.loss(
             batch,

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight
 from stateset_agents.backends.onednn_linear import fast_linears
 from stateset_agents.core.value_function import trunk_of
-from stateset_agents.training.distributed.sharding import Whole, shard
+from stateset_agents.training.distributed.sharding import ShardedModel, shard
 from stateset_agents.training.rows.chunked_head import Head, LossOf, TokenScores, chunked_loss, chunked_scores
 from stateset_agents.training.rows.layout import Layout, packed_layouts, padded_layouts
-from stateset_agents.training.rows.packed_attention import attending, recomputing
+from stateset_agents.training.rows.packed_attention import recompute_contexts, use_packed_attention
 from stateset_agents.training.rows.packing_check import why_not_packed
 from stateset_agents.training.update.batch import MicroBatch, empty_batch
 from stateset_agents.types.errors import ConfigurationError
@@ -63,15 +63,15 @@ class Policy:
         self.autocast = autocast
         self.fast = fast
         self.precision = precision
-        self._is_bare = False
-        """Does it speak without its adapter?"""
-        self._whole: Whole | None = None
-        """Around a model that is cut into shards."""
+        self._adapter_disabled = False
+        """Is the adapter switched off while this policy scores?"""
+        self._sharded_model: ShardedModel | None = None
+        """Gathers the weights while it runs; None where they are not sharded."""
         self.trunk = _trunk(self.model)
         self.selects = self.trunk is not None and self._head_is_linear()
-        """Is the head applied to selected hidden states, or has the model logits of its own making?"""
+        """Is the head applied to selected hidden states? Else the model's own logits are used."""
         self.packs, self.why = self._packing(row_layout)
-        """Do rows lie behind one another, sharing what they begin with? And what speaks for the answer."""
+        """Are rows packed behind one another, sharing their prefixes? And why, or why not."""
 
     def _packing(self, row_layout: RowLayout) -> tuple[bool, str]:
         if row_layout == "padded":
@@ -89,9 +89,9 @@ class Policy:
     def recompute_activations(self) -> None:
         """Keep no activations of the layers for the backward pass. Raises ConfigurationError for a model that
         cannot."""
-        how = {"use_reentrant": False, "context_fn": recomputing(self.trunk, self._linears)}
+        options = {"use_reentrant": False, "context_fn": recompute_contexts(self.trunk, self._linears)}
         try:
-            self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+            self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
         except ValueError as error:
             raise ConfigurationError(
                 f"{type(self.model).__name__} cannot recompute activations: set gradient_checkpointing to "
@@ -99,41 +99,42 @@ class Policy:
             ) from error
 
     def shard(self, count: int) -> None:
-        """Keep one of `count` shards of the model, for `sharding.Whole`; all processes do it, and score and
-        learn on as many micro-batches as each other from then on."""
-        self._whole = shard(self.model, count)
+        """Keep one of `count` shards of the model. All processes do it, and from then on score and learn on
+        the same number of micro-batches."""
+        self._sharded_model = shard(self.model, count)
 
     @property
     def is_sharded(self) -> bool:
-        """Do all processes score and learn together, and sum their gradients on the way back?"""
-        return self._whole is not None
+        """Do all processes score and learn together, and sum their gradients in the backward pass?"""
+        return self._sharded_model is not None
 
     def empty_batch(self) -> MicroBatch:
         """For a process that has fewer micro-batches than another."""
         (layout,) = self.layouts([[0, 0]], max_rows=1, max_tokens=2)
         return empty_batch(layout).to(self.device)
 
-    def _with_weights(self, work: Callable[[], _T]) -> _T:
-        result: _T = work() if self._whole is None else self._whole(work)
+    def _gathered(self, work: Callable[[], _T]) -> _T:
+        """Call `work`, which forwards the model, with its shards gathered."""
+        result: _T = work() if self._sharded_model is None else self._sharded_model(work)
         return result
 
     def reference(self) -> Policy:
         """A frozen copy of the policy as it is now."""
-        other = copy.copy(self)
-        other.model = copy.deepcopy(self.model).eval().requires_grad_(False)
-        other.trunk = _trunk(other.model)
-        return other
+        reference = copy.copy(self)
+        reference.model = copy.deepcopy(self.model).eval().requires_grad_(False)
+        reference.trunk = _trunk(reference.model)
+        return reference
 
     def without_adapter(self) -> Policy:
-        """The same model, of peft's, with its adapter switched off whenever this one scores."""
-        other = copy.copy(self)
-        other._is_bare = True
-        return other
+        """The same model of peft's, scored with its adapter switched off."""
+        reference = copy.copy(self)
+        reference._adapter_disabled = True
+        return reference
 
     def layouts(self, rows: Sequence[Sequence[int]], *, max_rows: int, max_tokens: int) -> list[Layout]:
         """How these rows of tokens go through the model; bounds as of `padded_layouts`."""
-        lay = packed_layouts if self.packs else padded_layouts
-        return lay(rows, max_rows=max_rows, max_tokens=max_tokens)
+        make = packed_layouts if self.packs else padded_layouts
+        return make(rows, max_rows=max_rows, max_tokens=max_tokens)
 
     def hidden(self, layout: Layout) -> Tensor:
         """[R * T, H] last hidden states, under autocast."""
@@ -146,7 +147,7 @@ class Policy:
     @torch.no_grad()
     def score(self, batch: MicroBatch) -> TokenScores:
         """Log-probs of the trained tokens and their distributions' entropies, without gradient."""
-        return self._with_weights(lambda: self._scores(batch))
+        return self._gathered(lambda: self._scores(batch))
 
     def _scores(self, batch: MicroBatch) -> TokenScores:
         if self.selects:
@@ -164,14 +165,20 @@ class Policy:
         """
         if not torch.is_grad_enabled():
             return loss_of(self.score(batch), slice(0, len(batch.targets)))
-        how = {"additive": additive, "entropy_gradient": entropy_gradient}
-        return self._with_weights(lambda: self._loss(batch, loss_of, **how))
+        return self._gathered(lambda: self._loss(batch, loss_of, additive, entropy_gradient))
 
-    def _loss(self, batch: MicroBatch, loss_of: LossOf, *, additive: bool, entropy_gradient: bool) -> Tensor:
+    def _loss(self, batch: MicroBatch, loss_of: LossOf, additive: bool, entropy_gradient: bool) -> Tensor:
         if self.selects:
-            hidden, how = self._selected(batch), {"additive": additive, "entropy_gradient": entropy_gradient}
+            hidden = self._selected(batch)
             with fast_linears(self.fast):
-                return chunked_loss(hidden, self._head(), batch.targets, loss_of, **how)
+                return chunked_loss(
+                    hidden,
+                    self._head(),
+                    batch.targets,
+                    loss_of,
+                    additive=additive,
+                    entropy_gradient=entropy_gradient,
+                )
         scores = _scores(self._logits(batch) / self.temperature, batch.targets)
         if not entropy_gradient:
             scores = scores._replace(entropy=scores.entropy.detach())
@@ -182,21 +189,21 @@ class Policy:
         return self.hidden(batch.layout).index_select(0, batch.positions).to(self.dtype)
 
     def _logits(self, batch: MicroBatch) -> Tensor:
-        """[N, V] of the model's own making."""
-        with self._forwarding(batch.layout), _wide_head(self.model.get_output_embeddings()):
+        """[N, V] as the model itself computes them."""
+        with self._forwarding(batch.layout), _full_precision_head(self.model.get_output_embeddings()):
             output: Tensor = self.model(**batch.layout.forward_arguments(self.device)).logits
         return output.flatten(0, 1).index_select(0, batch.positions).to(self.dtype)
 
     @contextlib.contextmanager
     def _forwarding(self, layout: Layout) -> Iterator[None]:
-        packed = attending(self.trunk) if layout.packing is not None else contextlib.nullcontext()
-        half = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
-        bare = self.model.disable_adapter() if self._is_bare else contextlib.nullcontext()
-        with bare, packed, half, self._linears():
+        attention = use_packed_attention(self.trunk) if layout.packing else contextlib.nullcontext()
+        autocast = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
+        adapter = self.model.disable_adapter() if self._adapter_disabled else contextlib.nullcontext()
+        with adapter, attention, autocast, self._linears():
             yield
 
     def _linears(self) -> AbstractContextManager[None]:
-        """Around the model's forward."""
+        """How fp32 linears are computed during a forward of the model."""
         return fast_linears(self.fast, self.precision, wide=head_weight(self.model))
 
     def _head(self) -> Head:
@@ -208,7 +215,7 @@ class Policy:
         """Are the model's logits its output embedding, applied to the last hidden state, and nothing more?
 
         Some models scale or cap their logits (Cohere, Gemma 2); for those the model's own are used. A cap
-        hardly shows on small logits, so the head's input is blown up for the comparison.
+        hardly shows on small logits, so the head's input is scaled up for the comparison.
         """
         head = self.model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
@@ -217,14 +224,14 @@ class Policy:
         ids = torch.arange(4, device=self.device)[None]
         training = self.model.training
         self.model.eval()
-        blown_up = head.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 1000, *inputs[1:]))
+        hook = head.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 1000, *inputs[1:]))
         try:
-            own = self.model(input_ids=ids, use_cache=False).logits
+            logits = self.model(input_ids=ids, use_cache=False).logits
         finally:
-            blown_up.remove()
+            hook.remove()
         hidden = self.trunk(input_ids=ids, use_cache=False).last_hidden_state
         self.model.train(training)
-        return torch.allclose(own, F.linear(hidden * 1000, head.weight, head.bias), atol=1e-2, rtol=1e-4)
+        return torch.allclose(logits, F.linear(hidden * 1000, head.weight, head.bias), atol=1e-2, rtol=1e-4)
 
 
 def _trunk(model: Any) -> Any:
@@ -242,16 +249,16 @@ def _scores(logits: Tensor, targets: Tensor) -> TokenScores:
 
 
 @contextlib.contextmanager
-def _wide_head(head: nn.Module) -> Iterator[None]:
+def _full_precision_head(head: nn.Module) -> Iterator[None]:
     """While open, the model's own head computes in its weights' dtype, whatever autocast says."""
 
-    def widely(linear: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def recompute(linear: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         if not isinstance(linear, nn.Linear):
             return output
         with torch.autocast(output.device.type, enabled=False):
             return F.linear(inputs[0].to(linear.weight.dtype), linear.weight, linear.bias)
 
-    hook = head.register_forward_hook(widely)
+    hook = head.register_forward_hook(recompute)
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""What a trainer asks of its learner, which holds the weights and updates them.
+"""The protocol of a trainer's learner, which holds the weights and updates them.
 
-`training.update.learner.Learner` and `training.trl.learner.TrlLearner` fulfil it. Every call is made in the
-trainer's worker thread, or while that has nothing to do.
+`training.update.learner.Learner` and `training.trl.learner.TrlLearner` implement it. Every call is made in
+the trainer's worker thread, or while that is idle.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class PolicyLearner(Protocol):
     @property
     def base(self) -> Any: ...  # transformers' own model, without an adapter's wrapping
     @property
-    def fingerprint(self) -> str: ...  # of the weights as they were given
+    def fingerprint(self) -> str: ...  # of the weights at the start
     @property
     def device(self) -> torch.device: ...  # where the weights lie
     @property
     def layout(self) -> Mapping[str, str]: ...  # `rows` of the update, packed or padded, and `why_rows`
     @property
-    def midway(self) -> bool: ...  # has an update moved weights, and is not through: no state to keep
+    def midway(self) -> bool: ...  # has an update begun to move weights, and not ended: nothing to save
     @property
     def scales_gradients(self) -> bool: ...  # does fp16's gradient scaler look for its scale
     @property
@@ -45,7 +45,7 @@ class PolicyLearner(Protocol):
         """Of the rollouts that the next update learns from."""
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
-        """What a step's groups teach, by `advantage_estimator`; the critic predicts first."""
+        """Credit a step's groups by `advantage_estimator`; the critic predicts first."""
 
     def learn(self, batch: CreditedBatch, *, step: int) -> dict[str, float]:
         """Update the policy, then the critic; returns metrics."""
@@ -74,11 +74,11 @@ class PolicyLearner(Protocol):
         Raises CheckpointError, before anything changes, when the weights are of another model.
         """
 
-    def help_keep(self) -> None:
-        """What a process that writes no checkpoint does while the first one does: give its shards."""
+    def contribute_shards(self) -> None:
+        """In a process that writes no checkpoint: take part while the first one gathers the shards."""
 
     def write_model_files(self, path: Path) -> None:
-        """What plain transformers needs beside the weights: config and generation config; an adapter goes to
+        """Write what transformers needs beside the weights: config and generation config; an adapter goes to
         `adapter/` beside `path`."""
 
     def close(self) -> None:

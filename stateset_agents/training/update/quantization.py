@@ -1,8 +1,8 @@
 """A model's linear layers in 4 or 8 bits, for an adapter to be trained on them (QLoRA,
-https://arxiv.org/abs/2305.14314); called by the trainers before they put the adapter on.
+https://arxiv.org/abs/2305.14314); called by the trainers before they add the adapter.
 
 The layers are bitsandbytes' own, W_q in place of W. Nothing of W is kept: policy, reference, rollouts and
-checkpoints all speak with what W_q stands for, `plain_weight`.
+checkpoints all use the dequantised W_q, `dequantized_weight`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Bits", "is_quantized", "plain_weight", "quantized_copy", "require_bitsandbytes"]
+__all__ = ["Bits", "dequantized_weight", "is_quantized", "quantized_copy", "require_bitsandbytes"]
 
 Bits: TypeAlias = Literal["4bit", "8bit"]
 
-CURE = 'pip install "bitsandbytes>=0.50"'
+INSTALL = 'pip install "bitsandbytes>=0.50"'
 
 _OUTLIER = 6.0
 """LLM.int8's threshold (https://arxiv.org/abs/2208.07339): larger activations are multiplied in 16 bits."""
@@ -33,7 +33,7 @@ def require_bitsandbytes() -> Any:
     try:
         return importlib.import_module("bitsandbytes")  # not among what strict types are checked against
     except ImportError as error:
-        raise ConfigurationError(f"lora.quantization needs bitsandbytes: {CURE}") from error
+        raise ConfigurationError(f"lora.quantization needs bitsandbytes: {INSTALL}") from error
 
 
 def quantized_copy(model: Any, bits: Bits, *, compute: torch.dtype = torch.float32) -> Any:
@@ -49,38 +49,38 @@ def quantized_copy(model: Any, bits: Bits, *, compute: torch.dtype = torch.float
 
     library = require_bitsandbytes()
     head = model.get_output_embeddings()
-    chosen = [one for one in model.modules() if isinstance(one, (nn.Linear, Conv1D)) and one is not head]
-    memo = {id(layer): _quantized(library, layer, bits, compute) for layer in chosen}
-    own = copy.deepcopy(model, memo)  # which takes them where it would copy theirs
-    setattr(own, f"is_loaded_in_{bits}", True)  # by which peft knows that it has such layers
-    return own.eval().requires_grad_(False)
+    layers = [module for module in model.modules() if isinstance(module, (nn.Linear, Conv1D))]
+    memo = {id(layer): _quantize(library, layer, bits, compute) for layer in layers if layer is not head}
+    quantized = copy.deepcopy(model, memo)  # which takes these layers where it would copy the model's
+    setattr(quantized, f"is_loaded_in_{bits}", True)  # by which peft knows that it has such layers
+    return quantized.eval().requires_grad_(False)
 
 
-def _quantized(library: Any, layer: Any, bits: Bits, compute: torch.dtype) -> Any:
+def _quantize(library: Any, layer: Any, bits: Bits, compute: torch.dtype) -> Any:
     was_conv1d = not isinstance(layer, nn.Linear)  # GPT-2's Conv1D, whose weight is [in, out]
     weight = layer.weight.detach()
     weight = (weight.t() if was_conv1d else weight).float().contiguous()
-    out, into = weight.shape
-    with torch.device("meta"):
-        made: Any = (
-            library.nn.Linear4bit(into, out, bias=False, quant_type="nf4", compute_dtype=compute)
-            if bits == "4bit"
-            else library.nn.Linear8bitLt(into, out, bias=False, has_fp16_weights=False, threshold=_OUTLIER)
-        )
-    if layer.bias is not None:
-        made.bias = nn.Parameter(layer.bias.detach().clone())
+    out_features, in_features = weight.shape
+    sizes = {"input_features": in_features, "output_features": out_features, "bias": False}
+    linear: Any
     if bits == "4bit":
-        made.weight = library.nn.Params4bit(weight, quant_type="nf4", module=made).to(weight.device)
-        # On some CPUs it would change to a layout of its own whenever it is asked without gradient, in which
-        # it gives none afterwards, without a word, and computes in bf16.
-        made.support_avx512bf16_for_cpu = False
+        with torch.device("meta"):
+            linear = library.nn.Linear4bit(**sizes, quant_type="nf4", compute_dtype=compute)
+        linear.weight = library.nn.Params4bit(weight, quant_type="nf4", module=linear).to(weight.device)
+        # On some CPUs a call without gradient would change it to a layout of its own, which computes in bf16
+        # and silently gives no gradient afterwards.
+        linear.support_avx512bf16_for_cpu = False
     else:
-        given = library.nn.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False)
-        made.weight = given.to(weight.device)
+        with torch.device("meta"):
+            linear = library.nn.Linear8bitLt(**sizes, has_fp16_weights=False, threshold=_OUTLIER)
+        parameters = library.nn.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False)
+        linear.weight = parameters.to(weight.device)
         if weight.device.type == "cpu":  # in training mode the product is W_q's, else activations are rounded
-            made.register_forward_pre_hook(lambda module, _: setattr(module, "training", True))
-    made.was_conv1d = was_conv1d
-    return made
+            linear.register_forward_pre_hook(lambda module, _: setattr(module, "training", True))
+    if layer.bias is not None:
+        linear.bias = nn.Parameter(layer.bias.detach().clone())
+    linear.was_conv1d = was_conv1d
+    return linear
 
 
 def is_quantized(layer: nn.Module) -> bool:
@@ -89,13 +89,13 @@ def is_quantized(layer: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def plain_weight(layer: Any) -> Tensor:
-    """What a quantised layer's weight stands for, in fp32 and in the shape of the layer it was made of."""
+def dequantized_weight(layer: Any) -> Tensor:
+    """A quantised layer's weight in fp32, in the shape of the layer that was quantised."""
     if hasattr(layer.weight, "quant_state"):
         library = require_bitsandbytes()
         weight = library.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
     else:  # the scales move at the first forward
         scales = layer.weight.SCB if layer.state.SCB is None else layer.state.SCB
         weight = layer.weight.data.float().mul_(scales.unsqueeze(1).mul(1.0 / 127.0))
-    plain: Tensor = weight.float()
-    return plain.t().contiguous() if layer.was_conv1d else plain
+    weight = weight.float()
+    return weight.t().contiguous() if layer.was_conv1d else weight

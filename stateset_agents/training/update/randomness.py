@@ -1,4 +1,4 @@
-"""Dropout of an update: on or off, and drawn from the step's own stream. The learner calls it."""
+"""Dropout of an update: on or off, and drawn from a random stream of its own. The learners call it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-__all__ = ["own_randomness", "set_mode"]
+__all__ = ["clear_dropout_rates", "seeded_rng", "set_mode"]
 
 
 def set_mode(model: nn.Module, *, dropout: bool) -> None:
-    """Training mode, or evaluation mode in which layers still recompute their activations if told to.
+    """Training mode, or evaluation mode in which layers with gradient checkpointing still recompute.
 
-    transformers' layers recompute in training mode only: without dropout just the layers themselves are
-    put into it, and a rate that such a layer applies by its own hand is set to 0.
+    transformers' layers recompute in training mode only: without dropout only these layers are put into it,
+    and the dropout rates that they apply themselves are set to 0.
     """
     model.train(dropout)
     if dropout:
@@ -23,14 +23,19 @@ def set_mode(model: nn.Module, *, dropout: bool) -> None:
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
             module.training = True
-            for name, value in list(vars(module).items()):
-                if "drop" in name and isinstance(value, float):
-                    setattr(module, name, 0.0)
+            clear_dropout_rates(module)
+
+
+def clear_dropout_rates(module: nn.Module) -> None:
+    """Set to 0 the rates that a layer hands to `F.dropout` itself."""
+    for name, value in list(vars(module).items()):
+        if "drop" in name and isinstance(value, float):
+            setattr(module, name, 0.0)
 
 
 @contextlib.contextmanager
-def own_randomness(key: int, device: torch.device) -> Iterator[None]:
-    """Dropout drawn from this step's own stream; the process's generators are left as they were."""
+def seeded_rng(key: int, device: torch.device) -> Iterator[None]:
+    """Inside, torch draws from a generator seeded by `key`; the process's generators stay as they were."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(key)

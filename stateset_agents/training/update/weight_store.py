@@ -1,6 +1,6 @@
-"""How the trained weights are held: whole, as an adapter beside frozen ones, or one shard in each process.
+"""How the trained weights are held: in full, as an adapter beside frozen ones, or one shard in each process.
 
-Called by the learners, for what the sampler and a checkpoint read.
+The learners ask it for what the sampler and a checkpoint read.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.training.distributed.sharding import (
-    cut_like,
-    dropped,
-    fill,
-    gathered,
-    gathered_states,
-    named,
+    empty_tensor,
+    gather_optimizer_state,
+    gather_state_dict,
+    load_full_weights,
+    named_tensors,
+    shard_like,
 )
 from stateset_agents.training.update.lora import load_trainable_state, merged_weights, save_trainable_state
 from stateset_agents.training.update.policy import Policy
@@ -35,16 +35,16 @@ class WeightStore(Protocol):
     """A model's trained weights; `trained` are the tensors that the optimiser moves, in its order."""
 
     def weights(self) -> dict[str, Tensor]:
-        """By the names of a plain model, an adapter added: the live tensors where they are whole."""
+        """By the names of a plain model, an adapter added: the live tensors where they are not sharded."""
 
     def optimizer_state(self, state: State, trained: Sequence[Tensor]) -> State:
-        """What a checkpoint keeps of the optimiser; tensors are the live ones where they are whole."""
+        """What a checkpoint keeps of the optimiser; the live tensors where they are not sharded."""
 
-    def help_keep(self, state: State) -> None:
-        """In a process that writes no checkpoint: give the first one what it gathers for its own."""
+    def contribute_shards(self, state: State) -> None:
+        """In a process that writes no checkpoint: take part while the first one gathers the shards."""
 
     def restore(self, weights: Mapping[str, Tensor], state: State, trained: Sequence[Tensor]) -> State:
-        """Load what a checkpoint kept, a tied tensor under one of its names; returns the optimiser's state.
+        """Load a checkpoint's tensors, tied ones under one name only; returns the optimiser's state.
 
         Raises CheckpointError, before anything changes, when the weights are of another model.
         """
@@ -52,7 +52,7 @@ class WeightStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FullWeights:
-    """Every process trains all weights and has them whole."""
+    """Every process trains and holds all weights."""
 
     model: nn.Module
 
@@ -62,11 +62,11 @@ class FullWeights:
     def optimizer_state(self, state: State, trained: Sequence[Tensor]) -> State:
         return state
 
-    def help_keep(self, state: State) -> None:
-        """Every process has all of it."""
+    def contribute_shards(self, state: State) -> None:
+        """Nothing is sharded."""
 
     def restore(self, weights: Mapping[str, Tensor], state: State, trained: Sequence[Tensor]) -> State:
-        _refuse_other_model(weights, self.weights())
+        _check_same_model(weights, self.weights())
         self.model.load_state_dict(dict(weights), strict=False)
         return state
 
@@ -84,39 +84,39 @@ class AdapterWeights:
     def optimizer_state(self, state: State, trained: Sequence[Tensor]) -> State:
         return save_trainable_state(state, trained)
 
-    def help_keep(self, state: State) -> None:
-        """Every process has all of it."""
+    def contribute_shards(self, state: State) -> None:
+        """Nothing is sharded."""
 
     def restore(self, weights: Mapping[str, Tensor], state: State, trained: Sequence[Tensor]) -> State:
-        _refuse_other_model(weights, self.weights())
+        _check_same_model(weights, self.weights())
         return load_trainable_state(state, trained)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedWeights:
-    """Each process holds one shard; whole tensors are gathered, by all processes together."""
+    """Each process holds one shard; all processes gather full tensors together."""
 
     model: nn.Module
     processes: Processes
 
     def weights(self) -> dict[str, Tensor]:
-        with self.processes.giving("the weights"):
-            return gathered(self.model)
+        with self.processes.collective("the weights"):
+            return gather_state_dict(self.model)
 
     def optimizer_state(self, state: State, trained: Sequence[Tensor]) -> State:
-        with self.processes.giving("the optimiser's states"):
-            return gathered_states(state)
+        with self.processes.collective("the optimiser's states"):
+            return gather_optimizer_state(state)
 
-    def help_keep(self, state: State) -> None:
-        with self.processes.giving("the weights"):
-            gathered(self.model, dropped)
-        with self.processes.giving("the optimiser's states"):
-            gathered_states(state, dropped)
+    def contribute_shards(self, state: State) -> None:
+        with self.processes.collective("the weights"):
+            gather_state_dict(self.model, empty_tensor)
+        with self.processes.collective("the optimiser's states"):
+            gather_optimizer_state(state, empty_tensor)
 
     def restore(self, weights: Mapping[str, Tensor], state: State, trained: Sequence[Tensor]) -> State:
-        _refuse_other_model(weights, named(self.model), identity=id)
-        fill(self.model, weights)
-        return cut_like(state, trained)
+        _check_same_model(weights, named_tensors(self.model), identity=id)
+        load_full_weights(self.model, weights)
+        return shard_like(state, trained)
 
 
 def weights_and_reference(
@@ -128,24 +128,24 @@ def weights_and_reference(
         return AdapterWeights(policy.model), policy.without_adapter() if config.uses_reference else None
     reference = policy.reference() if config.uses_reference else None
     if config.parallelism == "fsdp2" and processes.count > 1:
-        with processes.giving("the model's division"):
+        with processes.collective("the model's division"):
             for model in filter(None, (policy, reference)):
                 model.shard(processes.count)
         return ShardedWeights(policy.model, processes), reference
     return FullWeights(policy.model), reference
 
 
-def _refuse_other_model(
+def _check_same_model(
     weights: Mapping[str, Tensor],
-    known: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     *,
     identity: Callable[[Tensor], int] = Tensor.data_ptr,
 ) -> None:
     """Raises CheckpointError where a name or a shape differs; `identity` is equal for tied tensors."""
-    tied = {identity(known[name]) for name in weights if name in known}
-    missing = [name for name in known if name not in weights and identity(known[name]) not in tied]
-    foreign = [name for name in weights if name not in known or known[name].shape != weights[name].shape]
-    if missing or foreign:
+    present = {identity(tensors[name]) for name in weights if name in tensors}
+    missing = [name for name in tensors if name not in weights and identity(tensors[name]) not in present]
+    other = [name for name in weights if name not in tensors or tensors[name].shape != weights[name].shape]
+    if missing or other:
         raise CheckpointError(
-            f"the checkpoint's weights are of another model: {[*missing, *foreign][0]} differs"
+            f"the checkpoint's weights are of another model: {[*missing, *other][0]} differs"
         )

@@ -206,7 +206,7 @@ def two_trackers(folder: Path) -> None:
 def same_rewards(folder: Path) -> None:
     warnings = StepWarnings()
     for step in range(1, 4):
-        warnings.look(step, {"group/zero_variance": 1.0, "reward/mean": 0.5}, {})
+        warnings.check(step, {"group/zero_variance": 1.0, "reward/mean": 0.5}, {})
 
 
 def down(folder: Path) -> None:
@@ -262,12 +262,12 @@ CASES: dict[str, Case] = {
         ConversationEnvironment([{"opening": "hi"}], success=lambda *_: "maybe")  # type: ignore[arg-type, return-value]  # the mistake
     ),
     "constant reward": same_rewards,
-    "cut replies": lambda folder: StepWarnings().look(1, {"rollout/cut_replies": 0.4}, {}),
-    "event loop": lambda folder: StepWarnings().look(1, {"time/loop_lag": 2.0}, {}),
-    "event loop, user's code": lambda folder: StepWarnings().look(
+    "cut replies": lambda folder: StepWarnings().check(1, {"rollout/cut_replies": 0.4}, {}),
+    "event loop": lambda folder: StepWarnings().check(1, {"time/loop_lag": 2.0}, {}),
+    "event loop, user's code": lambda folder: StepWarnings().check(
         1, {"time/loop_lag": 2.0, "time/loop_lag_user": 2.0}, {}, "my_env.py:31, step"
     ),
-    "loss that is none": lambda folder: StepWarnings().look(1, {"loss/policy": math.nan}, {}),
+    "loss that is none": lambda folder: StepWarnings().check(1, {"loss/policy": math.nan}, {}),
     "environment down": down,
     "checkpoint on a full disk": checkpoint_on_a_full_disk,
     "log on a full disk": log_on_a_full_disk,

@@ -211,7 +211,7 @@ async def test_only_a_pause_that_goes_on_begins_work_again(ends):
         is_idle = True
         num_held = num_resumed = 0
 
-        def hold(self):
+        def pause(self):
             self.num_held += 1
 
         def resume(self):
@@ -220,7 +220,7 @@ async def test_only_a_pause_that_goes_on_begins_work_again(ends):
     lifecycle, work = Lifecycle(), Work()
     lifecycle.begin()
     lifecycle.pause()
-    going_on = asyncio.create_task(lifecycle.goes_on(work))
+    going_on = asyncio.create_task(lifecycle.wait_while_paused(work))
     await lifecycle.wait_for("paused")
     getattr(lifecycle, ends)()
     assert await asyncio.wait_for(going_on, 10) == (ends == "resume")
@@ -559,7 +559,7 @@ async def test_a_context_that_cannot_be_entered_leaves_no_thread_and_a_speaking_
 
 @pytest.mark.parametrize("kind", ["async", "plain"])
 async def test_closing_does_not_wait_without_end_for_a_callback(tmp_path, caplog, monkeypatch, kind):
-    monkeypatch.setattr(callbacks, "LAST_WORD", 0.2)
+    monkeypatch.setattr(callbacks, "CLOSING_TIMEOUT", 0.2)
     over, release = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 

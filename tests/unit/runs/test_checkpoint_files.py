@@ -21,7 +21,7 @@ from stateset_agents.runs.checkpoint_files import (
     latest_checkpoint,
     load_checkpoint,
     prune,
-    remove_later,
+    remove_after,
     save_checkpoint,
 )
 from stateset_agents.training.config import TrainingConfig
@@ -197,7 +197,7 @@ def test_the_newest_are_kept_by_number_not_by_spelling(tmp_path):
     assert latest_checkpoint(tmp_path).name == "step-1000000"
     prune(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1000000", "step-999999"]
-    remove_later(tmp_path, 999_999)
+    remove_after(tmp_path, 999_999)
     assert latest_checkpoint(tmp_path).name == "step-999999"
     assert latest_checkpoint(tmp_path / "none") is None
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from stateset_agents.runs.compatibility import Identity, plain
+from stateset_agents.runs.compatibility import Identity, as_json
 from stateset_agents.training.loop.resumable import training_compatibility
 from stateset_agents.types.errors import CheckpointError
 
 
 def told(was: dict[str, Any], now: dict[str, Any]) -> str:
     """What a resume says of two trainings' settings."""
-    then = {"base": "b", "scenarios": "s", "settings": plain({"training": was})}
+    then = {"base": "b", "scenarios": "s", "settings": as_json({"training": was})}
     here = Identity(base="b", scenarios="s", settings={"training": now})
     with pytest.raises(CheckpointError) as caught:
         training_compatibility().check(Path("step-1"), then, here)

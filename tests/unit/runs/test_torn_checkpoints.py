@@ -24,14 +24,15 @@ from stateset_agents.runs.checkpoint_files import (
     load_checkpoint,
     mark_best,
     prune,
-    put_back,
-    put_texts,
-    remove_later,
+    remove_after,
+    restore_replaced,
     save_checkpoint,
+    write_texts,
 )
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
-from stateset_agents.training.loop.resume import RunState, drop_later
+from stateset_agents.training.loop.checkpointer import truncate_after
+from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.types.errors import CheckpointError
 
 DISK = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate"}
@@ -121,7 +122,7 @@ def test_a_kill_at_any_operation_of_a_save_leaves_whole_checkpoints_and_none_is_
     assert len(left) > 60
     newest = []
     for folder in left:
-        put_back(folder)
+        restore_replaced(folder)
         found = latest_checkpoint(folder)
         assert found is not None
         for path in folder.glob("step-*"):
@@ -143,11 +144,11 @@ def test_a_kill_while_its_texts_are_written_anew_leaves_a_whole_checkpoint_with_
     made = save(before, 2)
     weights = (made / "model" / "model.safetensors").stat()
     texts = {"model/README.md": "new", "model/config.json": "{}"}
-    left = every_kill(tmp_path, before, lambda folder: put_texts(folder / "step-000002", texts))
+    left = every_kill(tmp_path, before, lambda folder: write_texts(folder / "step-000002", texts))
     assert len(left) > 15
     found = []
     for folder in left:
-        put_back(folder)
+        restore_replaced(folder)
         path = latest_checkpoint(folder)
         assert load_checkpoint(path).weights["layer.weight"].unique().item() == 2.0
         config = (path / "model" / "config.json").read_text()
@@ -156,12 +157,12 @@ def test_a_kill_while_its_texts_are_written_anew_leaves_a_whole_checkpoint_with_
             (True, "{}"),
         ]
         found.append(config == "{}")
-        put_texts(path, texts)
+        write_texts(path, texts)
         prune(folder, 1)
         assert [one.name for one in folder.iterdir()] == ["step-000002"]
     assert found == sorted(found)
     assert set(found) == {False, True}
-    put_texts(made, texts)
+    write_texts(made, texts)
     assert (made / "model" / "model.safetensors").stat().st_ino == weights.st_ino  # linked, not copied
     load_checkpoint(made)
 
@@ -172,11 +173,11 @@ def test_a_disk_without_links_gets_copies_and_a_damaged_checkpoint_no_texts(tmp_
 
     made = save(tmp_path, 2)
     monkeypatch.setattr(os, "link", refuse)
-    put_texts(made, {"model/README.md": "new"})
+    write_texts(made, {"model/README.md": "new"})
     assert load_checkpoint(made).step == 2
     (made / "model" / "config.json").write_text("torn")
     with pytest.raises(CheckpointError, match=r"model/config\.json is truncated or altered"):
-        put_texts(made, {"model/README.md": "newer"})
+        write_texts(made, {"model/README.md": "newer"})
     assert (made / "model" / "README.md").read_text() == "new"
 
 
@@ -190,7 +191,7 @@ def test_a_kill_at_any_operation_of_a_resume_leaves_no_checkpoint_without_its_lo
                 save(made.checkpoints, step)
     state = RunState(step=2, evaluated_step=2)
     left = every_kill(
-        tmp_path, made.path, lambda folder: drop_later(RunFolder(folder), state, {"training": {}})
+        tmp_path, made.path, lambda folder: truncate_after(RunFolder(folder), state, {"training": {}})
     )
     found = []
     for folder in left:
@@ -236,7 +237,7 @@ def test_what_the_system_kept_of_a_removal_has_no_checkpoints_name(tmp_path):
         patch.setattr(
             shutil, "rmtree", lambda path, ignore_errors: (path / "state.json").unlink(missing_ok=True)
         )
-        remove_later(tmp_path, 4)
+        remove_after(tmp_path, 4)
         prune(tmp_path, 1)
     assert steps(tmp_path) == [4]
     assert load_checkpoint(latest_checkpoint(tmp_path)).step == 4
@@ -379,7 +380,7 @@ def test_a_folder_that_may_not_be_written_is_one_line_and_stays_as_it_is(tmp_pat
             for work in (
                 lambda: save(tmp_path, 6),
                 lambda: mark_best(tmp_path, 4),
-                lambda: remove_later(tmp_path, 2),
+                lambda: remove_after(tmp_path, 2),
                 lambda: prune(tmp_path, 1),
             ):
                 with pytest.raises(CheckpointError, match=r"Permission denied\)"):

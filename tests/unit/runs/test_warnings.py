@@ -18,7 +18,7 @@ def look(warnings: StepWarnings, *steps: Mapping[str, float]) -> list[str]:
     """The checks that warned, in order."""
     told = []
     for number, metrics in enumerate(steps, 1):
-        told += [finding.check for finding in warnings.look(number, metrics, TRAINING)]
+        told += [finding.check for finding in warnings.check(number, metrics, TRAINING)]
     return told
 
 
@@ -47,7 +47,7 @@ def test_one_group_that_differs_begins_the_count_anew(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(("spread", "number"), [(0.5, 0), (0.0, 1)])
 def test_tied_groups_that_are_compared_with_one_another_teach_where_they_differ(spread, number):
     warnings, settings = StepWarnings(), {**TRAINING, "baseline_type": "global_mean"}
-    told = [warnings.look(step, {**SAME, "reward/std": spread}, settings) for step in range(1, 9)]
+    told = [warnings.check(step, {**SAME, "reward/std": spread}, settings) for step in range(1, 9)]
     assert sum(map(len, told)) == number
 
 
@@ -59,10 +59,10 @@ def test_an_event_loop_that_stood_still_is_said_once(caplog: pytest.LogCaptureFi
 
 def test_user_code_is_named_only_where_it_stood_on_the_event_loop(caplog: pytest.LogCaptureFixture) -> None:
     own = {"time/loop_lag": 2.5, "time/loop_lag_user": 2.4}
-    [finding] = StepWarnings().look(1, own, {}, "my_env.py:31, step")
+    [finding] = StepWarnings().check(1, own, {}, "my_env.py:31, step")
     assert finding.seen == "the event loop stood still for 2.5 s in your code (my_env.py:31, step)"
     assert finding.cure.startswith("it blocks there; make that function a plain def")
-    [finding] = StepWarnings().look(1, {**own, "time/loop_lag_user": 0.3}, {}, "my_env.py:31, step")
+    [finding] = StepWarnings().check(1, {**own, "time/loop_lag_user": 0.3}, {}, "my_env.py:31, step")
     assert "your code" not in finding.seen
     assert "plain def" not in finding.cure
 

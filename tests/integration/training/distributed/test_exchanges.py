@@ -51,7 +51,7 @@ def exchanged(folder: Path) -> list[str]:
     time.monotonic = clock
     processes = Processes.join(2)
     found = [str(apart < 100)]
-    found += [str(processes.worst("a", {"x": (math.nan, 1.0)[processes.rank]})["x"])]
+    found += [str(processes.maximum("a", {"x": (math.nan, 1.0)[processes.rank]})["x"])]
     try:
         processes.gather(("evaluate", "the next step")[processes.rank], 0)
     except PeerFailed as error:
@@ -60,7 +60,7 @@ def exchanged(folder: Path) -> list[str]:
     try:
         processes.gather("a", Heavy() if processes.rank else 0)
     except (PeerFailed, RuntimeError) as error:
-        processes.part(error)
+        processes.abort(error)
         found.append(str(error))
     assert met(folder / "heard", writes=not processes.rank)
     return found

@@ -39,7 +39,7 @@ async def test_an_adapter_learns_and_the_agent_and_its_checkpoint_speak_with_it(
         await trainer.save_checkpoint()
         learner = trainer.learner
         assert all(torch.equal(value, before[name]) for name, value in frozen(learner).items())
-        trained = {id(parameter) for parameter in learner.optimization.trained}
+        trained = {id(parameter) for parameter in learner.optimization.trained_parameters}
         assert len(trained) == 2 * 2 * len(ADAPTED)  # A and B of two layers
         assert {id(one) for one in learner.optimization.optimizer.state} == trained
     assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2 + 0.2

@@ -19,7 +19,7 @@ from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.training.trl_grpo_trainer import TrlGRPOTrainer
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.learner import Learner
-from stateset_agents.training.update.quantization import is_quantized, plain_weight, quantized_copy
+from stateset_agents.training.update.quantization import dequantized_weight, is_quantized, quantized_copy
 
 pytestmark = pytest.mark.quantization
 
@@ -32,7 +32,7 @@ def same_in_plain(model: Any, few: Any) -> Any:
     plain = copy.deepcopy(model)
     for name, layer in few.named_modules():
         if is_quantized(layer):
-            plain.get_submodule(name).weight.data.copy_(plain_weight(layer))
+            plain.get_submodule(name).weight.data.copy_(dequantized_weight(layer))
     return plain
 
 
@@ -85,21 +85,23 @@ def gradients(model: Any, lora: dict[str, Any], **settings: Any) -> tuple[dict[s
     learner = Learner(model, config, num_steps=2, exact_logprobs=True)
     torch.manual_seed(7)
     with torch.no_grad():  # away from the reference
-        for parameter in learner.optimization.trained:
+        for parameter in learner.optimization.trained_parameters:
             parameter.add_(0.02 * torch.randn_like(parameter))
     losses = learner.losses(ragged())
     losses["total_loss"].backward()
     assert losses["kl_penalty"] > 0
     assert losses["clip_fraction"] > 0
     found = {name: one.grad for name, one in learner.policy.model.named_parameters() if one.grad is not None}
-    assert len(found) == len(learner.optimization.trained)
+    assert len(found) == len(learner.optimization.trained_parameters)
     return found, float(losses["total_loss"].detach())
 
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True, "row_layout": "padded"}], ids=str)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
-def test_the_gradient_is_that_of_an_adapter_on_plain_weights(family: str, bits: Any, settings: Any) -> None:
+def test_the_gradient_is_that_of_an_adapter_on_plain_weights(
+    family: str, bits: Any, settings: Any
+) -> None:
     model = tiny_model(family).eval()
     few = quantized_copy(model, bits)
     plain = same_in_plain(model, few)

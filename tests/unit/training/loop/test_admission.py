@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stateset_agents.training.loop.admission import Admission, End, Verdict
 from stateset_agents.types.errors import TrainingStopped
 
-SIGNAL, ALIKE, FAILED = Verdict.SIGNAL, Verdict.ALIKE, Verdict.FAILED
+SIGNAL, NO_SIGNAL, FAILED = Verdict.SIGNAL, Verdict.NO_SIGNAL, Verdict.FAILED
 
 
 def admit_all(admission: Admission) -> list[int]:
@@ -28,18 +28,18 @@ def test_on_policy_exactly_one_step_is_admitted_at_a_time() -> None:
     for place in (12, 10, 11):
         assert not admission.is_ready
         admission.finish(place, SIGNAL)
-    batch = admission.take()
-    assert batch.taken == (10, 11, 12)
+    batch = admission.next_batch()
+    assert batch.selected == (10, 11, 12)
     assert batch.ends == {10: End.TRAINED, 11: End.TRAINED, 12: End.TRAINED}
     assert admission.capacity == 0  # until the step has trained
-    admission.settle()
+    admission.complete_step()
     assert admit_all(admission) == [13, 14]  # the last step is short
     admission.finish(13, SIGNAL)
     admission.finish(14, FAILED)
-    batch = admission.take()
-    assert batch.taken == (13, 14)
+    batch = admission.next_batch()
+    assert batch.selected == (13, 14)
     assert batch.ends == {13: End.TRAINED, 14: End.FAILED}
-    admission.settle()
+    admission.complete_step()
     assert admission.capacity == 0
 
 
@@ -50,9 +50,9 @@ def test_with_staleness_one_the_next_step_s_groups_begin_before_this_step_trains
         admission.finish(place, SIGNAL)
     assert (admission.num_waiting, admission.is_ready) == (3, False)  # the head is still under way
     admission.finish(0, SIGNAL)
-    assert admission.take().taken == (0, 1)
+    assert admission.next_batch().selected == (0, 1)
     assert (admission.num_waiting, admission.capacity) == (2, 0)
-    admission.settle()
+    admission.complete_step()
     assert admission.capacity == 2
 
 
@@ -70,15 +70,15 @@ def test_conversations_bound_how_many_groups_begin_and_a_free_one_lets_the_next_
 def test_groups_without_signal_are_replaced_by_the_next_up_to_the_limit() -> None:
     admission = Admission(groups_per_step=2, remaining=4, max_resamples=2)
     assert admit_all(admission) == [0, 1]
-    admission.finish(1, ALIKE)
+    admission.finish(1, NO_SIGNAL)
     admission.finish(0, FAILED)
     assert admit_all(admission) == [2, 3]
-    admission.finish(2, ALIKE)  # the third without signal: now it is taken
+    admission.finish(2, NO_SIGNAL)  # the third without signal: now it is selected
     admission.finish(3, SIGNAL)
-    batch = admission.take()
-    assert (batch.taken, batch.passed_over) == ((2, 3), (0, 1))
+    batch = admission.next_batch()
+    assert (batch.selected, batch.filtered) == ((2, 3), (0, 1))
     assert batch.ends == {0: End.FAILED, 1: End.FILTERED, 2: End.TRAINED, 3: End.TRAINED}
-    admission.settle()
+    admission.complete_step()
     assert admit_all(admission) == [4, 5]
 
 
@@ -88,10 +88,10 @@ def test_a_group_that_is_too_old_is_refused_at_training_time() -> None:
     admission.admit()  # without asking for capacity
     for place in (0, 1):
         admission.finish(place, SIGNAL)
-    admission.take()
-    admission.settle()
+    admission.next_batch()
+    admission.complete_step()
     with pytest.raises(TrainingStopped, match=r"staleness 1 .* max_staleness is 0"):
-        admission.take()
+        admission.next_batch()
 
 
 # ------------------------------------------------------------------------------ whatever happens
@@ -151,9 +151,9 @@ def test_whatever_happens_every_group_ends_once_in_time_and_in_order(
             able.append("admit")
         able += ["play"] * (2 * bool(running))
         if in_training is None and admission.is_ready:
-            able.append("take")
+            able.append("next_batch")
         if in_training is not None:
-            able.append("settle")
+            able.append("complete_step")
         assert able, "nothing can go on"
         if kills and chance.random() < 0.05:
             able, kills = ["kill"], kills - 1
@@ -170,19 +170,19 @@ def test_whatever_happens_every_group_ends_once_in_time_and_in_order(
                     running[place] = (left - 1, began)
                 else:
                     del running[place]
-                    admission.finish(place, chance.choice([SIGNAL, ALIKE, FAILED]))
-            case "take":
-                in_training = admission.take()  # its own check raises where a group is too old
+                    admission.finish(place, chance.choice([SIGNAL, NO_SIGNAL, FAILED]))
+            case "next_batch":
+                in_training = admission.next_batch()  # its own check raises where a group is too old
                 expected = min(groups_per_step, total - trained)
-                assert len(in_training.taken) == expected
-                assert len(in_training.passed_over) <= max_resamples
+                assert len(in_training.selected) == expected
+                assert len(in_training.filtered) <= max_resamples
                 assert list(in_training.ends) == list(range(frontier, frontier + len(in_training.ends)))
-            case "settle":
+            case "complete_step":
                 assert in_training is not None
-                admission.settle()
+                admission.complete_step()
                 assert not in_training.ends.keys() & ends.keys()
                 ends |= in_training.ends
-                trained += len(in_training.taken)
+                trained += len(in_training.selected)
                 frontier, in_training = frontier + len(in_training.ends), None
                 done_before += 1
     assert trained == total
@@ -207,8 +207,10 @@ def test_no_group_trains_staler_than_allowed(groups_per_step: int, max_staleness
         if running and chance.random() < 0.8:
             admission.finish(running.pop(chance.randrange(len(running))), chance.choice([SIGNAL, FAILED]))
         if admission.is_ready:
-            worst = max(worst, *(admission.steps_done - began[place] for place in admission.take().taken))
-            admission.settle()
+            worst = max(
+                worst, *(admission.steps_done - began[place] for place in admission.next_batch().selected)
+            )
+            admission.complete_step()
     assert worst <= max_staleness
 
 
@@ -250,8 +252,8 @@ def simulate(*, in_order: bool, drop_stale: bool = False) -> tuple[list[float], 
         if clock >= free_at:
             batch: list[int] = []
             if in_order and admission.is_ready:
-                batch = list(admission.take().taken)
-                admission.settle()
+                batch = list(admission.next_batch().selected)
+                admission.complete_step()
             elif not in_order:
                 if drop_stale:
                     fresh = [place for place in finished if done - began[place] <= STALENESS]

@@ -105,8 +105,8 @@ async def play_run(seed: int, *, staleness: int, resamples: int, per_step: int, 
             assert environment.num_open <= 5
             assert not played.batch.ends.keys() & ends.keys()
             ends |= played.batch.ends
-            assert len(played.taken) == per_step
-            assert len(played.batch.passed_over) <= resamples
+            assert len(played.selected) == per_step
+            assert len(played.batch.filtered) <= resamples
             await asyncio.sleep(chance.random() * 0.004)  # the update
             pipeline.release(played)
             done += 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tiny_training import group_of, talk
 
-from stateset_agents.training.loop.metrics import of_all_processes, rollout_metrics
+from stateset_agents.training.loop.metrics import merge_processes, rollout_metrics
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.trajectory import Branch, TrajectoryGroup
 
@@ -42,9 +42,9 @@ def test_branches_are_counted_as_cost_and_move_no_other_figure() -> None:
 def test_what_several_processes_measured_is_one_figure() -> None:
     here = {"time/step": 2.0, "engine/decode_rows": 30.0, "engine/occupancy": 0.5, "breaker/judge": 0.5}
     there = {"time/step": math.nan, "engine/decode_rows": 10.0, "engine/occupancy": 0.9, "breaker/judge": 1.0}
-    merged = of_all_processes([here, there])
+    merged = merge_processes([here, there])
     assert math.isnan(merged.pop("time/step"))
     assert merged == {"engine/decode_rows": 40.0, "engine/occupancy": 0.6, "breaker/judge": 1.0}
-    assert of_all_processes([{"engine/occupancy": 1.0}, {"engine/occupancy": 1.0}]) == {
+    assert merge_processes([{"engine/occupancy": 1.0}, {"engine/occupancy": 1.0}]) == {
         "engine/occupancy": 1.0
     }

@@ -13,8 +13,8 @@ from stateset_agents.training.trl.settings import (
     OURS,
     REFUSED,
     TrlSettings,
+    check_mappable,
     grpo_arguments,
-    refuse_unmappable,
     require_trl,
 )
 from stateset_agents.types.errors import ConfigurationError
@@ -63,7 +63,7 @@ UNFIT = {
 
 def arguments(**settings):
     config = TrainingConfig(**settings)
-    refuse_unmappable(config, TrlSettings())
+    check_mappable(config, TrlSettings())
     return grpo_arguments(
         config, TrlSettings(), device=torch.device("cpu"), max_new_tokens=9, folder="somewhere"
     )
@@ -123,27 +123,27 @@ def test_counts_are_in_trl_s_units():
 def test_options_are_passed_through_and_must_not_say_what_a_setting_says():
     passed = TrlSettings(options={"use_vllm": True, "vllm_mode": "server"})
     config = TrainingConfig()
-    refuse_unmappable(config, passed)
+    check_mappable(config, passed)
     made = grpo_arguments(config, passed, device=torch.device("cpu"), max_new_tokens=9, folder="x")
     assert (made["use_vllm"], made["vllm_mode"]) == (True, "server")
     for name in ("beta", "output_dir", "scale_rewards", "warmup_ratio", "steps_per_generation"):
         with pytest.raises(ConfigurationError, match=f"trl.options: {name} follows from the settings"):
-            refuse_unmappable(config, TrlSettings(options={name: 1}))
+            check_mappable(config, TrlSettings(options={name: 1}))
 
 
 def test_what_needs_a_folder_of_trl_s_own_is_refused():
     for name in ("push_to_hub", "hub_model_id", "log_completions"):
         with pytest.raises(ConfigurationError, match=rf"trl\.options: {name} needs a folder of TRL's own"):
-            refuse_unmappable(TrainingConfig(), TrlSettings(options={name: True}))
+            check_mappable(TrainingConfig(), TrlSettings(options={name: True}))
 
 
 def test_several_processes_are_refused(monkeypatch):
     for name in ("deepspeed", "fsdp"):
         with pytest.raises(ConfigurationError, match=rf"trl\.options: {name} is for several processes"):
-            refuse_unmappable(TrainingConfig(), TrlSettings(options={name: "on"}))
+            check_mappable(TrainingConfig(), TrlSettings(options={name: "on"}))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigurationError, match="WORLD_SIZE 2 is for several processes"):
-        refuse_unmappable(TrainingConfig(), TrlSettings())
+        check_mappable(TrainingConfig(), TrlSettings())
 
 
 def test_a_missing_or_another_trl_gives_the_cure(monkeypatch):

@@ -89,7 +89,7 @@ def test_packs_keep_the_bounds_and_what_is_shared_counts_once():
         layout.num_tokens for layout in packed_layouts(rows, max_rows=8, max_tokens=13)
     ]  # 11 and two more
     assert sizes == [13, 12]
-    assert [layout.places for layout in packed_layouts(rows, max_rows=2, max_tokens=99)] == [
+    assert [layout.rows for layout in packed_layouts(rows, max_rows=2, max_tokens=99)] == [
         (0, 1),
         (2, 3),
         (4,),

@@ -156,7 +156,7 @@ def test_only_positions_that_predict_an_agent_token_carry_gradient(row_layout):
     rows = [sample.trajectory.token_ids for sample in samples]
     (layout,) = learner.policy.layouts(rows, max_rows=9, max_tokens=999)
     gradients = state.grad.flatten(0, 1)
-    for place, flat in zip(layout.places, layout.flat, strict=True):
+    for place, flat in zip(layout.rows, layout.flat, strict=True):
         predicts = [*samples[place].trajectory.action_mask[1:], 0]
         assert (gradients[flat] != 0).any(-1).int().tolist() == predicts  # exactly zero on prompt and user
     assert int((gradients != 0).any(-1).sum()) == sum(

@@ -88,7 +88,7 @@ def test_entropy_is_exact_and_carries_gradient_only_when_asked(kind):
     policy = Policy(tiny_model().eval() if kind == "linear" else small(kind).eval())
     batch = batch_of(policy)
     with torch.no_grad():
-        logits = torch.cat([plain_logits(policy.model, TALKS[place]) for place in batch.layout.places])
+        logits = torch.cat([plain_logits(policy.model, TALKS[place]) for place in batch.layout.rows])
     expected = torch.distributions.Categorical(logits=logits).entropy()
     assert torch.allclose(policy.score(batch).entropy, expected, atol=1e-5)
 

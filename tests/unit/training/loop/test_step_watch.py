@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.training.loop.resource_usage import watch_step
+from stateset_agents.training.loop.step import watch_step
 
 
 class Counting(ScriptedBackend):

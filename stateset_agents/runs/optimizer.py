@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,8 @@ class Optimization:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         decayed = [parameter for parameter in self._parameters if parameter.ndim >= 2]
         undecayed = [parameter for parameter in self._parameters if parameter.ndim < 2]
+        self.trained_parameters: Sequence[Tensor] = (*decayed, *undecayed)
+        """In the order of the optimiser's state."""
         groups = [
             {"params": decayed, "weight_decay": config.weight_decay},
             {"params": undecayed, "weight_decay": 0.0},
@@ -61,11 +64,6 @@ class Optimization:
         self.scaler = torch.amp.GradScaler(self._parameters[0].device.type, enabled=scale)
         self.num_updates = 0
         """Steps made, the skipped ones not counted: where the schedule stands."""
-
-    @property
-    def trained_parameters(self) -> list[Tensor]:
-        """The parameters that it moves, in the order of its state."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def backward(self, loss: Tensor) -> None:
         """Add this loss's gradient."""

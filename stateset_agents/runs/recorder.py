@@ -48,7 +48,8 @@ class RunRecorder:
         self._displays: tuple[ConsoleDisplay, ...] = ()
         self._warnings = StepWarnings()
         self._callback_timeout = CallbackTimeout()
-        self._is_notifying = False
+        self.is_notifying = False
+        """Does a callback run now?"""
 
     # ------------------------------------------------------------------------------ the folder
 
@@ -138,21 +139,16 @@ class RunRecorder:
 
     # ------------------------------------------------------------------------------ callbacks
 
-    @property
-    def is_notifying(self) -> bool:
-        """Is a callback at work?"""
-        return self._is_notifying
-
     async def notify(self, moment: str, *arguments: Any, step: int) -> None:
         """Call callbacks and the console for a moment after `step`; a callback that fails is an event."""
         if not self.is_first:
             return
-        self._is_notifying = True
+        self.is_notifying = True
         try:
             listeners = [*self.callbacks, *self._displays]
             failures = await notify(listeners, moment, *arguments, limit=self._callback_timeout)
         finally:
-            self._is_notifying = False
+            self.is_notifying = False
         for failure in failures:
             if self._tracker is not None:
                 self._tracker.log_event("callback failed", step=step, error=failure)

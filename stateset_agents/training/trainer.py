@@ -569,7 +569,7 @@ class MultiTurnGRPOTrainer:
         sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)
         metrics["tokens/per_second"] = sampled / metrics["time/step"]
         metrics["policy/version"] = float(self._state.version)
-        findings = self._recorder.step(step, metrics, self.config.model_dump(), watch.lag_place)
+        findings = self._recorder.step(step, metrics, self.config.model_dump(), watch.lag.place)
         await self._write_rollouts(played, update.credited)
         if observed.mistake is not None:
             raise observed.mistake

@@ -89,13 +89,16 @@ class Processes:
     def __init__(self, rank: int = 0, count: int = 1, connection: _Connection | None = None) -> None:
         self.rank = rank
         """Which of them this is, from 0."""
+        self.is_first = rank == 0
+        """Does this process write the run folder and call callbacks?"""
         self.count = count
         self._connection = connection
         self._is_broken = False
         """Did this process fail where the others do not gather?"""
         self._has_reported = False
         """Do the others know of the present failure?"""
-        self._is_lost = False
+        self.has_lost_others = False
+        """Is the connection to the other processes gone?"""
 
     @classmethod
     def join(cls, num_processes: int) -> Processes:
@@ -118,19 +121,9 @@ class Processes:
         return cls(rank, num_processes, _connect())
 
     @property
-    def is_first(self) -> bool:
-        """Does this process write the run folder and call callbacks?"""
-        return self.rank == 0
-
-    @property
-    def has_lost_others(self) -> bool:
-        """Is the connection to the other processes gone?"""
-        return self._is_lost
-
-    @property
     def is_alone(self) -> bool:
         """Are there no other processes, or none any more?"""
-        return self.count == 1 or self._is_lost
+        return self.count == 1 or self.has_lost_others
 
     # ------------------------------------------------------------------------------ shares of the work
 
@@ -266,25 +259,25 @@ class Processes:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:
         """Raises PeerFailed in place of an error that says that another process is gone."""
-        if self._is_lost:
+        if self.has_lost_others:
             raise PeerFailed("the other processes are gone")
         try:
             yield
         except RuntimeError as error:
-            if self._is_lost:  # this process has disconnected in here
+            if self.has_lost_others:  # this process has disconnected in here
                 raise
             reason = self._stored_reason()
             # torch has no class of its own for a connection that broke
             lost = isinstance(error, dist.DistError) or "gloo" in str(error) or "NCCL" in str(error)
             if reason is None and not lost:
                 raise
-            self._has_reported = self._is_lost = True
+            self._has_reported = self.has_lost_others = True
             peer = f"process {1 - self.rank}" if self.count == 2 else "another process"
             reason = reason or f"{peer} is gone, without a reason: look at what the launcher says of it"
             raise PeerFailed(reason) from error
 
     def _disconnect_after(self, failure: _Failure) -> None:
-        self._is_lost = True
+        self.has_lost_others = True
         assert self._connection is not None
         with contextlib.suppress(RuntimeError):
             if self._connection.store is not None:

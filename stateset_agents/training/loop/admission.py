@@ -75,10 +75,6 @@ class _Step:
     def is_full(self) -> bool:
         return len(self.selected) == self.size
 
-    @property
-    def num_groups(self) -> int:
-        return len(self.selected) + len(self.filtered)
-
 
 class Admission:
     """Counts groups in and out; `submitted == accepted + rejected + running` holds at all times."""
@@ -130,8 +126,10 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         """Finished groups that wait for their step."""
-        in_training = self._steps[0].num_groups if self._in_training else 0
-        return len(self._groups) - self.running - in_training
+        finished = len(self._groups) - self.running
+        if not self._in_training:
+            return finished
+        return finished - len(self._steps[0].selected) - len(self._steps[0].filtered)
 
     def admit(self) -> int:
         """Begin the next group, where `capacity` allows it; returns its index."""
@@ -154,16 +152,13 @@ class Admission:
         group.live, group.verdict = 0, verdict
         self.running -= 1
         self.accepted += 1
-        self._assign_to_steps()
-
-    def _assign_to_steps(self) -> None:
-        """Assign finished groups to steps, in order, up to the first group that still runs."""
-        while (group := self._groups.get(self._next_unassigned)) is not None and group.verdict is not None:
+        # Steps get the finished groups in order, up to the first that still runs.
+        while (head := self._groups.get(self._next_unassigned)) is not None and head.verdict is not None:
             if not self._steps or self._steps[-1].is_full:
                 size = min(self._groups_per_step, self._remaining - self._num_selected)
                 self._steps.append(_Step(size))
             step = self._steps[-1]
-            if group.verdict is not Verdict.SIGNAL and len(step.filtered) < self._max_resamples:
+            if head.verdict is not Verdict.SIGNAL and len(step.filtered) < self._max_resamples:
                 step.filtered.append(self._next_unassigned)
                 self.accepted -= 1
                 self.rejected += 1

@@ -39,25 +39,20 @@ class StepWatch:
     """What one step cost beside its time: the engine's counts, the event loop's longest wait."""
 
     def __init__(self, backend: Backend, lag: LoopLag) -> None:
+        self.lag = lag
         self._backend = backend
-        self._lag = lag
         self._counts = dict(backend.counts())
 
     def metrics(self) -> dict[str, float]:
         """`engine/*`, where the backend counts and did anything, `time/loop_lag` and `time/loop_lag_user`."""
         counts = self._backend.counts()
         done = {name: float(count - self._counts.get(name, 0)) for name, count in counts.items()}
-        metrics = {"time/loop_lag": self._lag.longest, "time/loop_lag_user": self._lag.in_user_code}
+        metrics = {"time/loop_lag": self.lag.longest, "time/loop_lag_user": self.lag.in_user_code}
         if any(done.values()):
             idle, rows = done.pop("idle_rows", 0.0), done.get("decode_rows", 0.0)
             metrics |= {f"engine/{name}": count for name, count in done.items()}
             metrics["engine/occupancy"] = 1 - idle / rows if rows else 1.0
         return metrics
-
-    @property
-    def lag_place(self) -> str | None:
-        """Where the user's code stood on the event loop the longest."""
-        return self._lag.place
 
 
 @contextlib.asynccontextmanager

@@ -102,9 +102,8 @@ class WeightSync:
             weights = await self._worker.run(self._learner.weights)
         else:
             weights = self._learner.weights()
-        await self._update_backend(weights, state.version)
+        self._token = await self._update_backend(weights, state.version)
         self.versions = [*(earlier for earlier in self.versions if earlier < state.version), state.version]
-        self._token = self._new_token()
         self.name_origin(state.step)
 
     async def ensure_current(self, state: RunState) -> None:
@@ -115,7 +114,6 @@ class WeightSync:
     async def publish(self, weights: Mapping[str, torch.Tensor], step: int) -> None:
         """Let the agent sample with the weights of a checkpoint; the learner keeps its own."""
         await self._update_backend(weights, step)
-        self._new_token()
         self.name_origin(step)
 
     def name_origin(self, step: int) -> None:
@@ -123,8 +121,8 @@ class WeightSync:
         base = self._learner.base.name_or_path
         self._agent.origin = Origin(base=base, run=self._run, step=step)
 
-    async def _update_backend(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """The first process updates a server that all of them share."""
+    async def _update_backend(self, weights: Mapping[str, torch.Tensor], version: int) -> object:
+        """Returns the token of the new weights. The first process updates a server that all of them share."""
         backend = self._agent.backend
         shared = backend if isinstance(backend, SharedBackend) else None
         if self._group.is_first or shared is None:
@@ -132,8 +130,5 @@ class WeightSync:
         if shared is not None and not self._group.is_alone:
             in_use = await self._group.barrier("the weights in use", shared.weights_in_use())
             shared.follow(in_use[0])
-
-    def _new_token(self) -> object:
-        """The backend has been given other weights."""
-        _tokens[self._agent.backend] = token = object()
+        _tokens[backend] = token = object()
         return token

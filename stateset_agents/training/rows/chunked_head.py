@@ -177,12 +177,8 @@ def _softmax_in_place(logits: Tensor, targets: Tensor) -> TokenScores:
 
 def _cached_rows(logits: Tensor) -> Iterator[slice]:
     """Slices of the rows of [C, V]; one empty slice where there are none."""
-    rows = _CACHED_ELEMENTS // logits.shape[1] if _is_on_cpu(logits) else len(logits)
+    rows = _CACHED_ELEMENTS // logits.shape[1] if logits.is_cpu else len(logits)
     return _slices(len(logits), max(1, rows))
-
-
-def _is_on_cpu(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu"
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -230,7 +226,7 @@ class _Gradients:
     @classmethod
     def zero(cls, hidden: Tensor, head: Head, needed: Sequence[bool]) -> _Gradients:
         by_weight = by_bias = None
-        if needed[1] and _is_on_cpu(head.weight):
+        if needed[1] and head.weight.is_cpu:
             by_weight = torch.zeros_like(head.weight.T, memory_format=torch.contiguous_format).T
         elif needed[1]:
             by_weight = torch.zeros_like(head.weight)
@@ -243,7 +239,7 @@ class _Gradients:
         scale = -scale / self.head.temperature
         self.by_hidden[part] = scale * self.head.gradient_product(residual, self.head.weight.T)
         states = scale * self.hidden[part]
-        if self.by_weight is not None and _is_on_cpu(residual):
+        if self.by_weight is not None and residual.is_cpu:
             # It takes three quarters of the time with [H, V] to make.
             self.by_weight.T.add_(self.head.gradient_product(states.T, residual.T))
         elif self.by_weight is not None:

@@ -8,6 +8,7 @@ sliding window of a layer is kept by position. No mask over the whole sequence i
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -45,22 +46,15 @@ class Packing:
     )
 
     @cached_property
-    def sizes(self) -> list[int]:
-        """Lengths of the pieces of the sequence when it is cut wherever a range begins or ends."""
-        return [stop - start for start, stop in zip(self._cuts, self._cuts[1:], strict=False)]
-
-    @cached_property
-    def pieces(self) -> list[list[int]]:
-        """For each segment, which of these pieces make up its row."""
-        number = {start: index for index, start in enumerate(self._cuts)}
-        return [
+    def pieces(self) -> tuple[list[int], list[list[int]]]:
+        """Lengths of the pieces of the sequence when it is cut wherever a range begins or ends; and for each
+        segment, which of these pieces make up its row."""
+        cuts = sorted({end for segment in self.segments for bounds in segment.keys for end in bounds})
+        number = {start: index for index, start in enumerate(cuts)}
+        return [stop - start for start, stop in itertools.pairwise(cuts)], [
             [index for start, stop in segment.keys for index in range(number[start], number[stop])]
             for segment in self.segments
         ]
-
-    @cached_property
-    def _cuts(self) -> list[int]:
-        return sorted({end for segment in self.segments for bounds in segment.keys for end in bounds})
 
     def mask(self, index: int, window: int | None, like: Tensor) -> Tensor | None:
         """[L, K] of a segment's L queries and K keys, 0 where they attend and -inf elsewhere; None for plain
@@ -100,10 +94,11 @@ def packed_attention(
     """An attention as transformers calls it: [1, heads, T, D] queries, [1, key heads, T, D] keys and
     values -> [1, T, heads, D]."""
     grouped = query.shape[1] != key.shape[1]
-    keys, values = torch.split(key, packing.sizes, dim=2), torch.split(value, packing.sizes, dim=2)
+    sizes, pieces_of_rows = packing.pieces
+    keys, values = torch.split(key, sizes, dim=2), torch.split(value, sizes, dim=2)
     queries = torch.split(query, [segment.stop - segment.start for segment in packing.segments], dim=2)
     outputs = []
-    for index, (segment, pieces) in enumerate(zip(queries, packing.pieces, strict=True)):
+    for index, (segment, pieces) in enumerate(zip(queries, pieces_of_rows, strict=True)):
         mask = packing.mask(index, sliding_window, query)
         output = F.scaled_dot_product_attention(
             segment,

@@ -191,7 +191,11 @@ class Learner:
             missing = max(self._processes.gather("the update", len(batches))) - len(batches)
             batches += [self.policy.empty_batch()] * missing
         denominators = replace(self._denominators(trained), tokens_per_trajectory=lengths(local))
-        fraction = self._fraction(denominators, self._denominators(samples))
+        everything = self._denominators(samples)
+        if LOSSES[self.config.loss_type].averaging == "token":
+            fraction = denominators.num_tokens / everything.num_tokens
+        else:
+            fraction = denominators.num_trajectories / everything.num_trajectories
         self.optimization.zero_grad()  # of `losses` that were called before
         rank = self._processes.rank
         stream = derive(self.config.seed, "update", step, *([rank] if rank else []))
@@ -238,15 +242,10 @@ class Learner:
     def _denominators(self, samples: Sequence[Sample]) -> Denominators:
         return Denominators.of(lengths(samples), max_length=self.config.loss_length)
 
-    def _fraction(self, trained: Denominators, everything: Denominators) -> float:
-        """The loss's mean over the trained samples times this is its mean over all; the others add 0."""
-        if LOSSES[self.config.loss_type].averaging == "token":
-            return trained.num_tokens / everything.num_tokens
-        return trained.num_trajectories / everything.num_trajectories
-
     def _passes(
         self, prepared: Sequence[Prepared], denominators: Denominators, fraction: float
     ) -> dict[str, float]:
+        """`fraction`: the loss's mean over the forwarded samples times this is its mean over all."""
         results: list[StepResult] = []
         ratios: list[float] = []
         for _ in range(self.config.num_iterations):

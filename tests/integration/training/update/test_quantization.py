@@ -99,9 +99,7 @@ def gradients(model: Any, lora: dict[str, Any], **settings: Any) -> tuple[dict[s
 @pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True, "row_layout": "padded"}], ids=str)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
-def test_the_gradient_is_that_of_an_adapter_on_plain_weights(
-    family: str, bits: Any, settings: Any
-) -> None:
+def test_the_gradient_is_that_of_an_adapter_on_plain_weights(family: str, bits: Any, settings: Any) -> None:
     model = tiny_model(family).eval()
     few = quantized_copy(model, bits)
     plain = same_in_plain(model, few)

@@ -41,7 +41,7 @@ class Training(Protocol):
 
     @property
     def progress(self) -> Progress:
-        """How the training stands now."""
+        """The progress of the training now."""
 
     @property
     def step_number(self) -> int:
@@ -81,14 +81,14 @@ class Callback:
     def on_warning(self, step: int, finding: Finding) -> Any:
         """A step showed a trouble for the first time: which check, what was seen, and what to do.
 
-        It stands in the logs as well. Called before that step's `on_step_end`.
+        It is in the logs as well. Called before that step's `on_step_end`.
         """
 
     def on_evaluate(self, step: int, evaluation: Any) -> Any:
         """The policy was evaluated after this step; `evaluation.metrics()` has the figures."""
 
     def on_checkpoint(self, step: int, path: Path) -> Any:
-        """A checkpoint stands on disk."""
+        """A checkpoint is on disk."""
 
     def on_train_end(self, trainer: Any) -> Any:
         """`train` ends, however it does; `trainer.progress` says how."""

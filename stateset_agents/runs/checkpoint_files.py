@@ -79,7 +79,15 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, write_model: Callab
     with _atomic_replacement(target) as partial:
         (partial / "model").mkdir()
         write_model(partial / "model")
-        _write_files(partial, checkpoint)
+        weights = {name: _saveable(tensor) for name, tensor in _untied(checkpoint.weights).items()}
+        write_tensors(partial / "model" / "model.safetensors", weights)
+        tensors, fields = _split_optimizer(checkpoint.optimizer)
+        write_tensors(partial / "optimizer.safetensors", tensors)
+        if checkpoint.critic:
+            critic = {name: _saveable(tensor) for name, tensor in checkpoint.critic.items()}
+            write_tensors(partial / "critic.safetensors", critic)
+        head = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "optimizer": fields}
+        _write_json(partial / "state.json", {**head, **checkpoint.state})
     return target
 
 
@@ -127,18 +135,6 @@ def _atomic_replacement(target: Path) -> Iterator[Path]:
         ) from error
 
 
-def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
-    weights = {name: _saveable(tensor) for name, tensor in _untied(checkpoint.weights).items()}
-    write_tensors(partial / "model" / "model.safetensors", weights)
-    tensors, fields = _split_optimizer(checkpoint.optimizer)
-    write_tensors(partial / "optimizer.safetensors", tensors)
-    if checkpoint.critic:
-        critic = {name: _saveable(tensor) for name, tensor in checkpoint.critic.items()}
-        write_tensors(partial / "critic.safetensors", critic)
-    head = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "optimizer": fields}
-    _write_json(partial / "state.json", {**head, **checkpoint.state})
-
-
 def _swap(partial: Path, target: Path) -> None:
     """Rename `partial` to `target`; a kill between the two renames is repaired by `restore_replaced`."""
     if not target.exists():
@@ -169,27 +165,28 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises CheckpointError naming the file that is missing or altered.
     """
     try:
-        return _load(path)
-    except _Damaged as error:
-        raise CheckpointError(f"{error}{_other_checkpoint(path)}") from error.__cause__
-
-
-class _Damaged(CheckpointError):
-    """Another checkpoint of the folder may be sound."""
-
-
-def _load(path: Path) -> Checkpoint:
-    names = _verified_files(path)
-    state = _read_json(path / "state.json")
-    try:
+        names = _verified_files(path)
+        state = _read_json(path / "state.json")
         weights = load_file(path / "model" / "model.safetensors")
         optimizer = _join_optimizer(load_file(path / "optimizer.safetensors"), state.pop("optimizer"))
         critic = load_file(path / "critic.safetensors") if "critic.safetensors" in names else {}
         return Checkpoint(
             step=int(state["step"]), weights=weights, optimizer=optimizer, critic=critic, state=state
         )
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:  # sums right, contents wrong
-        raise _Damaged(f"{path} is damaged ({error})") from error
+    except _Damaged as error:
+        raise CheckpointError(f"{error}{_other_checkpoint(path)}") from error.__cause__
+    except (
+        OSError,
+        SafetensorError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # though the hashes agree
+        raise CheckpointError(f"{path} is damaged ({error}){_other_checkpoint(path)}") from error
+
+
+class _Damaged(CheckpointError):
+    """Another checkpoint of the folder may be sound."""
 
 
 def _verified_files(path: Path) -> set[str]:

@@ -33,7 +33,7 @@ class Compatibility:
     may_differ: frozenset[str]
     """How long a run is, what it writes, where it runs; the weights themselves say which model it is."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """{"training": {...}, ...}: what stands for a setting that an older version did not know, for what that
+    """{"training": {...}, ...}: the value of a setting that an older version did not have, for what that
     version did is today's default."""
     processes: str = "training.num_processes"
     """How many processes train together."""

@@ -21,7 +21,7 @@ _ENDED = ("stopped", "finished", "failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How a training stands at one moment."""
+    """The progress of a training at one moment."""
 
     state: State = "idle"
     step: int = 0

@@ -122,7 +122,7 @@ class RunRecorder:
         self.metrics |= metrics
 
     def finalize(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json`, what stands in it of other things (a measurement before) kept, and
+        """Write `summary.json`, where other entries (an earlier measurement) are kept, and
         `report.html`. Blocking.
 
         A disk that cannot take them is said in one line: the checkpoint stands, and `stateset-agents report`

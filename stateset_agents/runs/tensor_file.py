@@ -1,7 +1,7 @@
 """Writes safetensors files without holding up the process's other threads. Checkpoints use it.
 
 The package's own `save_file` keeps Python's global lock while it writes, half a second for a small model on
-a busy disk; an event loop in the same process stands still for as long. Reading is `load_file`'s business.
+a busy disk; an event loop in the same process waits as long. `load_file` reads the files.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ class _RunTracker(_Tracker):
 
 
 class WandbTracker(_RunTracker):
-    """A W&B run of the run folder's name, with its config; metrics stand over the axis `step`. A resumed run
-    goes on under the same id, which lies in the folder's `wandb-id.txt`.
+    """A W&B run of the run folder's name, with its config; metrics have the axis `step`. A resumed run
+    goes on under the same id, which is kept in the folder's `wandb-id.txt`.
 
     `settings` are further arguments of `wandb.init`, such as project, entity or mode; WANDB_PROJECT,
     WANDB_MODE and its other variables hold as well.
@@ -171,7 +171,7 @@ class WandbTracker(_RunTracker):
 
 class TrackioTracker(_RunTracker):
     """A Trackio run in Trackio's own store on this machine (its TRACKIO_DIR), named after the run folder and
-    an id that lies in the folder's `trackio-id.txt`; with its config, and how it ended as an alert.
+    an id that is kept in the folder's `trackio-id.txt`; with its config, and how it ended as an alert.
 
     `settings` are further arguments of `trackio.init`, such as project or space_id; the project is else what
     TRACKIO_PROJECT says, or "stateset-agents".

@@ -235,7 +235,7 @@ class MultiTurnGRPOTrainer:
 
     @property
     def progress(self) -> Progress:
-        """How the training stands now."""
+        """The progress of the training now."""
         return Progress(
             state=self.state,
             step=self.step_number,

@@ -1,7 +1,7 @@
 """FSDP2 (torch's `fully_shard`): a model cut into one shard for each process. Called by policy and learner.
 
 A layer's weights are gathered while it computes, forward and backward, and no longer; its gradient is summed
-over the processes as it is sharded. Optimiser states are those of the shards. What stands outside the layers
+over the processes as it is sharded. Optimiser states are those of the shards. What is outside the layers
 (embeddings, norm, head) is gathered while `ShardedModel` runs.
 """
 
@@ -113,7 +113,7 @@ def empty_tensor(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def load_full_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy full weights into a sharded model, by name; a tied tensor may stand under one name only."""
+    """Copy full weights into a sharded model, by name; a tied tensor may have one name only."""
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     for name, weight in weights.items():
         if name in tensors:

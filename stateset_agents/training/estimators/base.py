@@ -1,4 +1,4 @@
-"""What an estimator is, what it reads and gives, and what several of them compute alike.
+"""The type of an advantage estimator, its input and output, and the arithmetic that several share.
 
 An estimator gives every scored member one number per conversation, turn or token; update/credit.py spreads
 the numbers over the agent's tokens.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNBIASED_LOSS",
-    "Estimate",
+    "Advantages",
     "Estimator",
     "PerMember",
     "ScoredStep",
@@ -41,32 +41,32 @@ PerMember = list[list[Sequence[float] | None]]
 
 @dataclass(frozen=True, slots=True)
 class ValueEstimate:
-    """What the critic expected of one trajectory."""
+    """The critic's values of one trajectory."""
 
     values: Sequence[float]
     """Before each turn, or before each agent token."""
     final: float
-    """After everything that was said."""
+    """After the last turn."""
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """What an estimator gives."""
+class Advantages:
+    """The advantages of a step, and the critic's targets."""
 
     raw: PerMember
     """Before scaling."""
     scaled: PerMember
     returns: PerMember | None = None
-    """What the critic learns towards."""
+    """The critic's targets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
-    """The arithmetic of an estimator, and what it needs of the settings."""
+    """The arithmetic of an estimator, and the settings that go with it."""
 
-    credit: Callable[[ScoredStep], Estimate]
+    credit: Callable[[ScoredStep], Advantages]
     per: Literal["conversation", "turn", "token"]
-    """What one number of the estimate is for."""
+    """What one advantage is for."""
     critic: Literal["turn", "token"] | None = None
     """Where it needs a value: before every turn, before every agent token, or nowhere."""
     baseline: bool = False
@@ -87,13 +87,13 @@ class Estimator:
 
 @dataclass(frozen=True, slots=True)
 class ScoredStep:
-    """What an estimator reads."""
+    """The input of an estimator."""
 
     groups: Mapping[int, TrajectoryGroup]
     """Those with enough scored members, by their index in the step."""
     config: TrainingConfig
     values: Mapping[tuple[int, int], ValueEstimate]
-    """(group, member) -> what the critic expected; empty without one."""
+    """(group, member) -> the critic's values; empty without one."""
 
     def clipped(self, reward: float) -> float:
         return max(-self.config.reward_clip, min(self.config.reward_clip, reward))
@@ -117,7 +117,7 @@ class ScoredStep:
 
 
 def bootstraps(trajectory: Trajectory, *, bootstrap_truncated: bool) -> bool:
-    """Is a conversation still worth something after its last turn, because a limit cut it?"""
+    """Does a conversation have a value after its last turn, because a limit cut it?"""
     return bootstrap_truncated and trajectory.status is Status.TRUNCATED
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from stateset_agents.algorithms.advantages import returns_to_go
 from stateset_agents.algorithms.branching import branch_credit
-from stateset_agents.training.estimators.base import UNBIASED_LOSS, Estimate, Estimator, PerMember, ScoredStep
+from stateset_agents.training.estimators.base import (
+    UNBIASED_LOSS,
+    Advantages,
+    Estimator,
+    PerMember,
+    ScoredStep,
+)
 
 __all__ = ["ESTIMATOR"]
 
 
-def _credit(step: ScoredStep) -> Estimate:
+def _credit(step: ScoredStep) -> Advantages:
     """Each turn against other ways on from where it stood; never scaled."""
     raw: PerMember = []
     gamma = step.config.gamma
@@ -23,7 +29,7 @@ def _credit(step: ScoredStep) -> Estimate:
                 to_go = returns_to_go(step.turn_rewards(branch.trajectory)[branch.turn :], gamma=gamma)
                 ways_on[indices[branch.trajectory.member]][branch.turn].append(to_go[0])
         raw.append(list(branch_credit(rewards, ways_on, gamma=gamma)))
-    return Estimate(raw, raw)
+    return Advantages(raw, raw)
 
 
 ESTIMATOR = Estimator(

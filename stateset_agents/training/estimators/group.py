@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stateset_agents.algorithms.advantages import group_advantages
-from stateset_agents.training.estimators.base import Estimate, Estimator, PerMember, ScoredStep
+from stateset_agents.training.estimators.base import Advantages, Estimator, PerMember, ScoredStep
 
 __all__ = ["ESTIMATOR"]
 
 
-def _credit(step: ScoredStep) -> Estimate:
+def _credit(step: ScoredStep) -> Advantages:
     """Each conversation's reward against its group's, the same on all its tokens."""
     rewards = [
         [None if reward is None else step.clipped(reward) for reward in group.rewards]
@@ -18,7 +18,7 @@ def _credit(step: ScoredStep) -> Estimate:
     ]
     kind, scaling = step.config.baseline_type, step.config.advantage_normalization
     raw = group_advantages(rewards, baseline=kind, scaling="none")
-    return Estimate(_tuples(raw), _tuples(group_advantages(rewards, baseline=kind, scaling=scaling)))
+    return Advantages(_tuples(raw), _tuples(group_advantages(rewards, baseline=kind, scaling=scaling)))
 
 
 def _tuples(numbers: Sequence[Sequence[float | None]]) -> PerMember:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stateset_agents.algorithms.advantages import Credit, group_advantages
 from stateset_agents.training.estimators.base import (
-    Estimate,
+    Advantages,
     Estimator,
     PerMember,
     ScoredStep,
@@ -17,7 +17,7 @@ from stateset_agents.types.trajectory import Trajectory
 __all__ = ["ESTIMATOR"]
 
 
-def _credit(step: ScoredStep) -> Estimate:
+def _credit(step: ScoredStep) -> Advantages:
     """What the conversation earned as a whole, against its group, plus GAE over what its turns earned.
 
     Both are in units of reward, so they are added first and scaled together.
@@ -46,7 +46,7 @@ def _credit(step: ScoredStep) -> Estimate:
         ]
         for group, members in zip(outcomes, advantages, strict=True)
     ]
-    return Estimate(raw, scaled_over_step(raw, step.config), returns)
+    return Advantages(raw, scaled_over_step(raw, step.config), returns)
 
 
 ESTIMATOR = Estimator(

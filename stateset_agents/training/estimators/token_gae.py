@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stateset_agents.algorithms.advantages import Credit, token_gae
 from stateset_agents.training.estimators.base import (
-    Estimate,
+    Advantages,
     Estimator,
     ScoredStep,
     ValueEstimate,
@@ -17,22 +17,22 @@ from stateset_agents.types.trajectory import Trajectory
 __all__ = ["ESTIMATOR"]
 
 
-def _credit(step: ScoredStep) -> Estimate:
+def _credit(step: ScoredStep) -> Advantages:
     """GAE over the agent's tokens; a turn's reward is earned by its last one."""
 
     def over_tokens(trajectory: Trajectory, value: ValueEstimate) -> Credit:
         mask, rewards, values = [], [], []
-        known = iter(value.values)
+        remaining = iter(value.values)
         for reward, count in zip(trajectory.rewards_by_turn, tokens_per_turn(trajectory), strict=True):
-            mask += [1] * count + [0]  # one observation stands for what was said in between
+            mask += [1] * count + [0]  # one position for the observation after the turn
             rewards += [0.0] * count + [step.clipped(reward)]
-            values += [next(known) for _ in range(count)] + [0.0]
+            values += [next(remaining) for _ in range(count)] + [0.0]
         credit = token_gae(rewards, values, mask, **gae_settings(step, trajectory, value))
         acted = [index for index, bit in enumerate(mask) if bit]
         return Credit([credit.advantages[t] for t in acted], [credit.returns[t] for t in acted])
 
     advantages, returns = step.each(over_tokens)
-    return Estimate(advantages, scaled_over_step(advantages, step.config), returns)
+    return Advantages(advantages, scaled_over_step(advantages, step.config), returns)
 
 
 ESTIMATOR = Estimator(

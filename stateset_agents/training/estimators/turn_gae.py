@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stateset_agents.training.estimators.base import (
-    Estimate,
+    Advantages,
     Estimator,
     ScoredStep,
     gae_over_turns,
@@ -13,12 +13,12 @@ from stateset_agents.training.estimators.base import (
 __all__ = ["ESTIMATOR"]
 
 
-def _credit(step: ScoredStep) -> Estimate:
+def _credit(step: ScoredStep) -> Advantages:
     """GAE over the turns of each conversation by itself."""
     advantages, returns = step.each(
         lambda trajectory, value: gae_over_turns(step, trajectory, trajectory.rewards_by_turn, value)
     )
-    return Estimate(advantages, scaled_over_step(advantages, step.config), returns)
+    return Advantages(advantages, scaled_over_step(advantages, step.config), returns)
 
 
 ESTIMATOR = Estimator(

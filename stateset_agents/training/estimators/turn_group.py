@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from stateset_agents.algorithms.advantages import per_turn_group_credit
-from stateset_agents.training.estimators.base import UNBIASED_LOSS, Estimate, Estimator, PerMember, ScoredStep
+from stateset_agents.training.estimators.base import (
+    UNBIASED_LOSS,
+    Advantages,
+    Estimator,
+    PerMember,
+    ScoredStep,
+)
 
 __all__ = ["ESTIMATOR"]
 
 
-def _credit(step: ScoredStep) -> Estimate:
+def _credit(step: ScoredStep) -> Advantages:
     """Each turn's return-to-go against that of the siblings still talking at that turn; never scaled."""
     raw: PerMember = []
     for group in step.groups.values():
@@ -17,7 +23,7 @@ def _credit(step: ScoredStep) -> Estimate:
             for trajectory in group.trajectories
         ]
         raw.append(list(per_turn_group_credit(rewards, gamma=step.config.gamma)))
-    return Estimate(raw, raw)
+    return Advantages(raw, raw)
 
 
 ESTIMATOR = Estimator(credit=_credit, per="turn", normalizations=("none",), loss=UNBIASED_LOSS)

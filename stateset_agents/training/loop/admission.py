@@ -59,7 +59,7 @@ class Batch:
 class _Group:
     began: int
     """Steps done when it was admitted."""
-    live: int
+    num_live: int
     """Conversations that have not ended."""
     verdict: Verdict | None = None
     """None while it runs."""
@@ -134,7 +134,7 @@ class Admission:
     def admit(self) -> int:
         """Begin the next group, where `capacity` allows it; returns its index."""
         index, self._next = self._next, self._next + 1
-        self._groups[index] = _Group(began=self.steps_done, live=self._group_size)
+        self._groups[index] = _Group(began=self.steps_done, num_live=self._group_size)
         self._conversations += self._group_size
         self.submitted += 1
         self.running += 1
@@ -142,14 +142,14 @@ class Admission:
 
     def conversation_ended(self, index: int) -> None:
         """One of the group's conversations has ended, its siblings go on."""
-        self._groups[index].live -= 1
+        self._groups[index].num_live -= 1
         self._conversations -= 1
 
     def finish(self, index: int, verdict: Verdict) -> None:
         """The whole group is played and scored."""
         group = self._groups[index]
-        self._conversations -= group.live
-        group.live, group.verdict = 0, verdict
+        self._conversations -= group.num_live
+        group.num_live, group.verdict = 0, verdict
         self.running -= 1
         self.accepted += 1
         # Steps get the finished groups in order, up to the first that still runs.

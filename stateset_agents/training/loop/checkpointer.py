@@ -192,7 +192,7 @@ class Checkpointer:
 def truncate_after(run: RunFolder, state: RunState, settings: Mapping[str, Any]) -> None:
     """Remove from the run folder what is of steps after this state, and write its settings anew.
 
-    Checkpoints go before logs: after a kill on the way no checkpoint stands without its logs.
+    Checkpoints go before logs: after a kill on the way no checkpoint is without its logs.
     """
     remove_after(run.checkpoints, state.step)
     run.truncate_after(state.step)

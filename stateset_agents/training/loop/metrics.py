@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 from stateset_agents.algorithms.advantages import zero_variance_fraction
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import max_or_nan
-from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
+from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
 __all__ = [
     "merge_processes",
@@ -36,7 +36,20 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         "group/zero_variance": zero_variance_fraction([group.rewards for group in groups]),
     }
     if played:
-        metrics |= _shape(played)
+        agent = sum(t.num_agent_tokens for t in played)
+        tokens = sum(len(t.token_ids) for t in played)
+        replies = [reply for t in played for reply in t.replies]
+        cut = sum(turn.completion.finish_reason == "length" for t in played for turn in t.turns)
+        unreadable = sum(any(call.error is not None for call in reply.tool_calls) for reply in replies)
+        metrics |= {
+            "rollout/turns": fmean(len(t.turns) for t in played),
+            "rollout/truncated": fmean(t.status is Status.TRUNCATED for t in played),
+            "rollout/malformed": unreadable / max(1, len(replies)),
+            "rollout/cut_replies": cut / max(1, len(replies)),
+            "tokens/agent": float(agent),
+            "tokens/environment": float(tokens - agent),
+            "tokens/per_turn": agent / max(1, sum(len(t.turns) for t in played)),
+        }
     if branches := [branch for group in groups for branch in group.branches]:
         metrics |= {
             "rollout/branches": float(len(branches)),
@@ -56,23 +69,6 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
                 t.success is True for t in judged if t.scenario.family == family
             )
     return metrics
-
-
-def _shape(played: Sequence[Trajectory]) -> dict[str, float]:
-    agent = sum(t.num_agent_tokens for t in played)
-    tokens = sum(len(t.token_ids) for t in played)
-    replies = [reply for t in played for reply in t.replies]
-    cut = sum(turn.completion.finish_reason == "length" for t in played for turn in t.turns)
-    unreadable = sum(any(call.error is not None for call in reply.tool_calls) for reply in replies)
-    return {
-        "rollout/turns": fmean(len(t.turns) for t in played),
-        "rollout/truncated": fmean(t.status is Status.TRUNCATED for t in played),
-        "rollout/malformed": unreadable / max(1, len(replies)),
-        "rollout/cut_replies": cut / max(1, len(replies)),
-        "tokens/agent": float(agent),
-        "tokens/environment": float(tokens - agent),
-        "tokens/per_turn": agent / max(1, sum(len(t.turns) for t in played)),
-    }
 
 
 def staleness_metrics(groups: Sequence[TrajectoryGroup], versions: Sequence[int]) -> dict[str, float]:

@@ -5,7 +5,7 @@ the row before it. A group's prompt P with the continuations c1, c2, c3 becomes
 
     P c1 | c2 | c3
 
-where c2 attends to P and itself and stands at the positions from |P| on, so that P is computed once. See
+where c2 attends to P and itself and has the positions from |P| on, so that P is computed once. See
 `packed_attention.py` for the attention; called by `training.update.batch` and `training.update.critic`.
 """
 

@@ -24,7 +24,7 @@ class ScenarioOrder:
         self._scenarios = scenarios
         self._seed = seed
         self._orders: dict[int, list[int]] = {}
-        """Of the last two epochs that were asked for: a step may lie in both."""
+        """Of the last two epochs that were asked for: a step may need both."""
 
     def take(self, frontier: int, number: int) -> list[Scenario]:
         """The episodes `frontier` to `frontier + number` of the run."""

@@ -137,7 +137,7 @@ def check_mappable(config: TrainingConfig, settings: TrlSettings) -> None:
         raise ConfigurationError(
             f"num_generations {config.num_generations!r} does not go with TRL, which compares: at least 2"
         )
-    _refuse_loss(config)
+    _check_loss(config)
     owned = sorted(grpo_keys() & settings.options.keys())
     if owned:
         raise ConfigurationError(
@@ -160,7 +160,7 @@ def check_mappable(config: TrainingConfig, settings: TrlSettings) -> None:
         raise ConfigurationError("generation 'own' and use_vllm contradict each other: leave one out")
 
 
-def _refuse_loss(config: TrainingConfig) -> None:
+def _check_loss(config: TrainingConfig) -> None:
     loss = LOSSES[config.loss_type]
     if (loss.tokens, loss.averaging) not in _TRL_LOSSES:
         raise ConfigurationError(

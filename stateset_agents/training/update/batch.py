@@ -18,7 +18,7 @@ from torch import Tensor
 from stateset_agents.training.rows.layout import Layout
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["MicroBatch", "Sample", "empty_batch", "lengths", "micro_batch", "micro_batch_tokens"]
+__all__ = ["MicroBatch", "Sample", "empty_batch", "lengths", "micro_batch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +113,3 @@ def micro_batch(samples: Sequence[Sample], layout: Layout) -> MicroBatch:
 def lengths(samples: Sequence[Sample]) -> Tensor:
     """[B] trained tokens of each."""
     return torch.tensor([sample.trajectory.num_agent_tokens for sample in samples], dtype=torch.long)
-
-
-def micro_batch_tokens(device: torch.device) -> int:
-    """The default size of a micro-batch: what a CPU's caches hold, or what fills a GPU."""
-    return 2048 if device.type == "cpu" else 16384

@@ -90,7 +90,8 @@ class Critic:
         for layout in self._layouts(trajectories):
             states = self._hidden(layout)
             for index, flat in zip(layout.rows, layout.flat, strict=True):
-                positions = [*self._before(trajectories[index]), *_after(trajectories[index])]
+                last_of_turns = [end - 1 for end in itertools.accumulate(_lengths(trajectories[index]))]
+                positions = [*self._before(trajectories[index]), *last_of_turns]
                 hidden[index] = states.index_select(0, flat[torch.tensor(positions)].to(states.device))
         counts = [len(states) for states in hidden]
         values = torch.split(self.value_function.values_of(torch.cat(hidden)), counts)
@@ -206,8 +207,3 @@ def update_critic(critic: Critic | None, batch: CreditedBatch, *, seed: int, ste
 
 def _lengths(trajectory: Trajectory) -> list[int]:
     return [len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in trajectory.turns]
-
-
-def _after(trajectory: Trajectory) -> list[int]:
-    """Positions of the turns' last tokens."""
-    return [end - 1 for end in itertools.accumulate(_lengths(trajectory))]

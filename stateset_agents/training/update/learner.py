@@ -20,7 +20,7 @@ from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dt
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.training.rows.layout import Layout
-from stateset_agents.training.update.batch import MicroBatch, Sample, lengths, micro_batch, micro_batch_tokens
+from stateset_agents.training.update.batch import MicroBatch, Sample, lengths, micro_batch
 from stateset_agents.training.update.critic import (
     CreditedBatch,
     credit_with_critic,
@@ -121,7 +121,8 @@ class Learner:
 
     def _layouts(self, trajectories: Sequence[Trajectory]) -> list[Layout]:
         """How these trajectories' rows are forwarded."""
-        tokens = self.config.micro_batch_tokens or micro_batch_tokens(self.policy.device)
+        default = 2048 if self.device.type == "cpu" else 16384  # what a CPU's caches hold, what fills a GPU
+        tokens = self.config.micro_batch_tokens or default
         rows = self.config.per_device_train_batch_size * self.config.num_generations
         ids = [trajectory.token_ids for trajectory in trajectories]
         return self.policy.layouts(ids, max_rows=rows, max_tokens=tokens)
@@ -210,7 +211,7 @@ class Learner:
     def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
         """The loss of these samples under the weights as they are; nothing steps.
 
-        `beta` stands in for the coefficient of the KL to the reference. total_loss carries the gradient;
+        `beta` replaces the coefficient of the KL to the reference. total_loss carries the gradient;
         beside it, without: policy_loss, kl_penalty (beta times the KL, 0 without a reference), entropy,
         approx_kl (k3, to pi_old: the policy as the update began) and clip_fraction. Dropout is off.
 

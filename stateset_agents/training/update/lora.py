@@ -154,7 +154,7 @@ def _check_targets(targets: tuple[str, ...], model: PreTrainedModel) -> None:
 
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
     """The state dict of the model without peft's wrapping, its active adapters added to the layers' weights;
-    what is in few bits stands there in fp32.
+    quantised layers are in fp32.
 
     The wrapped model's own tensors are not touched: merging in place and back would round them each time.
     A plain model's state dict is returned as it is.

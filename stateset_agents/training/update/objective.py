@@ -76,12 +76,12 @@ class Objective:
         """
         self.policy.model.eval()
         prepared = []
-        worst = 0.0
+        mismatch = 0.0
         for batch in batches:
             behaviour = batch.old_logprobs if self._importance_cap is not None else None
             if self._recompute_old and not self._old_is_current:
                 old = self.policy.score(batch).logprobs
-                worst = max(worst, float(_mismatch(old, batch.old_logprobs)))
+                mismatch = max(mismatch, float(_mismatch(old, batch.old_logprobs)))
                 batch = replace(batch, old_logprobs=old)
             reference = None
             if self.reference is not None:
@@ -91,7 +91,7 @@ class Objective:
                     to_go = token_returns_to_go(cost, batch.trajectory_ids)
                     batch = replace(batch, advantages=batch.advantages + to_go)
             prepared.append(Prepared(batch, reference, behaviour))
-        return prepared, {_MISMATCH: worst} if self._measures_mismatch else {}
+        return prepared, {_MISMATCH: mismatch} if self._measures_mismatch else {}
 
     def loss(self, prepared: Prepared, denominators: Denominators, beta: float) -> LossOutput:
         """A micro-batch's share of the step's loss, with `beta` times its KL to the reference."""

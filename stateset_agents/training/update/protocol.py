@@ -69,7 +69,7 @@ class PolicyLearner(Protocol):
         state: Mapping[str, Any],
         critic: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Go on from a checkpoint; a tied tensor stands there under one of its names only.
+        """Go on from a checkpoint, which has a tied tensor under one of its names only.
 
         Raises CheckpointError, before anything changes, when the weights are of another model.
         """

@@ -9,15 +9,15 @@ from tiny_training import make_trainer, snapshot
 
 from stateset_agents.algorithms.policy_losses import LOSSES, PolicyLoss, log_likelihood
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.estimators.base import Estimate, Estimator, ScoredStep
+from stateset_agents.training.estimators.base import Advantages, Estimator, ScoredStep
 from stateset_agents.training.estimators.registry import ESTIMATORS
 
 
-def above_the_mean(step: ScoredStep) -> Estimate:
+def above_the_mean(step: ScoredStep) -> Advantages:
     """1 for a conversation that earned more than its group's mean, else 0."""
     groups = [group.rewards for group in step.groups.values()]
     credit = [[(float(reward > fmean(rewards)),) for reward in rewards] for rewards in groups]
-    return Estimate(credit, credit)
+    return Advantages(credit, credit)
 
 
 async def test_a_step_trains_by_both(tmp_path, monkeypatch):

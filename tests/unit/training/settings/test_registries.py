@@ -16,7 +16,7 @@ from stateset_agents.algorithms.policy_losses import LOSSES, PolicyLoss, log_lik
 from stateset_agents.runtime.named_code import imported
 from stateset_agents.training.components import ENVIRONMENTS
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators.base import Estimate, Estimator
+from stateset_agents.training.estimators.base import Advantages, Estimator
 from stateset_agents.training.estimators.registry import ESTIMATORS
 from stateset_agents.types.errors import ConfigurationError
 
@@ -96,7 +96,7 @@ def test_every_named_environment_is_there(name: str) -> None:
     assert {"scenarios", "start"} <= set(dir(imported("environment", ENVIRONMENTS[name])))
 
 
-def no_credit(step: object) -> Estimate:
+def no_credit(step: object) -> Advantages:
     raise AssertionError("nothing is credited here")
 
 

@@ -36,25 +36,14 @@ class Training(Protocol):
     """What a callback, a tracker or the console reads of any trainer, and asks of it."""
 
     @property
-    def run(self) -> RunFolder:
-        """The run folder."""
-
+    def run(self) -> RunFolder: ...
     @property
-    def progress(self) -> Progress:
-        """The progress of the training now."""
-
+    def progress(self) -> Progress: ...
     @property
-    def step_number(self) -> int:
-        """Steps finished."""
-
-    def pause(self) -> None:
-        """Let the step under way end and hold there."""
-
-    def resume(self) -> None:
-        """Go on after `pause`."""
-
-    def request_stop(self) -> None:
-        """Let the step under way end, keep a checkpoint, and have `train` return."""
+    def step_number(self) -> int: ...  # steps finished
+    def pause(self) -> None: ...  # let the running step end, and wait there
+    def resume(self) -> None: ...
+    def request_stop(self) -> None: ...  # let the running step end, save a checkpoint, have `train` return
 
 
 class Callback:

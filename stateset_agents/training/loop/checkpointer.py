@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from stateset_agents.backends.text.tokenizers import save_tokenizer
+from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.core.model_card import Origin, model_card, write_card
 from stateset_agents.runs.checkpoint_files import (
     Checkpoint,
@@ -28,7 +29,7 @@ from stateset_agents.runs.checkpoint_files import (
     save_checkpoint,
     write_texts,
 )
-from stateset_agents.runs.compatibility import Identity, as_json
+from stateset_agents.runs.compatibility import Compatibility, Identity, as_json
 from stateset_agents.runs.learning_rate import schedule
 from stateset_agents.runs.recorder import RunRecorder
 from stateset_agents.runtime.worker_thread import Worker
@@ -36,15 +37,51 @@ from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.process_group import ProcessGroup
-from stateset_agents.training.loop.resumable import training_compatibility
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.types.errors import CheckpointError
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["Checkpointer", "Restored", "truncate_after"]
+__all__ = ["Checkpointer", "Restored", "training_compatibility", "truncate_after"]
 
 _log = get_logger(__name__)
+
+_MAY_DIFFER = frozenset(
+    {
+        "agent.model_name",
+        "agent.device",
+        "agent.temperature",
+        "agent.seed",
+        "training.max_steps",
+        "training.parallelism",
+        "training.num_episodes",
+        "training.output_dir",
+        "training.run_name",
+        "training.rollout_sleep",
+        "training.save_steps",
+        "training.save_total_limit",
+        "training.eval_steps",
+        "training.eval_episodes",
+        "training.early_stopping_patience",
+        "training.early_stopping_threshold",
+        "training.max_failed_steps",
+        "training.load_best_at_end",
+        "training.log_rollouts",
+        "training.progress",
+        "training.report_to",
+        "training.turn_timeout",
+        "training.reward_timeout",
+        "training.episode_retries",
+        "training.turn_retries",
+        "training.reward_retries",
+        "training.retry_backoff",
+        "training.breaker_failures",
+        "training.breaker_pause",
+        "training.outage_patience",
+        "training.episode_timeout",
+    }
+)
+"""Settings that may change when a training resumes from a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +224,16 @@ class Checkpointer:
         }
         if any((path / name).read_text(encoding="utf-8") != card for name, card in cards.items()):
             write_texts(path, cards)
+
+
+def training_compatibility() -> Compatibility:
+    """Which of a run's settings may change when it resumes: those of `agent` and `training` by name."""
+    sections = {"agent": AgentConfig(model_name="any"), "training": TrainingConfig()}
+    return Compatibility(
+        may_differ=_MAY_DIFFER,
+        defaults={name: section.model_dump(mode="json") for name, section in sections.items()},
+        step_size=("training.per_device_train_batch_size", "training.gradient_accumulation_steps"),
+    )
 
 
 def truncate_after(run: RunFolder, state: RunState, settings: Mapping[str, Any]) -> None:

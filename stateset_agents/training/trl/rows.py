@@ -34,7 +34,7 @@ class TrlRow:
 
     def __post_init__(self) -> None:
         columns = (self.completion_ids, self.env_mask, self.logprobs, self.advantages)
-        if len(set(map(len, columns))) != 1 or not self.completion_ids or not self.prompt_ids:
+        if len({len(column) for column in columns}) != 1 or not self.completion_ids or not self.prompt_ids:
             raise ValueError(
                 f"a row needs a prompt and a completion whose ids, mask, log-probs and advantages are of one "
                 f"length, got {len(self.prompt_ids)} prompt tokens and {len(self.completion_ids)}, "

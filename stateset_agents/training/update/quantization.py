@@ -97,5 +97,5 @@ def dequantized_weight(layer: Any) -> Tensor:
     else:  # the scales move at the first forward
         scales = layer.weight.SCB if layer.state.SCB is None else layer.state.SCB
         weight = layer.weight.data.float().mul_(scales.unsqueeze(1).mul(1.0 / 127.0))
-    weight = weight.float()
-    return weight.t().contiguous() if layer.was_conv1d else weight
+    full: Tensor = weight.float()
+    return full.t().contiguous() if layer.was_conv1d else full

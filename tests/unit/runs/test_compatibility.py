@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stateset_agents.runs.compatibility import Identity, as_json
-from stateset_agents.training.loop.resumable import training_compatibility
+from stateset_agents.training.loop.checkpointer import training_compatibility
 from stateset_agents.types.errors import CheckpointError
 
 

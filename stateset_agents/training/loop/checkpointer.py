@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -92,64 +92,54 @@ class Restored:
     state: RunState
 
 
+@dataclass(slots=True)
 class Checkpointer:
     """Saves and restores one run's learner and state."""
 
-    def __init__(
-        self,
-        learner: PolicyLearner,
-        group: ProcessGroup,
-        worker: Worker,
-        recorder: RunRecorder,
-        identity: Identity,
-        settings: Mapping[str, Any],
-        *,
-        limit: int,
-        is_sharded: bool = False,
-        tokenizer: Any = None,
-    ) -> None:
-        """`settings`: as config.yaml has them; `limit`: of checkpoints that are kept, beside the best;
-        `is_sharded`: has each process a part of the weights?; `tokenizer`: transformers' own, saved beside
-        the weights."""
-        self.identity = identity
-        self.saved: RunState | None = None
-        """What the newest checkpoint of this run has."""
-        self._learner = learner
-        self._group = group
-        self._worker = worker
-        self._recorder = recorder
-        self._settings = settings
-        self._limit = limit
-        self._is_sharded = is_sharded
-        self._tokenizer = tokenizer
+    learner: PolicyLearner
+    group: ProcessGroup
+    worker: Worker
+    recorder: RunRecorder
+    identity: Identity
+    settings: Mapping[str, Any]
+    """As config.yaml has them."""
+    _: KW_ONLY
+    limit: int
+    """Of checkpoints that are kept, beside the best."""
+    is_sharded: bool = False
+    """Has each process a part of the weights?"""
+    tokenizer: Any = None
+    """transformers' own, saved beside the weights."""
+    saved: RunState | None = field(default=None, init=False)
+    """What the newest checkpoint of this run has."""
 
     async def save(self, state: RunState) -> Path:
         """Write `checkpoints/step-NNNNNN`; older ones beyond the limit are removed, but not the best."""
 
         async def write() -> Path | None:
-            if not self._group.is_first:
-                await self._worker.run(self._learner.contribute_shards)
+            if not self.group.is_first:
+                await self.worker.run(self.learner.contribute_shards)
                 return None
-            await self._worker.run(self._recorder.tracker.sync)
-            return await self._worker.run(self._write, state)
+            await self.worker.run(self.recorder.tracker.sync)
+            return await self.worker.run(self._write, state)
 
-        await self._group.barrier("save_checkpoint")
-        path = (await self._group.gather_results("save_checkpoint", write()))[0]
+        await self.group.barrier("save_checkpoint")
+        path = (await self.group.gather_results("save_checkpoint", write()))[0]
         assert path is not None
         self.saved = state
         return path
 
     def _write(self, state: RunState) -> Path:
         """Raises CheckpointError when the disk cannot take it, or after an update that broke off midway."""
-        learner, folder = self._learner, self._recorder.run.checkpoints
+        learner, folder = self.learner, self.recorder.run.checkpoints
         if learner.midway:
             raise CheckpointError("the last update broke off midway: load a checkpoint first")
         origin = Origin(base=learner.base.name_or_path, run=folder.parent, step=state.step)
 
         def write_model(path: Path) -> None:
             learner.write_model_files(path)
-            if self._tokenizer is not None:
-                save_tokenizer(self._tokenizer, path)
+            if self.tokenizer is not None:
+                save_tokenizer(self.tokenizer, path)
             write_card(path, origin)
             if (path.parent / "adapter").is_dir():
                 write_card(path.parent / "adapter", origin, adapter=True)
@@ -167,7 +157,7 @@ class Checkpointer:
         )
         path = save_checkpoint(folder, checkpoint, write_model=write_model)
         mark_best(folder, state.best.step)
-        prune(folder, self._limit)
+        prune(folder, self.limit)
         return path
 
     async def restore(self, path: str | Path | None) -> Restored | None:
@@ -178,34 +168,34 @@ class Checkpointer:
         machine or thread count is allowed and logged, and so is a length under which the learning rates so
         far differ: the result is then not bit-equal.
         """
-        run = self._recorder.run
-        if self._group.is_first:
-            await self._worker.run(_repair, run)
-        await self._group.barrier("load_checkpoint")
+        run = self.recorder.run
+        if self.group.is_first:
+            await self.worker.run(_repair, run)
+        await self.group.barrier("load_checkpoint")
         find = partial(_newest_checkpoint, run) if path is None else partial(_checkpoint_at, Path(path))
-        checkpoint = await self._worker.run(find)
+        checkpoint = await self.worker.run(find)
         if checkpoint is None:
             return None
-        state = await self._worker.run(_restore, checkpoint, self._learner, self.identity)
+        state = await self.worker.run(_restore, checkpoint, self.learner, self.identity)
         self.saved = state if checkpoint.parent == run.checkpoints else None
         return Restored(checkpoint, state)
 
     async def truncate_after(self, state: RunState) -> None:
         """Drop what the run folder has of later steps."""
-        if self._group.is_first:
-            await self._worker.run(truncate_after, self._recorder.run, state, self._settings)
-        await self._group.barrier("load_checkpoint")
+        if self.group.is_first:
+            await self.worker.run(truncate_after, self.recorder.run, state, self.settings)
+        await self.group.barrier("load_checkpoint")
 
     def is_due(self, state: RunState) -> bool:
         """Is there a finished step that is not saved and can be? Logs what cannot be saved any more."""
-        lost = self._group.processes.has_lost_others
-        if self._learner.midway:
+        lost = self.group.processes.has_lost_others
+        if self.learner.midway:
             _log.error("the last update broke off midway: its step is not kept, earlier checkpoints are")
             return False
-        if lost and self._is_sharded:
+        if lost and self.is_sharded:
             _log.error("the other processes' shards are gone: earlier checkpoints are kept")
             return False
-        if lost and not self._group.is_first:
+        if lost and not self.group.is_first:
             return False
         return self.saved != state
 
@@ -214,7 +204,7 @@ class Checkpointer:
 
         `summary`: as `summary.json` is to have it. Raises CheckpointError when the disk cannot take it.
         """
-        path = None if origin is None else self._recorder.run.checkpoints / f"step-{origin.step:06d}"
+        path = None if origin is None else self.recorder.run.checkpoints / f"step-{origin.step:06d}"
         if origin is None or path is None or not path.is_dir():
             return
         cards = {

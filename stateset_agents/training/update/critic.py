@@ -55,6 +55,7 @@ class CreditedBatch:
     """None where the estimator has no critic."""
 
 
+@dataclass(frozen=True, slots=True)
 class Critic:
     """A value function on the policy's trunk, read before every turn or every agent token.
 
@@ -63,32 +64,23 @@ class Critic:
     a conversation that a limit cut is in no row. It learns there, too, what the next turn brought.
     """
 
-    def __init__(
-        self,
-        value_function: ValueFunction,
-        *,
-        per: Literal["turn", "token"],
-        iterations: int,
-        bootstrap: bool,
-        layouts: Callable[[Sequence[Trajectory]], list[Layout]],
-        hidden: Callable[[Layout], Tensor],
-    ) -> None:
-        """`iterations`: steps of the head on each batch; `bootstrap`: does a truncated conversation continue
-        in its value; `layouts` and `hidden`: how rows are forwarded, and the policy's last hidden states of
-        them, [R * T, H]."""
-        self.value_function = value_function
-        self._per = per
-        self._iterations = iterations
-        self._bootstrap = bootstrap
-        self._layouts = layouts
-        self._hidden = hidden
+    value_function: ValueFunction
+    per: Literal["turn", "token"]
+    iterations: int
+    """Steps of the head on each batch."""
+    bootstrap: bool
+    """Does a truncated conversation continue in its value?"""
+    layouts: Callable[[Sequence[Trajectory]], list[Layout]]
+    """How rows are forwarded."""
+    hidden: Callable[[Layout], Tensor]
+    """[R * T, H] the policy's last hidden states of them."""
 
     @torch.no_grad()
     def predict(self, trajectories: Sequence[Trajectory]) -> ValuePredictions:
         """V before every turn or token and after the last word, of trajectories with agent tokens."""
         hidden: list[Tensor] = [torch.empty(0)] * len(trajectories)
-        for layout in self._layouts(trajectories):
-            states = self._hidden(layout)
+        for layout in self.layouts(trajectories):
+            states = self.hidden(layout)
             for index, flat in zip(layout.rows, layout.flat, strict=True):
                 last_of_turns = [end - 1 for end in itertools.accumulate(_lengths(trajectories[index]))]
                 positions = [*self._before(trajectories[index]), *last_of_turns]
@@ -123,7 +115,7 @@ class Critic:
             return {}
         old = torch.cat(predictions.old_values)
         metrics = self.value_function.update_value_function(
-            torch.cat(predictions.hidden), targets, mask=mask, old_values=old, iterations=self._iterations
+            torch.cat(predictions.hidden), targets, mask=mask, old_values=old, iterations=self.iterations
         )
         chosen = torch.tensor(is_before, device=device)
         metrics.pop("value/explained_variance", None)
@@ -135,16 +127,16 @@ class Critic:
         positions: list[int] = []
         for start, turn in zip(starts, trajectory.turns, strict=False):
             first = start + len(turn.prompt_ids) - 1
-            count = 1 if self._per == "turn" else len(turn.completion.token_ids)
+            count = 1 if self.per == "turn" else len(turn.completion.token_ids)
             positions.extend(range(first, first + count))
         return positions
 
     def _returns_after(self, trajectory: Trajectory, returns: Sequence[float]) -> list[float]:
         """[num_turns] the return after each turn; nan where a limit cut the conversation."""
-        sizes = [1 if self._per == "turn" else len(turn.completion.token_ids) for turn in trajectory.turns]
+        sizes = [1 if self.per == "turn" else len(turn.completion.token_ids) for turn in trajectory.turns]
         firsts = list(itertools.accumulate(sizes))[:-1]
         gamma = self.value_function.gamma
-        last = float("nan") if bootstraps(trajectory, bootstrap_truncated=self._bootstrap) else 0.0
+        last = float("nan") if bootstraps(trajectory, bootstrap_truncated=self.bootstrap) else 0.0
         return [*(gamma * returns[first] if first < len(returns) else last for first in firsts), last]
 
 

@@ -110,11 +110,11 @@ async def _serve(args: argparse.Namespace) -> int:
         args.host, api_keys=keys, allowed_hosts=args.allowed_host
     )  # refused before the model is loaded
     limits = limits_of(args)
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    stop, stop_waiting = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C is a KeyboardInterrupt there
-            loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+            loop.add_signal_handler(number, lambda: (stop_waiting if stop.is_set() else stop).set())
     config = AgentConfig(model_name=args.model, system_prompt=args.system)
     async with (
         MultiTurnAgent(config) as agent,
@@ -139,11 +139,11 @@ async def _serve(args: argparse.Namespace) -> int:
             watch.result()  # raises what broke, which main says in one line
         watch.cancel()
         drain = asyncio.create_task(server.drain(args.drain))
-        hurried = asyncio.create_task(hurry.wait())
-        await asyncio.wait({drain, hurried}, return_when=asyncio.FIRST_COMPLETED)
-        server.hurry()
+        stopped = asyncio.create_task(stop_waiting.wait())
+        await asyncio.wait({drain, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        server.stop_waiting()
         broken_off = await drain
-        hurried.cancel()
+        stopped.cancel()
     if broken_off:
         print(
             f"stateset-agents: {broken_off} requests were broken off: give them longer than --drain "

@@ -12,15 +12,16 @@ from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.reply_parsing import certain_words, read_completion
 from stateset_agents.core.chat.system_message import Context, Talk, as_messages, with_context
+from stateset_agents.core.environment import Conversation
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, Message, ToolCall
 
-__all__ = ["ChatSession", "Event", "ToolRunner"]
+__all__ = ["ChatSession", "ConversationTools", "Event", "ToolRunner"]
 
 _GRACE_SECONDS = 1.0
 Event = str | ToolCall | Message
-"""What happens during an answer: a piece of the agent's words, a call it asks for, or a tool's answer."""
+"""What happens during an answer: a piece of the agent's text, a tool call, or a tool's answer."""
 
 
 class ToolRunner(Protocol):
@@ -28,7 +29,7 @@ class ToolRunner(Protocol):
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """What the agent is told about the tools (OpenAI's shape)."""
+        """The tools' descriptions for the agent, in OpenAI's format."""
         ...
 
     async def call_all(self, calls: Sequence[ToolCall]) -> Sequence[Message]:
@@ -37,16 +38,15 @@ class ToolRunner(Protocol):
 
 
 class ChatSession:
-    """Holds the history; runs the tools the agent asks for until it answers in words.
+    """Holds the history, and runs the agent's tool calls until it answers with text.
 
         async with ChatSession(agent, tools=[look_up]) as chat:
             print(await chat.send("where is order K27?"))
             async for event in chat.stream("and K28?"):
                 ...  # str: a piece of the answer; ToolCall: a call; Message: a tool's answer
 
-    An answer that is left early (a break, a cancelled task, a tool that breaks) stays in the history as far
-    as it came: finished rounds of tools and the words so far. If there is neither, what the person said is
-    taken back, too.
+    Of an answer that ends early (a break, a cancelled task, a tool that fails) the history keeps the finished
+    rounds of tools and the text so far. If there is neither, the user's message is removed, too.
     """
 
     def __init__(
@@ -58,9 +58,8 @@ class ChatSession:
         messages: Talk = (),
         max_rounds: int = 8,
     ) -> None:
-        """`context` goes into the system message, as in `generate_response`. `messages`: a conversation to go
-        on with, taken as it stands. After `max_rounds` rounds of tools without an answer in words the answer
-        is left off."""
+        """`context` goes into the system message, as in `generate_response`. `messages`: a conversation to
+        continue, used unchanged. An answer without text ends after `max_rounds` rounds of tools."""
         if max_rounds < 1:
             raise ConfigurationError(f"max_rounds must be at least 1, got {max_rounds!r}")
         if messages and context:
@@ -70,7 +69,7 @@ class ChatSession:
             )
         self.agent = agent
         self.messages: tuple[Message, ...]
-        """Everything said so far, the system message included."""
+        """The conversation so far, with the system message."""
         if messages:
             self.messages = tuple(as_messages(messages))
         else:
@@ -88,23 +87,23 @@ class ChatSession:
         await self.close()
 
     async def close(self) -> None:
-        """Let the backend forget the conversation; a closed one can go on, at the price of a new prefill."""
+        """Free the conversation's cache. It can be continued nevertheless, after a new prefill."""
         await self.agent.backend.release(self._session)
 
     async def send(self, text: str) -> str:
-        """The agent's answer in words to what a person says; "" where it left off without one."""
+        """The text of the agent's answer to a user's text; "" if it stopped without one."""
         async with aclosing(self.stream(text)) as events:
             async for _ in events:
                 pass
         return self.messages[-1].content
 
     async def stream(self, text: str) -> AsyncGenerator[Event]:
-        """The answer as it comes about.
+        """The events of the answer, as they happen.
 
-        Raises ConfigurationError where the conversation has no room in the context, EnvironmentFailure where
-        a tool breaks.
+        Raises ConfigurationError if the conversation does not fit the context, EnvironmentFailure if a tool
+        fails.
         """
-        try:  # Python closes a stream that was left by `break` a moment later
+        try:  # Python closes a stream a moment after a `break`
             async with asyncio.timeout(_GRACE_SECONDS):
                 await self._turn.acquire()
         except TimeoutError:
@@ -113,12 +112,12 @@ class ChatSession:
             ) from None
         before = self.messages
         self.messages = (*before, Message(role="user", content=text))
-        said = ""
+        text_so_far = ""
         try:
             for _ in range(self._max_rounds):
-                said = raw = ""
+                text_so_far = raw = ""
                 reply = Message(role="assistant", content="")
-                async with aclosing(streamed(self._speak)) as pieces:
+                async with aclosing(streamed(self._generate)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, Completion):
                             reply = self._read(piece)
@@ -126,9 +125,9 @@ class ChatSession:
                         else:
                             raw += piece
                             words = certain_words(raw)
-                        before_this, said = said, words
-                        if len(words) > len(before_this):
-                            yield words[len(before_this) :]
+                        previous, text_so_far = text_so_far, words
+                        if len(words) > len(previous):
+                            yield words[len(previous) :]
                 if not reply.tool_calls:
                     self.messages = (*self.messages, reply)
                     return
@@ -136,25 +135,48 @@ class ChatSession:
                     yield call
                 results = await self._tools.call_all(reply.tool_calls)
                 self.messages = (*self.messages, reply, *results)
-                said = ""
+                text_so_far = ""
                 for result in results:
                     yield result
         finally:
-            self._leave_off(before, said)
+            self._complete_history(before, text_so_far)
             self._turn.release()
 
-    async def _speak(self, on_text: Callable[[str], None]) -> Completion:
+    async def _generate(self, on_text: Callable[[str], None]) -> Completion:
         return await self.agent.answer(self.messages, self._schemas, session=self._session, on_text=on_text)
 
     def _read(self, completion: Completion) -> Message:
         turn = sum(message.role == "assistant" for message in self.messages)
         return read_completion(completion, turn).message
 
-    def _leave_off(self, before: tuple[Message, ...], said: str) -> None:
-        """Have the history end with the agent's words, whatever happened."""
+    def _complete_history(self, before: tuple[Message, ...], text_so_far: str) -> None:
+        """Make the history end with a message of the agent, also after an interrupted answer."""
         if self.messages[-1].role == "assistant":
             return
-        if said or self.messages[-1].role == "tool":
-            self.messages = (*self.messages, Message(role="assistant", content=said))
+        if text_so_far or self.messages[-1].role == "tool":
+            self.messages = (*self.messages, Message(role="assistant", content=text_so_far))
         else:
             self.messages = before
+
+
+class ConversationTools:
+    """An environment's tools, for a chat in which a person plays the user.
+
+    Steps a conversation with the agent's tool calls alone: its simulated user gets no messages.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.schemas: Sequence[Mapping[str, Any]] = conversation.tools
+        self._conversation = conversation
+        self._is_over = False
+
+    async def call_all(self, calls: Sequence[ToolCall]) -> Sequence[Message]:
+        """The environment's answers. Raises ConfigurationError after it has ended the conversation."""
+        if self._is_over:
+            raise ConfigurationError(
+                "the environment has ended this conversation: start a new one, or give it more max_turns"
+            )
+        reply = Message(role="assistant", content="", tool_calls=tuple(calls))
+        observation = await self._conversation.step(reply)
+        self._is_over = observation.terminated or observation.truncated
+        return observation.messages

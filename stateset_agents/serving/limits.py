@@ -1,8 +1,9 @@
-"""How much a server takes on at once, and in which order those who wait are served.
+"""Limits of a server, and the queue of answers that wait for their turn.
 
-Answers under way share the model's batches, so each one more makes all of them a little slower. A client may
-have so many under way, the server so many in all; whoever comes later waits. Clients that wait are served in
-turn, one request of each, so that hundreds of requests of one client do not stand before another's only one.
+Answers that run share the model's batches, so each further one makes all of them a little slower. The number
+of running answers is limited for each client and for the server; further ones wait. Waiting clients are
+served in turn, one answer of each, so that hundreds of requests of one client do not delay another client's
+only request.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pydantic import Field
 from stateset_agents.backends.openai.protocol import ApiError
 from stateset_agents.types.settings import Settings
 
-__all__ = ["Held", "Limits", "Place", "Queue"]
+__all__ = ["AnswerQueue", "BodyMemory", "Limits", "QueueEntry"]
 
 
 class Limits(Settings):
@@ -48,93 +49,94 @@ class Limits(Settings):
     )
 
     @property
-    def most_choices(self) -> int:
-        """Answers to one request: `max_choices`, or fewer where no more may run and wait."""
-        of_all = self.max_running + self.max_waiting
-        of_one = self.max_running_per_client + self.max_waiting_per_client
-        return min(self.max_choices, of_all, of_one)
+    def effective_max_choices(self) -> int:
+        """Most answers to one request: `max_choices`, or fewer if fewer may run and wait."""
+        for_server = self.max_running + self.max_waiting
+        for_client = self.max_running_per_client + self.max_waiting_per_client
+        return min(self.max_choices, for_server, for_client)
 
 
-class Held:
-    """The bytes of bodies in memory: many that are small enough may be too much together.
+class BodyMemory:
+    """Limits the bytes of all request bodies in memory together.
 
-    Several bodies of one client have a quarter of the room, so that it cannot shut out the others.
+    Several bodies of one client may take a quarter of them, so that no client shuts out the others.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._held: Counter[str] = Counter()
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes: Counter[str] = Counter()
 
     @contextmanager
     def body(self, client: str) -> Iterator[Callable[[int], None]]:
-        """To be called with the size of each piece that is kept; all of it is let go at the end.
+        """A function that reserves the bytes of each piece before it is kept; all are freed at the end.
 
-        The call raises ApiError of status 429 where it is too much.
+        It raises ApiError, status 429, if they would be too many.
         """
-        taken = 0
+        reserved = 0
 
-        def take(size: int) -> None:
-            nonlocal taken
-            share = self._held[client] + size
-            if self._held.total() + size > self._most or (share > taken + size and 4 * share > self._most):
+        def reserve(size: int) -> None:
+            nonlocal reserved
+            total, client_bytes = self._bytes.total() + size, self._bytes[client] + size
+            has_several = client_bytes > reserved + size
+            if total > self._limit or (has_several and 4 * client_bytes > self._limit):
                 raise ApiError(
-                    f"the requests that are read or wait have {self._held.total()} bytes, {share - size} of "
+                    f"the requests that are read or wait have {total - size} bytes, {client_bytes - size} of "
                     "them yours, and more do not fit: ask again later",
                     code="too_many_requests",
                     status=429,
                     retry_after=1,
                 )
-            taken += size
-            self._held[client] += size
+            reserved += size
+            self._bytes[client] += size
 
         try:
-            yield take
+            yield reserve
         finally:
-            self._held[client] -= taken
-            if not self._held[client]:
-                del self._held[client]
+            self._bytes[client] -= reserved
+            if not self._bytes[client]:
+                del self._bytes[client]
 
 
-class Place:
-    """One answer's: it waits, then it runs, then it is left; `leave` may be called more than once."""
+class QueueEntry:
+    """One answer in the queue: it waits, then it runs, then it is released."""
 
-    def __init__(self, queue: Queue, client: str) -> None:
+    def __init__(self, queue: AnswerQueue, client: str) -> None:
         self._queue = queue
         self._client = client
-        self._granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._since = 0.0
-        self._is_left = False
+        self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._started_at = 0.0
+        self._is_released = False
 
-    async def granted(self) -> None:
-        """Wait for its turn."""
-        await asyncio.shield(self._granted)  # whoever gives up waiting leaves
+    async def wait(self) -> None:
+        """Return when the answer may run."""
+        await asyncio.shield(self._turn)  # a caller that is cancelled releases the entry
 
-    def grant(self) -> None:
-        """Its turn has come."""
-        self._since = asyncio.get_running_loop().time()
-        self._granted.set_result(None)
+    def start(self) -> None:
+        """Let the answer run."""
+        self._started_at = asyncio.get_running_loop().time()
+        self._turn.set_result(None)
 
-    def leave(self) -> None:
-        """The answer is there, or nobody wants it any more."""
-        if self._is_left:
+    def release(self) -> None:
+        """The answer is complete or was cancelled. A second call does nothing."""
+        if self._is_released:
             return
-        self._is_left = True
-        if self._granted.done():
-            self._queue.freed(self._client, asyncio.get_running_loop().time() - self._since)
+        self._is_released = True
+        if self._turn.done():
+            self._queue.on_released(self._client, asyncio.get_running_loop().time() - self._started_at)
         else:
-            self._queue.forget(self._client, self)
+            self._queue.remove(self._client, self)
 
 
-class Queue:
-    """Places for answers: taken at once where there is one, else in turn by client."""
+class AnswerQueue:
+    """Decides which answers run: at once if the limits allow it, else in turn by client."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._running: Counter[str] = Counter()
-        self._waiting: OrderedDict[str, deque[Place]] = OrderedDict()
-        """By client; the first is next in turn. Nobody's deque is empty."""
-        self._seconds = 0.0
-        """What an answer takes, lately."""
+        self._waiting: OrderedDict[str, deque[QueueEntry]] = OrderedDict()
+        """By client, the next one first; no deque is empty."""
+        self._mean_seconds = 0.0
+        """Moving average of the time that an answer runs."""
 
     @property
     def num_running(self) -> int:
@@ -142,13 +144,13 @@ class Queue:
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(places) for places in self._waiting.values())
+        return sum(len(entries) for entries in self._waiting.values())
 
     @contextmanager
-    def places(self, client: str, count: int = 1) -> Iterator[list[Place]]:
-        """So many places for a client, which are left at the end.
+    def entries(self, client: str, count: int = 1) -> Iterator[list[QueueEntry]]:
+        """Entries for so many answers of a client; they are released at the end.
 
-        Raises ApiError of status 429 where more would wait than may.
+        Raises ApiError, status 429, if more would wait than may.
         """
         limits, queued = self._limits, len(self._waiting.get(client, ()))
         free = min(
@@ -165,51 +167,51 @@ class Queue:
                 f"{self.num_waiting} answers wait here, and more than {limits.max_waiting} may",
                 rounds=self.num_waiting / limits.max_running,
             )
-        places = [Place(self, client) for _ in range(count)]
-        self._waiting.setdefault(client, deque()).extend(places)
-        self._serve()
+        entries = [QueueEntry(self, client) for _ in range(count)]
+        self._waiting.setdefault(client, deque()).extend(entries)
+        self._start_next()
         try:
-            yield places
+            yield entries
         finally:
-            for place in places:
-                place.leave()
+            for entry in entries:
+                entry.release()
 
-    def forget(self, client: str, place: Place) -> None:
-        """A place that nobody waits for any more."""
+    def remove(self, client: str, entry: QueueEntry) -> None:
+        """Drop an entry that was released before it ran."""
         waiting = self._waiting[client]
-        waiting.remove(place)
+        waiting.remove(entry)
         if not waiting:
             del self._waiting[client]
 
-    def freed(self, client: str, seconds: float) -> None:
-        """A place was left after so many seconds."""
+    def on_released(self, client: str, seconds: float) -> None:
+        """An answer of this client ended after running for so many seconds."""
         self._running[client] -= 1
         if not self._running[client]:
             del self._running[client]
-        self._seconds = seconds if not self._seconds else 0.9 * self._seconds + 0.1 * seconds
-        self._serve()
+        self._mean_seconds = seconds if not self._mean_seconds else 0.9 * self._mean_seconds + 0.1 * seconds
+        self._start_next()
 
-    def _serve(self) -> None:
-        """Give out what is free, to one waiting client after another."""
-        passed = 0
-        while passed < len(self._waiting) and self.num_running < self._limits.max_running:
+    def _start_next(self) -> None:
+        """Start as many waiting answers as the limits allow, one client after another."""
+        num_skipped = 0
+        while num_skipped < len(self._waiting) and self.num_running < self._limits.max_running:
             client = next(iter(self._waiting))
             self._waiting.move_to_end(client)
             if self._running[client] >= self._limits.max_running_per_client:
-                passed += 1
+                num_skipped += 1
                 continue
-            passed = 0
+            num_skipped = 0
             waiting = self._waiting[client]
-            waiting.popleft().grant()
+            waiting.popleft().start()
             self._running[client] += 1
             if not waiting:
                 del self._waiting[client]
 
-    def _busy(self, why: str, *, rounds: float) -> ApiError:
+    def _busy(self, reason: str, *, rounds: float) -> ApiError:
         """`rounds`: answers that run one after the other until those that wait now have run."""
         return ApiError(
-            f"{why}: ask again later",
+            f"{reason}: ask again later",
             code="too_many_requests",
             status=429,
-            retry_after=min(max(math.ceil(self._seconds * (rounds + 1)), 1), 60),
+            retry_after=min(max(math.ceil(self._mean_seconds * (rounds + 1)), 1), 60),
         )

@@ -1,4 +1,4 @@
-"""What one server did, for Prometheus; prometheus_client comes in by this door."""
+"""Metrics of one server in Prometheus's format; the only file that imports prometheus_client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.backends.openai.protocol import Answer, ApiError
-from stateset_agents.serving.limits import Queue
+from stateset_agents.serving.limits import AnswerQueue
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -17,9 +17,9 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class Metrics:
-    """Counts since the server's start; without prometheus_client nothing is counted, and `page` says so."""
+    """Counts since the server's start; without prometheus_client nothing is counted, and `page` raises."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: AnswerQueue) -> None:
         try:
             import prometheus_client as prometheus
         except ImportError:
@@ -52,7 +52,7 @@ class Metrics:
             prometheus.Gauge(name, text, registry=self._registry).set_function(count)
 
     def middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
-        """To be the outermost: counts a request under its route and status."""
+        """The outermost middleware: counts requests by route and status."""
         from aiohttp import web
 
         @web.middleware
@@ -70,19 +70,19 @@ class Metrics:
 
         return counted
 
-    def waited(self, seconds: float) -> None:
-        """An answer's turn came after so long."""
+    def record_wait(self, seconds: float) -> None:
+        """Record how long an answer waited for its turn."""
         if self._registry is not None:
             self._waits.observe(seconds)
 
-    def answered(self, answers: Sequence[Answer]) -> None:
-        """The answers to one request are whole."""
+    def record_answers(self, answers: Sequence[Answer]) -> None:
+        """Count the tokens of the complete answers to one request."""
         if self._registry is not None:
             self._tokens.labels("prompt").inc(answers[0].prompt_tokens)
             self._tokens.labels("completion").inc(sum(answer.completion_tokens for answer in answers))
 
     def page(self) -> tuple[bytes, str]:
-        """The text and its content type; raises ApiError where prometheus_client is not there."""
+        """The text and its content type; raises ApiError, status 501, without prometheus_client."""
         if self._registry is None:
             raise ApiError(
                 'metrics need prometheus_client. Install it with: pip install "prometheus_client>=0.21"',

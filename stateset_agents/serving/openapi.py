@@ -1,4 +1,4 @@
-"""`/openapi.json`: what may be asked, and every answer. The request's schema is `chat_body`'s model."""
+"""`/openapi.json`: requests and answers of the server. `chat_body` has the request's schema."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ ERRORS = {
     501: ("prometheus_client is not installed", "metrics_not_installed"),
     503: ("it is shutting down, or its backend broke", "shutting_down", "unhealthy"),
 }
-"""Status, what it means, and the codes it comes with."""
+"""By status: its meaning, then its error codes."""
 
 
 def document(body: type[BaseModel], *, version: str, asks_for_key: bool) -> dict[str, Any]:
-    """The OpenAPI document of a server whose requests are `body`'s."""
+    """The OpenAPI document of a server whose requests `body` validates."""
     schemas = body.model_json_schema(ref_template="#/components/schemas/{model}")
-    parts = schemas.pop("$defs", {})
-    everywhere = (401, 403, 500) if asks_for_key else (403, 500)
+    definitions = schemas.pop("$defs", {})
+    for_all = (401, 403, 500) if asks_for_key else (403, 500)
 
-    def get(summary: str, schema: dict[str, Any], *errors: int, **fields: Any) -> dict[str, Any]:
-        return {"get": _operation(summary, "application/json", schema, (*everywhere, *errors)) | fields}
+    def get_operation(summary: str, schema: dict[str, Any], *errors: int, **fields: Any) -> dict[str, Any]:
+        return {"get": _operation(summary, "application/json", schema, (*for_all, *errors)) | fields}
 
     chat = _operation(
         "Answer a conversation",
         "application/json",
         _COMPLETION,
-        (*everywhere, 400, 404, 408, 413, 415, 429, 503),
+        (*for_all, 400, 404, 408, 413, 415, 429, 503),
     )
     chat["responses"]["200"]["content"]["text/event-stream"] = {
         "schema": {
@@ -67,26 +67,26 @@ def document(body: type[BaseModel], *, version: str, asks_for_key: bool) -> dict
     text = {"type": "string"}
     paths: dict[str, Any] = {
         "/v1/chat/completions": {"post": chat},
-        "/v1/models": get("The served model", _listed(_MODEL)),
-        "/v1/models/{id}": get("The served model", _MODEL, 404, parameters=[model_id]),
-        "/health": get("Can it answer at all?", _STATUS, 503, security=[]),
-        "/ready": get("Should it get requests?", _STATUS, 503, security=[]),
-        "/version": get("Of the package", _object(version=text)),
-        "/metrics": {"get": _operation("For Prometheus", "text/plain", text, (*everywhere, 501))},
-        "/openapi.json": get("This document", {"type": "object"}),
+        "/v1/models": get_operation("The served model", _list_of(_MODEL)),
+        "/v1/models/{id}": get_operation("The served model", _MODEL, 404, parameters=[model_id]),
+        "/health": get_operation("Can it answer at all?", _STATUS, 503, security=[]),
+        "/ready": get_operation("Should it get requests?", _STATUS, 503, security=[]),
+        "/version": get_operation("Of the package", _object(version=text)),
+        "/metrics": {"get": _operation("For Prometheus", "text/plain", text, (*for_all, 501))},
+        "/openapi.json": get_operation("This document", {"type": "object"}),
     }
     for path in OPEN_PATHS:
         paths[path]["get"]["responses"].pop("401", None)
-    found = {
+    spec = {
         "openapi": "3.1.0",
         "info": {"title": "stateset-agents", "version": version},
         "paths": paths,
         "components": {
-            "schemas": {**parts, "ChatBody": schemas},
+            "schemas": {**definitions, "ChatBody": schemas},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
-    return found | ({"security": [{"key": []}]} if asks_for_key else {})
+    return spec | ({"security": [{"key": []}]} if asks_for_key else {})
 
 
 def _operation(
@@ -99,13 +99,13 @@ def _operation(
         meaning, *codes = ERRORS[status]
         responses[str(status)] = {
             "description": meaning,
-            "content": {"application/json": {"schema": _error(codes)}},
+            "content": {"application/json": {"schema": _error_body(codes)}},
         }
     return {"summary": summary, "responses": responses}
 
 
 def _object(**properties: Any) -> dict[str, Any]:
-    """All of these, and nothing else."""
+    """The schema of an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -114,11 +114,11 @@ def _object(**properties: Any) -> dict[str, Any]:
     }
 
 
-def _listed(item: dict[str, Any]) -> dict[str, Any]:
+def _list_of(item: dict[str, Any]) -> dict[str, Any]:
     return _object(object={"const": "list"}, data={"type": "array", "items": item})
 
 
-def _error(codes: list[str]) -> dict[str, Any]:
+def _error_body(codes: list[str]) -> dict[str, Any]:
     return _object(
         error=_object(
             message={"type": "string", "minLength": 1},

@@ -11,22 +11,22 @@ from stateset_agents.core.chat.escaping import encodable
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
-__all__ = ["load_conversations", "refuse_unwritable", "save_conversation"]
+__all__ = ["check_writable", "load_conversations", "save_conversation"]
 
-_CURE = "give a file in a folder that exists and that you may write to"
+_HINT = "give a file in a folder that exists and that you may write to"
 
 
-def refuse_unwritable(path: str | Path) -> None:
-    """Raise ConfigurationError where `save_conversation` could not write; nothing is made."""
+def check_writable(path: str | Path) -> None:
+    """Raises ConfigurationError if `save_conversation` could not write there; creates no file."""
     path = Path(path)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigurationError(f"cannot write conversations to {str(path)!r}: {_CURE}")
+        raise ConfigurationError(f"cannot write conversations to {str(path)!r}: {_HINT}")
 
 
 def save_conversation(path: str | Path, messages: Sequence[Message]) -> None:
-    """Append one line to the file, which is made where it does not exist.
+    """Append one line to the file, which is created if it does not exist.
 
-    Raises ConfigurationError where it cannot be written.
+    Raises ConfigurationError if it cannot be written.
     """
     data = {"messages": [message.to_openai() for message in messages]}
     line = encodable(json.dumps(data, ensure_ascii=False))
@@ -35,14 +35,14 @@ def save_conversation(path: str | Path, messages: Sequence[Message]) -> None:
             file.write(line + "\n")
     except OSError as error:
         raise ConfigurationError(
-            f"cannot write conversations to {str(path)!r} ({error.strerror}): {_CURE}"
+            f"cannot write conversations to {str(path)!r} ({error.strerror}): {_HINT}"
         ) from error
 
 
 def load_conversations(path: str | Path) -> list[list[Message]]:
     """The conversations of a file, the oldest first.
 
-    Raises ConfigurationError naming the file and line that cannot be read.
+    Raises ConfigurationError, with the file and line, if it cannot be read.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -52,19 +52,19 @@ def load_conversations(path: str | Path) -> list[list[Message]]:
             f"cannot read conversations from {str(path)!r} ({reason}): give a file of JSON lines, as --save "
             "writes it"
         ) from error
-    found = []
+    conversations = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                found.append(_read(line))
+                conversations.append(_parse(line))
             except ConfigurationError as error:
                 raise ConfigurationError(f"{path}, line {number}: {error}") from error
-    if not found:
+    if not conversations:
         raise ConfigurationError(f"there is no conversation in {str(path)!r}")
-    return found
+    return conversations
 
 
-def _read(line: str) -> list[Message]:
+def _parse(line: str) -> list[Message]:
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:

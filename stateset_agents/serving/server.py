@@ -1,4 +1,4 @@
-"""An agent behind OpenAI's chat-completions interface: what it was trained for, any client can ask it."""
+"""Serves an agent with OpenAI's chat-completions API."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from stateset_agents.backends.base import Backend
 from stateset_agents.backends.openai.bodies import default_max_body, read_json
 from stateset_agents.backends.openai.chat_body import body_for
 from stateset_agents.backends.openai.event_stream import EventStream
@@ -36,27 +37,28 @@ from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.reply_parsing import certain_words, parse_reply
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.tasks import gather_or_cancel
-from stateset_agents.serving.idle import rest_when_idle
-from stateset_agents.serving.limits import Held, Limits, Place, Queue
+from stateset_agents.serving.active_requests import ActiveRequests, shutting_down
+from stateset_agents.serving.limits import AnswerQueue, BodyMemory, Limits, QueueEntry
 from stateset_agents.serving.metrics import Metrics
 from stateset_agents.serving.openapi import OPEN_PATHS, document
-from stateset_agents.serving.under_way import UnderWay
 from stateset_agents.types.errors import BackendError, ConfigurationError, ContextLengthExceeded
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.seeds import derive
 
 __all__ = ["AgentServer"]
 
+_MAX_POLL_SECONDS, _MIN_POLL_SECONDS = 1.0, 0.05
+
 
 class AgentServer:
-    """Serves OpenAI's chat completions of one agent that has been initialised, and says how it is.
+    """Serves OpenAI's chat completions of one agent that has been initialised.
 
         async with AgentServer(agent, port=8000) as server:
             print(server.url)
 
-    Persona and system prompt of the agent stand before the client's messages; `temperature`, `top_p`,
-    `top_k`, `max_tokens`, `stop` and `seed` of a request take the place of the agent's own. `/openapi.json`
-    says what a request may hold and how it is answered.
+    The agent's persona and system prompt come before the client's messages; `temperature`, `top_p`, `top_k`,
+    `max_tokens`, `stop` and `seed` of a request replace the agent's own. `/openapi.json` describes requests
+    and answers.
     """
 
     def __init__(
@@ -75,14 +77,14 @@ class AgentServer:
         """
         Args:
             agent: Initialised; the server neither starts nor closes it.
-            host: The address to listen on. Others than this machine's own need `api_keys`.
+            host: The address to listen on. One that other machines can reach needs `api_keys`.
             port: 0 takes a free one.
             api_keys: A request has to send one of them as `Authorization: Bearer KEY` (see `http_guard`).
-            allowed_hosts: Names besides this machine's that may stand in a request's `Host`.
-            limits: What it takes on at once.
-            max_body: Bytes that a request's body may have, unpacked; unset: by the model's context, 256 KiB
-                to 4 MiB (`bodies.default_max_body`). Larger ones get 413.
-            rest_after: Seconds without work after which the cache's memory goes back to the system.
+            allowed_hosts: Further names that a request's `Host` may have, besides this machine's.
+            limits: How many answers run and wait, and their sizes.
+            max_body: Most bytes of a request's body, decompressed; unset: by the model's context, 256 KiB to
+                4 MiB (`bodies.default_max_body`). Larger bodies get 413.
+            rest_after: Seconds without work after which the memory of the cache is freed.
             name: What clients call the model; unset: `agent.config.model_name`.
         """
         self._guard = HttpGuard.listening_on(
@@ -97,20 +99,22 @@ class AgentServer:
         if not rest_after > 0:
             raise ConfigurationError(f"rest_after must be seconds above 0 (inf: never), got {rest_after!r}")
         self._rest_after = rest_after
-        self._resting: asyncio.Task[None] | None = None
+        self._idle_task: asyncio.Task[None] | None = None
         self._host = host
         self._port = port
         self._runner: web.AppRunner | None = None
-        self._under_way = UnderWay()
-        self._queue = Queue(self.limits)
-        self._held = Held(self.limits.max_held)
+        self._active_requests = ActiveRequests()
+        self._queue = AnswerQueue(self.limits)
+        self._body_memory = BodyMemory(self.limits.max_held)
         self._metrics = Metrics(self._queue)
         self._max_output_tokens = self.limits.max_output_tokens or agent.context_length
-        self._body = body_for(max_output_tokens=self._max_output_tokens, max_choices=self.limits.most_choices)
+        self._body = body_for(
+            max_output_tokens=self._max_output_tokens, max_choices=self.limits.effective_max_choices
+        )
 
     @property
     def url(self) -> str:
-        """What a client takes for its base URL."""
+        """The base URL for clients."""
         if self._runner is None:
             raise ConfigurationError("the server is not open: write async with AgentServer(agent) as server")
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -124,7 +128,7 @@ class AgentServer:
                 self._guard.middleware(),
             ],
         )
-        app.on_response_prepare.append(self._hang_up_on_who_does_not_read)
+        app.on_response_prepare.append(self._disconnect_stalled_readers)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._model)
@@ -138,8 +142,8 @@ class AgentServer:
             access_log=None,
             shutdown_timeout=1.0,
             handler_cancellation=True,
-            keepalive_timeout=self.limits.read_timeout,  # also of a request whose headers never end
-            lingering_time=1.0,  # for the rest of a body that was refused
+            keepalive_timeout=self.limits.read_timeout,  # also for a request whose headers never end
+            lingering_time=1.0,  # to read the remainder of a refused body
             logger=_http_log(),
             auto_decompress=False,
             read_bufsize=2**16,
@@ -153,27 +157,27 @@ class AgentServer:
             raise ConfigurationError(
                 f"cannot listen on {self._host}:{self._port}: {reason}; choose another port"
             ) from error
-        self._resting = asyncio.create_task(rest_when_idle(self.agent.backend, self._rest_after))
+        self._idle_task = asyncio.create_task(_sleep_when_idle(self.agent.backend, self._rest_after))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def drain(self, seconds: float) -> int:
-        """Refuse new requests with 503 and wait for the answers under way, streams too.
+        """Refuse new requests with 503 and wait for the active ones, streams too.
 
-        Those that take longer end with an error. Returns how many did. `/ready` is 503 from now on.
+        Those that take longer end with an error; returns how many. `/ready` is 503 from now on.
         """
-        return await self._under_way.drain(seconds)
+        return await self._active_requests.drain(seconds)
 
-    def hurry(self) -> None:
-        """Let a drain wait no longer."""
-        self._under_way.hurry()
+    def stop_waiting(self) -> None:
+        """Let a running `drain` cancel the active requests now."""
+        self._active_requests.stop_waiting()
 
     async def close(self) -> None:
-        """Stop listening; answers under way are broken off after a second (`drain` waits for them)."""
-        if self._resting is not None:
-            self._resting.cancel()
+        """Stop listening; active requests are cancelled after a second (`drain` waits for them)."""
+        if self._idle_task is not None:
+            self._idle_task.cancel()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -181,9 +185,9 @@ class AgentServer:
     async def _complete(self, http: web.Request) -> web.StreamResponse:
         stream = EventStream(http)
         try:
-            async with self._under_way.request():
-                with self._held.body(self._client(http)) as take:
-                    return await self._respond(http, stream, take)
+            async with self._active_requests.request():
+                with self._body_memory.body(self._client(http)) as reserve:
+                    return await self._respond(http, stream, reserve)
         except ConnectionError:  # the client left
             raise
         except Exception as error:
@@ -192,26 +196,27 @@ class AgentServer:
             return await stream.fail(as_api_error(error, http))
 
     async def _respond(
-        self, http: web.Request, stream: EventStream, take: Callable[[int], None]
+        self, http: web.Request, stream: EventStream, reserve: Callable[[int], None]
     ) -> web.StreamResponse:
-        """`take`: see `limits.Held`."""
-        request = read_request(await self._read(http, take), body=self._body)
+        """`reserve`: see `BodyMemory.body`."""
+        request = read_request(await self._read(http, reserve), body=self._body)
         if request.model not in ("", self.name):
             raise _no_model(request.model, self.name)
-        with self._queue.places(self._client(http), request.num_choices) as places:
-            asked = self._asked(request)
+        with self._queue.entries(self._client(http), request.num_choices) as entries:
+            parsed = self._parse(request)
             if request.stream:
-                return await self._stream(stream, asked, places)
-            work = [self._answer(asked, place, number) for number, place in enumerate(places)]
-            answers = await gather_or_cancel(work)
-            self._metrics.answered(answers)
+                return await self._stream(stream, parsed, entries)
+            answers = await gather_or_cancel(
+                [self._answer(parsed, entry, number) for number, entry in enumerate(entries)]
+            )
+            self._metrics.record_answers(answers)
             return web.json_response(completion_body(*answers))
 
-    async def _read(self, http: web.Request, take: Callable[[int], None]) -> Any:
-        """The body's JSON; raises ApiError where it takes too long to come."""
+    async def _read(self, http: web.Request, reserve: Callable[[int], None]) -> Any:
+        """The body's JSON; raises ApiError, status 408, if it takes too long to arrive."""
         try:
             async with asyncio.timeout(self.limits.read_timeout):
-                return await read_json(http, self.max_body, take)
+                return await read_json(http, self.max_body, reserve)
         except TimeoutError as error:
             raise ApiError(
                 f"the body did not come within {self.limits.read_timeout:g} seconds",
@@ -219,23 +224,23 @@ class AgentServer:
                 status=408,
             ) from error
 
-    async def _hang_up_on_who_does_not_read(self, http: web.Request, _: web.StreamResponse) -> None:
-        """Else a connection whose client reads nothing of its answer stays for ever.
+    async def _disconnect_stalled_readers(self, http: web.Request, _: web.StreamResponse) -> None:
+        """Otherwise the connection of a client that reads nothing of its answer would stay open for ever.
 
-        Only Linux ends it (TCP_USER_TIMEOUT, https://man7.org/linux/man-pages/man7/tcp.7.html).
+        Only Linux can close it (TCP_USER_TIMEOUT, https://man7.org/linux/man-pages/man7/tcp.7.html).
         """
-        found = http.transport and http.transport.get_extra_info("socket")
-        if found and hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection = http.transport and http.transport.get_extra_info("socket")
+        if connection and hasattr(socket, "TCP_USER_TIMEOUT"):
             milliseconds = min(round(1000 * self.limits.read_timeout), 2**31 - 1)
-            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(milliseconds, 1))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(milliseconds, 1))
 
     def _client(self, http: web.Request) -> str:
-        """Who asks: by key, where clients have keys of their own, else by address."""
+        """Name of the client: its key's number if there are several keys, else its address."""
         number = self._guard.key_number(http) if len(self._guard.api_keys) > 1 else None
         return f"{http.remote}" if number is None else f"key {number}"
 
-    def _asked(self, request: ChatRequest) -> _Asked:
-        return _Asked(
+    def _parse(self, request: ChatRequest) -> _ParsedRequest:
+        return _ParsedRequest(
             request=request,
             messages=self.agent.with_system_prompt(request.messages),
             sampling={
@@ -252,18 +257,18 @@ class AgentServer:
 
     async def _answer(
         self,
-        asked: _Asked,
-        place: Place,
+        parsed: _ParsedRequest,
+        entry: QueueEntry,
         number: int,
         on_text: Callable[[str], None] | None = None,
     ) -> Answer:
-        """One of the answers to a request, once its turn has come."""
+        """One of the answers to a request, sampled once its turn has come."""
         since = time.monotonic()
         try:
-            await place.granted()
-            self._metrics.waited(time.monotonic() - since)
+            await entry.wait()
+            self._metrics.record_wait(time.monotonic() - since)
             completion = await self.agent.answer(
-                asked.messages, asked.request.tools, on_text=on_text, sampling=asked.sampling_of(number)
+                parsed.messages, parsed.request.tools, on_text=on_text, sampling=parsed.sampling_of(number)
             )
         except ContextLengthExceeded as error:
             raise ApiError(str(error), code="context_length_exceeded", param="messages") from error
@@ -272,98 +277,101 @@ class AgentServer:
         except BackendError as error:
             raise ApiError(str(error), code="backend_error", status=500) from error
         finally:
-            place.leave()
-        return self._answered(asked, completion, number)
+            entry.release()
+        return self._to_answer(parsed, completion, number)
 
-    def _answered(self, asked: _Asked, completion: Completion, number: int) -> Answer:
-        turn = sum(message.role == "assistant" for message in asked.messages)
+    def _to_answer(self, parsed: _ParsedRequest, completion: Completion, number: int) -> Answer:
+        turn = sum(message.role == "assistant" for message in parsed.messages)
         raw = completion.message.content
-        # Without tools there is nothing to call, and what looks like a call is words.
-        message = parse_reply(raw, turn) if asked.request.tools else Message(role="assistant", content=raw)
+        # Without tools there is nothing to call, so text that looks like a call stays text.
+        message = parse_reply(raw, turn) if parsed.request.tools else Message(role="assistant", content=raw)
         message = as_sent(message)
-        if asked.request.single_call:
+        if parsed.request.single_call:
             message = replace(message, tool_calls=message.tool_calls[:1])
         return replace(
-            asked.head,
+            parsed.head,
             index=number,
             message=message,
             finish_reason=Answer.reason(message, completion.finish_reason),
-            logprobs=self._logprobs(completion) if asked.request.logprobs else None,
+            logprobs=self._logprobs(completion) if parsed.request.logprobs else None,
             prompt_tokens=len(completion.prompt_ids),
             completion_tokens=len(completion.token_ids),
         )
 
     def _logprobs(self, completion: Completion) -> list[dict[str, Any]]:
-        """Of every sampled token, those that ended the turn included, as OpenAI has them."""
+        """One entry in OpenAI's format for each sampled token, end-of-turn tokens included."""
         piece = self.agent.backend.tokenizer.piece
         entries = []
         for token, logprob in zip(map(piece, completion.token_ids), completion.logprobs, strict=True):
-            # Half a character has no text of its own, and JSON has no infinity: OpenAI says -9999.
-            written = None if "\ufffd" in token else list(token.encode())
+            # Part of a character has no bytes of its own. JSON has no infinity: OpenAI sends -9999.
+            utf8_bytes = None if "\ufffd" in token else list(token.encode())
             entries.append(
                 {
                     "token": token,
                     "logprob": min(max(logprob, -9999.0), 0.0),
-                    "bytes": written,
+                    "bytes": utf8_bytes,
                     "top_logprobs": [],
                 }
             )
         return entries
 
     async def _stream(
-        self, stream: EventStream, asked: _Asked, places: Sequence[Place]
+        self, stream: EventStream, parsed: _ParsedRequest, entries: Sequence[QueueEntry]
     ) -> web.StreamResponse:
-        """Words as they are sampled, tool calls when the reply is whole."""
-        work = [self._streamed(stream, asked, place, number) for number, place in enumerate(places)]
-        answers = await gather_or_cancel(work)
-        self._metrics.answered(answers)
-        if asked.request.include_usage:
+        """Text as it is sampled, tool calls when the reply is complete."""
+        answers = await gather_or_cancel(
+            [self._stream_answer(stream, parsed, entry, number) for number, entry in enumerate(entries)]
+        )
+        self._metrics.record_answers(answers)
+        if parsed.request.include_usage:
             await stream.send(usage_chunk(*answers))
         return await stream.end()
 
-    async def _streamed(self, stream: EventStream, asked: _Asked, place: Place, number: int) -> Answer:
-        head = replace(asked.head, index=number)
+    async def _stream_answer(
+        self, stream: EventStream, parsed: _ParsedRequest, entry: QueueEntry, number: int
+    ) -> Answer:
+        head = replace(parsed.head, index=number)
         raw = sent = ""
-        begun = False
+        has_begun = False
         answer = head
-        work = streamed(lambda on_text: self._answer(asked, place, number, on_text))
-        async with aclosing(work) as pieces:
+        pieces = streamed(lambda on_text: self._answer(parsed, entry, number, on_text))
+        async with aclosing(pieces):
             async for piece in pieces:
-                if not begun:  # errors before the first word still have a status
+                if not has_begun:  # errors before the first event still have a status of their own
                     await stream.send(chunk(head, {"role": "assistant", "content": ""}))
-                    begun = True
+                    has_begun = True
                 if isinstance(piece, Answer):
                     answer = piece
                     for data in chunks(answer, sent=sent):
                         await stream.send(data)
                     continue
                 raw += piece
-                words = certain_words(raw) if asked.request.tools else raw
+                words = certain_words(raw) if parsed.request.tools else raw
                 if len(words) > len(sent):
                     await stream.send(chunk(head, {"content": words[len(sent) :]}))
                     sent = words
         return answer
 
-    def _described(self) -> dict[str, Any]:
+    def _description(self) -> dict[str, Any]:
         return {"id": self.name, "object": "model", "created": 0, "owned_by": "stateset-agents"}
 
     async def _models(self, http: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [self._described()]})
+        return web.json_response({"object": "list", "data": [self._description()]})
 
     async def _model(self, http: web.Request) -> web.Response:
         if http.match_info["id"] != self.name:
             raise _no_model(http.match_info["id"], self.name)
-        return web.json_response(self._described())
+        return web.json_response(self._description())
 
     async def _health(self, http: web.Request) -> web.Response:
-        """Can it answer at all? A supervisor starts it anew where it cannot."""
+        """Can it answer at all? If not, a supervisor should restart it."""
         await _check_health(self.agent)
         return web.json_response({"status": "ok"})
 
     async def _ready(self, http: web.Request) -> web.Response:
         """Should a load balancer send it requests?"""
-        if self._under_way.is_closing:
-            raise ApiError("the server is shutting down", code="shutting_down", status=503, retry_after=5)
+        if self._active_requests.is_closing:
+            raise shutting_down("the server is shutting down")
         await _check_health(self.agent)
         return web.json_response({"status": "ok"})
 
@@ -380,8 +388,25 @@ class AgentServer:
         )
 
 
+async def _sleep_when_idle(backend: Backend, seconds: float) -> None:
+    """Let the backend sleep whenever its counts have not changed for `seconds`; runs until it is cancelled.
+
+    A turn that comes at the same moment is served all the same.
+    """
+    loop = asyncio.get_running_loop()
+    last_counts, since, is_asleep = dict(backend.counts()), loop.time(), True
+    while True:
+        await asyncio.sleep(min(_MAX_POLL_SECONDS, max(seconds / 4, _MIN_POLL_SECONDS)))
+        counts = dict(backend.counts())
+        if counts != last_counts:
+            last_counts, since, is_asleep = counts, loop.time(), False
+        elif not is_asleep and loop.time() - since >= seconds:
+            await backend.sleep()
+            is_asleep = True
+
+
 def _http_log() -> logging.Logger:
-    """aiohttp's log without what strangers send that is no HTTP, a traceback for each."""
+    """aiohttp's log without its tracebacks for bytes that are no HTTP, which port scanners send."""
     from aiohttp.http_exceptions import HttpProcessingError
 
     def is_ours(record: logging.LogRecord) -> bool:
@@ -397,33 +422,33 @@ _VERSION = importlib.metadata.version("stateset-agents")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """A request as the agent gets it."""
+class _ParsedRequest:
+    """A request as it is passed to the agent."""
 
     request: ChatRequest
     messages: tuple[Message, ...]
     sampling: Mapping[str, Any]
     head: Answer
-    """What its answers have in common."""
+    """The fields that all its answers have in common."""
 
     def sampling_of(self, number: int) -> Mapping[str, Any]:
-        """The `number`-th answer has a random stream of its own."""
+        """Sampling settings of answer `number`: each answer has its own random stream."""
         if "seed" not in self.request.sampling or not number:
             return self.sampling
         return {**self.sampling, "stream": derive(self.request.sampling["seed"], "response", number)}
 
 
-def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A request's checked fields as those of `SamplingParams`."""
-    changes = {name: given[name] for name in ("top_k",) if name in given}
-    changes |= {name: float(given[name]) for name in ("temperature", "top_p") if name in given}
+def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The validated fields of a request as those of `SamplingParams`."""
+    changes = {name: fields[name] for name in ("top_k",) if name in fields}
+    changes |= {name: float(fields[name]) for name in ("temperature", "top_p") if name in fields}
     for name in ("max_tokens", "max_completion_tokens"):
-        if name in given:
-            changes["max_new_tokens"] = given[name]
-    if "seed" in given:
-        changes["stream"] = derive(given["seed"], "response")
-    if "stop" in given:
-        stop = given["stop"]
+        if name in fields:
+            changes["max_new_tokens"] = fields[name]
+    if "seed" in fields:
+        changes["stream"] = derive(fields["seed"], "response")
+    if "stop" in fields:
+        stop = fields["stop"]
         changes["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     return changes
 
@@ -438,7 +463,7 @@ def _no_model(name: str, served: str) -> ApiError:
 
 
 async def _check_health(agent: MultiTurnAgent) -> None:
-    """Raises ApiError of status 503 where the agent's backend can answer nobody any more."""
+    """Raises ApiError, status 503, if the agent's backend can serve no request any more."""
     try:
         await agent.check_health()
     except BackendError as error:

@@ -64,13 +64,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0; an error of the options, or of a line from a pipe, travels."""
-    from stateset_agents.serving.saved_conversations import refuse_unwritable
+    from stateset_agents.serving.saved_conversations import check_writable
 
     if args.model is None and args.environment is None and not args.load and not args.tools:
         args.environment = "retail_desk"
     setting = _Setting.of(args)
     if args.save:
-        refuse_unwritable(args.save)
+        check_writable(args.save)
     with asyncio.Runner() as runner:
         open_things = AsyncExitStack()
         terminal = Terminal()
@@ -100,8 +100,7 @@ async def _started(setting: _Setting, open_things: AsyncExitStack) -> MultiTurnA
 async def _opened(setting: _Setting, agent: MultiTurnAgent, open_things: AsyncExitStack) -> ChatSession:
     """A new conversation; the environment's, where there is one, without its user's words."""
     from stateset_agents.core.chat.system_message import with_context
-    from stateset_agents.serving.chat_session import ChatSession
-    from stateset_agents.serving.conversation_tools import ConversationTools
+    from stateset_agents.serving.chat_session import ChatSession, ConversationTools
 
     if setting.environment is None or setting.scenario is None:
         context = None if setting.loaded else setting.context

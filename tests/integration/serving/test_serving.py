@@ -56,7 +56,7 @@ async def streamed(chat, begun):
 
 
 @contextlib.asynccontextmanager
-async def eight_under_way(chat):
+async def eight_active_answers(chat):
     """Eight answers that are being sampled, every second one streamed."""
     begun = [asyncio.Event() for _ in range(4)]
     work = [asyncio.ensure_future(whole(chat)) for _ in range(4)]
@@ -71,7 +71,7 @@ async def test_a_server_that_is_told_to_end_loses_no_answer():
         root = url.removesuffix("v1")
         async with http.get(f"{root}ready") as answer:
             assert answer.status == 200
-        async with eight_under_way(chat) as work:
+        async with eight_active_answers(chat) as work:
             assert not all(item.done() for item in work)
             process.send_signal(signal.SIGTERM)
             await asyncio.sleep(0.2)
@@ -95,7 +95,7 @@ async def test_a_server_that_is_told_to_end_loses_no_answer():
 @pytest.mark.long
 async def test_what_takes_longer_than_the_drain_is_told_and_the_exit_code_says_so():
     async with serve("--drain", "0.3") as (process, _, chat):
-        async with eight_under_way(chat) as work:
+        async with eight_active_answers(chat) as work:
             since = time.monotonic()
             process.send_signal(signal.SIGTERM)
             results = await asyncio.gather(*work, return_exceptions=True)

@@ -83,7 +83,7 @@ async def test_a_request_s_sampling_takes_the_place_of_the_agent_s():
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "the model's context 500"),
     ],
 )
-async def test_what_cannot_be_is_told(fields, words):
+async def test_invalid_fields_are_named(fields, words):
     async with served(["no"]) as (chat, _, _):
         for stream in (False, True):
             with pytest.raises(openai.BadRequestError) as caught:

@@ -13,8 +13,7 @@ from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.chat.reply_parsing import certain_words, parse_reply
 from stateset_agents.environments.retail_desk import RetailDesk
-from stateset_agents.serving.chat_session import ChatSession
-from stateset_agents.serving.conversation_tools import ConversationTools
+from stateset_agents.serving.chat_session import ChatSession, ConversationTools
 from stateset_agents.serving.saved_conversations import load_conversations, save_conversation
 from stateset_agents.types.errors import BackendError, ConfigurationError, EnvironmentFailure
 from stateset_agents.types.messages import ToolCall

@@ -16,7 +16,7 @@ from stateset_agents.backends.openai.protocol import ApiError
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.cli import serve
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.serving.limits import Held, Limits, Queue
+from stateset_agents.serving.limits import AnswerQueue, BodyMemory, Limits
 from stateset_agents.serving.server import AgentServer
 from stateset_agents.types.errors import ConfigurationError
 
@@ -45,47 +45,47 @@ async def served(script, *, keys=(), delay=0.0, max_new_tokens=256, **limits):
                 await item.close()
 
 
-async def order_of(queue, asked):
+async def run_order(queue, clients):
     """In which order these clients' answers run, one after the other."""
     ran = []
 
     async def answer(client):
-        with queue.places(client) as (place,):
-            await place.granted()
+        with queue.entries(client) as (entry,):
+            await entry.wait()
             ran.append(client)
             await asyncio.sleep(0)
 
-    await asyncio.gather(*map(answer, asked))
+    await asyncio.gather(*map(answer, clients))
     return "".join(ran)
 
 
 async def test_clients_that_wait_are_served_in_turn():
-    queue = Queue(Limits(max_running=1))
-    assert await order_of(queue, "aaaaabbc") == "aabcabaa"
+    queue = AnswerQueue(Limits(max_running=1))
+    assert await run_order(queue, "aaaaabbc") == "aabcabaa"
     assert (queue.num_running, queue.num_waiting) == (0, 0)
 
 
-async def test_a_client_has_so_many_under_way_and_leaves_room_for_others():
-    queue = Queue(Limits(max_running=3, max_running_per_client=2))
-    with queue.places("a", 4) as places:
+async def test_a_client_may_run_so_many_answers_and_leaves_room_for_others():
+    queue = AnswerQueue(Limits(max_running=3, max_running_per_client=2))
+    with queue.entries("a", 4) as entries:
         assert (queue.num_running, queue.num_waiting) == (2, 2)
-        with queue.places("b") as (other,):
-            await asyncio.wait_for(other.granted(), 1)
+        with queue.entries("b") as (other,):
+            await asyncio.wait_for(other.wait(), 1)
             assert queue.num_running == 3
-        places[0].leave()
-        places[0].leave()
+        entries[0].release()
+        entries[0].release()
         assert (queue.num_running, queue.num_waiting) == (2, 1)
     assert (queue.num_running, queue.num_waiting) == (0, 0)
 
 
-async def test_who_gives_up_waiting_leaves_the_queue():
-    queue = Queue(Limits(max_running=1))
+async def test_a_cancelled_answer_leaves_the_queue():
+    queue = AnswerQueue(Limits(max_running=1))
 
     async def waits():
-        with queue.places("b") as (place,):
-            await place.granted()
+        with queue.entries("b") as (entry,):
+            await entry.wait()
 
-    with queue.places("a"):
+    with queue.entries("a"):
         waiting = asyncio.create_task(waits())
         await asyncio.sleep(0)
         assert queue.num_waiting == 1
@@ -103,25 +103,25 @@ async def test_who_gives_up_waiting_leaves_the_queue():
         ({"max_waiting": 0}, "b", "0 answers wait here"),
     ],
 )
-async def test_more_than_may_wait_are_refused_and_told_when_to_come_back(limits, clients, words):
-    queue = Queue(Limits(max_running=1, **limits))
-    with queue.places("a"):
+async def test_more_than_may_wait_are_refused_with_retry_after(limits, clients, words):
+    queue = AnswerQueue(Limits(max_running=1, **limits))
+    with queue.entries("a"):
         *allowed, last = clients
-        held = [queue.places(client) for client in allowed]
-        for item in held:
+        waiting = [queue.entries(client) for client in allowed]
+        for item in waiting:
             item.__enter__()
-        with pytest.raises(ApiError, match=words) as caught, queue.places(last):
+        with pytest.raises(ApiError, match=words) as caught, queue.entries(last):
             pass
         assert caught.value.status == 429
         assert 1 <= int(caught.value.headers["Retry-After"]) <= 60
-        for item in held:
+        for item in waiting:
             item.__exit__(None, None, None)
 
 
 async def test_a_client_is_told_to_wait_for_its_own_answers_not_for_all_that_may_run():
-    queue = Queue(Limits(max_running=64, max_running_per_client=2, max_waiting_per_client=20))
-    queue.freed("before", 2.0)  # seconds that an answer takes
-    with queue.places("a", 22), pytest.raises(ApiError) as caught, queue.places("a"):
+    queue = AnswerQueue(Limits(max_running=64, max_running_per_client=2, max_waiting_per_client=20))
+    queue.on_released("before", 2.0)  # seconds that an answer takes
+    with queue.entries("a", 22), pytest.raises(ApiError) as caught, queue.entries("a"):
         pass
     assert caught.value.headers["Retry-After"] == "22"  # 20 wait, two at a time, and those that run
 
@@ -134,7 +134,7 @@ async def test_more_answers_than_could_ever_run_are_refused_for_good():
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux ends such connections")
-async def test_a_client_that_reads_none_of_its_answers_is_hung_up_on():
+async def test_a_client_that_reads_none_of_its_answers_is_disconnected():
     async with served(lambda request: "ok", read_timeout=1.0) as (client, server):
         deaf = socket.socket()
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -142,11 +142,11 @@ async def test_a_client_that_reads_none_of_its_answers_is_hung_up_on():
         loop = asyncio.get_running_loop()
         port = int(server.url.rpartition(":")[2].partition("/")[0])
         await loop.sock_connect(deaf, ("127.0.0.1", port))
-        asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2_000
+        clients = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2_000
 
         async def until_it_ends():
             while True:
-                await loop.sock_sendall(deaf, asked)
+                await loop.sock_sendall(deaf, clients)
                 await asyncio.sleep(0.05)
 
         with pytest.raises(ConnectionError):
@@ -170,13 +170,13 @@ async def test_bodies_that_wait_may_have_so_many_bytes_together():
 
 
 def test_several_bodies_of_a_client_have_a_quarter_of_the_room_and_all_together_the_whole():
-    held = Held(1000)
+    memory = BodyMemory(1000)
 
     def fits(*bodies):
         with ExitStack() as stack:
             try:
                 for client, size in bodies:
-                    stack.enter_context(held.body(client))(size)
+                    stack.enter_context(memory.body(client))(size)
             except ApiError:
                 return False
         return True
@@ -276,7 +276,7 @@ async def test_without_that_limit_the_context_is_it():
             await client().create(model="mine", messages=HI, max_tokens=5001)
 
 
-async def test_a_client_that_leaves_gives_its_place_back():
+async def test_a_client_that_disconnects_leaves_the_queue():
     gate = asyncio.Event()
 
     async def script(request):
@@ -343,9 +343,9 @@ async def test_a_body_that_comes_slowly_but_in_time_is_read():
         body = b'{"messages": [{"role": "user", "content": "hi"}]}'
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
-        for place in range(0, len(body), 10):
+        for entry in range(0, len(body), 10):
             await asyncio.sleep(0.05)
-            writer.write(body[place : place + 10])
+            writer.write(body[entry : entry + 10])
         assert (await reader.read()).startswith(b"HTTP/1.1 200")
         writer.close()
 
@@ -353,7 +353,7 @@ async def test_a_body_that_comes_slowly_but_in_time_is_read():
 def test_every_limit_is_a_flag_of_serve_and_reaches_the_server():
     parser = argparse.ArgumentParser()
     serve.add_parser(parser.add_subparsers())
-    wanted = {name: 3 + place for place, name in enumerate(Limits.model_fields)}
+    wanted = {name: 3 + entry for entry, name in enumerate(Limits.model_fields)}
     flags = [word for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     args = parser.parse_args(["serve", "embedded:desk", *flags])
     assert serve.limits_of(args) == Limits(**wanted)

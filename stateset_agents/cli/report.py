@@ -36,27 +36,27 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and print its path, or serve it until Ctrl-C; exit code 0."""
-    from stateset_agents.reporting.conversations import MOST_CONVERSATIONS
+    from stateset_agents.reporting.conversations import MAX_CONVERSATIONS
 
-    most = MOST_CONVERSATIONS if args.conversations is None else args.conversations
-    if most < 1:
-        raise ConfigurationError(f"--conversations must be at least 1, got {most}")
+    max_conversations = MAX_CONVERSATIONS if args.conversations is None else args.conversations
+    if max_conversations < 1:
+        raise ConfigurationError(f"--conversations must be at least 1, got {max_conversations}")
     if args.live:
         if args.shared_assets:
             raise ConfigurationError("--shared-assets is for the file; leave it out with --live")
-        return _serve(args, most)
+        return _serve(args, max_conversations)
     if args.port is not None:
         raise ConfigurationError("--port is for --live: add it, or leave --port out")
     from stateset_agents.reporting.report import write_report
 
-    path = write_report(args.run_folder, shared_assets=args.shared_assets, conversations=most)
+    path = write_report(args.run_folder, shared_assets=args.shared_assets, conversations=max_conversations)
     print(path)
     if args.open:
         webbrowser.open(path.as_uri())
     return 0
 
 
-def _serve(args: argparse.Namespace, most: int) -> int:
+def _serve(args: argparse.Namespace, max_conversations: int) -> int:
     from stateset_agents.reporting.live import DEFAULT_PORT, serve
     from stateset_agents.tracking.run_log import RunLog
 
@@ -65,13 +65,13 @@ def _serve(args: argparse.Namespace, most: int) -> int:
     if not 0 <= port <= 65535:
         raise ConfigurationError(f"--port must be from 0 to 65535, got {port}")
 
-    def ready(url: str) -> None:
+    def on_ready(url: str) -> None:
         print(f"{log.folder.path.name} live at {url} (Ctrl-C ends)", flush=True)
         if args.open:
             webbrowser.open(url)
 
     try:
-        asyncio.run(serve(log, port=port, conversations=most, on_ready=ready))
+        asyncio.run(serve(log, port=port, conversations=max_conversations, on_ready=on_ready))
     except KeyboardInterrupt:  # the way to end it
         print()
     return 0

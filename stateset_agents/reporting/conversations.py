@@ -1,8 +1,8 @@
-"""The conversations of a report: which of a run's, packed small. It goes on as rollouts.jsonl grows.
+"""The conversations of a report, selected from rollouts.jsonl and packed; it can be read while it grows.
 
-What belongs together is a *unit*: in training the members of a group with their branches, else one held-out
-scenario with all the times it was played. Units are taken whole, evenly spaced in the order written, as many
-as the limits allow. Lines of training and validation are read by their beginning alone until they are taken.
+Lines that belong together are a `LineGroup`: in training the members of a group with their branches, else one
+held-out scenario with all its conversations. Groups are selected whole, evenly spaced in the order written,
+as many as the limits allow. Of lines that are not selected only the first fields are parsed.
 """
 
 from __future__ import annotations
@@ -14,39 +14,38 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from stateset_agents.reporting.units import Unit, count, size_of, spread
-from stateset_agents.tracking.jsonl import read_lines
+from stateset_agents.reporting.line_groups import GrowingFile, LineGroup, num_bytes, num_lines, within_limits
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["MOST_CONVERSATIONS", "Conversations", "Transitions", "pack"]
+__all__ = ["MAX_CONVERSATIONS", "Conversations", "Transitions", "pack"]
 
-MOST_CONVERSATIONS = 3000
-"""In one page, unless asked for more."""
-_BYTES_EACH = 8_000
-"""Of rollouts.jsonl for each of them, on average; longer conversations are fewer."""
+MAX_CONVERSATIONS = 3000
+"""Default limit of a page."""
+_BYTES_PER_CONVERSATION = 8_000
+"""Of rollouts.jsonl, on average: of longer conversations fewer are shown."""
 
 _TEXT = rb'"(?:[^"\\]|\\.)*"'
-_HEAD = re.compile(
+_FIRST_FIELDS = re.compile(
     rb'\{"step":(?P<step>-?\d+),"stage":(?P<stage>%s),"group":(?P<group>%s),"weight":[^,]+,'
     rb'"branch_of":(?:null|\[\d+,\d+\]),"scenario":(?P<scenario>%s),' % (_TEXT, _TEXT, _TEXT)
 )
-"""How the tracker begins a line."""
-_KEPT = (
+"""The first fields of a line, as the tracker writes them."""
+_FIELDS = (
     *("step", "stage", "group", "branch_of", "scenario", "family", "member", "seed", "status", "error"),
     *("success", "reward", "breakdown", "changes", "context", "opening", "messages", "turns", "token_ids"),
 )
-"""Fields that the page shows as they are."""
+"""Fields that the page shows unchanged."""
 
 _Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """How the held-out scenarios moved between the measurements before and after training, try by try."""
+    """How results on the held-out scenarios changed between the evaluations before and after training."""
 
     n: int
-    """Tries that both measurements have; with one try each, the scenarios."""
+    """Tries that both evaluations have; with one try each, the scenarios."""
     scenarios: int
     gained: int
     """Failed before, succeeded after."""
@@ -56,89 +55,81 @@ class Transitions:
 class Conversations:
     """What a report shows of a run's rollouts.jsonl."""
 
-    def __init__(self, folder: RunFolder, most: int = MOST_CONVERSATIONS) -> None:
-        """`most`: conversations in one page; at most 8,000 bytes of the file for each on average, too."""
+    def __init__(self, folder: RunFolder, limit: int = MAX_CONVERSATIONS) -> None:
+        """`limit`: conversations in one page; also at most 8,000 bytes of the file for each on average."""
         self._file = folder.rollouts
-        self._most = most
-        self._begin()
+        self._lines = GrowingFile(self._file)
+        self._limit = limit
+        self._reset()
 
-    def _begin(self) -> None:
-        self._end = 0  # bytes read
-        self._training: dict[_Key, Unit] = {}
-        self._held_out: dict[_Key, Unit] = {}
-        self._verdicts: dict[str, dict[tuple[str, int], bool | None]] = {"before": {}, "after": {}}
+    def _reset(self) -> None:
+        self._training: dict[_Key, LineGroup] = {}
+        self._held_out: dict[_Key, LineGroup] = {}
+        self._success: dict[str, dict[tuple[str, int], bool | None]] = {"before": {}, "after": {}}
         self._packed: dict[int, dict[str, Any]] = {}
+        """By offset: the conversations of the last selection."""
 
     @property
     def total(self) -> int:
         """Conversations read so far, branches included."""
-        return sum(len(unit.places) for unit in (*self._training.values(), *self._held_out.values()))
+        return num_lines((*self._training.values(), *self._held_out.values()))
 
     def read(self) -> None:
-        """Take in the lines that were added; all again where the file was cut, as a resumed run does.
+        """Read the lines that were added, or all again if the file was truncated.
 
         Raises ConfigurationError on another schema version.
         """
-        if not self._file.exists():
-            return
-        if self._file.stat().st_size < self._end:
-            self._begin()
-        if self._end == 0:
-            next(read_lines(self._file), None)  # checks the header
-        with self._file.open("rb") as stream:
-            stream.seek(self._end)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    break
-                if self._end:  # else the header
-                    self._add(self._end, line)
-                self._end += len(line)
+        if self._lines.was_truncated():
+            self._reset()
+        for offset, line in self._lines.new_lines():
+            self._add(offset, line)
 
     def transitions(self) -> Transitions:
-        """Over all held-out scenarios, those that the page leaves out included."""
-        before, after = self._verdicts["before"], self._verdicts["after"]
-        both = [(before[key], after[key]) for key in before if key in after]
+        """Over all held-out scenarios, also those that the page leaves out."""
+        before, after = self._success["before"], self._success["after"]
+        pairs = [(before[key], after[key]) for key in before if key in after]
         return Transitions(
-            n=len(both),
+            n=len(pairs),
             scenarios=len({scenario for scenario, _ in before.keys() & after.keys()}),
-            gained=sum(new is True and old is not True for old, new in both),
-            lost=sum(old is True and new is not True for old, new in both),
+            gained=sum(new is True and old is not True for old, new in pairs),
+            lost=sum(old is True and new is not True for old, new in pairs),
         )
 
-    def chosen(self) -> list[dict[str, Any]]:
+    def select(self) -> list[dict[str, Any]]:
         """The page's conversations, packed, in the order written.
 
-        Held-out scenarios and training groups get half of the room each, and what the others leave.
+        Held-out scenarios and training groups get half of the limits each, and what the others leave.
         """
-        half = (self._most // 2, self._most * _BYTES_EACH // 2)
-        pools = [list(self._held_out.values()), list(self._training.values())]
-        taken = [spread(pool, *half) for pool in pools]
-        for own, other in ((0, 1), (1, 0)):
-            rest = (self._most - count(taken[other]), self._most * _BYTES_EACH - size_of(taken[other]))
-            taken[own] = spread(pools[own], *rest)
-        places = sorted(place for units in taken for unit in units for place in unit.places)
-        new = [place for place in places if place not in self._packed]
-        packed = {place: self._packed[place] for place in places if place in self._packed}
-        if new:
+        max_bytes = self._limit * _BYTES_PER_CONVERSATION
+        held_out, training = list(self._held_out.values()), list(self._training.values())
+        selected = within_limits(training, self._limit // 2, max_bytes // 2)
+        shown = within_limits(held_out, self._limit - num_lines(selected), max_bytes - num_bytes(selected))
+        selected = within_limits(training, self._limit - num_lines(shown), max_bytes - num_bytes(shown))
+        offsets = sorted(offset for group in (*shown, *selected) for offset in group.offsets)
+        packed = {offset: self._packed[offset] for offset in offsets if offset in self._packed}
+        if len(packed) < len(offsets):
             with self._file.open("rb") as stream:
-                for place in new:
-                    stream.seek(place)
-                    packed[place] = pack(self._parse(stream.readline()))
+                for offset in offsets:
+                    if offset not in packed:
+                        stream.seek(offset)
+                        packed[offset] = pack(self._parse(stream.readline()))
         self._packed = packed
-        return [packed[place] for place in places]
+        return [packed[offset] for offset in offsets]
 
-    def _add(self, place: int, line: bytes) -> None:
-        head = _HEAD.match(line)
-        step, stage, group, scenario = (
-            [json.loads(part) for part in head.groups()] if head else _start(self._parse(line))
-        )
-        if stage in self._verdicts:
+    def _add(self, offset: int, line: bytes) -> None:
+        match = _FIRST_FIELDS.match(line)
+        if match:
+            step, stage, group, scenario = map(json.loads, match.groups())
+        else:
             record = self._parse(line)
-            self._verdicts[stage][scenario, record["member"]] = record["success"]
-        pool, key = (
+            step, stage, group, scenario = (record[name] for name in ("step", "stage", "group", "scenario"))
+        if stage in self._success:
+            record = self._parse(line)
+            self._success[stage][scenario, record["member"]] = record["success"]
+        groups, key = (
             (self._training, (str(step), group)) if stage == "train" else (self._held_out, (scenario,))
         )
-        pool.setdefault(key, Unit()).add(place, len(line))
+        groups.setdefault(key, LineGroup()).add(offset, len(line))
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
@@ -151,21 +142,17 @@ class Conversations:
 
 
 def pack(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of rollouts.jsonl without what repeats: log-probs [sampled tokens], the rest of the tokens' data
-    as runs of [value, count]: `mask` [T], `versions` and `advantages` [sampled tokens]."""
-    sampled = [at for at, bit in enumerate(record["mask"]) if bit]
+    """A line of rollouts.jsonl without repetition: `logprobs` [sampled tokens], and as runs of [value, count]
+    `mask` [T], `versions` and `advantages` [sampled tokens]."""
+    sampled = [index for index, bit in enumerate(record["mask"]) if bit]
     advantages = record["advantages"]
     return {
-        **{name: record.get(name) for name in _KEPT},
+        **{name: record.get(name) for name in _FIELDS},
         "mask": _runs(record["mask"]),
-        "logprobs": [record["logprobs"][at] for at in sampled],
-        "versions": _runs(record["versions"][at] for at in sampled),
+        "logprobs": [record["logprobs"][index] for index in sampled],
+        "versions": _runs(record["versions"][index] for index in sampled),
         "advantages": None if advantages is None else _runs(advantages),
     }
-
-
-def _start(record: Mapping[str, Any]) -> list[Any]:
-    return [record["step"], record["stage"], record["group"], record["scenario"]]
 
 
 def _runs(values: Iterable[Any]) -> list[list[Any]]:

@@ -1,7 +1,7 @@
-"""The page of a run that goes on, over HTTP on this machine alone. `stateset-agents report --live` serves it.
+"""The page of a running training over HTTP, on this machine only; for `stateset-agents report --live`.
 
-The page is `render`'s; what is new comes as server-sent events: `page` holds everything but the
-conversations, `conversations` says that there are others to fetch.
+`report.render` makes the page. Updates are server-sent events: `page` has all data but the conversations,
+`conversations` says that there are new ones to fetch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from stateset_agents.reporting.content import content
-from stateset_agents.reporting.conversations import MOST_CONVERSATIONS, Conversations
-from stateset_agents.reporting.report import browsable, no_conversations, plotly_js, render
+from stateset_agents.reporting.conversations import MAX_CONVERSATIONS, Conversations
+from stateset_agents.reporting.page_data import page_data
+from stateset_agents.reporting.report import conversation_data, empty_conversation_data, plotly_js, render
 from stateset_agents.reporting.timeline import Timeline
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.tracking.jsonl import dump
@@ -28,23 +28,23 @@ __all__ = ["DEFAULT_PORT", "serve"]
 
 DEFAULT_PORT = 8750
 _HOST = "127.0.0.1"
-_PAUSE = 0.5
-"""Seconds between two looks at the files."""
-_BETWEEN = {"page": 0.0, "conversations": 3.0}
-"""Seconds between two events of a kind; conversations are many bytes."""
-_Stamp = tuple[tuple[int, int], ...]
+_POLL_SECONDS = 0.5
+"""Between two checks of the files."""
+_MIN_SECONDS = {"page": 0.0, "conversations": 3.0}
+"""Between two events of a kind; conversations are many bytes."""
+_FileStates = tuple[tuple[int, int], ...]
 
 
 async def serve(
     log: RunLog,
     *,
     port: int = DEFAULT_PORT,
-    conversations: int = MOST_CONVERSATIONS,
+    conversations: int = MAX_CONVERSATIONS,
     on_ready: Callable[[str], None] = print,
 ) -> None:
-    """Serve until cancelled; `on_ready` hears the address once it answers. Port 0 takes a free one.
+    """Serve until cancelled; `on_ready` gets the address once it answers. Port 0 takes a free one.
 
-    Raises ConfigurationError when the port is taken.
+    Raises ConfigurationError if the port is in use.
     """
     live = _Live(log, Conversations(log.folder, conversations), Timeline(log.folder))
     app = web.Application(middlewares=[HttpGuard().middleware()])
@@ -74,10 +74,10 @@ async def serve(
 
 @dataclass
 class _Live:
-    """What the addresses answer with; files are read in a thread, one reader at a time."""
+    """Handlers of the addresses; files are read in a thread, by one reader at a time."""
 
     log: RunLog
-    kept: Conversations
+    recorded: Conversations
     timeline: Timeline
 
     def __post_init__(self) -> None:
@@ -93,46 +93,49 @@ class _Live:
 
     async def conversations(self, _: web.Request) -> web.StreamResponse:
         async with self._reading:
-            text = await asyncio.to_thread(self._browsed)
+            text = await asyncio.to_thread(self._conversation_json)
         return web.Response(text=text, content_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """What is new, as long as the page is open."""
+        """Send events as long as the page is open."""
         response = web.StreamResponse(headers={"Cache-Control": "no-store"})
         response.content_type = "text/event-stream"
         await response.prepare(request)
-        seen: dict[str, _Stamp] = {}
-        sent = dict.fromkeys(_BETWEEN, -math.inf)
+        sent_states: dict[str, _FileStates] = {}
+        sent_at = dict.fromkeys(_MIN_SECONDS, -math.inf)
         try:
             while True:
-                for name, stamp in self._stamps().items():
-                    if seen.get(name) != stamp and time.monotonic() - sent[name] >= _BETWEEN[name]:
-                        data = await asyncio.to_thread(self._content) if name == "page" else "{}"
+                for name, states in self._file_states().items():
+                    if (
+                        sent_states.get(name) != states
+                        and time.monotonic() - sent_at[name] >= _MIN_SECONDS[name]
+                    ):
+                        data = await asyncio.to_thread(self._page_json) if name == "page" else "{}"
                         await response.write(f"event: {name}\ndata: {data}\n\n".encode())
-                        seen[name], sent[name] = stamp, time.monotonic()
+                        sent_states[name], sent_at[name] = states, time.monotonic()
                 await response.write(b": still here\n\n")
-                await asyncio.sleep(_PAUSE)
+                await asyncio.sleep(_POLL_SECONDS)
         except ConnectionResetError:  # the page was closed
             return response
 
-    def _stamps(self) -> dict[str, _Stamp]:
-        """Which state of the files each event is about."""
+    def _file_states(self) -> dict[str, _FileStates]:
+        """State of the files of each kind of event."""
         folder = self.log.folder
         page = (folder.metrics, folder.summary, folder.config)
-        return {"page": _stamp(*page), "conversations": _stamp(folder.rollouts, folder.timeline)}
+        return {"page": _states(*page), "conversations": _states(folder.rollouts, folder.timeline)}
 
     def _render(self) -> str:
-        """Without conversations: the page fetches them when its first event says so."""
-        return render(content(self.log), no_conversations(), plotly="plotly.js", live=True)
+        """Without conversations: the page fetches them after the first event."""
+        return render(page_data(self.log), empty_conversation_data(), plotly="plotly.js", live=True)
 
-    def _content(self) -> str:
-        return dump(content(self.log))
+    def _page_json(self) -> str:
+        return dump(page_data(self.log))
 
-    def _browsed(self) -> str:
-        return dump(browsable(self.log, self.kept, self.timeline))
+    def _conversation_json(self) -> str:
+        return dump(conversation_data(self.log, self.recorded, self.timeline))
 
 
-def _stamp(*files: Path) -> _Stamp:
-    """Size and time of each; of one that is not there yet, zeros."""
+def _states(*files: Path) -> _FileStates:
+    """Size and time of each file; zeros if it does not exist yet."""
     states = [file.stat() if file.exists() else None for file in files]
     return tuple((state.st_size, state.st_mtime_ns) if state else (0, 0) for state in states)

@@ -1,15 +1,16 @@
 """One HTML page per run, made from its folder alone. `stateset-agents report` and the trainer call it.
 
-The page opens from disk and loads nothing from any network. Everything a run says is compressed data in it,
-which the page's script shows as text, never as markup. plotly.js comes from the plotly package: inside the
-page, compressed to two fifths of its size, so that a page can be moved or mailed alone; or beside the run.
+The page opens from disk and loads nothing from any network. All data of the run is in it, compressed; its
+script shows it as text, never as markup. plotly.js comes from the plotly package: either inside the page,
+compressed to two fifths of its size, so that the page can be moved or mailed alone, or in a file beside the
+run.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
-import os
+from dataclasses import asdict
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -17,29 +18,30 @@ from typing import Any
 
 import jinja2
 
-from stateset_agents.reporting.content import content
-from stateset_agents.reporting.conversations import MOST_CONVERSATIONS, Conversations
+from stateset_agents.reporting.conversations import MAX_CONVERSATIONS, Conversations
+from stateset_agents.reporting.page_data import page_data
 from stateset_agents.reporting.timeline import Timeline, no_timeline
 from stateset_agents.tracking.jsonl import dump
+from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["browsable", "no_conversations", "plotly_js", "render", "write_report"]
+__all__ = ["conversation_data", "empty_conversation_data", "plotly_js", "render", "write_report"]
 
 _SCRIPTS = tuple(
     f"page.{part}js"
     for part in ("", "measured.", "charts.", "timeline.", "conversations.", "tokens.", "start.")
 )
+_HINT = "copy the run to a folder you may write"
 
 
 def write_report(
-    run_path: str | Path, *, shared_assets: bool = False, conversations: int = MOST_CONVERSATIONS
+    run_path: str | Path, *, shared_assets: bool = False, conversations: int = MAX_CONVERSATIONS
 ) -> Path:
     """Write `report.html` into a run folder and return its path.
 
-    `shared_assets` keeps plotly.js once in the folder around the run instead of in the page. At most
-    `conversations` stand in it. A run that is still going on gets the parts it has. Raises ConfigurationError
-    when the folder is no run, or cannot be read or written.
+    `shared_assets` keeps plotly.js once in the folder around the run instead of in the page. The page has at
+    most `conversations`. Of a running training it has the parts that exist so far. Raises ConfigurationError
+    if the folder is no run, or cannot be read or written.
     """
     log = RunLog.open(run_path)
     shared = None
@@ -47,31 +49,31 @@ def write_report(
         script, version = plotly_js()
         shared = log.folder.path.parent / f"plotly-{version}.min.js"
         if not shared.exists():
-            _write(shared, script)
-    kept, timeline = Conversations(log.folder, conversations), Timeline(log.folder)
-    browsed = browsable(log, kept, timeline)
-    page = render(content(log), browsed, plotly=f"../{shared.name}" if shared else None)
-    _write(log.folder.report, page)
+            replace_file(shared, script, _HINT)
+    recorded, timeline = Conversations(log.folder, conversations), Timeline(log.folder)
+    browser_data = conversation_data(log, recorded, timeline)
+    page = render(page_data(log), browser_data, plotly=f"../{shared.name}" if shared else None)
+    replace_file(log.folder.report, page, _HINT)
     return log.folder.report
 
 
-def browsable(log: RunLog, conversations: Conversations, timeline: Timeline) -> dict[str, Any]:
-    """What the page's conversation browser and its timeline show; reads on in their files first."""
+def conversation_data(log: RunLog, conversations: Conversations, timeline: Timeline) -> dict[str, Any]:
+    """The data of the page's conversation browser and timeline; reads the new lines of their files first."""
     conversations.read()
     timeline.read()
-    chosen, moved = conversations.chosen(), conversations.transitions()
-    used = {id for one in chosen for id in one["token_ids"]}
+    selected = conversations.select()
+    used_ids = {id for conversation in selected for id in conversation["token_ids"]}
     return {
         "total": conversations.total,
-        "moved": {"n": moved.n, "scenarios": moved.scenarios, "gained": moved.gained, "lost": moved.lost},
-        "tokens": {id: text for id, text in log.tokens().items() if id in used},
-        "conversations": chosen,
-        "timeline": timeline.chosen(),
+        "moved": asdict(conversations.transitions()),
+        "tokens": {id: text for id, text in log.tokens().items() if id in used_ids},
+        "conversations": selected,
+        "timeline": timeline.select(),
     }
 
 
-def no_conversations() -> dict[str, Any]:
-    """What `browsable` gives for a run without any."""
+def empty_conversation_data() -> dict[str, Any]:
+    """What `conversation_data` returns for a run without conversations."""
     return {
         "total": 0,
         "moved": {"n": 0, "scenarios": 0, "gained": 0, "lost": 0},
@@ -81,8 +83,10 @@ def no_conversations() -> dict[str, Any]:
     }
 
 
-def render(page: dict[str, Any], browsed: dict[str, Any], *, plotly: str | None, live: bool = False) -> str:
-    """The page of that data. `plotly`: where the browser finds plotly.js, None for inside the page."""
+def render(
+    page: dict[str, Any], browser_data: dict[str, Any], *, plotly: str | None, live: bool = False
+) -> str:
+    """The page as HTML. `plotly`: path of plotly.js for the browser; None: inside the page."""
     folder = files("stateset_agents.reporting.page")
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         (folder / "page.html").read_text(encoding="utf-8")
@@ -92,9 +96,9 @@ def render(page: dict[str, Any], browsed: dict[str, Any], *, plotly: str | None,
         live=live,
         style=(folder / "page.css").read_text(encoding="utf-8"),
         script="\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS),
-        data=_packed(dump({**page, **browsed})),
+        data=_compressed(dump({**page, **browser_data})),
         plotly=plotly,
-        plotly_data=None if plotly else _packed_plotly(),
+        plotly_data=None if plotly else _compressed_plotly(),
     )
 
 
@@ -109,23 +113,10 @@ def plotly_js() -> tuple[str, str]:
 
 
 @lru_cache(maxsize=1)
-def _packed_plotly() -> str:
-    return _packed(plotly_js()[0])
+def _compressed_plotly() -> str:
+    return _compressed(plotly_js()[0])
 
 
-def _packed(text: str) -> str:
-    """Gzip as base64, in which no markup can stand; the same text gives the same."""
+def _compressed(text: str) -> str:
+    """Gzip as base64, which holds no markup; the same text gives the same result."""
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
-
-
-def _write(file: Path, text: str) -> None:
-    """Beside and renamed, so that a reader finds the old file or the new one."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(file)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise ConfigurationError(
-            f"cannot write {file}: {error.strerror}; copy the run to a folder you may write"
-        ) from error

@@ -1,7 +1,7 @@
 """Who did what when in a step: its conversations, group by group, and the updates of that time.
 
-Read from `timeline.jsonl`, as far as it goes, and from the updates in `events.jsonl`, which have the same
-clock. Steps are taken whole and evenly spaced over the run; a line is parsed when its step is taken.
+Read from `timeline.jsonl`, which may still grow, and from the updates in `events.jsonl`, which have the same
+clock. Steps are selected whole and evenly spaced over the run; a line is parsed if its step is selected.
 """
 
 from __future__ import annotations
@@ -11,24 +11,29 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stateset_agents.reporting.units import Unit, count, evenly, spread
-from stateset_agents.tracking.jsonl import read_lines
+from stateset_agents.reporting.line_groups import (
+    GrowingFile,
+    LineGroup,
+    evenly_spaced,
+    num_lines,
+    within_limits,
+)
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 
 __all__ = ["TICKS", "Timeline", "no_timeline"]
 
 TICKS = 10_000
-"""Of a second: the file's four decimals as whole numbers."""
-_MOST_STEPS, _MOST_BYTES = 40, 750_000
-"""In one page; bytes of timeline.jsonl, of which an eighth comes to stand there."""
-_HEAD = re.compile(rb'\{"step":(\d+),')
+"""Per second: the file's four decimals as whole numbers."""
+_MAX_STEPS, _MAX_BYTES = 40, 750_000
+"""Of one page; of these bytes of timeline.jsonl, the page has an eighth."""
+_FIRST_FIELD = re.compile(rb'\{"step":(\d+),')
 
 _Updates = Mapping[int, tuple[float, float, int]]
 
 
 def no_timeline() -> dict[str, Any]:
-    """What `chosen` gives for a run without any."""
+    """What `select` returns for a run without conversations."""
     return {"total": 0, "steps": []}
 
 
@@ -37,52 +42,39 @@ class Timeline:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._begin()
-
-    def _begin(self) -> None:
-        self._end = 0  # bytes read
-        self._steps: dict[int, Unit] = {}
+        self._lines = GrowingFile(folder.timeline)
+        self._steps: dict[int, LineGroup] = {}
 
     def read(self) -> None:
-        """Take in the lines that were added; all again where the file was cut, as a resumed run does."""
-        file = self._folder.timeline
-        if not file.exists():
-            return
-        if file.stat().st_size < self._end:
-            self._begin()
-        if self._end == 0:
-            next(read_lines(file), None)  # checks the header
-        with file.open("rb") as stream:
-            stream.seek(self._end)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    break
-                if head := _HEAD.match(line):  # else the file's header
-                    self._steps.setdefault(int(head[1]), Unit()).add(self._end, len(line))
-                self._end += len(line)
+        """Read the lines that were added, or all again if the file was truncated."""
+        if self._lines.was_truncated():
+            self._steps = {}
+        for offset, line in self._lines.new_lines():
+            if match := _FIRST_FIELD.match(line):
+                self._steps.setdefault(int(match[1]), LineGroup()).add(offset, len(line))
 
-    def chosen(self) -> dict[str, Any]:
+    def select(self) -> dict[str, Any]:
         """`steps` as the page shows them, and the `total` that the run has."""
         if not self._steps:
             return no_timeline()
-        number = {id(unit): step for step, unit in self._steps.items()}
-        units = evenly(list(self._steps.values()), _MOST_STEPS)
-        taken = spread(units, count(units), _MOST_BYTES) or units[-1:]
+        number = {id(group): step for step, group in self._steps.items()}
+        groups = evenly_spaced(list(self._steps.values()), _MAX_STEPS)
+        selected = within_limits(groups, num_lines(groups), _MAX_BYTES) or groups[-1:]
         updates = _updates(RunLog(self._folder).events())
         with self._folder.timeline.open("rb") as stream:
             steps = []
-            for unit in taken:
+            for group in selected:
                 lines = []
-                for place in unit.places:
-                    stream.seek(place)
+                for offset in group.offsets:
+                    stream.seek(offset)
                     lines.append(json.loads(stream.readline()))
-                steps.append(_shown(number[id(unit)], lines, updates))
+                steps.append(_step_data(number[id(group)], lines, updates))
         return {"total": len(self._steps), "steps": steps}
 
 
 def _updates(events: Iterable[Mapping[str, Any]]) -> _Updates:
-    """Step -> begin and end of its update, by the monotonic clock, and which of the run's sessions, as a
-    resumed one may have another clock."""
+    """Step -> begin and end of its update by the monotonic clock, and the number of the run's session: after
+    a resume the clock may be another."""
     begun: dict[int, float] = {}
     updates: dict[int, tuple[float, float, int]] = {}
     session = 0
@@ -97,41 +89,41 @@ def _updates(events: Iterable[Mapping[str, Any]]) -> _Updates:
     return updates
 
 
-def _shown(step: int, lines: Sequence[Mapping[str, Any]], updates: _Updates) -> dict[str, Any]:
+def _step_data(step: int, lines: Sequence[Mapping[str, Any]], updates: _Updates) -> dict[str, Any]:
     """A step in ticks from the beginning of its first conversation to the end of its update."""
     lines = [line for line in lines if line["spans"]]
-    zero = min((line["begin"] for line in lines), default=0.0)
+    origin = min((line["begin"] for line in lines), default=0.0)
     ends = [line["begin"] + sum(seconds for _, seconds in line["spans"]) for line in lines]
-    newest_session = max((session for _, _, session in updates.values()), default=0)
-    _, updated, own = updates.get(step, (0.0, zero, newest_session))
-    end = max([*ends, updated], default=zero)
+    last_session = max((session for _, _, session in updates.values()), default=0)
+    _, update_end, session_of_step = updates.get(step, (0.0, origin, last_session))
+    end = max([*ends, update_end], default=origin)
     groups: list[dict[str, Any]] = []
-    newest = -1
+    last_member = -1
     for line in lines:
-        again = not line["branch_of"] and line["member"] <= newest  # a scenario that came twice in the step
-        if not groups or groups[-1]["group"] != line["group"] or again:
+        is_repeated = not line["branch_of"] and line["member"] <= last_member  # a scenario drawn twice
+        if not groups or groups[-1]["group"] != line["group"] or is_repeated:
             groups.append({"group": line["group"], "rows": []})
-        newest = newest if line["branch_of"] else line["member"]
-        groups[-1]["rows"].append(_row(line, zero))
+        last_member = last_member if line["branch_of"] else line["member"]
+        groups[-1]["rows"].append(_row(line, origin))
     return {
         "step": step,
-        "length": _ticks(end - zero),
+        "length": _ticks(end - origin),
         "updates": [
-            {"step": number, "begin": _ticks(begin - zero), "end": _ticks(stop - zero)}
+            {"step": number, "begin": _ticks(begin - origin), "end": _ticks(stop - origin)}
             for number, (begin, stop, session) in updates.items()
-            if session == own and stop > zero and begin < end
+            if session == session_of_step and stop > origin and begin < end
         ],
         "groups": groups,
     }
 
 
-def _row(line: Mapping[str, Any], zero: float) -> dict[str, Any]:
-    """`did` has the first letter of each thing a conversation did, `ticks` for how long."""
+def _row(line: Mapping[str, Any], origin: float) -> dict[str, Any]:
+    """`did` has the first letter of each thing that the conversation did, `ticks` its duration."""
     return {
         "member": line["member"],
         "branch_of": line["branch_of"],
-        "begin": _ticks(line["begin"] - zero),
-        "did": "".join(what[0] for what, _ in line["spans"]),
+        "begin": _ticks(line["begin"] - origin),
+        "did": "".join(doing[0] for doing, _ in line["spans"]),
         "ticks": [_ticks(seconds) for _, seconds in line["spans"]],
     }
 

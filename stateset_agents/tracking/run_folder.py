@@ -33,7 +33,7 @@ import yaml
 from stateset_agents.tracking.jsonl import SCHEMA_VERSION, JsonlWriter, dump, read_lines
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["RunFolder", "sync"]
+__all__ = ["RunFolder", "replace_file", "sync"]
 
 _NUMBERED = re.compile(r"^(\d{4,})-")
 
@@ -122,12 +122,12 @@ class RunFolder:
     def write_config(self, settings: Mapping[str, Any]) -> None:
         """Save the settings (plain values), with the schema version as their first field."""
         data = {"schema_version": SCHEMA_VERSION, **settings}
-        _replace(self.config, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+        replace_file(self.config, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Save how the run ended; numbers that are not finite become null."""
         data = json.loads(dump({"schema_version": SCHEMA_VERSION, **summary}))
-        _replace(self.summary, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+        replace_file(self.summary, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
     def truncate_after(self, step: int) -> None:
         """Drop what was written from the first line of a later step on, before a resume plays it again.
@@ -159,24 +159,22 @@ def _cut(file: Path, first: Callable[[Mapping[str, Any]], bool]) -> None:
         os.truncate(file, where)
 
 
-def _replace(file: Path, text: str) -> None:
-    """Write beside and rename: whoever reads, or kills, finds the old file or the new one.
+def replace_file(file: Path, text: str, hint: str = "free or choose another disk") -> None:
+    """Write a temporary file and rename it: readers find the old file or the new one, also after a kill.
 
-    Raises ConfigurationError when the folder cannot be written.
+    Raises ConfigurationError, with the hint, if the folder cannot be written.
     """
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        with beside.open("w", encoding="utf-8") as stream:
+        with temporary.open("w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        beside.replace(file)
+        temporary.replace(file)
     except OSError as error:
         with contextlib.suppress(OSError):
-            beside.unlink()
-        raise ConfigurationError(
-            f"cannot write {file}: {error.strerror}; free or choose another disk"
-        ) from error
+            temporary.unlink()
+        raise ConfigurationError(f"cannot write {file}: {error.strerror}; {hint}") from error
 
 
 def sync(path: Path) -> None:

@@ -77,7 +77,7 @@ def test_families_share_a_chart_and_so_do_the_parts_of_a_step() -> None:
             tokens__agent=[9.0],
         )
     )
-    assert [(chart.title, [one.name for one in chart.series], chart.stacked) for chart in charts] == [
+    assert [(chart.title, [line.name for line in chart.series], chart.stacked) for chart in charts] == [
         ("Success by family", ["cancel", "refund"], False),
         ("Time", ["rollout", "update"], True),
         ("Tokens", ["agent, trained"], True),
@@ -124,8 +124,8 @@ def test_a_long_curve_is_averaged_in_bins_and_says_so() -> None:
     ],
 )
 def test_an_axis_holds_its_values(values: list[float], expected: tuple[float, float] | None) -> None:
-    found = axis(values)
-    assert found == (expected and pytest.approx(expected))
+    vertical = axis(values)
+    assert vertical == (expected and pytest.approx(expected))
 
 
 def test_a_step_that_stands_alone_far_outside_is_left_out_of_the_axis() -> None:
@@ -140,8 +140,8 @@ def test_a_curve_that_moves_for_several_steps_is_shown_whole() -> None:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60))
 def test_an_axis_is_a_range_and_holds_most_values(values: list[float]) -> None:
-    found = axis(values)
-    assert found is not None
-    low, high = found
+    vertical = axis(values)
+    assert vertical is not None
+    low, high = vertical
     assert low < high
     assert sum(low <= value <= high for value in values) >= len(values) / 2

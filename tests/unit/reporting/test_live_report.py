@@ -54,7 +54,7 @@ async def test_the_page_holds_the_run_and_fetches_its_conversations(tmp_path: Pa
             assert (await response.json())["total"] == 2 * 8 + 2 * 10
 
 
-async def test_what_is_new_comes_as_events(tmp_path: Path) -> None:
+async def test_changes_are_sent_as_events(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=2)
     async with served(folder) as client, client.get("/events") as stream:
         name, data = await next_event(stream)
@@ -80,9 +80,9 @@ def test_a_taken_port_is_one_line_with_the_cure(tmp_path: Path, capsys: pytest.C
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["report", str(folder.path), "--live", "--port", str(port)]) == 1
-    said = capsys.readouterr().err
-    assert f"port {port} cannot be used" in said
-    assert "--port" in said
+    text = capsys.readouterr().err
+    assert f"port {port} cannot be used" in text
+    assert "--port" in text
 
 
 def test_the_command_says_its_address_in_one_line_and_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from report_runs import finished_run, log_stage, page_data, side
 
 from stateset_agents.cli.main import main
-from stateset_agents.reporting.measured import also_measured
+from stateset_agents.reporting.measurements import other_tables
 from stateset_agents.reporting.report import write_report
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -101,13 +101,13 @@ def test_the_estimator_and_an_early_end_stand_among_the_facts(tmp_path: Path) ->
 
 
 def test_the_diagnostics_stand_on_the_page_with_signs_and_cures(data: dict[str, Any], tmp_path: Path) -> None:
-    found = {one["check"]: one for one in data["findings"]}
-    assert found["gradients"]["seen"] == "norm 1 before clipping at 1 (median; highest 1.05)"
-    assert "event loop" not in found  # no such metric in this run
+    findings = {finding["check"]: finding for finding in data["findings"]}
+    assert findings["gradients"]["seen"] == "norm 1 before clipping at 1 (median; highest 1.05)"
+    assert "event loop" not in findings  # no such metric in this run
     folder = RunFolder.create(tmp_path)
     with JsonlTracker(folder) as tracker:
         tracker.log_metrics(1, {"optimizer/grad_norm": 9.0})
-    (finding,) = [one for one in data_of(folder)["findings"] if one["check"] == "gradients"]
+    (finding,) = [item for item in data_of(folder)["findings"] if item["check"] == "gradients"]
     assert (finding["sign"], finding["cure"]) == (
         "✗",
         "check the scale of the rewards, take larger batches, lower learning_rate",
@@ -181,30 +181,33 @@ def test_a_run_stopped_after_its_first_measurement_shows_that(tmp_path: Path) ->
     assert (every["before"]["value"], every["after"], cancel["after"]) == (0.22, None, None)
 
 
-def test_what_else_was_measured_stands_in_tables_of_its_own() -> None:
-    def one(value: float, n: int) -> dict[str, Any]:
+def test_other_results_have_tables_of_their_own() -> None:
+    def estimate(value: float, n: int) -> dict[str, Any]:
         return {"value": value, "interval": [value - 0.1, value + 0.1], "n": n}
 
     before = {
         "tries": 1,
-        "twins": one(0.2, 240),
-        "violations": {"any": one(0.6, 600), "consent": one(0.5, 600)},
+        "twins": estimate(0.2, 240),
+        "violations": {"any": estimate(0.6, 600), "consent": estimate(0.5, 600)},
     }
-    after = {"pass_at": {"1": one(0.8, 600), "16": one(0.9, 590)}, "pass_hat": {"2": one(0.7, 600)}}
-    tries, twins, rules = also_measured(before, {**after, "twins": one(0.7, 240)})
+    after = {
+        "pass_at": {"1": estimate(0.8, 600), "16": estimate(0.9, 590)},
+        "pass_hat": {"2": estimate(0.7, 600)},
+    }
+    tries, pairs, rules = other_tables(before, {**after, "twins": estimate(0.7, 240)})
     assert [(row["name"], row["before"], row["after"]["n"]) for row in tries["rows"]] == [
         ("pass@1", None, 600),
         ("pass@16", None, 590),
         ("pass^2", None, 600),
     ]
-    (both,) = twins["rows"]
+    (both,) = pairs["rows"]
     assert both["before"] == {"value": 0.2, "low": 0.1, "high": pytest.approx(0.3), "n": 240, "tries": 1}
     assert [(row["name"], row["before"]["value"], row["after"]) for row in rules["rows"]] == [
         ("any", 0.6, None),
         ("consent", 0.5, None),
     ]
-    assert [table["main"] for table in (tries, twins, rules)] == ["pass^2", "both of a pair right", "any"]
-    assert also_measured({"success": 0.5}, {}) == []
+    assert [table["main"] for table in (tries, pairs, rules)] == ["pass^2", "both of a pair right", "any"]
+    assert other_tables({"success": 0.5}, {}) == []
 
 
 def test_text_from_users_and_settings_cannot_become_markup(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import TrajectoryGroup
 
 
-def read(folder: RunFolder, most: int = 3000) -> Conversations:
-    found = Conversations(folder, most)
-    found.read()
-    return found
+def read(folder: RunFolder, limit: int = 3000) -> Conversations:
+    conversations = Conversations(folder, limit)
+    conversations.read()
+    return conversations
 
 
 def records(folder: RunFolder) -> list[dict[str, object]]:
@@ -29,7 +29,7 @@ def records(folder: RunFolder) -> list[dict[str, object]]:
 
 def test_packing_keeps_every_number(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=2)
-    written, packed = records(folder), read(folder).chosen()
+    written, packed = records(folder), read(folder).select()
     assert len(packed) == len(written) == 2 * 8 + 2 * 10
     for line, small in zip(written, packed, strict=True):
         mask = [bit for bit, count in small["mask"] for _ in range(count)]
@@ -47,7 +47,7 @@ def test_packing_keeps_every_number(tmp_path: Path) -> None:
             assert small[name] == line[name]
 
 
-def test_what_repeats_is_a_run() -> None:
+def test_equal_values_become_runs() -> None:
     record = {"step": 1, "stage": "train", "group": "g"}
     small = pack({**record, **rollout_record(conversation(1, success=True), [0.5, 0.5, 0.5])})
     assert small["mask"] == [[0, 2], [1, 2], [0, 1], [1, 1]]
@@ -57,9 +57,9 @@ def test_what_repeats_is_a_run() -> None:
 
 def test_groups_are_taken_whole_and_evenly(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=50)  # 16 held-out conversations, 100 groups of 5
-    chosen = read(folder, most=66).chosen()
-    training = [one for one in chosen if one["stage"] == "train"]
-    groups = list(dict.fromkeys(one["group"] for one in training))
+    chosen = read(folder, limit=66).select()
+    training = [record for record in chosen if record["stage"] == "train"]
+    groups = list(dict.fromkeys(record["group"] for record in training))
     assert len(chosen) - len(training) == 16  # less than half: the rest is the training's
     assert len(training) == 5 * len(groups) == 50
     assert (groups[0], groups[-1]) == ("1/0", "50/1")
@@ -68,20 +68,20 @@ def test_groups_are_taken_whole_and_evenly(tmp_path: Path) -> None:
 
 
 def test_held_out_scenarios_are_taken_with_all_their_conversations(tmp_path: Path) -> None:
-    found = read(finished_run(tmp_path, steps=30), most=9)
-    assert found.total == 16 + 300
-    assert [(one["stage"], one["scenario"]) for one in found.chosen()] == [
+    conversations = read(finished_run(tmp_path, steps=30), limit=9)
+    assert conversations.total == 16 + 300
+    assert [(record["stage"], record["scenario"]) for record in conversations.select()] == [
         (stage, f"test-{number}") for stage in ("before", "after") for number in (0, 2, 5, 7)
     ]  # room for no group of five in the half of nine, and so for four pairs
 
 
 def test_long_conversations_are_fewer(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=4, reply="word " * 4000)  # 20 kB a conversation, against 8 kB
-    assert 5 <= len(read(folder, most=40).chosen()) <= 16
+    assert 5 <= len(read(folder, limit=40).select()) <= 16
 
 
-def test_how_the_held_out_scenarios_moved(tmp_path: Path) -> None:
-    moved = read(finished_run(tmp_path, steps=1), most=1).transitions()
+def test_gained_and_lost_held_out_scenarios_are_counted(tmp_path: Path) -> None:
+    moved = read(finished_run(tmp_path, steps=1), limit=1).transitions()
     assert (moved.n, moved.scenarios, moved.gained, moved.lost) == (8, 8, 6, 1)
 
 
@@ -95,33 +95,33 @@ def test_several_tries_are_no_more_scenarios(tmp_path: Path) -> None:
     assert (moved.n, moved.scenarios, moved.gained) == (16, 8, 4)
 
 
-def test_a_growing_file_is_read_on_and_a_cut_one_again(tmp_path: Path) -> None:
+def test_new_lines_are_read_and_a_truncated_file_again(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
-    found = read(folder)
-    assert (found.total, found.chosen()) == (0, [])
+    conversations = read(folder)
+    assert (conversations.total, conversations.select()) == (0, [])
     with JsonlTracker(folder) as tracker:
         log_stage(tracker, 0, "before", wins={0})
-        found.read()
+        conversations.read()
         log_step(tracker, 1)
         log_step(tracker, 2)
     with folder.rollouts.open("ab") as stream:
         stream.write(b'{"step": 3, "stage": "tr')  # a line under way
-    found.read()
-    assert found.total == 8 + 20
-    assert [one["step"] for one in found.chosen()[-10:]] == [2] * 10
+    conversations.read()
+    assert conversations.total == 8 + 20
+    assert [record["step"] for record in conversations.select()[-10:]] == [2] * 10
     folder.truncate_after(1)
-    found.read()
-    assert found.total == 8 + 10
-    assert found.chosen() == read(folder).chosen()
+    conversations.read()
+    assert conversations.total == 8 + 10
+    assert conversations.select() == read(folder).select()
 
 
 def test_a_line_with_another_order_of_fields_is_read_too(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=2)
-    before = read(folder).chosen()
+    before = read(folder).select()
     header, *lines = folder.rollouts.read_text().splitlines()
     turned = [json.dumps(dict(reversed(json.loads(line).items()))) for line in lines]
     folder.rollouts.write_text("\n".join([header, *turned]) + "\n")
-    assert read(folder).chosen() == before
+    assert read(folder).select() == before
 
 
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
@@ -137,5 +137,5 @@ def test_a_group_key_with_quotes_is_one_group(tmp_path: Path) -> None:
     with JsonlTracker(folder) as tracker:
         group = TrajectoryGroup(key='1/say "hi\\"', trajectories=(conversation(1, success=True),))
         tracker.log_rollouts(1, [group, group])
-    assert len(read(folder, most=2).chosen()) == 2
-    assert read(folder, most=1).chosen() == []
+    assert len(read(folder, limit=2).select()) == 2
+    assert read(folder, limit=1).select() == []

@@ -26,9 +26,9 @@ from stateset_agents.types.timeline import Span, Stopwatch
 
 
 def shown(folder: RunFolder) -> dict[str, Any]:
-    found = Timeline(folder)
-    found.read()
-    return found.chosen()
+    timeline = Timeline(folder)
+    timeline.read()
+    return timeline.select()
 
 
 def test_a_stopwatch_leaves_no_gap_and_lays_like_things_together() -> None:
@@ -50,11 +50,17 @@ async def test_an_engine_s_conversations_say_what_they_did_when() -> None:
         engine = ComputationalEngine(agent, ChattyEnvironment(), EnvironmentReward(), num_generations=2)
         (group,) = await engine.rollout(scenarios(1), seed=0, step=0)
     for member in group.trajectories:
-        *own, scoring = member.spans
+        *spans, scoring = member.spans
         assert scoring.doing == "reward"
-        assert [span.doing for span in own] == ["environment", "model", "environment", "model", "environment"]
-        assert all(span.end - span.begin >= 0.02 for span in own if span.doing == "model")
-        assert scoring.begin >= max(other.spans[-2].end for other in group.trajectories)
+        assert [span.doing for span in spans] == [
+            "environment",
+            "model",
+            "environment",
+            "model",
+            "environment",
+        ]
+        assert all(span.end - span.begin >= 0.02 for span in stamped if span.doing == "model")
+        assert scoring.begin >= max(another.spans[-2].end for another in group.trajectories)
 
 
 async def test_a_model_says_when_it_took_a_turn_up() -> None:
@@ -105,7 +111,7 @@ def test_a_step_is_shown_group_by_group_with_the_updates_of_its_time(tmp_path: P
     ]
     lines = [line for _, line in read_lines(folder.timeline) if line.get("step") == 3][:5]
     for row, line in zip(rows, lines, strict=True):
-        assert row["did"] == "".join(what[0] for what, _ in line["spans"]) == "ewmemir"
+        assert row["did"] == "".join(doing[0] for doing, _ in line["spans"]) == "ewmemir"
         assert row["ticks"] == [round(seconds * 10_000) for _, seconds in line["spans"]]
 
 
@@ -144,13 +150,13 @@ def test_a_page_takes_whole_steps_evenly_and_at_least_one(
     assert [step["step"] for step in shown(folder)["steps"]] == [101]
 
 
-def test_it_goes_on_as_the_file_grows_and_begins_anew_where_it_was_cut(tmp_path: Path) -> None:
+def test_new_lines_are_read_and_a_truncated_file_again(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=4)
-    found = Timeline(folder)
-    found.read()
+    timeline = Timeline(folder)
+    timeline.read()
     folder.truncate_after(2)
-    found.read()
-    assert [step["step"] for step in found.chosen()["steps"]] == [1, 2]
+    timeline.read()
+    assert [step["step"] for step in timeline.select()["steps"]] == [1, 2]
     folder.timeline.unlink()  # a run of an earlier version
     assert shown(folder) == {"total": 0, "steps": []}
 

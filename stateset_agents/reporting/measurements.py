@@ -1,4 +1,4 @@
-"""What was measured before and after training, as rows of the report: each a share with its interval."""
+"""Evaluations before and after training as rows of the report: shares with their intervals."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from stateset_agents.algorithms.intervals import wilson
 
-__all__ = ["also_measured", "measured"]
+__all__ = ["other_tables", "success_rows"]
 
 _Side = Mapping[str, Any]
-"""`before` or `after` of a summary; empty where that was not measured."""
+"""`before` or `after` of a summary; empty if it was not evaluated."""
 
 
-def measured(before: _Side, after: _Side) -> list[dict[str, Any]]:
-    """Success with its interval, all scenarios first, then each family; a side is None where not measured."""
+def success_rows(before: _Side, after: _Side) -> list[dict[str, Any]]:
+    """Success with its interval: all scenarios, then each family; a side is None if it was not evaluated."""
     if not before and not after:
         return []
     rows = [{"name": "All scenarios", "before": _success(before), "after": _success(after)}]
@@ -28,15 +28,15 @@ def measured(before: _Side, after: _Side) -> list[dict[str, Any]]:
     return rows
 
 
-def also_measured(before: _Side, after: _Side) -> list[dict[str, Any]]:
-    """Tables of what an evaluation found beside success: tries, twins, broken rules; those that it found.
+def other_tables(before: _Side, after: _Side) -> list[dict[str, Any]]:
+    """Tables of the other results, if there are any: several tries, matched pairs, broken rules.
 
-    `main` is the row of each that says most.
+    `main` names the most important row of each table.
     """
     tables = [
-        ("Several tries", "", [*_tries(before, after)], -1),
-        ("Twins", _TWINS, [*_rows("both of a pair right", before, after, "twins")], 0),
-        ("Rules broken", _RULES, [*_rules(before, after)], 0),
+        ("Several tries", "", [*_try_rows(before, after)], -1),
+        ("Twins", _PAIRS_NOTE, [*_rows("both of a pair right", before, after, "twins")], 0),
+        ("Rules broken", _RULES_NOTE, [*_rule_rows(before, after)], 0),
     ]
     return [
         {"title": title, "note": note, "rows": rows, "main": rows[main]["name"]}
@@ -45,37 +45,37 @@ def also_measured(before: _Side, after: _Side) -> list[dict[str, Any]]:
     ]
 
 
-_TWINS = "scenarios that differ in the one fact which decides: how often both succeed"
-_RULES = "share of conversations; lower is better"
+_PAIRS_NOTE = "scenarios that differ in the one fact which decides: how often both succeed"
+_RULES_NOTE = "share of conversations; lower is better"
 
 
-def _tries(before: _Side, after: _Side) -> Iterator[dict[str, Any]]:
-    for called, kind in (("pass@", "pass_at"), ("pass^", "pass_hat")):
+def _try_rows(before: _Side, after: _Side) -> Iterator[dict[str, Any]]:
+    for label, kind in (("pass@", "pass_at"), ("pass^", "pass_hat")):
         for k in sorted({k for side in (before, after) for k in side.get(kind) or {}}, key=int):
-            yield from _rows(f"{called}{k}", before, after, kind, k)
+            yield from _rows(f"{label}{k}", before, after, kind, k)
 
 
-def _rules(before: _Side, after: _Side) -> Iterator[dict[str, Any]]:
+def _rule_rows(before: _Side, after: _Side) -> Iterator[dict[str, Any]]:
     rules = {rule for side in (before, after) for rule in side.get("violations") or {}}
     for rule in sorted(rules, key=lambda rule: (rule != "any", rule)):
         yield from _rows(rule, before, after, "violations", rule)
 
 
 def _rows(name: str, before: _Side, after: _Side, *path: str) -> Iterator[dict[str, Any]]:
-    """One row, where either side has that estimate."""
+    """One row, if either side has this estimate."""
     old, new = _estimate(before, *path), _estimate(after, *path)
     if old or new:
         yield {"name": name, "before": old, "after": new}
 
 
 def _estimate(side: _Side, *path: str) -> dict[str, float] | None:
-    found: Any = side
+    estimate: Any = side
     for name in path:
-        found = (found or {}).get(name)
-    if not found:
+        estimate = (estimate or {}).get(name)
+    if not estimate:
         return None
-    low, high = found["interval"]
-    return {"value": float(found["value"]), "low": low, "high": high, "n": found["n"], "tries": 1}
+    low, high = estimate["interval"]
+    return {"value": float(estimate["value"]), "low": low, "high": high, "n": estimate["n"], "tries": 1}
 
 
 def _success(side: _Side) -> dict[str, float] | None:

@@ -1,4 +1,4 @@
-"""What a run's page says beside its conversations, as plain data: facts, measurements, charts, findings."""
+"""The data of a run's page without its conversations: facts, measurements, charts, findings."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from stateset_agents.reporting.curves import learning_curves, other_curves, reward_terms, who_waits
-from stateset_agents.reporting.measured import also_measured, measured
-from stateset_agents.reporting.waits import waits
+from stateset_agents.reporting.curves import activity_curves, learning_curves, other_curves, reward_terms
+from stateset_agents.reporting.measurements import other_tables, success_rows
+from stateset_agents.reporting.step_activity import step_activity
 from stateset_agents.tracking.diagnostics import diagnose
 from stateset_agents.tracking.run_log import RunLog
 
-__all__ = ["content"]
+__all__ = ["page_data"]
 
 
-def content(log: RunLog) -> dict[str, Any]:
-    """The parts that the run has so far; what was not measured or logged is empty or None."""
+def page_data(log: RunLog) -> dict[str, Any]:
+    """The parts that the run has so far; parts that were not measured or logged are empty or None."""
     summary, config, lines = log.summary(), log.config(), list(log.metrics())
     before, after = summary.get("before") or {}, summary.get("after") or {}
+    curves = [*learning_curves(lines), *activity_curves(step_activity(log.events()))]
     return {
         "name": log.folder.path.name,
         "ended": summary.get("ended"),
         "facts": _facts(summary, config, steps=max((line.step for line in lines), default=0)),
         "greedy": {"before": before.get("greedy"), "after": after.get("greedy")},
-        "measured": measured(before, after),
-        "also": also_measured(before, after),
-        "curves": [asdict(chart) for chart in (*learning_curves(lines), *who_waits(waits(log.events())))],
+        "measured": success_rows(before, after),
+        "also": other_tables(before, after),
+        "curves": [asdict(chart) for chart in curves],
         "terms": [asdict(chart) for chart in reward_terms(lines)],
         "others": [
             {"stage": stage, "charts": [asdict(chart) for chart in charts]}
@@ -39,7 +40,7 @@ def content(log: RunLog) -> dict[str, Any]:
 
 
 def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], *, steps: int) -> list[tuple[str, str]]:
-    """What stands under the title, as far as the run says it."""
+    """The facts under the title, as far as the run has them."""
     agent, training = config.get("agent"), config.get("training")
     estimator = training.get("advantage_estimator") if isinstance(training, Mapping) else None
     ended_early = steps <= summary.get("steps", -1) < summary.get("num_steps", 0)
@@ -56,7 +57,7 @@ def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], *, steps: int)
 
 
 def _steps(summary: Mapping[str, Any], training: Any, done: int) -> str:
-    """`110`, or `unfinished: step 40 of 110` unless the summary says that the training came to its end."""
+    """`110`, or `unfinished: step 40 of 110` unless the summary says that the training finished."""
     if summary.get("ended", "finished") == "finished" and summary.get("steps", -1) >= done:
         return str(summary["steps"])
     if not isinstance(training, Mapping) or "num_episodes" not in training:
@@ -69,8 +70,8 @@ def _steps(summary: Mapping[str, Any], training: Any, done: int) -> str:
 def _duration(seconds: float | None) -> str | None:
     if seconds is None:
         return None
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    minutes, rest_seconds = divmod(round(seconds), 60)
+    return f"{minutes} min {rest_seconds} s" if minutes else f"{rest_seconds} s"
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

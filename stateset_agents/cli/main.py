@@ -1,4 +1,4 @@
-"""The entry point: one verb per file, one line and a non-zero exit for what goes wrong."""
+"""The entry point: one verb per file; an error is one line and a non-zero exit code."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["main"]
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says, after argparse's own line, what was meant; subparsers are of this class, too."""
+    """Adds hints to argparse's errors; subparsers are of this class, too."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, with `NAME=VALUE` and misspelt options answered."""
-        found, rest = self.parse_known_args(args, namespace)
-        if rest:
-            chosen = self._chosen(getattr(found, "verb", None))
-            chosen.error(f"unrecognized arguments: {' '.join(rest)}{chosen._meant(rest[0])}")
-        return found
+        """As argparse's, with hints for `NAME=VALUE` and misspelt options."""
+        args, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            subparser = self._subparser(getattr(args, "verb", None))
+            subparser.error(f"unrecognized arguments: {' '.join(unknown)}{subparser._hint(unknown[0])}")
+        return args
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
@@ -40,18 +40,18 @@ class _Parser(argparse.ArgumentParser):
                 error.message += nearest(str(value), map(str, action.choices))
             raise
 
-    def _chosen(self, verb: str | None) -> _Parser:
+    def _subparser(self, verb: str | None) -> _Parser:
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction) and verb in action.choices:
                 return cast(_Parser, action.choices[verb])
         return self
 
-    def _meant(self, given: str) -> str:
-        if "=" in given and not given.startswith("-"):
-            has_steps = given.partition("=")[0] in ("max_steps", "seed", "output_dir", "profile")
-            name = f"training.{given}" if has_steps else given
+    def _hint(self, argument: str) -> str:
+        if "=" in argument and not argument.startswith("-"):
+            has_steps = argument.partition("=")[0] in ("max_steps", "seed", "output_dir", "profile")
+            name = f"training.{argument}" if has_steps else argument
             return f" (settings go behind --set: --set {name})"
-        return nearest(given.partition("=")[0], self._option_string_actions)
+        return nearest(argument.partition("=")[0], self._option_string_actions)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,11 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, os.getcwd())
     try:
         if args.verb != "train":
-            _refuse_several(args.verb)
+            _check_single_process(args.verb)
         code: int = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
-        if not _unread():
+        if not _reader_is_gone():
             raise  # another pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -105,18 +105,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _refuse_several(verb: str) -> None:
-    """Raises ConfigurationError where a launcher started several processes, each of which would do it all."""
-    started = os.environ.get("WORLD_SIZE", "1")
-    if started.isdecimal() and int(started) > 1:
+def _check_single_process(verb: str) -> None:
+    """Raises ConfigurationError if a launcher started several processes: each would do the same work."""
+    num_processes = os.environ.get("WORLD_SIZE", "1")
+    if num_processes.isdecimal() and int(num_processes) > 1:
         raise ConfigurationError(
-            f"{started} processes were started, and {verb} is for one: leave the launcher out "
+            f"{num_processes} processes were started, and {verb} is for one: leave the launcher out "
             f"(stateset-agents {verb} ...)"
         )
 
 
-def _unread() -> bool:
-    """Whether whoever read the standard output, such as `head`, has enough of it."""
+def _reader_is_gone() -> bool:
+    """Has the reader of the standard output, such as `head`, closed it?"""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return bool(poll.poll(0))

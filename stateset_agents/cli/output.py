@@ -1,4 +1,4 @@
-"""How measured numbers are told: on a line, in a table, as JSON. Shared by the verbs that measure."""
+"""Results as a line, a table or JSON; shared by the verbs that evaluate."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["bounds", "left_out", "percent", "rate", "refuse_unwritable", "table", "tell"]
+__all__ = ["bounds", "check_writable", "exclusions", "percent", "print_result", "rate", "table"]
 
 
 def rate(result: Mapping[str, Any]) -> str:
-    """`success 16.0% [13.3%, 19.1%]`, or the mean reward where the environment gives no verdict."""
+    """`success 16.0% [13.3%, 19.1%]`, or the mean reward if the environment has no success."""
     if result["success"] is not None:
         return f"success {percent({'value': result['success'], **result})}"
     reward = result["mean_reward"]
@@ -29,14 +29,14 @@ def percent(estimate: Mapping[str, Any]) -> str:
 
 
 def bounds(interval: Sequence[float] | None, style: str) -> str:
-    """` [0.412, 0.520]`, or nothing where no two values differ, so that nothing is known of others."""
+    """` [0.412, 0.520]`, or nothing without an interval: if all values are equal, none is known."""
     if interval is None:
         return ""
     low, high = interval
     return f" [{low:{style}}, {high:{style}}]"
 
 
-def left_out(result: Mapping[str, Any]) -> list[str]:
+def exclusions(result: Mapping[str, Any]) -> list[str]:
     """`left out: 2 conversations that failed, of the mean reward 1 that could not be scored`; or nothing."""
     failed, unscored = result["num_failed"], result["num_unscored"]
     parts = [f"{failed} conversations that failed"] * bool(failed)
@@ -53,8 +53,8 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     ]
 
 
-def refuse_unwritable(file: str | None) -> None:
-    """Raises ConfigurationError where `tell` could not write, before anything is played."""
+def check_writable(file: str | None) -> None:
+    """Raises ConfigurationError if `print_result` could not write there; called before anything is played."""
     if file is None:
         return
     path = Path(file)
@@ -62,8 +62,8 @@ def refuse_unwritable(file: str | None) -> None:
         raise ConfigurationError(f"cannot write {file!r}: give a file in a folder that you may write to")
 
 
-def tell(result: Mapping[str, Any], args: argparse.Namespace, text: str) -> None:
-    """Print `result` as `--json` or as its text, and write it to `--out`."""
+def print_result(result: Mapping[str, Any], args: argparse.Namespace, text: str) -> None:
+    """Print `result`, as JSON with `--json`, else as `text`, and write its JSON to `--out`."""
     as_json = json.dumps(result, indent=2)
     if args.out is not None:
         Path(args.out).write_text(as_json + "\n", encoding="utf-8")

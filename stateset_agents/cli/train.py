@@ -49,19 +49,19 @@ def add_parser(subparsers: Any) -> None:
 
 def overrides(items: list[str], named: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by dotted name: `items` are NAME=VALUE with YAML values, `named` what options gave."""
-    found = {name: value for name, value in named.items() if value is not None}
+    settings = {name: value for name, value in named.items() if value is not None}
     for item in items:
         name, equals, text = item.partition("=")
         if not equals:
             raise ConfigurationError(f"--set takes NAME=VALUE such as training.beta=0.02, got {item!r}")
-        found[name.strip()] = parse_yaml(text, of=f"--set {item!r}: the value")
-    return found
+        settings[name.strip()] = parse_yaml(text, of=f"--set {item!r}: the value")
+    return settings
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0, or 130 when interrupted (a checkpoint is written and the way to resume is said).
+    """Exit code 0, or 130 if interrupted (a checkpoint is written, and the command to resume is printed).
 
-    Of several processes the first says what goes wrong, and another one what the first cannot know.
+    Of several processes the first prints errors; another one prints only what the first cannot know.
     """
     experiment = None
     try:
@@ -72,13 +72,13 @@ def run(args: argparse.Namespace) -> int:
             raise
         return _interrupted(experiment)
     except StatesetError as error:
-        if _is_said_by_another(experiment):
+        if _other_rank_reports(experiment):
             return 1
         if experiment is None or not experiment.trainer.is_ready or experiment.trainer.processes.count == 1:
             raise
         if getattr(error, "is_stop", False):  # another process heard of the interruption first
             return _interrupted(experiment)
-        raise TrainingStopped(f"{error}; {_how_to_go_on(experiment)}") from error
+        raise TrainingStopped(f"{error}; {_resume_hint(experiment)}") from error
     finally:
         gc.unfreeze()
     return 0
@@ -95,7 +95,7 @@ def _experiment(args: argparse.Namespace) -> Experiment:
             f"{args.config}; for a new run with its settings, stateset-agents train "
             f"{Path(args.config) / 'config.yaml'}"
         )
-    folder, checkpoint = _resumed(args.resume) if args.resume else (None, None)
+    folder, checkpoint = _run_and_checkpoint(args.resume) if args.resume else (None, None)
     named = {
         "training.profile": args.profile,
         "training.seed": args.seed,
@@ -105,32 +105,32 @@ def _experiment(args: argparse.Namespace) -> Experiment:
     config = load_experiment(folder.config if folder else Path(args.config), overrides(args.set, named))
     if args.no_eval and folder is None:  # the run's own config.yaml: a resume does not measure either
         config = config.model_copy(update={"evaluation": None})
-    if _is_another():
+    if _is_other_rank():
         configure_logging("ERROR")  # the first process says it for all
     return Experiment(config, run=folder, checkpoint=checkpoint, measures=not args.no_eval)
 
 
 def _interrupted(experiment: Experiment) -> int:
-    if not _is_another():
-        print(f"stateset-agents: {_how_to_go_on(experiment)}", file=sys.stderr)
+    if not _is_other_rank():
+        print(f"stateset-agents: {_resume_hint(experiment)}", file=sys.stderr)
     return 130
 
 
-def _is_said_by_another(experiment: Experiment | None) -> bool:
-    """Does another process say what went wrong here? The first where they have met, else the node's first."""
+def _other_rank_reports(experiment: Experiment | None) -> bool:
+    """Does another process print this error: the first of the group if it is connected, else of the node?"""
     processes = experiment.trainer.processes if experiment is not None else None
     if processes is not None and processes.count > 1:
         return not processes.is_first and not processes.has_lost_others
     return os.environ.get("LOCAL_RANK", "0") != "0"
 
 
-def _is_another() -> bool:
-    """Is this one of the processes that a launcher started beside the first?"""
+def _is_other_rank() -> bool:
+    """Is this a process with a rank other than 0?"""
     return os.environ.get("RANK", "0") != "0"
 
 
-def _resumed(name: str) -> tuple[Any, Path | None]:
-    """The run folder, and the checkpoint in it where one is named."""
+def _run_and_checkpoint(name: str) -> tuple[Any, Path | None]:
+    """The run folder, and its checkpoint if `name` is one."""
     from stateset_agents.tracking.run_folder import RunFolder
 
     path = Path(name).resolve()
@@ -139,21 +139,21 @@ def _resumed(name: str) -> tuple[Any, Path | None]:
     return RunFolder.open(name), None
 
 
-def _how_to_go_on(experiment: Experiment) -> str:
+def _resume_hint(experiment: Experiment) -> str:
     trainer = experiment.trainer
     if not trainer.is_ready:
         return "interrupted before the run began"
     count = trainer.processes.count
-    starts = ["torchrun", "--nproc-per-node", str(count), "-m", "stateset_agents"]
-    program = starts if count > 1 else ["stateset-agents"]
-    command = shlex.join([*program, "train", "--resume", _seen_from_here(trainer.run.path)])
+    launcher = ["torchrun", "--nproc-per-node", str(count), "-m", "stateset_agents"]
+    program = launcher if count > 1 else ["stateset-agents"]
+    command = shlex.join([*program, "train", "--resume", _display_path(trainer.run.path)])
     return f"stopped after step {trainer.step_number} of {trainer.num_steps}; resume with: {command}"
 
 
-def _seen_from_here(path: Path) -> str:
-    """Relative below the working directory, absolute elsewhere; a resumed run says it like a first one."""
-    path, here = path.absolute(), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+def _display_path(path: Path) -> str:
+    """Relative below the working directory, absolute elsewhere."""
+    path, cwd = path.absolute(), Path.cwd()
+    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 
 async def _run(experiment: Experiment) -> None:
@@ -168,37 +168,37 @@ async def _run(experiment: Experiment) -> None:
     trainer = experiment.trainer
     async with experiment:
         gc.freeze()  # what is loaded stays: a full collection need not look through 1.5 million objects of it
-        if _is_another():
+        if _is_other_rank():
             if not experiment.is_over:
                 await experiment.before()
                 await experiment.train()
                 await experiment.after()
             return
-        print(f"run folder: {_seen_from_here(experiment.run.path)}")
+        print(f"run folder: {_display_path(experiment.run.path)}")
         if experiment.is_over:
             steps = trainer.step_number
             done = f"this run is finished, all {steps} steps of it: give it more with --max-steps {steps * 2}"
-            print(f"{done}\nreport: {_seen_from_here(experiment.run.report)}")
+            print(f"{done}\nreport: {_display_path(experiment.run.report)}")
             return
         with PlayDisplay("before") as display:
             before = await experiment.before(display.on_progress)
         if before:
-            print(f"before: {_line(before)}")
+            print(f"before: {_result_line(before)}")
         trainer.console = Console()
         await experiment.train()
         with PlayDisplay("after") as display:
             after = await experiment.after(display.on_progress)
     if after:
-        print(f"before: {_line(before) if before else 'not measured'}")
-        print(f"after:  {_line(after)}")
+        print(f"before: {_result_line(before) if before else 'not measured'}")
+        print(f"after:  {_result_line(after)}")
     unit = "step" if trainer.step_number == 1 else "steps"
     print(f"trained {trainer.step_number} {unit} in {trainer.progress.seconds:.0f} s")
     print("\n".join(_health(experiment)))
-    print(f"report: {_seen_from_here(experiment.run.report)}")
+    print(f"report: {_display_path(experiment.run.report)}")
 
 
 def _health(experiment: Experiment) -> list[str]:
-    """What the diagnostics warn of, and how many checks passed."""
+    """The diagnostics' warnings, and how many checks passed."""
     from stateset_agents.tracking.diagnostics import diagnose
     from stateset_agents.tracking.run_log import RunLog
 
@@ -208,7 +208,7 @@ def _health(experiment: Experiment) -> list[str]:
     return [*troubles, f"diagnostics: {passed} of {len(findings)} checks passed"]
 
 
-def _line(result: Mapping[str, Any]) -> str:
+def _result_line(result: Mapping[str, Any]) -> str:
     greedy = "" if result["greedy"] is None else f", {result['greedy']:.1%} greedy"
     n, tries = result["n"], result.get("tries", 1)
     of = f"{n} held-out scenarios" if tries == 1 else f"{n} tries, {tries} of each held-out scenario"

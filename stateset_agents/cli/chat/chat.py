@@ -1,4 +1,4 @@
-"""`stateset-agents chat`: talk to an agent; its tools are run, the conversation can be saved and loaded."""
+"""`stateset-agents chat`: talk to an agent, run its tools, save and load conversations."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run"]
 
-_ENDLESS = 1_000_000
-"""Replies that a conversation with a person may have."""
+_MAX_REPLIES = 1_000_000
+"""Of the agent, in a conversation with a person."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -64,60 +64,57 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0; an error of the options, or of a line from a pipe, travels."""
+    from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.serving.saved_conversations import check_writable
 
     if args.model is None and args.environment is None and not args.load and not args.tools:
         args.environment = "retail_desk"
-    setting = _Setting.of(args)
+    options = _ChatOptions.of(args)
     if args.save:
         check_writable(args.save)
     with asyncio.Runner() as runner:
-        open_things = AsyncExitStack()
+        exit_stack = AsyncExitStack()
         terminal = Terminal()
         try:
-            agent = runner.run(_started(setting, open_things))
-            chat = ChatLoop(lambda: _opened(setting, agent, open_things), terminal, runner, args.save)
-            for line in setting.introduction():
+            agent = runner.run(exit_stack.enter_async_context(MultiTurnAgent(options.agent)))
+            chat = ChatLoop(lambda: _open_session(options, agent, exit_stack), terminal, runner, args.save)
+            for line in options.introduction():
                 terminal.remark(line)
-            if setting.scenario is not None:
-                said = setting.scenario.opening or "(no opening of their own)"
-                terminal.aside(f"you play {setting.scenario.id}: {said} (--scenario ID for another)")
-            chat.talk()
-        except BrokenPipeError:  # whoever read the answers has gone
+            if options.scenario is not None:
+                opening = options.scenario.opening or "(no opening of their own)"
+                terminal.to_stderr(f"you play {options.scenario.id}: {opening} (--scenario ID for another)")
+            chat.run()
+        except BrokenPipeError:  # the reader of the answers has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         finally:
-            runner.run(open_things.aclose())
+            runner.run(exit_stack.aclose())
     return 0
 
 
-async def _started(setting: _Setting, open_things: AsyncExitStack) -> MultiTurnAgent:
-    from stateset_agents.core.agent import MultiTurnAgent
-
-    return await open_things.enter_async_context(MultiTurnAgent(setting.agent))
-
-
-async def _opened(setting: _Setting, agent: MultiTurnAgent, open_things: AsyncExitStack) -> ChatSession:
-    """A new conversation; the environment's, where there is one, without its user's words."""
+async def _open_session(
+    options: _ChatOptions, agent: MultiTurnAgent, exit_stack: AsyncExitStack
+) -> ChatSession:
+    """A new conversation. One of the environment, if there is one, starts without its user's words."""
     from stateset_agents.core.chat.system_message import with_context
     from stateset_agents.serving.chat_session import ChatSession, ConversationTools
 
-    if setting.environment is None or setting.scenario is None:
-        context = None if setting.loaded else setting.context
-        return ChatSession(agent, tools=setting.tools, context=context, messages=setting.loaded)
-    conversation = await setting.environment.start(setting.scenario, agent.config.seed)
-    open_things.push_async_callback(conversation.close)
+    if options.environment is None or options.scenario is None:
+        context = None if options.loaded else options.context
+        return ChatSession(agent, tools=options.tools, context=context, messages=options.loaded)
+    conversation = await options.environment.start(options.scenario, agent.config.seed)
+    exit_stack.push_async_callback(conversation.close)
     system = [message for message in conversation.opening if message.role == "system"]
     return ChatSession(
         agent,
         tools=ConversationTools(conversation),
-        messages=agent.with_system_prompt(with_context(system, setting.context)),
+        messages=agent.with_system_prompt(with_context(system, options.context)),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Setting:
-    """Who speaks, about what, with which tools."""
+class _ChatOptions:
+    """The agent, the conversation's environment and scenario, and the agent's tools."""
 
     agent: AgentConfig
     environment: Environment | None = None
@@ -127,12 +124,12 @@ class _Setting:
     loaded: tuple[Any, ...] = ()
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> _Setting:
-        """Everything that can be wrong with the options is said before the model is loaded."""
+    def of(cls, args: argparse.Namespace) -> _ChatOptions:
+        """Check all options before the model is loaded. Raises ConfigurationError for an invalid one."""
         from stateset_agents.serving.saved_conversations import load_conversations
 
-        given = {"system": args.system, "context": args.context, "environment": args.environment}
-        for name, value in given.items():
+        conflicting = {"system": args.system, "context": args.context, "environment": args.environment}
+        for name, value in conflicting.items():
             if args.load and value is not None:
                 raise ConfigurationError(
                     f"--load goes on with a conversation as it was saved, so leave --{name} out"
@@ -152,7 +149,7 @@ class _Setting:
         )
 
     def introduction(self) -> list[str]:
-        """What a person should know."""
+        """Lines to show before the first prompt."""
         lines = [f"{self.agent.model_name}; {COMMANDS}; Ctrl-C stops an answer, Ctrl-D leaves"]
         if self.loaded:
             lines.append(f"going on after {len(self.loaded)} messages")
@@ -179,7 +176,7 @@ def _agent_and_environment(args: argparse.Namespace) -> tuple[AgentConfig, Envir
         name = args.model
     if name is not None and (name.endswith((".yaml", ".yml")) or Path(name).is_dir()):
         of_run = {f"agent.{field}": value for field, value in trained.get("agent", {}).items()}
-        config = load_experiment(_run_around(name) or name, of_run | settings)
+        config = load_experiment(_enclosing_run(name) or name, of_run | settings)
         agent, spec = config.agent, dict(config.environment)
     else:
         settings.setdefault("agent.model_name", "embedded:desk")
@@ -198,22 +195,26 @@ def _agent_and_environment(args: argparse.Namespace) -> tuple[AgentConfig, Envir
                 raise ConfigurationError(f"--set {setting}: there is no environment, give --environment")
             return agent, None
     if spec["name"] in ENVIRONMENTS:
-        spec["max_turns"] = _ENDLESS
+        spec["max_turns"] = _MAX_REPLIES
     return agent, make_environment(spec)
 
 
-def _run_around(name: str) -> Path | None:
-    """The run folder that a folder is, or stands in as a checkpoint."""
+def _enclosing_run(name: str) -> Path | None:
+    """The folder itself if it is a run, or the run that contains it as a checkpoint."""
     path = Path(name).expanduser().resolve()
-    return next((one for one in (path, *path.parents[:3]) if (one / "metrics.jsonl").is_file()), None)
+    return next(
+        (folder for folder in (path, *path.parents[:3]) if (folder / "metrics.jsonl").is_file()), None
+    )
 
 
 def _settings_of_run(model: str | None) -> dict[str, Any]:
-    """The sections `agent` and `environment` of the run that a model is of; none for other models, and no
-    environment of a run that a program made."""
+    """The sections `agent` and `environment` of the run that a model belongs to.
+
+    Empty for other models; without `environment` for a run that a program started.
+    """
     if model is None or not Path(model).expanduser().is_dir():
         return {}
-    run = _run_around(model)
+    run = _enclosing_run(model)
     if run is None:
         return {}
     try:
@@ -223,38 +224,38 @@ def _settings_of_run(model: str | None) -> dict[str, Any]:
             f"cannot read {run / 'config.yaml'}, the settings of {model!r}: give hf:{model} for its weights "
             "alone"
         ) from error
-    wanted = ["agent"] if data.get("made_by") == "program" else ["agent", "environment"]
-    return {name: data[name] for name in wanted if data.get(name) is not None}
+    id = ["agent"] if data.get("made_by") == "program" else ["agent", "environment"]
+    return {name: data[name] for name in id if data.get(name) is not None}
 
 
-def _scenario(environment: Environment, wanted: str | None) -> Scenario:
-    all_of_them = [s for split in ("test", "validation", "train") for s in environment.scenarios(split)]
-    if not all_of_them:
+def _scenario(environment: Environment, id: str | None) -> Scenario:
+    scenarios = [s for split in ("test", "validation", "train") for s in environment.scenarios(split)]
+    if not scenarios:
         raise ConfigurationError("the environment has no scenarios: give it at least one")
-    if wanted is None:
-        return all_of_them[0]
-    found = next((scenario for scenario in all_of_them if scenario.id == wanted), None)
-    if found is None:
-        ids = [scenario.id for scenario in all_of_them]
-        hint = nearest(wanted, ids) or f"; there is, for example, {ids[0]}"
-        raise ConfigurationError(f"the environment has no scenario {wanted!r}{hint}")
-    return found
+    if id is None:
+        return scenarios[0]
+    match = next((scenario for scenario in scenarios if scenario.id == id), None)
+    if match is None:
+        ids = [scenario.id for scenario in scenarios]
+        hint = nearest(id, ids) or f"; there is, for example, {ids[0]}"
+        raise ConfigurationError(f"the environment has no scenario {id!r}{hint}")
+    return match
 
 
 def _tool(name: str) -> Tool:
     from stateset_agents.core.tools import Tool, tool
     from stateset_agents.runtime.named_code import imported
 
-    found = imported("tool", name) if ":" in name else None
-    if not callable(found):
+    match = imported("tool", name) if ":" in name else None
+    if not callable(match):
         raise ConfigurationError(f"--tools takes module:function with typed parameters, got {name!r}")
-    made = found if isinstance(found, Tool) else tool(found)
-    if made.scenario_parameter is not None:
+    new_tool = match if isinstance(match, Tool) else tool(match)
+    if new_tool.scenario_parameter is not None:
         raise ConfigurationError(
-            f"tool {made.name} reads the scenario, and --tools has none: give --environment NAME, one that "
+            f"tool {new_tool.name} reads the scenario, and --tools has none: give --environment NAME, one that "
             "offers this tool, instead"
         )
-    return made
+    return new_tool
 
 
 def _context(path: Path) -> Any:

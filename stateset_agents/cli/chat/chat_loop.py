@@ -1,12 +1,12 @@
-"""The chat command's loop: a line in, an answer out, tools in between."""
+"""The loop of the chat command: it reads a line, runs the agent and its tools, and prints the answer."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.chat.terminal import Terminal
 from stateset_agents.types.errors import ConfigurationError, StatesetError
@@ -21,29 +21,29 @@ COMMANDS = "/save FILE, /reset, /quit"
 
 
 class ChatLoop:
-    """Answers lines until they end; runs the event loop only while the agent is at work."""
+    """Answers lines until they end; the event loop runs only while the agent answers."""
 
     def __init__(
         self,
-        open_session: Callable[[], Awaitable[ChatSession]],
+        open_session: Callable[[], Coroutine[Any, Any, ChatSession]],
         terminal: Terminal,
         runner: asyncio.Runner,
-        save: str | None,
+        save_path: str | None,
     ) -> None:
-        """`open_session` begins a conversation; each is appended to the file `save` when it is over."""
+        """`open_session` starts a conversation; each one is appended to the file `save_path` at its end."""
         self._open_session = open_session
         self._terminal = terminal
         self._runner = runner
-        self._save = save
+        self._save_path = save_path
 
-    def talk(self) -> None:
-        """Until the lines end or /quit. With a person an error is a line; from a pipe it travels."""
+    def run(self) -> None:
+        """Run until the lines end or /quit. Errors are printed to a person, and raised if a pipe is read."""
         self._open()
         try:
             while True:
                 try:
                     line = self._terminal.read()
-                    if line is None or not self._take(line):
+                    if line is None or not self._handle(line):
                         return
                 except StatesetError as error:
                     if not self._terminal.has_person:
@@ -55,20 +55,20 @@ class ChatLoop:
                     self._terminal.note("(stopped)")
         finally:
             self._terminal.end_line()
-            self._keep()
+            self._save_session()
 
-    def _take(self, line: str) -> bool:
-        """One line; False when it was the last one."""
-        command, _, rest = line.strip().partition(" ")
+    def _handle(self, line: str) -> bool:
+        """Handle one line; False after the last one."""
+        command, _, argument = line.strip().partition(" ")
         if command == "/quit":
             return False
         if command == "/reset":
-            self._keep()
+            self._save_session()
             self._runner.run(self._session.close())
             self._open()
             self._terminal.remark("(a new conversation)")
         elif command == "/save":
-            self._write(rest.strip())
+            self._write(argument.strip())
         elif command.startswith("/"):
             raise ConfigurationError(f"no command {command!r}; there are {COMMANDS}")
         elif command:
@@ -81,9 +81,9 @@ class ChatLoop:
         async with aclosing(self._session.stream(text)) as events:
             async for event in events:
                 if isinstance(event, str):
-                    self._terminal.say(event)
+                    self._terminal.write(event)
                 elif isinstance(event, ToolCall):
-                    self._terminal.note(_written(event))
+                    self._terminal.note(_format_call(event))
                 else:
                     self._terminal.note(f"-> {event.content}")
         if not self._session.messages[-1].content:
@@ -91,11 +91,11 @@ class ChatLoop:
         self._terminal.end_line()
 
     def _open(self) -> None:
-        self._session = self._runner.run(_awaited(self._open_session()))
+        self._session = self._runner.run(self._open_session())
 
-    def _keep(self) -> None:
-        if self._save and any(message.role == "assistant" for message in self._session.messages):
-            self._write(self._save)
+    def _save_session(self) -> None:
+        if self._save_path and any(message.role == "assistant" for message in self._session.messages):
+            self._write(self._save_path)
 
     def _write(self, path: str) -> None:
         from stateset_agents.serving.saved_conversations import save_conversation
@@ -108,14 +108,10 @@ class ChatLoop:
         self._terminal.remark(f"(saved in {path})")
 
 
-async def _awaited(work: Awaitable[ChatSession]) -> ChatSession:
-    return await work
-
-
-def _written(call: ToolCall) -> str:
+def _format_call(call: ToolCall) -> str:
     if call.error is not None:
         return f"{call.name or 'tool call'}: {call.error}"
-    given = ", ".join(
+    arguments = ", ".join(
         f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.arguments.items()
     )
-    return f"{call.name}({given})"
+    return f"{call.name}({arguments})"

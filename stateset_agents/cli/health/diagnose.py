@@ -1,17 +1,13 @@
-"""`stateset-agents diagnose`: how healthy a run was, or is."""
+"""`stateset-agents diagnose`: check the health of a run, finished or running."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from stateset_agents.tracking.diagnostics import Finding
-
-__all__ = ["add_parser", "lines", "run"]
+__all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -24,24 +20,19 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0, or 1 when a check fails; with `--strict` for a warning and before the first step, too."""
+    """Exit code 0, or 1 if a check fails; with `--strict` also for a warning and before the first step."""
     from stateset_agents.tracking.diagnostics import all_passed, diagnose
     from stateset_agents.tracking.run_log import RunLog
 
     findings = diagnose(RunLog.open(args.run_folder))
     if args.json:
-        told = {"all_passed": all_passed(findings), "findings": [asdict(finding) for finding in findings]}
-        print(json.dumps(told, indent=2))
+        result = {"all_passed": all_passed(findings), "findings": [asdict(finding) for finding in findings]}
+        print(json.dumps(result, indent=2))
     else:
-        print("\n".join(lines(findings)))
+        print("\n".join(map(str, findings)) or "no step has finished yet: nothing to diagnose")
     passed = (
         bool(findings) and all_passed(findings)
         if args.strict
-        else all(one.verdict != "fail" for one in findings)
+        else all(finding.verdict != "fail" for finding in findings)
     )
     return int(not passed)
-
-
-def lines(findings: Sequence[Finding]) -> list[str]:
-    """One line each; a run without a finished step says so."""
-    return [str(finding) for finding in findings] or ["no step has finished yet: nothing to diagnose"]

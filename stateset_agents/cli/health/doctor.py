@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
     configure_logging("ERROR")  # the trial's own warnings are no findings
     findings = []
-    for finding in _all(args.output_dir):
+    for finding in _findings(args.output_dir):
         findings.append(finding)
         if not args.json:
             print(finding, flush=True)
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def _all(output_dir: str) -> Iterator[Finding]:
+def _findings(output_dir: str) -> Iterator[Finding]:
     machine = list(machine_findings(output_dir))
     yield from machine
     if any(finding.verdict == "fail" and finding.check in _NEEDED for finding in machine):
@@ -108,20 +108,20 @@ def _package(requirement: str, use: str | None = None) -> Finding:
     name = re.split(r"[<>=]", requirement)[0]
     bad: Verdict = "fail" if use is None else "warn"
     for_what = "" if use is None else f" (only {use} needs it)"
-    cure = f'pip install "{requirement}"'
+    hint = f'pip install "{requirement}"'
     try:
         importlib.import_module(name)
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, bad, f"a module of that name is no installed package{for_what}", cure)
+        return Finding(name, bad, f"a module of that name is no installed package{for_what}", hint)
     except ModuleNotFoundError as error:
         missing = "not installed" if error.name == name else f"cannot be imported ({error})"
-        return Finding(name, bad, f"{missing}{for_what}", cure)
+        return Finding(name, bad, f"{missing}{for_what}", hint)
     except Exception as error:  # whatever a broken package raises is what there is to report
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        return Finding(name, bad, f"cannot be imported ({said:.120}){for_what}", cure)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return Finding(name, bad, f"cannot be imported ({reason:.120}){for_what}", hint)
     if not _within(version, requirement):
-        return Finding(name, bad, f"{version} is not {requirement[len(name) :]}{for_what}", cure)
+        return Finding(name, bad, f"{version} is not {requirement[len(name) :]}{for_what}", hint)
     return Finding(name, "ok", version)
 
 
@@ -148,12 +148,12 @@ def _devices() -> Finding:
                 "install a CUDA build of torch (pytorch.org/get-started says which), or go on with the CPU",
             )
         return Finding("devices", "ok", "CPU; torch sees no GPU, and none is needed")
-    told = []
+    gpus = []
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         name = torch.cuda.get_device_name(index)
-        told.append(f"cuda:{index} {name}, {free / _GIGABYTE:.0f} of {total / _GIGABYTE:.0f} GiB free")
-    seen = "; ".join(told)
+        gpus.append(f"cuda:{index} {name}, {free / _GIGABYTE:.0f} of {total / _GIGABYTE:.0f} GiB free")
+    seen = "; ".join(gpus)
     if not torch.cuda.is_bf16_supported():
         return Finding("devices", "warn", f"{seen}; no bf16", "set training.precision to fp32 or fp16")
     return Finding("devices", "ok", f"{seen}; bf16")
@@ -165,19 +165,19 @@ def _threads() -> Finding:
 
     cores, threads = _cores(), torch.get_num_threads()
     seen = f"{cores} cores, torch uses {threads} thread{'s' * (threads > 1)}"
-    cure = "set OMP_NUM_THREADS=1 for small models, at most the number of free cores for larger ones"
+    hint = "set OMP_NUM_THREADS=1 for small models, at most the number of free cores for larger ones"
     if threads > cores:
-        return Finding("threads", "warn", f"{seen}, more than there are cores", cure)
+        return Finding("threads", "warn", f"{seen}, more than there are cores", hint)
     if threads == 1:
         return Finding("threads", "ok", seen)
     try:
-        many = _small_network_seconds()
+        seconds = _small_network_seconds()
         torch.set_num_threads(1)
-        one = _small_network_seconds()
+        slowdown = seconds / _small_network_seconds()
     finally:
         torch.set_num_threads(threads)
-    seen += f"; a small network takes {many / one:.1f} times what it takes with one"
-    return Finding("threads", "warn" if many > 1.5 * one else "ok", seen, cure if many > 1.5 * one else "")
+    seen += f"; a small network takes {slowdown:.1f} times what it takes with one"
+    return Finding("threads", "warn", seen, hint) if slowdown > 1.5 else Finding("threads", "ok", seen)
 
 
 def _cores() -> int:
@@ -193,27 +193,27 @@ def _small_network_seconds() -> float:
 
     layers = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(4)])
     rows = torch.ones(256, 128)
-    taken = []
+    durations = []
     for _ in range(5):
         started = time.perf_counter()
         for _ in range(10):
             layers(rows).sum().backward()
-        taken.append(time.perf_counter() - started)
-    return sorted(taken)[2]
+        durations.append(time.perf_counter() - started)
+    return sorted(durations)[2]
 
 
 def _output(folder: Path) -> Finding:
     """Can a run be written there, and is there room? Nothing is left behind."""
-    where = folder.resolve()
-    while not where.exists() and where != where.parent:
-        where = where.parent
-    cure = "give another --output-dir (training.output_dir in the YAML file), or free the disk"
+    existing = folder.resolve()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    hint = "give another --output-dir (training.output_dir in the YAML file), or free the disk"
     try:
-        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=where) as inside:
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=existing) as inside:
             Path(inside, "probe").write_bytes(b"\0" * 65536)
-        free = shutil.disk_usage(where).free / _GIGABYTE
+        free = shutil.disk_usage(existing).free / _GIGABYTE
     except OSError as error:
-        return Finding("output folder", "fail", f"{folder} cannot be written ({error.strerror})", cure)
+        return Finding("output folder", "fail", f"{folder} cannot be written ({error.strerror})", hint)
     seen = f"{folder} can be written, {free:.1f} GiB free"
     verdict: Verdict = "ok" if free >= 1 else "warn" if free >= 0.1 else "fail"
-    return Finding("output folder", verdict, seen, "" if verdict == "ok" else cure)
+    return Finding("output folder", verdict, seen, "" if verdict == "ok" else hint)

@@ -1,4 +1,4 @@
-"""Seconds of the real thing, for `doctor`: the embedded model speaks, is repeated, learns a step, is kept."""
+"""A trial of a few seconds for `doctor`: the embedded model generates, repeats, learns a step, is saved."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _REPORT = "report this, with the lines above"
 
 
 def trial_findings() -> Iterator[Finding]:
-    """One finding per stage; the first failure ends it, as later stages stand on earlier ones."""
+    """One finding per stage; the first failure ends the trial, since each stage needs the one before."""
     with tempfile.TemporaryDirectory(prefix="stateset-doctor-") as folder, asyncio.Runner() as loop:
         trial = _Trial(folder)
         try:
             for name, stage in trial.stages():
-                finding = loop.run(_timed(name, stage))
+                finding = loop.run(_run_stage(name, stage))
                 yield finding
                 if finding.verdict == "fail":
                     return
@@ -32,7 +32,7 @@ def trial_findings() -> Iterator[Finding]:
             loop.run(trial.close())
 
 
-async def _timed(name: str, stage: Callable[[], Awaitable[str]]) -> Finding:
+async def _run_stage(name: str, stage: Callable[[], Awaitable[str]]) -> Finding:
     started = time.perf_counter()
     try:
         seen = await stage()
@@ -43,13 +43,13 @@ async def _timed(name: str, stage: Callable[[], Awaitable[str]]) -> Finding:
     return Finding(name, "ok", f"{seen} ({time.perf_counter() - started:.1f} s)")
 
 
-class _Wrong(StatesetError):
-    """A stage ran and did not do what it must."""
+class _StageFailed(StatesetError):
+    """A stage ran with a wrong result."""
 
 
 @dataclass
 class _Trial:
-    """Stages in order, with what one leaves to the next."""
+    """The stages, and what they share."""
 
     folder: str
     trainer: Any = None
@@ -84,14 +84,14 @@ class _Trial:
         )
 
     async def generation(self) -> str:
-        """Loads the model, which checks cached against uncached log-probs, and talks."""
+        """Load the model, which compares cached with uncached log-probs, and generate a reply."""
         self.trainer = self.make_trainer()
         await self.trainer.initialize()
         reply = await self.trainer.agent.generate_response(
             [{"role": "user", "content": "where is order K27"}]
         )
         if not reply.strip():
-            raise _Wrong("the embedded model said nothing")
+            raise _StageFailed("the embedded model said nothing")
         running, rows = self.trainer.agent.backend.running, self.trainer.learner.layout["rows"]
         return (
             f"embedded:desk answers on the {running.name} path, with the log-probs of a plain forward; "
@@ -101,7 +101,7 @@ class _Trial:
     async def determinism(self) -> str:
         first, second = [await self._rollout() for _ in range(2)]
         if first != second:
-            raise _Wrong("the same seed gave other tokens the second time")
+            raise _StageFailed("the same seed gave other tokens the second time")
         return f"{sum(map(len, first))} tokens came out the same twice"
 
     async def _rollout(self) -> list[list[int]]:
@@ -115,19 +115,20 @@ class _Trial:
         norm = metrics.get("optimizer/grad_norm", math.nan)
         after = self.trainer.learner.weights()
         if not math.isfinite(norm) or all(after[name].equal(weight) for name, weight in before.items()):
-            raise _Wrong(f"a step on the desk changed no weight (gradient norm {norm})")
+            raise _StageFailed(f"a step on the desk changed no weight (gradient norm {norm})")
         return f"gradient norm {norm:.2f}, {metrics['tokens/per_second']:,.0f} sampled tokens/s"
 
     async def checkpoint(self) -> str:
         path = await self.trainer.save_checkpoint()
-        other = self.make_trainer()
+        second_trainer = self.make_trainer()
         try:
-            await other.load_checkpoint(path)
-            kept, live = other.learner.weights(), self.trainer.learner.weights()
-            if other.step_number != 1 or not all(kept[name].equal(live[name]) for name in live):
-                raise _Wrong("a checkpoint came back with other weights")
+            await second_trainer.load_checkpoint(path)
+            restored, current = second_trainer.learner.weights(), self.trainer.learner.weights()
+            is_equal = all(restored[name].equal(current[name]) for name in current)
+            if second_trainer.step_number != 1 or not is_equal:
+                raise _StageFailed("a checkpoint came back with other weights")
         finally:
-            await other.close()
+            await second_trainer.close()
         return "written, read back, equal in every bit"
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.output import bounds, percent, refuse_unwritable, table, tell
+from stateset_agents.cli.output import bounds, check_writable, percent, print_result, table
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
@@ -61,14 +61,16 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0, or 1 when an agent got more than a limit or too many of its conversations broke."""
     from stateset_agents.evaluation.audit import MIN_SCORED, expect_limits
 
-    refuse_unwritable(args.out)
-    allowed = dict(_allowed(item) for item in args.allow)
+    check_writable(args.out)
+    allowed = dict(_parse_limit(item) for item in args.allow)
     limits = {"max_success": args.max_success, "max_reward": args.max_reward}
     min_scored = MIN_SCORED if args.min_scored is None else args.min_scored
     expect_limits(**limits, allow=allowed, min_scored=min_scored)  # before anything is played
     result = asyncio.run(_audited(args))
     over, lost = result.over(**limits, allow=allowed), result.lost(min_scored)
-    tell({**result.summary(), "over": over, "lost": lost}, args, "\n".join([*_lines(result), *over, *lost]))
+    print_result(
+        {**result.summary(), "over": over, "lost": lost}, args, "\n".join([*_lines(result), *over, *lost])
+    )
     return int(bool(over or lost))
 
 
@@ -118,7 +120,7 @@ async def _audited(args: argparse.Namespace) -> Audit:
     )
 
 
-def _allowed(item: str) -> tuple[str, float]:
+def _parse_limit(item: str) -> tuple[str, float]:
     name, equals, limit = item.partition("=")
     try:
         if equals:
@@ -130,22 +132,22 @@ def _allowed(item: str) -> tuple[str, float]:
 
 def _lines(result: Audit) -> list[str]:
     rows = [("agent", "success", "mean reward", "n")]
-    rows += [(name, *_numbers(one)) for name, one in result.policies.items()]
+    rows += [(name, *_numbers(evaluation)) for name, evaluation in result.policies.items()]
     if result.honest is not None:
         rows.append(("(honest)", *_numbers(result.honest)))
     return [*table(rows, indent=""), _ceiling(result)]
 
 
-def _numbers(one: Evaluation) -> tuple[str, str, str]:
+def _numbers(evaluation: Evaluation) -> tuple[str, str, str]:
     success = "no verdict"
-    if one.success is not None:
-        success = percent({"value": one.success, "interval": one.interval})
+    if evaluation.success is not None:
+        success = percent({"value": evaluation.success, "interval": evaluation.interval})
     reward = "unscored"
-    if one.mean_reward is not None:
-        reward = f"{one.mean_reward:+.3f}{bounds(one.reward_interval, '+.3f')}"
-    counts = ((one.num_failed, "failed"), (one.num_unscored, "unscored"))
-    lost = ", ".join(f"{number} {what}" for number, what in counts if number)
-    return success, reward, f"{one.n} ({lost})" if lost else str(one.n)
+    if evaluation.mean_reward is not None:
+        reward = f"{evaluation.mean_reward:+.3f}{bounds(evaluation.reward_interval, '+.3f')}"
+    counts = ((evaluation.num_failed, "failed"), (evaluation.num_unscored, "unscored"))
+    lost = ", ".join(f"{number} {measure}" for number, measure in counts if number)
+    return success, reward, f"{evaluation.n} ({lost})" if lost else str(evaluation.n)
 
 
 def _ceiling(result: Audit) -> str:
@@ -154,5 +156,5 @@ def _ceiling(result: Audit) -> str:
         "success": (ceiling.success, ceiling.successful),
         "mean reward": (ceiling.reward, ceiling.paid),
     }
-    found = [f"{what} {value:.3f} ({who})" for what, (value, who) in parts.items() if value is not None]
-    return "exploit ceiling: " + (", ".join(found) or "nothing was judged or scored")
+    maxima = [f"{name} {value:.3f} ({agent})" for name, (value, agent) in parts.items() if value is not None]
+    return "exploit ceiling: " + (", ".join(maxima) or "nothing was judged or scored")

@@ -7,7 +7,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.measure.evaluate import add_options, experiment, play
-from stateset_agents.cli.output import bounds, left_out, rate, refuse_unwritable, tell
+from stateset_agents.cli.output import bounds, check_writable, exclusions, print_result, rate
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.comparison import Comparison, Paired
@@ -30,19 +30,21 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0 when both could be measured."""
     from stateset_agents.evaluation.comparison import compare
 
-    refuse_unwritable(args.out)
-    a, b = asyncio.run(_both(args))
+    check_writable(args.out)
+    a, b = asyncio.run(_evaluate_both(args))
     result = compare(a, b)
     sides = [(name, model, side.summary()) for name, model, side in (("a", args.a, a), ("b", args.b, b))]
     lines = [
-        "; ".join([f"{name.upper()}  {model}: {rate(side)}", *left_out(side)]) for name, model, side in sides
+        "; ".join([f"{name.upper()}  {model}: {rate(side)}", *exclusions(side)])
+        for name, model, side in sides
     ]
-    whole = {name: {"model": model, **side} for name, model, side in sides}
-    tell({**whole, "comparison": result.summary()}, args, "\n".join([*lines, *_lines(result)]))
+    summary = {name: {"model": model, **side} for name, model, side in sides}
+    summary["comparison"] = result.summary()
+    print_result(summary, args, "\n".join([*lines, *_lines(result)]))
     return 0
 
 
-async def _both(args: argparse.Namespace) -> tuple[Evaluation, Evaluation]:
+async def _evaluate_both(args: argparse.Namespace) -> tuple[Evaluation, Evaluation]:
     configs = [experiment(args, model) for model in (args.a, args.b)]  # both are read before one is played
     first, second = [await play(config, args.temperature) for config in configs]
     return first, second
@@ -51,10 +53,12 @@ async def _both(args: argparse.Namespace) -> tuple[Evaluation, Evaluation]:
 def _lines(result: Comparison) -> list[str]:
     lines = []
     if result.success is not None:
-        whole = result.success
-        p = "p < 0.0001" if whole.p_value < 1e-4 else f"p = {whole.p_value:.4f}"
-        lines.append(f"B - A: success {_change(whole)}, exact McNemar {p}")
-        lines.append(f"B wins {whole.wins}, loses {whole.losses}, ties {whole.ties} of {whole.n} scenarios")
+        success = result.success
+        p = "p < 0.0001" if success.p_value < 1e-4 else f"p = {success.p_value:.4f}"
+        lines.append(f"B - A: success {_change(success)}, exact McNemar {p}")
+        lines.append(
+            f"B wins {success.wins}, loses {success.losses}, ties {success.ties} of {success.n} scenarios"
+        )
     if result.reward is not None:
         lines.append(f"B - A: mean reward {result.reward:+.3f}{bounds(result.reward_interval, '+.3f')}")
     is_clear = result.verdict != "unclear"
@@ -62,8 +66,8 @@ def _lines(result: Comparison) -> list[str]:
     if result.num_left_out:
         lines.append(f"left out: {result.num_left_out} scenarios that one of them could not play")
     lines += [
-        f"  {name:16} {one.a:6.1%} -> {one.b:6.1%}  {_change(one)}  (n = {one.n})"
-        for name, one in result.families.items()
+        f"  {name:16} {paired.a:6.1%} -> {paired.b:6.1%}  {_change(paired)}  (n = {paired.n})"
+        for name, paired in result.families.items()
     ]
     return lines
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.output import bounds, left_out, percent, rate, refuse_unwritable, table, tell
+from stateset_agents.cli.output import bounds, check_writable, exclusions, percent, print_result, rate, table
 from stateset_agents.cli.train import overrides
 from stateset_agents.types.errors import ConfigurationError
 
@@ -47,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0 when it could be measured."""
     of_run = args.config if Path(args.config).is_dir() else None
     config = experiment(args, args.model or of_run)
-    refuse_unwritable(args.out)
+    check_writable(args.out)
     evaluation = asyncio.run(play(config, args.temperature))
     result = {"model": config.agent.model_name, **evaluation.summary()}
-    tell(result, args, "\n".join(_lines(result)))
+    print_result(result, args, "\n".join(_lines(result)))
     return 0
 
 
@@ -96,23 +96,22 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     of = f"n = {result['n']}" + (f", {result['tries']} tries of each scenario" if result["tries"] > 1 else "")
     lines = [f"{result['model']} at temperature {result['temperature']}: {rate(result)}, {of}"]
     rows = [
-        (f"pass@{k}, pass^{k}", f"{percent(one)}   {percent(result['pass_hat'][k])}", one["n"])
-        for k, one in result.get("pass_at", {}).items()
+        (f"pass@{k}, pass^{k}", f"{percent(estimate)}   {percent(result['pass_hat'][k])}", estimate["n"])
+        for k, estimate in result.get("pass_at", {}).items()
     ]
     if "twins" in result:
         rows.append(("twins, both right", percent(result["twins"]), result["twins"]["n"]))
     rows += [
-        (name, percent({"value": one["success"], **one}), one["n"])
-        for name, one in result["families"].items()
+        (name, percent({"value": estimate["success"], **estimate}), estimate["n"])
+        for name, estimate in result["families"].items()
     ]
-    rows += [
-        (f"broken: {rule}", percent(one), one["n"]) for rule, one in result.get("violations", {}).items()
-    ]
+    violations = result.get("violations", {}).items()
+    rows += [(f"broken: {rule}", percent(estimate), estimate["n"]) for rule, estimate in violations]
     if "user_miss" in result:
         miss = result["user_miss"]
         rows.append(("user_miss", f"{miss['value']:.2f}{bounds(miss['interval'], '.2f')}", miss["n"]))
     if result["mean_reward"] is not None and result["success"] is not None:
         reward = f"{result['mean_reward']:.3f}{bounds(result['reward_interval'], '.3f')}"
         rows.append(("mean reward", reward, result["num_scored"]))
-    lines += left_out(result)
+    lines += exclusions(result)
     return lines + table([(name, number, f"n = {n}") for name, number, n in rows])

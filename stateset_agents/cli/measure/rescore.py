@@ -7,7 +7,7 @@ import asyncio
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.output import refuse_unwritable, table, tell
+from stateset_agents.cli.output import check_writable, print_result, table
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when conversations could be scored."""
-    refuse_unwritable(args.out)
-    result = asyncio.run(_rescored(args))
-    tell(result.summary(), args, "\n".join(_lines(result)))
+    check_writable(args.out)
+    result = asyncio.run(_rescore(args))
+    print_result(result.summary(), args, "\n".join(_lines(result)))
     return 0
 
 
-async def _rescored(args: argparse.Namespace) -> Rescored:
+async def _rescore(args: argparse.Namespace) -> Rescored:
     from stateset_agents.evaluation.recorded import groups_of
     from stateset_agents.evaluation.rescoring import rescore
     from stateset_agents.tracking.run_log import RunLog
@@ -73,13 +73,13 @@ _SETTINGS = ("baseline_type", "advantage_normalization", "reward_clip", "reward_
 
 
 def _lines(result: Rescored) -> list[str]:
-    whole = result.all
+    overall = result.all
     lines = [
-        f"{whole.n} conversations in {result.num_groups} groups: mean reward {whole.old_mean:.3f} -> "
-        f"{whole.new_mean:.3f}, rank correlation {_number(whole.rank_correlation)}, within groups "
-        f"{_number(whole.within_groups)}",
-        f"advantages that change sign: {whole.flipped:.1%} ({whole.encouraged} to above 0, "
-        f"{whole.discouraged} to below); {whole.silenced} become 0, {whole.awakened} no longer are",
+        f"{overall.n} conversations in {result.num_groups} groups: mean reward {overall.old_mean:.3f} -> "
+        f"{overall.new_mean:.3f}, rank correlation {_number(overall.rank_correlation)}, within groups "
+        f"{_number(overall.within_groups)}",
+        f"advantages that change sign: {overall.flipped:.1%} ({overall.encouraged} to above 0, "
+        f"{overall.discouraged} to below); {overall.silenced} become 0, {overall.awakened} no longer are",
     ]
     if result.only_old or result.only_new or result.num_failed:
         lines.append(
@@ -89,7 +89,7 @@ def _lines(result: Rescored) -> list[str]:
     if result.failure is not None:
         lines.append(f"the other reward failed, first with: {result.failure}")
     rows: list[tuple[str, ...]] = [("family", "mean reward", "rank corr.", "within", "change sign", "n")]
-    rows += [(name, *_row(one)) for name, one in result.families.items()]
+    rows += [(name, *_cells(changes)) for name, changes in result.families.items()]
     lines += table(rows)
     if result.flips:
         lines.append("the largest changes of sign (advantage, reward):")
@@ -100,10 +100,10 @@ def _lines(result: Rescored) -> list[str]:
     return lines
 
 
-def _row(one: Changed) -> tuple[str, ...]:
-    means = f"{one.old_mean:.3f} -> {one.new_mean:.3f}"
-    ranks = _number(one.rank_correlation), _number(one.within_groups)
-    return (means, *ranks, f"{one.flipped:.1%}", str(one.n))
+def _cells(changes: Changed) -> tuple[str, ...]:
+    means = f"{changes.old_mean:.3f} -> {changes.new_mean:.3f}"
+    ranks = _number(changes.rank_correlation), _number(changes.within_groups)
+    return (means, *ranks, f"{changes.flipped:.1%}", str(changes.n))
 
 
 def _number(value: float | None) -> str:

@@ -12,7 +12,7 @@ from environments import ChattyConversation, ChattyEnvironment, scenarios
 
 from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.cli.output import left_out
+from stateset_agents.cli.output import exclusions
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment, Observation
 from stateset_agents.core.reward import EnvironmentReward, reward_function
@@ -162,9 +162,9 @@ async def test_a_reward_that_breaks_is_counted_and_one_that_does_not_apply_is_no
     result = await measured(Judged(s0=True, s1=True, s2=False, s3=True), reward=fragile)
     assert (result.success, result.n, result.mean_reward) == (0.75, 4, 0.5)
     assert (result.num_failed, result.num_scored, result.num_unscored) == (0, 2, 1)
-    assert left_out(result.summary()) == ["left out: of the mean reward 1 that could not be scored"]
-    assert left_out({"num_failed": 2, "num_unscored": 0}) == ["left out: 2 conversations that failed"]
-    assert left_out({"num_failed": 0, "num_unscored": 0}) == []
+    assert exclusions(result.summary()) == ["left out: of the mean reward 1 that could not be scored"]
+    assert exclusions({"num_failed": 2, "num_unscored": 0}) == ["left out: 2 conversations that failed"]
+    assert exclusions({"num_failed": 0, "num_unscored": 0}) == []
 
 
 async def test_the_same_seed_meets_the_same_users_at_any_temperature() -> None:

@@ -59,7 +59,7 @@ async def test_an_engine_s_conversations_say_what_they_did_when() -> None:
             "model",
             "environment",
         ]
-        assert all(span.end - span.begin >= 0.02 for span in stamped if span.doing == "model")
+        assert all(span.end - span.begin >= 0.02 for span in spans if span.doing == "model")
         assert scoring.begin >= max(another.spans[-2].end for another in group.trajectories)
 
 

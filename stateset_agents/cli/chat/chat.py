@@ -246,16 +246,16 @@ def _tool(name: str) -> Tool:
     from stateset_agents.core.tools import Tool, tool
     from stateset_agents.runtime.named_code import imported
 
-    match = imported("tool", name) if ":" in name else None
-    if not callable(match):
+    function = imported("tool", name) if ":" in name else None
+    if not callable(function):
         raise ConfigurationError(f"--tools takes module:function with typed parameters, got {name!r}")
-    new_tool = match if isinstance(match, Tool) else tool(match)
-    if new_tool.scenario_parameter is not None:
+    offer = function if isinstance(function, Tool) else tool(function)
+    if offer.scenario_parameter is not None:
         raise ConfigurationError(
-            f"tool {new_tool.name} reads the scenario, and --tools has none: give --environment NAME, one that "
+            f"tool {offer.name} reads the scenario, and --tools has none: give --environment NAME, one that "
             "offers this tool, instead"
         )
-    return new_tool
+    return offer
 
 
 def _context(path: Path) -> Any:

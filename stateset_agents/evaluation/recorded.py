@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from stateset_agents.tracking.run_log import Rollout
+from stateset_agents.tracking.run_log import RecordedRollout
 from stateset_agents.types.messages import Completion, FinishReason, VersionSpan
 from stateset_agents.types.scenario import Scenario, expect_split
 from stateset_agents.types.trajectory import Outcome, Status, Trajectory, TrajectoryGroup, Turn
@@ -12,7 +12,7 @@ from stateset_agents.types.trajectory import Outcome, Status, Trajectory, Trajec
 __all__ = ["groups_of", "trajectory_of"]
 
 
-def trajectory_of(rollout: Rollout) -> Trajectory:
+def trajectory_of(rollout: RecordedRollout) -> Trajectory:
     """The conversation that was recorded, with its scenario, tokens, verdict and reward.
 
     Log-probs have the record's six decimals; everything else is as it was.
@@ -42,12 +42,12 @@ def trajectory_of(rollout: Rollout) -> Trajectory:
     )
 
 
-def _turn_rewards(rollout: Rollout) -> tuple[float, ...]:
+def _turn_rewards(rollout: RecordedRollout) -> tuple[float, ...]:
     earned = [turn.earned for turn in rollout.turns if turn.earned is not None]
     return tuple(earned) if len(earned) == len(rollout.turns) else ()
 
 
-def _turns(rollout: Rollout) -> Iterator[Turn]:
+def _turns(rollout: RecordedRollout) -> Iterator[Turn]:
     place, row = rollout.opening, 0
     for turn in rollout.turns:
         said, end = row + turn.prompt_tokens, row + turn.prompt_tokens + turn.sampled_tokens
@@ -78,10 +78,10 @@ def _spans(versions: tuple[int, ...]) -> tuple[VersionSpan, ...]:
     )
 
 
-def groups_of(rollouts: Iterable[Rollout]) -> Iterator[tuple[int, list[TrajectoryGroup]]]:
+def groups_of(rollouts: Iterable[RecordedRollout]) -> Iterator[tuple[int, list[TrajectoryGroup]]]:
     """(step, its groups), in the order recorded; members stand together as they were compared."""
     step: int | None = None
-    groups: list[list[Rollout]] = []
+    groups: list[list[RecordedRollout]] = []
     for rollout in rollouts:
         if step is not None and rollout.step != step:
             yield step, [_group(members) for members in groups]
@@ -96,7 +96,7 @@ def groups_of(rollouts: Iterable[Rollout]) -> Iterator[tuple[int, list[Trajector
         yield step, [_group(members) for members in groups]
 
 
-def _group(members: list[Rollout]) -> TrajectoryGroup:
+def _group(members: list[RecordedRollout]) -> TrajectoryGroup:
     return TrajectoryGroup(
         key=members[0].group,
         trajectories=tuple(trajectory_of(one) for one in members),

@@ -11,7 +11,7 @@ from typing import Any
 
 from stateset_agents.algorithms.baselines import is_over_batch
 from stateset_agents.tracking.diagnostics import History, live_findings
-from stateset_agents.tracking.monitors import LONG_LAG, NOT_THE_USERS, SAME_STEPS, Finding
+from stateset_agents.tracking.monitors import MAX_LOOP_LAG, MAX_TIED_STEPS, OTHER_CODE_HINT, Finding
 from stateset_agents.tracking.run_log import MetricLine
 from stateset_agents.types.logs import get_logger
 
@@ -74,9 +74,9 @@ class StepWarnings:
         if is_over_batch(training.get("baseline_type")):  # then a group is compared with the others
             tied = tied and not metrics.get("reward/std")
         self._num_tied = self._num_tied + 1 if tied else 0
-        if self._num_tied == SAME_STEPS:
+        if self._num_tied == MAX_TIED_STEPS:
             seen = (
-                f"no group had two different rewards in {SAME_STEPS} steps (mean "
+                f"no group had two different rewards in {MAX_TIED_STEPS} steps (mean "
                 f"{metrics['reward/mean']:.3g}), so nothing is learned"
             )
             cure = (
@@ -84,10 +84,10 @@ class StepWarnings:
                 "the replies all alike (temperature)?"
             )
             findings.append(Finding("tied groups", "fail", seen, cure))
-        if metrics.get("time/loop_lag", 0.0) >= LONG_LAG:
+        if metrics.get("time/loop_lag", 0.0) >= MAX_LOOP_LAG:
             seen = f"the event loop stood still for {metrics['time/loop_lag']:.1f} s"
-            cure = NOT_THE_USERS
-            if metrics.get("time/loop_lag_user", 0.0) >= LONG_LAG:
+            cure = OTHER_CODE_HINT
+            if metrics.get("time/loop_lag_user", 0.0) >= MAX_LOOP_LAG:
                 seen += f" in your code ({lag_place})" if lag_place else " in your code"
                 cure = "it blocks there; make that function a plain def, which runs in a thread"
             findings.append(Finding("event loop", "warn", seen, cure))

@@ -1,7 +1,7 @@
-"""The checks of a run's health, each a function of its metrics; `diagnostics` asks them all.
+"""The checks of a run's health, each a function of its metrics; `diagnostics` runs them all.
 
-A check that a run has no metrics for gives no finding. "Start" and "end" are the mean of the first and
-last tenth of the steps, five at least. Thresholds and advice stand in `monitors`.
+A check without its metrics returns None. "Start" and "end" are the means of the first and last tenth of the
+steps, of at least five. Thresholds and advice are in `monitors`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import fmean, median, stdev
 
 from stateset_agents.algorithms.baselines import is_over_batch
 from stateset_agents.tracking.history import History, window
-from stateset_agents.tracking.monitors import MONITORS, NOT_THE_USERS, Finding, graded
+from stateset_agents.tracking.monitors import MONITORS, OTHER_CODE_HINT, Finding, graded
 
 __all__ = ["CHECKS", "Check"]
 
@@ -23,57 +23,57 @@ Check = Callable[[History], Finding | None]
 
 
 def _failures(history: History) -> Finding | None:
-    """Conversations that broke off, or that no reward could be given; what broke most often is told."""
-    everyone = sum(history.finite("rollout/conversations"))
-    if not everyone:
+    """Conversations that failed or could not be scored, with the most common error."""
+    conversations = sum(history.finite("rollout/conversations"))
+    if not conversations:
         return None
     failed, unscored = sum(history.finite("rollout/failed")), sum(history.finite("rollout/unscored"))
-    share = (failed + unscored) / everyone
-    seen = f"{failed:.0f} failed and {unscored:.0f} unscored of {everyone:.0f} conversations"
-    cure = None
-    if history.commonest_error is not None:
-        cure = f"mend what broke most often: {history.commonest_error}"
-    return graded("failures", share, seen, cure)
+    share = (failed + unscored) / conversations
+    seen = f"{failed:.0f} failed and {unscored:.0f} unscored of {conversations:.0f} conversations"
+    hint = None
+    if history.most_common_error is not None:
+        hint = f"mend what broke most often: {history.most_common_error}"
+    return graded("failures", share, seen, hint)
 
 
 def _truncation(history: History) -> Finding | None:
-    """Conversations that a limit cut.
+    """Conversations that were cut by a limit.
 
-    Where nearly all are cut, a critic that bootstraps with gamma 1 has nothing to settle at: what comes
-    after the cut is its own guess, plus a reward, for ever.
+    If nearly all are cut, the values of a critic that bootstraps with gamma 1 have no fixed point: the value
+    after the cut is its own prediction, plus a reward, for ever.
     """
     share = history.end("rollout/truncated")
     if share is None:
         return None
     training = history.training
     endless = training.get("gamma", 1.0) == 1.0 and training.get("bootstrap_truncated", True)
-    if share > 0.9 and endless and history.all("value/explained_variance"):
+    if share > 0.9 and endless and history.values("value/explained_variance"):
         seen = f"{share:.1%} of the last conversations were cut: the critic's values drift without bound"
-        cure = "set bootstrap_truncated to false where the limit is part of the task, else gamma below 1"
-        return Finding("truncation", "fail", seen, cure)
+        hint = "set bootstrap_truncated to false where the limit is part of the task, else gamma below 1"
+        return Finding("truncation", "fail", seen, hint)
     return graded("truncation", share, f"{share:.1%} of the last conversations were cut")
 
 
 def _dependencies(history: History) -> Finding | None:
-    """What had to be tried again; a breaker that is open at the end fails."""
-    everyone, retries = sum(history.finite("rollout/conversations")), history.finite("faults/retries")
-    if not everyone or not retries:
+    """Retries and timeouts; a breaker that is open at the end fails."""
+    conversations, retries = sum(history.finite("rollout/conversations")), history.finite("faults/retries")
+    if not conversations or not retries:
         return None
-    again, late = sum(retries), sum(history.finite("faults/timeouts"))
+    num_retries, num_timeouts = sum(retries), sum(history.finite("faults/timeouts"))
     outages = sum(history.finite("faults/outages"))
-    seen = f"{again:.0f} tries again, {late:.0f} answers too late, {outages:.0f} outages"
+    seen = f"{num_retries:.0f} tries again, {num_timeouts:.0f} answers too late, {outages:.0f} outages"
     last = next(line.values for line in reversed(history.lines) if "faults/retries" in line.values)
-    down = [name.removeprefix("breaker/") for name in last if name.startswith("breaker/") and last[name]]
-    if down:
-        cure = (
-            f"mend {' and '.join(down)}, then resume: it failed too often in a row to be asked again at once"
-        )
-        return Finding("dependencies", "fail", f"{seen}; down: {', '.join(down)}", cure)
-    return graded("dependencies", (again + late) / everyone, seen)
+    breakers = [name for name in last if name.startswith("breaker/") and last[name]]
+    open_breakers = [name.removeprefix("breaker/") for name in breakers]
+    if open_breakers:
+        names = " and ".join(open_breakers)
+        hint = f"mend {names}, then resume: it failed too often in a row to be asked again at once"
+        return Finding("dependencies", "fail", f"{seen}; down: {', '.join(open_breakers)}", hint)
+    return graded("dependencies", (num_retries + num_timeouts) / conversations, seen)
 
 
 def _cut_replies(history: History) -> Finding | None:
-    """Replies that came to their limit of tokens, not to their own end."""
+    """Replies that were cut by their limit of tokens."""
     share = history.end("rollout/cut_replies")
     if share is None:
         return None
@@ -81,7 +81,7 @@ def _cut_replies(history: History) -> Finding | None:
 
 
 def _malformed_calls(history: History) -> Finding | None:
-    """Turns whose tool call cannot be read."""
+    """Turns with a tool call that cannot be parsed."""
     share = history.end("rollout/malformed")
     if share is None:
         return None
@@ -89,79 +89,81 @@ def _malformed_calls(history: History) -> Finding | None:
 
 
 def _tokens(history: History) -> Finding | None:
-    """Whose the tokens are: the agent's train, the others and the padding only cost."""
-    own, others = sum(history.finite("tokens/agent")), sum(history.finite("tokens/environment"))
-    if not own:
+    """Shares of the tokens: only the agent's train, those of the environment and padding only cost time."""
+    agent, environment = sum(history.finite("tokens/agent")), sum(history.finite("tokens/environment"))
+    if not agent:
         return None
     forwarded, padding = sum(history.finite("tokens/forwarded")), sum(history.finite("tokens/padding"))
     padded = padding / max(1.0, forwarded + padding)
-    seen = f"{others / own:.3g} tokens of the environment for each of the agent's, {padded:.0%} padding"
-    return graded("tokens", max(others / own / 50, padded / 0.5), seen)
+    seen = (
+        f"{environment / agent:.3g} tokens of the environment for each of the agent's, {padded:.0%} padding"
+    )
+    return graded("tokens", max(environment / agent / 50, padded / 0.5), seen)
 
 
 def _loop_lag(history: History) -> Finding | None:
     """The median step's longest wait of the event loop.
 
-    A warning at most, as a busy machine does it too; few steps, or short waits, are rather the machine's.
+    At most a warning, since a busy machine has the same effect, above all in short runs and short waits.
     """
     lags = history.finite("time/loop_lag")
     if not lags:
         return None
     typical, of_user = median(lags), history.finite("time/loop_lag_user")
-    cure = None
+    hint = None
     if of_user:
         is_users = median(of_user) > MONITORS["event loop"].warn
-        cure = MONITORS["event loop"].advice if is_users else NOT_THE_USERS
+        hint = MONITORS["event loop"].advice if is_users else OTHER_CODE_HINT
     elif len(lags) < 20 or typical < 0.25:  # a run from before the user's part was measured
         blocking = "make sync code in async tools, rewards and environments plain `def`"
-        cure = f"is the machine busy with other work? If not, {blocking}"
+        hint = f"is the machine busy with other work? If not, {blocking}"
     seen = f"{typical * 1000:.0f} ms at most in the median step, {max(lags) * 1000:.0f} ms in the worst"
-    return graded("event loop", typical, seen, cure)
+    return graded("event loop", typical, seen, hint)
 
 
 # ------------------------------------------------------------------------------ the learning signal
 
 
 def _advantages(history: History) -> Finding | None:
-    """Their deviation before any scaling."""
+    """The standard deviation of advantages before any scaling."""
     spread = history.end("advantage/std")
     if spread is None:
         return None
     return graded("advantages", spread, f"deviation {spread:.3g} before scaling")
 
 
-def _bias(history: History) -> Finding | None:
-    """A critic's advantages should be around zero; a group's are so by construction, and nothing is said."""
+def _value_bias(history: History) -> Finding | None:
+    """A critic's mean advantage should be near zero; for groups it is zero by construction: no finding."""
     means = history.finite("advantage/mean")
     spread = history.end("advantage/std")
-    if not spread or len(means) < 5 or not history.all("value/explained_variance"):
+    if not spread or len(means) < 5 or not history.values("value/explained_variance"):
         return None
     last = means[-window(means) :]
     mean, error = fmean(last), stdev(last) / math.sqrt(len(last))
     seen = f"mean advantage {mean:+.3g}, deviation {spread:.3g}"
-    off = abs(mean) / spread if abs(mean) > 2 * error else 0.0
-    return graded("value bias", off, seen)
+    distance = abs(mean) / spread if abs(mean) > 2 * error else 0.0
+    return graded("value bias", distance, seen)
 
 
-def _ties(history: History) -> Finding | None:
-    """Groups whose members all tie teach nothing, unless they are compared with the other groups."""
+def _tied_groups(history: History) -> Finding | None:
+    """Groups whose members all have the same reward teach nothing, unless the baseline is of all groups."""
     share = history.end("group/zero_variance")
     if share is None or is_over_batch(history.training.get("baseline_type")):
         return None
     seen = f"{share:.0%} of the last groups"
-    if history.solved():
+    if history.is_solved():
         return Finding("tied groups", "ok", f"{seen}, as most conversations succeed now")
     return graded("tied groups", share, seen)
 
 
-def _skipped(history: History) -> Finding | None:
+def _skipped_steps(history: History) -> Finding | None:
     """Steps that changed no weight."""
-    skipped = history.all("optimizer/skipped")
+    skipped = history.values("optimizer/skipped")
     if not skipped:
         return None
     number = sum(value > 0 or math.isnan(value) for value in skipped)
     seen = f"{number} of {len(skipped)} steps changed no weight"
-    if history.solved():
+    if history.is_solved():
         return Finding("skipped steps", "ok", seen)
     return graded("skipped steps", number / len(skipped), seen)
 
@@ -175,17 +177,17 @@ def _reward_trend(history: History) -> Finding | None:
     first, last = rewards[:third], rewards[-third:]
     fall = -_standard_errors(first, last)
     seen = f"{fmean(first):.3g} in the first third of the steps, {fmean(last):.3g} in the last"
-    if history.solved():
+    if history.is_solved():
         return Finding("reward", "ok", seen)
     if fall > MONITORS["reward"].fail:
         return graded("reward", fall, f"{seen}: it fell")
     if fall < MONITORS["reward"].warn:
         return graded("reward", fall, seen)
-    held_out = _measured(history)
-    if held_out is not None and held_out.rose:
-        return Finding("reward", "ok", f"{seen}: no clear rise, but held-out {held_out} rose")
-    cure = "train longer, raise learning_rate, or take larger groups; check that the reward can be reached"
-    return graded("reward", fall, f"{seen}: no clear rise", _form_first(history) or cure)
+    result = _held_out_result(history)
+    if result is not None and result.rose:
+        return Finding("reward", "ok", f"{seen}: no clear rise, but held-out {result} rose")
+    hint = "train longer, raise learning_rate, or take larger groups; check that the reward can be reached"
+    return graded("reward", fall, f"{seen}: no clear rise", _format_hint(history) or hint)
 
 
 def _standard_errors(first: Sequence[float], last: Sequence[float]) -> float:
@@ -200,8 +202,8 @@ def _standard_errors(first: Sequence[float], last: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
-    """A figure on the same held-out scenarios before and after training, with its 95 % intervals."""
+class _HeldOutResult:
+    """A result on the same held-out scenarios before and after training, with its 95 % intervals."""
 
     name: str
     before: float
@@ -224,15 +226,15 @@ class _Measured:
         return highest_after < lowest_before
 
     @property
-    def enough(self) -> float:
-        """About how many scenarios would set intervals around the same two figures apart."""
+    def scenarios_needed(self) -> float:
+        """About how many scenarios would separate the intervals of these two results."""
         change = abs(self.after - self.before)
         reach = sum(high - low for low, high in self.intervals) / 2
         return max(1.5, (reach / change) ** 2) * self.n if change else math.inf
 
 
-def _measured(history: History) -> _Measured | None:
-    """Success, or the reward where the environment gives no verdict; None where it was not measured."""
+def _held_out_result(history: History) -> _HeldOutResult | None:
+    """Success, or the reward if the environment has no success; None if it was not evaluated."""
     before, after = history.summary.get("before") or {}, history.summary.get("after") or {}
     for name, key, interval in (
         ("success", "success", "interval"),
@@ -240,49 +242,50 @@ def _measured(history: History) -> _Measured | None:
     ):
         if before.get(interval) and after.get(interval):
             n = round(after["n"] / after.get("tries", 1))
-            return _Measured(name, before[key], after[key], (before[interval], after[interval]), n)
+            return _HeldOutResult(name, before[key], after[key], (before[interval], after[interval]), n)
     return None
 
 
-_MOST_SCENARIOS = 1000
-"""Where more would be needed to tell a change, it is too small to be looked for."""
+_MAX_SCENARIOS = 1000
+"""If more were needed to see a change, it is too small to look for."""
 
 
 def _held_out(history: History) -> Finding | None:
     """Success (or reward) before and after on the same held-out scenarios, by their 95 % intervals.
 
-    A reward that rises where success does not pays for something else.
+    If the reward rises and success does not, the reward pays for something else.
     """
-    measured = _measured(history)
-    if measured is None:
+    result = _held_out_result(history)
+    if result is None:
         return None
-    if measured.rose or (measured.name == "success" and measured.before >= 0.9):
-        return Finding("held-out", "ok", str(measured))
-    if measured.fell:
-        return Finding("held-out", "fail", f"{measured}: it fell", MONITORS["held-out"].advice)
-    cure = "train longer; where the reward rose, look for what it pays besides success"
-    if measured.enough <= _MOST_SCENARIOS:
-        cure = (
-            f"{measured.n} scenarios are too few to tell this change: about {_rounded(measured.enough)} "
-            "would (evaluation.episodes, or evaluation.tries)"
+    if result.rose or (result.name == "success" and result.before >= 0.9):
+        return Finding("held-out", "ok", str(result))
+    if result.fell:
+        return Finding("held-out", "fail", f"{result}: it fell", MONITORS["held-out"].advice)
+    hint = "train longer; where the reward rose, look for what it pays besides success"
+    if result.scenarios_needed <= _MAX_SCENARIOS:
+        needed = _round_up(result.scenarios_needed)
+        hint = (
+            f"{result.n} scenarios are too few to tell this change: about {needed} would (evaluation.episodes, "
+            "or evaluation.tries)"
         )
-    return Finding("held-out", "warn", f"{measured}: no clear change", _form_first(history) or cure)
+    return Finding("held-out", "warn", f"{result}: no clear change", _format_hint(history) or hint)
 
 
-def _rounded(number: float) -> int:
-    """Up, to two digits."""
+def _round_up(number: float) -> int:
+    """Round up to two digits."""
     unit: int = 10 ** max(0, len(str(math.ceil(number))) - 2)
     return math.ceil(number / unit) * unit
 
 
-_FORMS = ("reward/pattern", "reward/schema", "reward/is_json")
+_FORMAT_TERMS = ("reward/pattern", "reward/schema", "reward/is_json")
 
 
-def _form_first(history: History) -> str | None:
-    """What to do where replies lack their form: nothing else is learned before it."""
+def _format_hint(history: History) -> str | None:
+    """Advice if replies are malformed: nothing else is learned before the format."""
     unreadable = history.end("rollout/malformed")
     shares = [] if unreadable is None else [1 - unreadable]
-    shares += [share for name in _FORMS if (share := history.end(name)) is not None]
+    shares += [share for name in _FORMAT_TERMS if (share := history.end(name)) is not None]
     if not shares or min(shares) >= 1 - MONITORS["tool calls"].warn:
         return None
     return (
@@ -292,7 +295,7 @@ def _form_first(history: History) -> str | None:
 
 
 def _reply_length(history: History) -> Finding | None:
-    """Tokens of a turn; a length that halves or doubles is often the reward's doing, wanted or not."""
+    """Tokens of a turn; if the length halves or doubles, the reward often causes it, wanted or not."""
     start, end = history.start("tokens/per_turn"), history.end("tokens/per_turn")
     if not start or not end:
         return None
@@ -304,25 +307,27 @@ def _reply_length(history: History) -> Finding | None:
 # ------------------------------------------------------------------------------ the optimiser
 
 
-def _numbers(history: History) -> Finding | None:
+def _non_finite(history: History) -> Finding | None:
     """Losses, gradients and KL must be finite; only fp16's scaler may skip infinite gradients."""
     names = {name for line in history.lines for name in line.values if name.split("/")[0] in _MUST_BE_FINITE}
-    broken = sorted(name for name in names if not all(math.isfinite(value) for value in history.all(name)))
+    non_finite = sorted(
+        name for name in names if not all(math.isfinite(value) for value in history.values(name))
+    )
     if not names:
         return None
-    if not broken:
+    if not non_finite:
         return Finding("numbers", "ok", "losses, gradients and KL are finite")
-    if broken == ["optimizer/grad_norm"] and history.training.get("precision") == "fp16":
+    if non_finite == ["optimizer/grad_norm"] and history.training.get("precision") == "fp16":
         return Finding("numbers", "ok", "finite, but for gradients that fp16's scaler skipped")
-    return graded("numbers", 1.0, f"not finite in some step: {', '.join(broken)}")
+    return graded("numbers", 1.0, f"not finite in some step: {', '.join(non_finite)}")
 
 
 _MUST_BE_FINITE = {"loss", "optimizer", "kl", "policy"}
 
 
 def _gradients(history: History) -> Finding | None:
-    """The median norm before clipping. Far above max_grad_norm most steps are cut short: the clip, not the
-    learning rate, says how far they go."""
+    """The median norm before clipping. If it is far above max_grad_norm, the clip and not the learning rate
+    sets the length of most steps."""
     norms = history.finite("optimizer/grad_norm")
     if not norms:
         return None
@@ -333,22 +338,22 @@ def _gradients(history: History) -> Finding | None:
 
 
 def _entropy(history: History) -> Finding | None:
-    """Against its own start; a collapse is none where the task is solved."""
+    """The entropy relative to its start; a low one is no collapse if the task is solved."""
     start, end = history.start("policy/entropy"), history.end("policy/entropy")
     if start is None or end is None or start <= 0:
         return None
     seen = f"{start:.3g} nats a token at the start, {end:.3g} at the end"
     limits = MONITORS["entropy"]
     if end > limits.warn * start:
-        cure = "lower learning_rate or entropy_coef, raise beta"
-        return Finding("entropy", "warn", f"{seen}: the policy drifts into noise", cure)
-    if end < start / limits.fail and not history.solved():
+        hint = "lower learning_rate or entropy_coef, raise beta"
+        return Finding("entropy", "warn", f"{seen}: the policy drifts into noise", hint)
+    if end < start / limits.fail and not history.is_solved():
         return Finding("entropy", "fail", f"{seen}: it collapsed", limits.advice)
     return Finding("entropy", "ok", seen)
 
 
 def _reference(history: History) -> Finding | None:
-    """How far the policy has gone from the weights at the start; from kl_target where beta steers to it."""
+    """KL of the policy to its first weights; relative to kl_target if beta is adapted."""
     kl = history.end("kl/reference")
     if kl is None:
         return None
@@ -356,12 +361,12 @@ def _reference(history: History) -> Finding | None:
     if history.training.get("kl_controller", "fixed") == "fixed":
         return graded("KL to the reference", kl, seen)
     target = float(history.training.get("kl_target", 0.01))
-    found = graded("KL to its target", kl / target, f"{seen}, kl_target {target:g}")
-    return replace(found, check="KL to the reference")
+    finding = graded("KL to its target", kl / target, f"{seen}, kl_target {target:g}")
+    return replace(finding, check="KL to the reference")
 
 
 def _inner_passes(history: History) -> Finding | None:
-    """Whether more than one pass over a batch uses it too long; with one pass nothing is said."""
+    """Are there too many passes over a batch? With one pass there is no finding."""
     passes = int(history.training.get("num_iterations", 1))
     low, high = history.end("policy/clip_fraction_low"), history.end("policy/clip_fraction_high")
     moved = history.end("kl/old")
@@ -372,18 +377,18 @@ def _inner_passes(history: History) -> Finding | None:
 
 
 def _on_policy(history: History) -> Finding | None:
-    """On the first pass the ratio is 1. Nothing is said where dropout moves it on purpose, nor under
-    max_staleness, where it is to the policy itself and 1 whatever sampled."""
+    """On the first pass the ratio is 1. No finding with dropout, which changes it on purpose, nor with
+    max_staleness, where the ratio is to the policy itself and so always 1."""
     ratios, training = history.finite("policy/first_ratio_max"), history.training
     if not ratios or training.get("dropout") or training.get("max_staleness"):
         return None
-    worst = max(ratios)
-    seen = f"highest ratio {worst:.4g} on the first pass"
-    return graded("on-policy", worst - 1, seen)
+    highest = max(ratios)
+    seen = f"highest ratio {highest:.4g} on the first pass"
+    return graded("on-policy", highest - 1, seen)
 
 
 def _off_policy(history: History) -> Finding | None:
-    """Whether the weights of the tokens, where they have any, are 1 in the mean; by the median step's."""
+    """Is the mean importance weight of the tokens 1, in the median of the last steps?"""
     weights = history.finite("policy/weight")
     if not weights:
         return None
@@ -393,14 +398,14 @@ def _off_policy(history: History) -> Finding | None:
 
 
 def _critic(history: History) -> Finding | None:
-    """Explained variance of the returns, the median of the last steps. Where nearly all succeed, hardly any
-    variance is left to explain."""
+    """Explained variance of the returns, the median of the last steps. If nearly all conversations succeed,
+    little variance is left to explain."""
     values = history.finite("value/explained_variance")
     if not values:
         return None
     explained = median(values[-window(values) :])
     seen = f"explains {explained:.0%} of the returns' variance in the median of the last steps"
-    if history.solved():
+    if history.is_solved():
         return Finding("value function", "ok", f"{seen}, of which little is left")
     return graded("value function", -explained, seen)
 
@@ -415,9 +420,9 @@ CHECKS: Sequence[Check] = (
     _malformed_calls,
     _tokens,
     _advantages,
-    _ties,
-    _skipped,
-    _numbers,
+    _tied_groups,
+    _skipped_steps,
+    _non_finite,
     _gradients,
     _entropy,
     _reference,
@@ -425,7 +430,7 @@ CHECKS: Sequence[Check] = (
     _on_policy,
     _off_policy,
     _critic,
-    _bias,
+    _value_bias,
     _reply_length,
     _loop_lag,
 )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConsoleDisplay", "PlayDisplay", "progress_line"]
 
-_SHOWN = (
+_COLUMNS = (
     ("reward", "reward/mean", "{:.3f}"),
     ("success", "success/rate", "{:.0%}"),
     ("KL", "kl/reference", "{:.4f}"),
@@ -26,7 +26,7 @@ _SHOWN = (
 )
 """Caption, metric, format; a metric that a step does not have shows a dash."""
 
-_WORTH_SAYING = 0.05
+_MIN_CUT_SHARE = 0.05
 """Share of replies that their limit of tokens cut, from which on the line says it."""
 _PLAIN_LINES = 20
 """About how many lines a whole run prints where there is no terminal."""
@@ -140,18 +140,18 @@ class PlayDisplay:
 
 def _minutes(seconds: float) -> str:
     """`1:05`."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
+    minutes, rest_seconds = divmod(round(seconds), 60)
+    return f"{minutes}:{rest_seconds:02d}"
 
 
 def progress_line(metrics: Mapping[str, float], seconds_left: float) -> str:
     """`reward 0.412  success 38%  KL 0.0012  tokens/s 5,120  cut 12%  left 1:05`."""
     parts = []
-    for caption, name, style in _SHOWN:
+    for caption, name, style in _COLUMNS:
         value = metrics.get(name, math.nan)
         parts.append(f"{caption} {style.format(value) if math.isfinite(value) else '-'}")
     cut = metrics.get("rollout/cut_replies", 0.0)
-    if cut >= _WORTH_SAYING:
+    if cut >= _MIN_CUT_SHARE:
         parts.append(f"cut {cut:.0%}")
     if math.isfinite(seconds_left):
         parts.append(f"left {_minutes(seconds_left)}")

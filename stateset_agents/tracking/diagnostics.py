@@ -1,8 +1,7 @@
-"""What a run's metrics say about its health: one finding per check, each with what to do.
+"""The health of a run: one finding per check, with advice, from the run folder alone.
 
-Reads the run folder alone. `train` prints the findings, the report shows them, and
-`stateset-agents diagnose RUN` gives them for any run, one that is still going on too. The trainer asks the
-same checks about its last steps (`live_findings`).
+`train` prints the findings, the report shows them, and `stateset-agents diagnose RUN` prints them for any
+run, also a running one. The trainer runs the same checks on its last steps (`live_findings`).
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from dataclasses import replace
 
 from stateset_agents.tracking.checks import CHECKS
 from stateset_agents.tracking.history import History
-from stateset_agents.tracking.monitors import MONITORS, Finding, Verdict
+from stateset_agents.tracking.monitors import MONITORS, Finding, Severity
 from stateset_agents.tracking.run_log import RunLog
 
-__all__ = ["Finding", "History", "Verdict", "all_passed", "diagnose", "live_findings"]
+__all__ = ["Finding", "History", "Severity", "all_passed", "diagnose", "live_findings"]
 
 
 def diagnose(log: RunLog) -> list[Finding]:
@@ -29,11 +28,11 @@ def diagnose(log: RunLog) -> list[Finding]:
     settings = training if isinstance(training, Mapping) else {}
     history = History(list(log.metrics()), settings, log.summary())
     if sum(history.finite("rollout/failed")) + sum(history.finite("rollout/unscored")):
-        history = replace(history, commonest_error=_commonest_error(log))
+        history = replace(history, most_common_error=_most_common_error(log))
     return [finding for check in CHECKS if (finding := check(history)) is not None]
 
 
-def _commonest_error(log: RunLog) -> str | None:
+def _most_common_error(log: RunLog) -> str | None:
     errors = Counter(rollout.error for rollout in log.rollouts("train") if rollout.error)
     for error, times in errors.most_common(1):
         return f"{error} ({times} times)" if times > 1 else error
@@ -46,11 +45,11 @@ def all_passed(findings: Sequence[Finding]) -> bool:
 
 
 def live_findings(history: History) -> list[Finding]:
-    """What is worth saying while the run goes on: troubles that do not pass by themselves."""
-    found = [finding for check in CHECKS if (finding := check(history)) is not None]
-    return [finding for finding in found if _is_worth_saying(finding)]
+    """The findings to report during the run: problems that do not pass by themselves."""
+    findings = [finding for check in CHECKS if (finding := check(history)) is not None]
+    return [finding for finding in findings if _is_reported_live(finding)]
 
 
-def _is_worth_saying(finding: Finding) -> bool:
+def _is_reported_live(finding: Finding) -> bool:
     live = MONITORS[finding.check].live
     return finding.verdict == "fail" if live == "fail" else live is not None and finding.verdict != "ok"

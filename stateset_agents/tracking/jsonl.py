@@ -31,7 +31,7 @@ class JsonlWriter:
         self.file = file
         try:
             self._stream = file.open("ab+", buffering=0)
-            size = _whole_lines(self._stream)
+            size = _complete_bytes(self._stream)
             self._stream.truncate(size)
         except OSError as error:
             raise ConfigurationError(
@@ -50,16 +50,16 @@ class JsonlWriter:
         except OSError as error:
             with contextlib.suppress(OSError):  # /dev/full has no length; the next opening cuts a torn line
                 self._stream.truncate(size)
-            raise self._refused(error) from error
+            raise self._write_error(error) from error
 
     def sync(self) -> None:
         """Have the system put the lines on the disk now. Raises ConfigurationError when it cannot."""
         try:
             os.fsync(self._stream.fileno())
         except OSError as error:
-            raise self._refused(error) from error
+            raise self._write_error(error) from error
 
-    def _refused(self, error: OSError) -> ConfigurationError:
+    def _write_error(self, error: OSError) -> ConfigurationError:
         return ConfigurationError(
             f"cannot write {self.file}: {error.strerror}; free the disk, then resume the run"
         )
@@ -80,10 +80,10 @@ def dump(record: Mapping[str, Any]) -> str:
         line = json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
     except ValueError:
         line = json.dumps(_finite(record), separators=(",", ":"), ensure_ascii=False, default=str)
-    return _HALF_A_CHARACTER.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
 
 
-_HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 """Text cut in the middle of one (in UTF-16) may hold these; UTF-8 has none, JSON an escape."""
 
 
@@ -112,7 +112,7 @@ def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             start += len(line)
 
 
-def _whole_lines(stream: FileIO) -> int:
+def _complete_bytes(stream: FileIO) -> int:
     """Bytes up to and including the last newline."""
     end = stream.seek(0, 2)
     while end > 0:

@@ -1,7 +1,7 @@
-"""What is watched in a run, and from where on it is a trouble: the one table of thresholds and advice.
+"""The table of health monitors: what is measured, its thresholds, and advice.
 
-The checks of `diagnostics` grade a run by it, the trainer's live warnings (`runs.warnings`) speak by
-it, and the report and `stateset-agents diagnose` show what they found.
+Used by the checks of `diagnostics` and by the trainer's live warnings (`runs.warnings`); the report and
+`stateset-agents diagnose` show their findings.
 """
 
 from __future__ import annotations
@@ -11,23 +11,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["LONG_LAG", "MONITORS", "NOT_THE_USERS", "SAME_STEPS", "Finding", "Monitor", "Verdict", "graded"]
+__all__ = [
+    "MAX_LOOP_LAG",
+    "MAX_TIED_STEPS",
+    "MONITORS",
+    "OTHER_CODE_HINT",
+    "Finding",
+    "Monitor",
+    "Severity",
+    "graded",
+]
 
-Verdict = Literal["ok", "warn", "fail"]
+Severity = Literal["ok", "warn", "fail"]
 
-_SIGNS: Mapping[Verdict, str] = {"ok": "✓", "warn": "!", "fail": "✗"}
+_SIGNS: Mapping[Severity, str] = {"ok": "✓", "warn": "!", "fail": "✗"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """The result of one check."""
 
     check: str
-    verdict: Verdict
+    verdict: Severity
     seen: str
     """The numbers."""
     cure: str = ""
-    """What to do about it; empty where all is well."""
+    """What to do about it; empty if the verdict is ok."""
 
     @property
     def sign(self) -> str:
@@ -40,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Monitor:
-    """One quantity that is watched."""
+    """Thresholds of one check."""
 
     warn: float
     """Above it the check warns."""
@@ -48,16 +57,16 @@ class Monitor:
     """Above it the check fails."""
     advice: str
     """What to do about it, in plain words."""
-    live: Verdict | None = None
-    """From which verdict on it is said while the run goes on; None: at its end only, for it may well pass."""
+    live: Severity | None = None
+    """The least verdict that is logged during the run; None: only at its end, since it may pass by itself."""
     why: str
-    """What is measured, and where the thresholds come from."""
+    """What is measured, and the reason for the thresholds."""
 
 
 def graded(check: str, value: float, seen: str, advice: str | None = None) -> Finding:
-    """Ok up to `warn`, a warning up to `fail`; `advice` where a case asks for other than the table's."""
+    """Ok up to `warn`, a warning up to `fail`; `advice` replaces that of the table."""
     monitor = MONITORS[check]
-    verdict: Verdict = "fail" if value > monitor.fail else "warn" if value > monitor.warn else "ok"
+    verdict: Severity = "fail" if value > monitor.fail else "warn" if value > monitor.warn else "ok"
     return Finding(check, verdict, seen, "" if verdict == "ok" else advice or monitor.advice)
 
 
@@ -226,11 +235,11 @@ MONITORS: Mapping[str, Monitor] = {
     ),
 }
 
-SAME_STEPS = 3
+MAX_TIED_STEPS = 3
 """Steps in a row without two different rewards in any group, after which it is said at once."""
-LONG_LAG = 1.0
+MAX_LOOP_LAG = 1.0
 """Seconds without the event loop, from which on it is said at once."""
-NOT_THE_USERS = (
+OTHER_CODE_HINT = (
     "no code of yours was seen there: is the machine busy with other work, or does an installed environment, "
     "tool or reward block?"
 )

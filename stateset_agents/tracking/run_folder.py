@@ -1,11 +1,11 @@
-"""The folder of one run: which files it has, and the writes that concern it as a whole.
+"""The folder of one run: its files, and the writes that concern several of them.
 
     runs/0001-demo/
       config.yaml     every setting of the run
       metrics.jsonl   one line per step: {"step": 3, "time": 1767.2, "reward/mean": 0.41, ...}
       rollouts.jsonl  one line per conversation (see `tracker.rollout_record`)
       timeline.jsonl  one line per conversation of training: what it did when (see `tracker.timeline_record`)
-      tokens.jsonl    what each token id of rollouts.jsonl says: {"id": 393, "text": "shop"}
+      tokens.jsonl    the text of each token id of rollouts.jsonl: {"id": 393, "text": "shop"}
       events.jsonl    one line per thing that happened: {"event": "checkpoint saved", "step": 20, ...}
       summary.json    how the run ended
       checkpoints/    written by the trainer
@@ -24,7 +24,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +37,28 @@ __all__ = ["RunFolder", "replace_file", "sync"]
 _NUMBERED = re.compile(r"^(\d{4,})-")
 
 
-@dataclass(frozen=True, slots=True)
 class RunFolder:
     """Paths of one run."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.rollouts = path / "rollouts.jsonl"
+        self.timeline = path / "timeline.jsonl"
+        self.tokens = path / "tokens.jsonl"
+        self.events = path / "events.jsonl"
+        self.by_step = (self.metrics, self.rollouts, self.timeline, self.events)
+        """The files that grow with every step."""
+        self.summary = path / "summary.json"
+        self.checkpoints = path / "checkpoints"
+        self.report = path / "report.html"
 
     @classmethod
     def create(cls, root: str | Path = "runs", name: str = "run") -> RunFolder:
         """Make the next numbered folder, `root/0001-name`, and let `root/latest` point to it.
 
-        Characters of `name` that are awkward in a path become dashes. Raises ConfigurationError when
-        the folder cannot be written.
+        Special characters of `name` become dashes. Raises ConfigurationError if the folder cannot be written.
         """
         root = Path(root)
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
@@ -78,47 +87,6 @@ class RunFolder:
             )
         return folder
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts.jsonl"
-
-    @property
-    def timeline(self) -> Path:
-        return self.path / "timeline.jsonl"
-
-    @property
-    def tokens(self) -> Path:
-        return self.path / "tokens.jsonl"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def by_step(self) -> tuple[Path, ...]:
-        """The files that grow with every step."""
-        return self.metrics, self.rollouts, self.timeline, self.events
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
     def write_config(self, settings: Mapping[str, Any]) -> None:
         """Save the settings (plain values), with the schema version as their first field."""
         data = {"schema_version": SCHEMA_VERSION, **settings}
@@ -130,33 +98,34 @@ class RunFolder:
         replace_file(self.summary, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
     def truncate_after(self, step: int) -> None:
-        """Drop what was written from the first line of a later step on, before a resume plays it again.
+        """Remove all lines from the first one of a later step on, before a resume plays these steps again.
 
-        Each file is cut in place, in one call, so a tracker that has it open goes on at the new end.
+        Each file is truncated in place, in one call, so that a tracker that has it open appends at the new
+        end.
         """
         for file in self.by_step:
-            _cut(file, lambda record: record.get("step", -1) > step)
+            _truncate_at(file, lambda record: record.get("step", -1) > step)
 
     def drop_evaluation(self, step: int) -> None:
-        """Drop what an evaluation after that step wrote, before it is held again."""
+        """Remove the lines of the evaluation after that step, before it is repeated."""
         self.drop_stage("validation", step)
-        _cut(
+        _truncate_at(
             self.metrics,
             lambda record: record.get("step") == step and any(name.startswith("eval/") for name in record),
         )
 
     def drop_stage(self, stage: str, step: int) -> None:
-        """Drop the conversations of an evaluation that ended a file, before it is held again."""
-        _cut(self.rollouts, lambda record: record.get("stage") == stage and record["step"] == step)
+        """Remove the conversations of an evaluation at the end of the file, before it is repeated."""
+        _truncate_at(self.rollouts, lambda record: record.get("stage") == stage and record["step"] == step)
 
 
-def _cut(file: Path, first: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Cut the file, where there is one, before the first record of which that holds."""
-    if not file.exists():  # of a run that an earlier version began
+def _truncate_at(file: Path, is_first: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Truncate the file before the first record for which `is_first` holds."""
+    if not file.exists():  # the run was started by an earlier version
         return
-    where = next((start for start, record in read_lines(file) if first(record)), None)
-    if where is not None:
-        os.truncate(file, where)
+    offset = next((start for start, record in read_lines(file) if is_first(record)), None)
+    if offset is not None:
+        os.truncate(file, offset)
 
 
 def replace_file(file: Path, text: str, hint: str = "free or choose another disk") -> None:
@@ -178,7 +147,7 @@ def replace_file(file: Path, text: str, hint: str = "free or choose another disk
 
 
 def sync(path: Path) -> None:
-    """Have the system put a file, or the names in a folder, on the disk now."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -189,11 +158,11 @@ def sync(path: Path) -> None:
 def _next_numbered(root: Path, slug: str) -> Path:
     """A new folder with the number after the highest one."""
     while True:
-        taken = [int(found[1]) for entry in root.iterdir() if (found := _NUMBERED.match(entry.name))]
-        path = root / f"{max(taken, default=0) + 1:04d}-{slug}"
+        numbers = [int(match[1]) for entry in root.iterdir() if (match := _NUMBERED.match(entry.name))]
+        path = root / f"{max(numbers, default=0) + 1:04d}-{slug}"
         try:
             path.mkdir()
-        except FileExistsError:  # another process was quicker
+        except FileExistsError:  # another process was faster
             continue
         return path
 

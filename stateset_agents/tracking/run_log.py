@@ -15,7 +15,7 @@ from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
-__all__ = ["MetricLine", "RecordedTurn", "Rollout", "RunLog"]
+__all__ = ["MetricLine", "RecordedRollout", "RecordedTurn", "RunLog"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RecordedTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
+class RecordedRollout:
     """One conversation as it was recorded (see `tracker.rollout_record`)."""
 
     step: int
@@ -113,7 +113,7 @@ class RunLog:
             values = {name: math.nan if value is None else value for name, value in record.items()}
             yield MetricLine(step, time, values)
 
-    def rollouts(self, *stages: str, branches: bool = False) -> Iterator[Rollout]:
+    def rollouts(self, *stages: str, branches: bool = False) -> Iterator[RecordedRollout]:
         """Conversations in the order written; of all stages when none is named.
 
         `branches`: with the other ways on that were played from their turns, which train nothing and count
@@ -143,7 +143,7 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _rollout(record: dict[str, Any]) -> Rollout:
+def _rollout(record: dict[str, Any]) -> RecordedRollout:
     for name in ("token_ids", "mask", "logprobs", "versions", "changes"):
         record[name] = tuple(record[name])
     for name in ("advantages", "branch_of"):
@@ -151,7 +151,7 @@ def _rollout(record: dict[str, Any]) -> Rollout:
             record[name] = tuple(record[name])
     record["turns"] = tuple(RecordedTurn(**turn) for turn in record["turns"])
     record["messages"] = tuple(_message(message) for message in record["messages"])
-    return Rollout(**record)
+    return RecordedRollout(**record)
 
 
 def _message(record: Mapping[str, Any]) -> Message:

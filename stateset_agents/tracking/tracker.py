@@ -1,4 +1,4 @@
-"""Writes what a run does into its folder, one flushed line at a time. The trainer calls it."""
+"""Writes a run's metrics, conversations and events into its folder; for the trainer."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ Stage = Literal["train", "before", "after", "validation"]
 """When a conversation was held: in training, or in an evaluation before, during or after it."""
 
 _DECIMALS = 6
-_SHORTEST = 1e-4
-"""Seconds of a pause that is worth a span."""
+_MIN_PAUSE = 1e-4
+"""Seconds of the shortest pause that becomes a span."""
 
 
 class JsonlTracker:
     """Metrics, conversations and events of one run. Close it, or use it as a context manager.
 
-    Raises ConfigurationError when another one is writing that run.
+    Raises ConfigurationError if another process is writing the run.
     """
 
     def __init__(self, folder: RunFolder, piece: Callable[[int], str] | None = None) -> None:
-        """`piece` is the tokenizer's: what it says of each token id is kept, for whoever reads the run."""
+        """`piece`: the tokenizer's text of a token id; the texts are written for the readers of the run."""
         self.folder = folder
         self._lock = RunLock(folder.path)
         self._piece = piece
         self._tokens = JsonlWriter(folder.tokens) if piece is not None else None
-        self._told = set(RunLog(folder).tokens())
+        self._logged_tokens = set(RunLog(folder).tokens())
         self._metrics = JsonlWriter(folder.metrics)
         self._rollouts = JsonlWriter(folder.rollouts)
         self._timeline = JsonlWriter(folder.timeline)
@@ -67,39 +67,41 @@ class JsonlTracker:
         that member does not train; None for all where nothing trains (an evaluation).
         """
         records, times = [], []
-        for place, group in enumerate(groups):
-            own = [None] * len(group.trajectories) if advantages is None else advantages[place]
-            where = {"step": step, "group": group.key}
+        for index, group in enumerate(groups):
+            credits = [None] * len(group.trajectories) if advantages is None else advantages[index]
             head = {"step": step, "stage": stage, "group": group.key, "weight": group.weight}
-            for trajectory, credit in zip(group.trajectories, own, strict=True):
-                records.append({**head, "branch_of": None, **rollout_record(trajectory, credit)})
-                times.append({**where, "branch_of": None, **timeline_record(trajectory)})
-            for branch in group.branches:
-                left = [branch.trajectory.member, branch.turn]
-                records.append({**head, "branch_of": left, **rollout_record(branch.trajectory)})
-                times.append({**where, "branch_of": left, **timeline_record(branch.trajectory)})
-        self._tell_tokens(records)
+            rows: list[tuple[Trajectory, Sequence[float] | None, Sequence[int] | None]] = [
+                (member, credit, None) for member, credit in zip(group.trajectories, credits, strict=True)
+            ]
+            rows += [
+                (branch.trajectory, None, (branch.trajectory.member, branch.turn))
+                for branch in group.branches
+            ]
+            for trajectory, credit, branch_of in rows:
+                records.append({**head, "branch_of": branch_of, **rollout_record(trajectory, credit)})
+                line = {"step": step, "group": group.key, "branch_of": branch_of}
+                times.append({**line, **timeline_record(trajectory)})
+        self._log_tokens(records)
         self._rollouts.write(records)
         if stage == "train":
             self._timeline.write(times)
 
-    def _tell_tokens(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write what the ids say that no conversation had before."""
+    def _log_tokens(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write the texts of token ids that no conversation had before."""
         if self._tokens is None or self._piece is None:
             return
-        new = {id for record in records for id in record["token_ids"]} - self._told
+        new = {id for record in records for id in record["token_ids"]} - self._logged_tokens
         self._tokens.write([{"id": id, "text": self._piece(id)} for id in sorted(new)])
-        self._told |= new
+        self._logged_tokens |= new
 
     def log_event(self, name: str, **fields: Any) -> None:
         """One thing that happened, such as `log_event("checkpoint saved", step=20)`."""
         self._events.write([{"event": name, "time": datetime.now(UTC).isoformat(), **fields}])
 
     def sync(self) -> None:
-        """Have the system put all lines, and the folder itself, on the disk: a power cut keeps no checkpoint
-        without its logs.
+        """Flush all lines and the folder to the disk: after a power cut no checkpoint lacks its logs.
 
-        Raises ConfigurationError when the disk cannot take them.
+        Raises ConfigurationError if the disk is full.
         """
         for writer in self._writers():
             writer.sync()
@@ -112,8 +114,8 @@ class JsonlTracker:
         self._lock.release()
 
     def _writers(self) -> list[JsonlWriter]:
-        own = (self._metrics, self._rollouts, self._timeline, self._events, self._tokens)
-        return [writer for writer in own if writer is not None]
+        writers = (self._metrics, self._rollouts, self._timeline, self._events, self._tokens)
+        return [writer for writer in writers if writer is not None]
 
     def __enter__(self) -> Self:
         return self
@@ -123,39 +125,22 @@ class JsonlTracker:
 
 
 class SilentTracker(JsonlTracker):
-    """What a process that does not write the run has in its place: it takes everything and keeps nothing."""
+    """The tracker of a process that does not write the run: it discards everything."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
 
-    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Nothing."""
+    def _discard(self, *_: Any, **__: Any) -> None:
+        """Write nothing."""
 
-    def log_rollouts(
-        self,
-        step: int,
-        groups: Sequence[TrajectoryGroup],
-        advantages: Sequence[Sequence[Sequence[float] | None]] | None = None,
-        *,
-        stage: Stage = "train",
-    ) -> None:
-        """Nothing."""
-
-    def log_event(self, name: str, **fields: Any) -> None:
-        """Nothing."""
-
-    def sync(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
+    log_metrics = log_rollouts = log_event = sync = close = _discard
 
 
 def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = None) -> dict[str, Any]:
-    """A conversation as one JSON object, whole enough to be browsed and scored again.
+    """A conversation as one JSON object, with all that is needed to show it and to score it again.
 
     `messages` has the opening, then for each turn the agent's message and its feedback; `turns` says
-    how many messages and tokens are whose. `token_ids`, `mask`, `logprobs` and `versions` are as long as
+    how many messages and tokens belong to each. `token_ids`, `mask`, `logprobs` and `versions` are as long as
     the row [T]; `advantages` is as long as the tokens sampled. Log-probs and advantages have six decimals.
     """
     scenario, outcome = trajectory.scenario, trajectory.outcome
@@ -206,12 +191,12 @@ def timeline_record(trajectory: Trajectory) -> dict[str, Any]:
     `types.timeline`) and `idle` between them, for the rest of its group. Seconds have four decimals.
     """
     spans: list[list[Any]] = []
-    at = begin = trajectory.spans[0].begin if trajectory.spans else 0.0
+    last_end = begin = trajectory.spans[0].begin if trajectory.spans else 0.0
     for span in trajectory.spans:
-        if span.begin - at > _SHORTEST:
-            spans.append(["idle", round(span.begin - at, 4)])
+        if span.begin - last_end > _MIN_PAUSE:
+            spans.append(["idle", round(span.begin - last_end, 4)])
         spans.append([span.doing, round(span.end - span.begin, 4)])
-        at = span.end
+        last_end = span.end
     return {"member": trajectory.member, "begin": round(begin, 4), "spans": spans}
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.tracking.diagnostics import Finding, Verdict
+from stateset_agents.tracking.diagnostics import Finding, Severity
 
 __all__ = ["EXTRAS", "REQUIRED", "add_parser", "machine_findings", "run"]
 
@@ -106,7 +106,7 @@ def _own_version() -> Finding:
 def _package(requirement: str, use: str | None = None) -> Finding:
     """Is it there, whole, and of a version that works? An optional one (`use` given) warns at most."""
     name = re.split(r"[<>=]", requirement)[0]
-    bad: Verdict = "fail" if use is None else "warn"
+    bad: Severity = "fail" if use is None else "warn"
     for_what = "" if use is None else f" (only {use} needs it)"
     hint = f'pip install "{requirement}"'
     try:
@@ -215,5 +215,5 @@ def _output(folder: Path) -> Finding:
     except OSError as error:
         return Finding("output folder", "fail", f"{folder} cannot be written ({error.strerror})", hint)
     seen = f"{folder} can be written, {free:.1f} GiB free"
-    verdict: Verdict = "ok" if free >= 1 else "warn" if free >= 0.1 else "fail"
+    verdict: Severity = "ok" if free >= 1 else "warn" if free >= 0.1 else "fail"
     return Finding("output folder", verdict, seen, "" if verdict == "ok" else hint)

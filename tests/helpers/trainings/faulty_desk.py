@@ -27,7 +27,7 @@ from stateset_agents.environments.retail_desk import RetailDesk
 from stateset_agents.evaluation.evaluator import Evaluation, evaluate
 from stateset_agents.evaluation.recorded import trajectory_of
 from stateset_agents.rewards.judge import JudgeReward
-from stateset_agents.tracking.run_log import Rollout, RunLog
+from stateset_agents.tracking.run_log import RecordedRollout, RunLog
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.types.messages import Message
@@ -154,7 +154,7 @@ class Trained:
     faults: Faults | None
     metrics: dict[str, float] = field(default_factory=dict)
     """Sums over all steps."""
-    rollouts: list[Rollout] = field(default_factory=list)
+    rollouts: list[RecordedRollout] = field(default_factory=list)
 
 
 async def train(folder: Path, faults: Faults | None, **settings: Any) -> Trained:
@@ -199,7 +199,7 @@ async def evaluated(agent: MultiTurnAgent, *, tries: int) -> Evaluation:
     return await evaluate(agent, desk, EnvironmentReward(), desk.scenarios("test"), tries=tries, seed=1)
 
 
-async def true_reward(rollout: Rollout, rewards: RewardFunction) -> float | None:
+async def true_reward(rollout: RecordedRollout, rewards: RewardFunction) -> float | None:
     """What the conversation is worth where nothing fails: its replies said again at a sound desk, and scored.
 
     Raises AssertionError where the desk answers otherwise than was recorded.

@@ -146,7 +146,7 @@ def test_a_page_takes_whole_steps_evenly_and_at_least_one(
     steps = [step["step"] for step in data["steps"]]
     assert (data["total"], len(steps), steps[0], steps[-1]) == (101, 40, 1, 101)
     assert max(later - earlier for earlier, later in pairwise(steps)) == 3
-    monkeypatch.setattr(timeline, "_MOST_BYTES", 10)
+    monkeypatch.setattr(timeline, "_MAX_BYTES", 10)
     assert [step["step"] for step in shown(folder)["steps"]] == [101]
 
 

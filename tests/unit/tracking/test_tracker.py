@@ -10,7 +10,7 @@ import pytest
 
 from stateset_agents.evaluation.recorded import trajectory_of
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.run_log import Rollout, RunLog
+from stateset_agents.tracking.run_log import RecordedRollout, RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.types.messages import Completion, Message, ToolCall, VersionSpan
 from stateset_agents.types.scenario import Scenario
@@ -67,7 +67,7 @@ def conversation() -> Trajectory:
     )
 
 
-def written(tmp_path: Path, *groups: TrajectoryGroup, **options: Any) -> list[Rollout]:
+def written(tmp_path: Path, *groups: TrajectoryGroup, **options: Any) -> list[RecordedRollout]:
     folder = RunFolder.create(tmp_path)
     with JsonlTracker(folder) as tracker:
         tracker.log_rollouts(5, groups, **options)
@@ -104,9 +104,9 @@ def test_stages_can_be_read_apart(tmp_path: Path) -> None:
 
 
 def test_branches_are_marked_and_read_only_when_asked_for(tmp_path: Path) -> None:
-    other = replace(conversation(), reward=0.25)
+    another = replace(conversation(), reward=0.25)
     group = TrajectoryGroup(
-        key="g", trajectories=(conversation(),), branches=(Branch(turn=1, trajectory=other),)
+        key="g", trajectories=(conversation(),), branches=(Branch(turn=1, trajectory=another),)
     )
     folder = RunFolder.create(tmp_path)
     with JsonlTracker(folder) as tracker:
@@ -116,7 +116,7 @@ def test_branches_are_marked_and_read_only_when_asked_for(tmp_path: Path) -> Non
     again, branch = RunLog(folder).rollouts("train", branches=True)
     assert again == member
     assert (branch.branch_of, branch.reward, branch.advantages) == ((3, 1), 0.25, None)
-    assert trajectory_of(branch) == other
+    assert trajectory_of(branch) == another
 
 
 def test_logprobs_that_are_not_finite_stay_readable(tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_what_the_tokens_say_is_kept_once_also_by_a_second_tracker(tmp_path: Pat
     for _ in range(2):
         with JsonlTracker(folder, piece=lambda id: f"<{id}>") as tracker:
             tracker.log_rollouts(1, [group, group])
-    told = RunLog(folder).tokens()
-    assert told == {id: f"<{id}>" for id in conversation().token_ids}
-    assert len(folder.tokens.read_text().splitlines()) == 1 + len(told)
+    texts = RunLog(folder).tokens()
+    assert texts == {id: f"<{id}>" for id in conversation().token_ids}
+    assert len(folder.tokens.read_text().splitlines()) == 1 + len(texts)
 
 
 def test_a_run_without_a_tokenizer_has_ids_alone(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """Pure arithmetic on tensors and lists: advantages, losses, KL. No models, no configuration.
 
 advantages      rewards of a group, turns or tokens  ->  advantages          (no torch)
-branching       turns and other ways on from them    ->  advantages          (no torch)
-overlong        length of a reply                    ->  reward penalty      (no torch)
+branching       turns and branches from them         ->  advantages          (no torch)
 aggregation     one number per trained token         ->  one loss, whatever the micro-batches
 policy_losses   log-probs, ratio, advantages         ->  loss of each token, by `loss_type`
 losses          log-probs and advantages             ->  policy, value and entropy loss

@@ -1,7 +1,7 @@
-"""How much better each conversation, turn or token did than expected: groups, per-turn groups, GAE.
+"""Advantages of conversations, turns and tokens: within groups, per turn within groups, and GAE.
 
-Called by the trainer between scoring and batching. Plain lists in, plain lists out, no torch: a reader
-can check every number by hand. Sums are `math.fsum`, so the order of the members changes nothing.
+The trainer calls it between scoring and batching. Arguments and results are plain lists, without torch, so
+that every number can be checked by hand. Sums are `math.fsum`, so the order of the members changes nothing.
 
     rewards [1, 0, .5, 1]  --group_mean, population-->  [.905, -1.508, -.302, .905]
                            --leave_one_out, none----->  [.5, -.833, -.167, .5]
@@ -10,7 +10,7 @@ can check every number by hand. Sums are `math.fsum`, so the order of the member
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 from stateset_agents.algorithms.baselines import BASELINES, mean
@@ -21,7 +21,6 @@ __all__ = [
     "Scaling",
     "broadcast_turns",
     "group_advantages",
-    "group_advantages_by_id",
     "per_turn_group_credit",
     "returns_to_go",
     "rewards_on_agent_tokens",
@@ -45,11 +44,11 @@ _EPS: dict[Scaling, float] = {"population": 1e-8, "sample": 1e-6, "batch": 1e-8,
 
 
 class Credit(NamedTuple):
-    """What GAE gives back."""
+    """The result of GAE."""
 
     advantages: list[float]
     returns: list[float]
-    """Advantage + value: what the value function learns towards."""
+    """Advantage + value: the targets of the value function."""
 
 
 # ------------------------------------------------------------------- whole trajectories in a group
@@ -100,43 +99,11 @@ def group_advantages(
             advantages.append([None if reward is None else 0.0 for reward in group])
             continue
         expected = of_batch if over_batch else iter(rule.values(scored))
+        differences = [None if reward is None else reward - next(expected) for reward in group]
+        bound = math.inf if clip is None else clip
         advantages.append(
-            [
-                None if reward is None else _bounded((reward - next(expected)) / spread, clip)
-                for reward in group
-            ]
+            [None if value is None else max(-bound, min(bound, value / spread)) for value in differences]
         )
-    return advantages
-
-
-def group_advantages_by_id(
-    rewards: Sequence[float | None],
-    group_ids: Sequence[Hashable],
-    *,
-    baseline: str = "group_mean",
-    scaling: Scaling = "population",
-    eps: float | None = None,
-    clip: float | None = None,
-) -> list[float | None]:
-    """`group_advantages` for rows in any order: rows with equal ids form a group. [N], [N] -> [N]."""
-    if len(rewards) != len(group_ids):
-        raise ValueError(
-            f"rewards and group_ids must be of one length, got {len(rewards)} and {len(group_ids)}"
-        )
-    rows: dict[Hashable, list[int]] = {}
-    for row, group in enumerate(group_ids):
-        rows.setdefault(group, []).append(row)
-    grouped = group_advantages(
-        [[rewards[row] for row in members] for members in rows.values()],
-        baseline=baseline,
-        scaling=scaling,
-        eps=eps,
-        clip=clip,
-    )
-    advantages: list[float | None] = [None] * len(rewards)
-    for members, values in zip(rows.values(), grouped, strict=True):
-        for row, value in zip(members, values, strict=True):
-            advantages[row] = value
     return advantages
 
 
@@ -179,10 +146,6 @@ def _spread(peers: Sequence[float], batch: Sequence[float], scaling: Scaling) ->
     return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - ddof))
 
 
-def _bounded(value: float, bound: float | None) -> float:
-    return value if bound is None else max(-bound, min(bound, value))
-
-
 # ------------------------------------------------------------------------------ turns in a group
 
 
@@ -198,17 +161,17 @@ def returns_to_go(rewards: Sequence[float], *, gamma: float = 1.0) -> list[float
 def per_turn_group_credit(
     turn_rewards: Sequence[Sequence[float] | None], *, gamma: float = 1.0
 ) -> list[list[float] | None]:
-    """One credit per turn of every member of one group: return-to-go minus what siblings got from there on.
+    """One credit per turn of every member of one group: return-to-go minus the siblings' mean return-to-go.
 
     The baseline at turn k is the mean return-to-go at k of the *other* members that reached turn k; it
     does not depend on the member's own choices, so the gradient stays unbiased. Comparing a turn with
-    the mean of its own index, own return included, does not: the policy decides how long it talks, and
+    the mean of its own index, own return included, does not: the policy decides how many turns it takes, and
     that estimate can lose more than half of the gradient. With no sibling left at a turn the baseline is
     0 and the return itself is the credit (an advantage of 0 there would bias it again). Not divided by
     any spread, for the same reason.
 
     `turn_rewards` is [members][turns]; a whole-trajectory reward belongs on its last turn. None marks an
-    unscored member: it gets None and is nobody's sibling. `gamma` discounts per turn.
+    unscored member: it gets None and is no sibling of others. `gamma` discounts per turn.
 
     [[1, 2], [0]]  ->  [[3 - 0, 2 - 0], [0 - 3]]
     """
@@ -217,13 +180,16 @@ def per_turn_group_credit(
         None if rewards is None else returns_to_go(_scored(rewards), gamma=gamma) for rewards in turn_rewards
     ]
     credit: list[list[float] | None] = []
-    for member, own in enumerate(returns):
-        if own is None:
+    for member, values in enumerate(returns):
+        if values is None:
             credit.append(None)
             continue
-        siblings = [other for place, other in enumerate(returns) if place != member and other is not None]
-        alive = [[other[turn] for other in siblings if turn < len(other)] for turn in range(len(own))]
-        credit.append([value - (mean(rest) if rest else 0.0) for value, rest in zip(own, alive, strict=True)])
+        siblings = [sibling for i, sibling in enumerate(returns) if i != member and sibling is not None]
+        turns = range(len(values))
+        at_turn = [[sibling[turn] for sibling in siblings if turn < len(sibling)] for turn in turns]
+        credit.append(
+            [value - (mean(peers) if peers else 0.0) for value, peers in zip(values, at_turn, strict=True)]
+        )
     return credit
 
 

@@ -1,7 +1,7 @@
-"""From one number per trained token to one loss, the same however the batch is cut into pieces.
+"""Averages the loss over tokens, with the same result for any division of the batch into micro-batches.
 
-Tensors are flat: [N] holds the tokens the agent sampled and nothing else, so prompt, user, tool and
-padding positions have no loss term at all. `trajectory_ids` [N] says whose token it is, as an index into
+Tensors are flat: [N] holds only the tokens that the agent sampled, so prompt, user, tool and padding
+positions have no loss term. `trajectory_ids` [N] is each token's trajectory, as an index into
 `Denominators.tokens_per_trajectory` [B].
 
 Every mean divides by a count of the whole global batch, fixed before the first micro-batch. A piece
@@ -72,7 +72,7 @@ class Denominators:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Metrics:
-    """What a loss reports; `+` merges micro-batches, inner losses and processes."""
+    """Metrics of a loss; `+` merges micro-batches, inner losses and processes."""
 
     shares: Mapping[str, Tensor] = field(default_factory=dict)
     """Name -> 0-d tensor: this piece's share of a mean over the global batch. Shares add."""
@@ -131,16 +131,16 @@ def aggregate(
 def mean_per_trajectory(values: Tensor, trajectory_ids: Tensor, denominators: Denominators) -> Tensor:
     """[N] -> [N]: every token gets the mean over its whole trajectory, without gradient.
 
-    Raises ValueError unless each trajectory met here lies here with all its tokens: a mean of a part
-    would depend on how the batch was cut.
+    Raises ValueError unless all tokens of each trajectory are here: a mean of some of them would depend on
+    the division of the batch.
     """
     lengths = denominators.tokens_per_trajectory.to(values.device)
-    here = torch.bincount(trajectory_ids, minlength=len(lengths))
-    torn = (here > 0) & (here != lengths)
-    if bool(torn.any()):
-        which = int(torn.nonzero()[0])
+    num_present = torch.bincount(trajectory_ids, minlength=len(lengths))
+    is_incomplete = (num_present > 0) & (num_present != lengths)
+    if bool(is_incomplete.any()):
+        index = int(is_incomplete.nonzero()[0])
         raise ValueError(
-            f"trajectory {which} has {int(lengths[which])} tokens but {int(here[which])} are in this"
+            f"trajectory {index} has {int(lengths[index])} tokens but {int(num_present[index])} are in this"
             " micro-batch: a sequence-level loss needs each trajectory whole in one micro-batch"
         )
     sums = values.new_zeros(len(lengths)).index_add(0, trajectory_ids, values.detach())

@@ -1,6 +1,6 @@
-"""How sure is a share or a mean over scenarios, and how often does one of k tries, or each, succeed?
+"""Confidence intervals of shares and means over scenarios, pass@k and pass^k.
 
-How often each interval holds the truth is measured by scripts/interval_coverage.py; docs/measuring.md has it.
+scripts/interval_coverage.py measures how often each interval holds the truth: see docs/measuring.md.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def _check(successes: int, n: int, k: int) -> None:
 
 
 def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Of the mean, on each side the wider of Student's t and Hall's t for skewed values.
+    """Interval of the mean: on each side the wider of Student's t and Hall's t for skewed values.
 
     Hall's is Student's after a cubic that takes the skewness out (Hall, Journal of the Royal Statistical
-    Society B 54, 1992, pages 221-228). Give one value per scenario: tries of one scenario are no independent
-    draws, so they go in as their mean. None for fewer than two values and for values that are all equal: how
-    far others may be from them was not seen. Raises ValueError for no value.
+    Society B 54, 1992, pages 221-228). Give one value per scenario: tries of one scenario are not
+    independent, so give their mean. None for fewer than two values and for equal values, whose spread is
+    unknown. Raises ValueError for no value.
     """
     n = len(values)
     if n == 0:
@@ -103,45 +103,46 @@ def _skewed(t: float, skewness: float, n: int) -> float:
 
 
 def crossed_interval(rows: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """95 % of the mean of a table whose rows and columns are both draws.
+    """95 % interval of the mean of a table whose rows and columns are both random samples.
 
     For training runs of several seeds (rows) measured on the same scenarios (columns): another seed and
     another scenario would both have given other values. The variances of the row means and of the column
     means are added, which errs on the wide side (Owen, https://arxiv.org/abs/0712.1111), with Satterthwaite's
     degrees of freedom (Biometrics Bulletin 2, 1946). Three rows give 2 degrees of freedom where runs differ
-    more than scenarios: wide, and 90 to 99 % hold the truth; two rows, 83 to 98 %. A single row tells
-    nothing of seeds: `mean_interval` of its columns. None where nothing differs. Raises ValueError for an
-    empty or ragged table.
+    more than scenarios: wide, and 90 to 99 % hold the truth; two rows, 83 to 98 %. A single row holds no
+    information on seeds: it gets `mean_interval` of its columns. None if nothing differs. Raises ValueError
+    for an empty or ragged table.
     """
     if not rows or not rows[0] or len({len(row) for row in rows}) > 1:
         raise ValueError("a table needs rows of one length with at least one value each")
     if len(rows) == 1:
         return mean_interval(rows[0])
-    parts = [_of_means([math.fsum(row) / len(row) for row in rows])]
+    means = [[math.fsum(row) / len(row) for row in rows]]
     if len(rows[0]) > 1:
-        parts.append(_of_means([math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]))
+        means.append([math.fsum(column) / len(rows) for column in zip(*rows, strict=True)])
+    variances = [_variance_of_mean(values) for values in means]
     mean = math.fsum(map(math.fsum, rows)) / (len(rows) * len(rows[0]))
-    whole = sum(part for part, _ in parts)
-    if whole == 0:
+    total = sum(value for value, _ in variances)
+    if total == 0:
         return None
-    freedom = whole**2 / sum(part**2 / of_part for part, of_part in parts)
-    half = t_quantile(0.975, freedom) * math.sqrt(whole)
+    freedom = total**2 / sum(value**2 / of_part for value, of_part in variances)
+    half = t_quantile(0.975, freedom) * math.sqrt(total)
     return mean - half, mean + half
 
 
-def _of_means(means: Sequence[float]) -> tuple[float, int]:
+def _variance_of_mean(means: Sequence[float]) -> tuple[float, int]:
     """The variance of their mean, and its degrees of freedom."""
     return variance(means) / len(means), len(means) - 1
 
 
 def share_interval(shares: Sequence[float]) -> tuple[float, float]:
-    """95 % of the mean of shares, one for each scenario: of its tries that succeeded, say.
+    """95 % interval of the mean of shares, one for each scenario, such as its share of successful tries.
 
-    Wilson's over scenarios, with the design effect of the tries: where shares scatter less than those of one
-    try each, so many scenarios tell as much as n / effect with one try. The effect, variance / (p (1 - p)),
-    is at most 1, and is taken as seen on two scenarios more that have one try each: near 0 and 1, where
-    hardly any scenario differs from the others, nearly nothing is known of it. Shares of 0 and 1 alone have
-    effect 1: Wilson's interval itself. Raises ValueError for no share.
+    Wilson's interval over scenarios, with the design effect of the tries: if shares vary less than those of
+    one try each, n scenarios hold as much information as n / effect scenarios with one try. The effect is
+    variance / (p (1 - p)), at most 1, estimated with two additional scenarios of effect 1, because near 0 and
+    1 the data says nearly nothing of it. With shares of only 0 and 1 the effect is 1 and the result Wilson's
+    interval. Raises ValueError for no share.
     """
     if not shares:
         raise ValueError("there is no share to take the mean of")
@@ -157,7 +158,7 @@ def share_interval(shares: Sequence[float]) -> tuple[float, float]:
 
 @lru_cache(maxsize=1024)
 def t_quantile(probability: float, freedom: float) -> float:
-    """Student's t, for degrees of freedom taken down to a whole number of at most 1000: the wide side.
+    """Student's t, for degrees of freedom rounded down to a whole number of at most 1000, which is wider.
 
     By bisection of the distribution function, which is a finite sum for whole degrees of freedom (Abramowitz
     and Stegun 1964, 26.7.3 and 26.7.4). Raises ValueError unless 0.5 <= probability < 1 and freedom >= 1.
@@ -167,13 +168,13 @@ def t_quantile(probability: float, freedom: float) -> float:
     """
     if not 0.5 <= probability < 1 or not freedom >= 1:
         raise ValueError(f"t needs 0.5 <= probability < 1 and freedom >= 1, got {probability}, {freedom}")
-    whole = min(1000, math.floor(freedom + 1e-9))
+    degrees = min(1000, math.floor(freedom + 1e-9))
     low, high = 0.0, 1.0
-    while _t_distribution(high, whole) < probability:
+    while _t_distribution(high, degrees) < probability:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _t_distribution(middle, whole) < probability else (low, middle)
+        low, high = (middle, high) if _t_distribution(middle, degrees) < probability else (low, middle)
     return high
 
 

@@ -1,4 +1,4 @@
-"""Distance to the reference policy: estimators, and where they go; `kl_controllers` moves the coefficient.
+"""KL to the reference policy: its estimators, in the loss or in the reward; `kl_controllers` adapts beta.
 
 With d = log pi(token) - log pi_ref(token) of a sampled token (Schulman 2020,
 http://joschu.net/blog/kl-approx.html):
@@ -49,13 +49,12 @@ __all__ = [
 ]
 
 _MAX_LOG_RATIO = 20.0
-"""Beyond it a value stays what it is there, and its slope, too: exp(20) = 4.9e8, so that a gradient norm,
-which squares the product of two such ratios, is finite in fp32. No token loses its gradient: one that went
-astray must find back."""
+"""Beyond it values and slopes stay constant: with exp(20) = 4.9e8 a gradient norm, which squares the product
+of two such ratios, is finite in fp32. No token loses its gradient, so that a diverged one can recover."""
 
 
 class _Sloped(torch.autograd.Function):
-    """A value with the derivative that is given, where autograd's own would be lost or overflow."""
+    """A value with a given derivative, for cases in which autograd's own would be 0 or overflow."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
@@ -75,14 +74,14 @@ def _sloped(x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
 
 
 def log_ratio(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
-    """[N] logprobs - other, held within ±20, in fp32 or wider.
+    """[N] logprobs - other, clamped to ±20, in fp32 or wider.
 
     Its gradient to `logprobs` is 1 everywhere; `other_logprobs` gets none.
     """
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     difference = logprobs.to(dtype) - other_logprobs.detach().to(dtype)
-    held = difference.detach().clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    return _sloped(difference, held, torch.ones_like(held))
+    bounded = difference.detach().clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return _sloped(difference, bounded, torch.ones_like(bounded))
 
 
 # ------------------------------------------------------------------------------------- in the loss
@@ -120,11 +119,11 @@ def kl_tokens(
     if chosen == "none":
         return estimate(logprobs, ref_logprobs, estimator)
     d = log_ratio(logprobs, ref_logprobs)
-    held = d.detach()
-    value, slope = value_and_slope(held, estimator)
+    bounded = d.detach()
+    value, slope = value_and_slope(bounded, estimator)
     rho = log_ratio(logprobs.detach(), behaviour_logprobs).exp()
     if chosen == "live":  # rho' = rho; of k3, value and slope cancel but for d, which rounding would drown
-        slope = held if estimator == "k3" else value + slope
+        slope = bounded if estimator == "k3" else value + slope
     return _sloped(d, rho * value, rho * slope)
 
 
@@ -158,9 +157,9 @@ def kl_loss(
 
 
 def kl_rewards(behaviour_logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> Tensor:
-    """[N] -beta * k1 per token, without gradient: what the divergence costs as a reward.
+    """[N] -beta * k1 per token, without gradient: the divergence as a negative reward.
 
-    Where it goes depends on the credit:
+    Where to add it depends on the estimator of advantages:
     - GAE: add to the tokens' rewards;
     - per turn: add each turn's sum to the turn's reward;
     - whole trajectory: add `trajectory_sums(...)` to the trajectory's reward before its group is compared
@@ -182,6 +181,6 @@ def token_returns_to_go(values: Tensor, trajectory_ids: Tensor) -> Tensor:
     """
     returns = torch.zeros_like(values)
     for trajectory in set(trajectory_ids.tolist()):
-        own = trajectory_ids == trajectory
-        returns[own] = values[own].flip(0).cumsum(0).flip(0)
+        is_of_trajectory = trajectory_ids == trajectory
+        returns[is_of_trajectory] = values[is_of_trajectory].flip(0).cumsum(0).flip(0)
     return returns

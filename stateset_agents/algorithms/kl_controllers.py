@@ -1,4 +1,4 @@
-"""Controllers of beta, the coefficient of the KL to the reference, by name: what moves it after a step."""
+"""Controllers of beta, the coefficient of the KL to the reference: they change it after each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 
 class KLController(Protocol):
-    """Holds beta; a new value after each step."""
+    """Has beta, and returns a controller with a new beta after each step."""
 
     @property
     def beta(self) -> float:
@@ -32,11 +32,11 @@ class KLController(Protocol):
         ...
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """The state for a checkpoint."""
         ...
 
     def restored(self, state: Mapping[str, float]) -> Self:
-        """This controller as `state_dict` left it."""
+        """This controller with the state of a checkpoint."""
         ...
 
 

@@ -152,7 +152,7 @@ def policy_loss(
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """What one ratio stands for, a token or a trajectory, and how its figures are averaged."""
+    """Is a ratio that of a token or of a trajectory, and how are its metrics averaged?"""
 
     level: Literal["token", "sequence"]
     trajectory_ids: Tensor
@@ -207,13 +207,13 @@ def _weight(
     return weight if cap is None else weight.clamp(max=cap)
 
 
-def _same_values_in_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether both are one tensor, or equal slices of one."""
-    return one is other or (one.numel() > 0 and one.data_ptr() == other.data_ptr())
+def _same_values_in_memory(a: Tensor, b: Tensor) -> bool:
+    """Are both the same tensor, or the same slice of one?"""
+    return a is b or (a.numel() > 0 and a.data_ptr() == b.data_ptr())
 
 
 def _clipped(loss: PolicyLoss, ratio: Tensor, advantages: Tensor, clip: Clip) -> dict[str, Tensor]:
-    """Side -> [N] bool: tokens whose loss the clip changed."""
+    """By side: [N] bool, the tokens whose loss was changed by the clip."""
     never = torch.zeros_like(ratio, dtype=torch.bool)
     match loss.clips:
         case "none":
@@ -228,10 +228,10 @@ def _clipped(loss: PolicyLoss, ratio: Tensor, advantages: Tensor, clip: Clip) ->
             return {"low": low, "high": high, "dual": (advantages < 0) & (ratio > clip.dual)}
 
 
-def _check_shapes(logprobs: Tensor, **others: Tensor | None) -> None:
+def _check_shapes(logprobs: Tensor, **tensors: Tensor | None) -> None:
     if logprobs.dim() != 1:
         raise ValueError(f"logprobs must be flat, [N] sampled tokens, got shape {list(logprobs.shape)}")
-    for name, tensor in others.items():
+    for name, tensor in tensors.items():
         if tensor is not None and tensor.shape != logprobs.shape:
             raise ValueError(
                 f"{name} must have the shape of logprobs, {list(logprobs.shape)}, got {list(tensor.shape)}"
@@ -267,10 +267,10 @@ def value_loss(
     error = (values - returns).square()
     clipped = torch.zeros_like(error, dtype=torch.bool)
     if value_clip is not None:
-        held = old_values + (values - old_values).clamp(-value_clip, value_clip)
-        held_error = (held - returns).square()
-        clipped = held_error > error
-        error = torch.maximum(error, held_error)
+        clamped = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        clamped_error = (clamped - returns).square()
+        clipped = clamped_error > error
+        error = torch.maximum(error, clamped_error)
     total = aggregate(error / 2, trajectory_ids, denominators, averaging, keep=keep)
     fraction = aggregate(clipped.to(dtype), trajectory_ids, denominators, averaging)
     return LossOutput(

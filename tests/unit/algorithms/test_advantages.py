@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -13,13 +12,11 @@ from hypothesis import strategies as st
 from stateset_agents.algorithms.advantages import (
     broadcast_turns,
     group_advantages,
-    group_advantages_by_id,
     per_turn_group_credit,
     returns_to_go,
     standardized,
     zero_variance_fraction,
 )
-from stateset_agents.algorithms.overlong import overlong_penalty
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 
 BASELINES = ["group_mean", "group_median", "global_mean", "leave_one_out"]
@@ -109,27 +106,6 @@ def test_an_empty_batch_and_an_empty_group_are_no_problem():
     assert group_advantages([[], [0, 1]], scaling="none") == [[], [-0.5, 0.5]]
 
 
-@pytest.mark.parametrize(("baseline", "scaling"), EVERY_CHOICE)
-def test_groups_are_found_by_id_whatever_the_order_of_the_rows(baseline, scaling):
-    groups = {"a": [1, 0, 0.5, 1], "b": [0, None, 1], "c": [0.2, 0.9, 0.9, 0.1]}
-    rows = [(name, member, reward) for name in groups for member, reward in enumerate(groups[name])]
-    by_group = group_advantages(list(groups.values()), baseline=baseline, scaling=scaling)
-    expected = {
-        (name, member): value
-        for name, group in zip(groups, by_group, strict=True)
-        for member, value in enumerate(group)
-    }
-    for shuffle in range(5):
-        random.Random(shuffle).shuffle(rows)
-        advantages = group_advantages_by_id(
-            [reward for *_, reward in rows],
-            [ord(name) if shuffle % 2 else name for name, *_ in rows],  # names do not matter
-            baseline=baseline,
-            scaling=scaling,
-        )
-        assert {(name, member): a for (name, member, _), a in zip(rows, advantages, strict=True)} == expected
-
-
 @settings(deadline=None)
 @given(st.lists(rewards_of_a_group, min_size=1, max_size=4), st.sampled_from(EVERY_CHOICE))
 def test_reversing_members_and_groups_reverses_the_advantages_bit_for_bit(rewards, choice):
@@ -174,11 +150,6 @@ def test_unknown_choices_are_refused_by_name(options):
 def test_a_reward_that_is_no_number_is_refused(bad):
     with pytest.raises(RewardFailure, match="finite"):
         group_advantages([[0.0, bad]])
-
-
-def test_ids_and_rewards_must_be_of_one_length():
-    with pytest.raises(ValueError, match="2 and 1"):
-        group_advantages_by_id([0.0, 1.0], ["a"])
 
 
 def test_standardized_values_have_mean_zero_and_deviation_one():
@@ -314,18 +285,3 @@ def test_potential_shaping_telescopes_away_for_whole_trajectories(conversations,
 
 def test_potential_shaping_does_change_per_turn_credit():
     assert per_turn_group_credit([[0.5, 0.5], [0, 0]]) != per_turn_group_credit([[0, 1], [0, 0]])
-
-
-# ------------------------------------------------------------------------------------- overlong
-
-
-@pytest.mark.parametrize(("length", "penalty"), [(10, 0), (80, 0), (85, -0.25), (90, -0.5), (100, -1)])
-def test_overlong_penalty_grows_inside_the_buffer(length, penalty):
-    assert overlong_penalty(length, max_length=100, buffer=20) == pytest.approx(penalty)
-    assert overlong_penalty(length, max_length=100, buffer=20, factor=0.5) == pytest.approx(penalty / 2)
-
-
-@pytest.mark.parametrize("options", [{"buffer": 0}, {"buffer": 101}, {"buffer": 20, "factor": -1.0}])
-def test_impossible_overlong_settings_are_refused(options):
-    with pytest.raises(ConfigurationError, match="overlong"):
-        overlong_penalty(90, max_length=100, **options)

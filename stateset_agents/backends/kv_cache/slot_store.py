@@ -22,9 +22,16 @@ from torch.nn import functional as F
 
 from stateset_agents.backends.kv_cache.embedding_attention import EmbeddingBagAttention, SlotMapping
 from stateset_agents.backends.kv_cache.memory import zeros
-from stateset_agents.backends.kv_cache.slots import COLUMN_MULTIPLE, ROW_MULTIPLE, Plan, round_up
+from stateset_agents.backends.kv_cache.slots import (
+    COLUMN_MULTIPLE,
+    ROW_MULTIPLE,
+    FullForward,
+    Ints,
+    Plan,
+    round_up,
+)
 
-__all__ = ["HeadShape", "PackedRows", "SlotStore"]
+__all__ = ["HeadShape", "PackedRows", "SlotStore", "StoreModel"]
 
 _BLOCK = COLUMN_MULTIPLE
 _PREFILL_MULTIPLE = 16
@@ -173,8 +180,10 @@ class SlotStore:
             }
         elif self._decodes:
             self._width = round_up(int(plan.starts.max()) + 1, _BLOCK)
-            self._visible = {
-                window: self._visible_columns(positions, window) for window in set(self._windows)
+            columns = torch.arange(self._width, device=self._device)
+            self._visible = {  # [m, 1, 1, width] the columns that a decoding row attends to
+                window: _visible(positions[:, None], columns, window)[:, None]
+                for window in set(self._windows)
             }
         else:
             self._prefill = self._make_prefill(plan, slots, padded)
@@ -202,15 +211,14 @@ class SlotStore:
         if not self._decodes:
             if self._uses_bags:
                 return self._attend_by_row(keys, values, query, self._rows[window], scaling)
-            return self._attend_prefill(query, *self._cached(layer), window, scaling)
+            prefill = self._prefill  # keys and values [n, kv heads, width, size] of the plan's slots
+            keys, values = (
+                store[:, :, : prefill.width].index_select(0, prefill.slots) for store in (keys, values)
+            )
+            return self._attend_prefill(query, keys, values, window, scaling)
         return self._attend_decode(keys, values, query, self._visible[window], scaling)
 
     # --- decoding ---------------------------------------------------------------------------------------
-
-    def _visible_columns(self, positions: Tensor, window: int) -> Tensor:
-        """[m, 1, 1, width] the columns that a decoding row attends to."""
-        columns = torch.arange(self._width, device=self._device)
-        return _visible(positions[:, None], columns, window)[:, None]
 
     def _attend_decode(
         self, keys: Tensor, values: Tensor, query: Tensor, visible: Tensor, scaling: float
@@ -328,14 +336,43 @@ class SlotStore:
             attended[row.new] = output.transpose(0, 1).flatten(1)
         return attended
 
-    def _cached(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [n, kv heads, width, size] of the plan's slots."""
-        slots, width = self._prefill.slots, self._prefill.width
-        keys, values = self._keys[layer], self._values[layer]
-        return keys[:, :, :width].index_select(0, slots), values[:, :, :width].index_select(0, slots)
-
-    def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Tensor:
+    def _tensor(self, array: Ints) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+class StoreModel(FullForward):
+    """The base of models with a `SlotStore`: fused.py and batched.py."""
+
+    num_slots = 0
+    num_columns = 0
+    supports_chunked_prefill = True
+    _store: SlotStore
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one token of one slot takes in all layers."""
+        return self._store.token_bytes
+
+    def decode_rows(self, slots: Ints) -> int:
+        """Rounded up to ROW_MULTIPLE; gaps between slots cause no padding."""
+        return round_up(len(slots), ROW_MULTIPLE)
+
+    def reusable_tokens(self, slot: int, shared: int) -> int:
+        """All: attention can drop any columns on the right."""
+        return shared
+
+    def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
+        """Change the size of the cache; the slots in `keep` become slots 0, 1, ..."""
+        self.num_slots, self.num_columns = num_slots, num_columns
+        self._store.resize(num_slots, num_columns, keep)
+
+    def permute(self, into: list[int], out_of: list[int], width: int) -> None:
+        """Slot `into[i]` gets the former content of slot `out_of[i]`, in the first `width` columns."""
+        self._store.permute(into, out_of, width)
+
+    def clear(self, slot: int) -> None:
+        """Fill a slot with zeros."""
+        self._store.clear(slot)
 
 
 def _visible(positions: Tensor, columns: Tensor, window: int) -> Tensor:

@@ -145,7 +145,7 @@ class CachedModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
+class _PaddedPlan:
     """A plan as a rectangle of n rows and T tokens, left-padded: the last column has the newest tokens."""
 
     input_ids: torch.Tensor  # [n, T]
@@ -223,7 +223,7 @@ class SlotModel(FullForward):
         self.num_slots = 0
         self.num_columns = 0
         self.supports_chunked_prefill = True
-        self.layout: _Layout
+        self.layout: _PaddedPlan
         config = model.config.get_text_config()
         self.layer_types = layer_windows(config, type(model).__name__)
         self._layers = [_SlotLayer(self) for _ in self.layer_types]
@@ -296,7 +296,7 @@ class SlotModel(FullForward):
                 for store in (layer.keys, layer.values):
                     store[slot].zero_()
 
-    def _decode_layout(self, plan: Plan) -> _Layout:
+    def _decode_layout(self, plan: Plan) -> _PaddedPlan:
         """The slots in their order, with padding rows in the gaps: no cache is copied."""
         first = int(plan.slots[0]) // ROW_MULTIPLE * ROW_MULTIPLE
         count = self.decode_rows(plan.slots)
@@ -307,7 +307,7 @@ class SlotModel(FullForward):
         slots = None
         if first + count > self.num_slots:  # padding rows beyond a small cache read its last slot
             slots = self._tensor(np.arange(first, first + count).clip(max=self.num_slots - 1))
-        return _Layout(
+        return _PaddedPlan(
             input_ids=self._tensor(tokens[:, None]),
             position_ids=self._tensor(positions[:, None]),
             first_slot=first,
@@ -318,7 +318,7 @@ class SlotModel(FullForward):
             rows=live,
         )
 
-    def _layout(self, plan: Plan) -> _Layout:
+    def _layout(self, plan: Plan) -> _PaddedPlan:
         """Rows left-padded to the longest."""
         length = int(plan.lengths.max())
         index = np.arange(length) - (
@@ -329,7 +329,7 @@ class SlotModel(FullForward):
         tokens[real] = plan.tokens
         positions = np.where(real, index + plan.starts[:, None], 0)
         adjacent = bool((np.diff(plan.slots) == 1).all())
-        return _Layout(
+        return _PaddedPlan(
             input_ids=self._tensor(tokens),
             position_ids=self._tensor(positions),
             first_slot=int(plan.slots[0]),

@@ -25,13 +25,11 @@ from stateset_agents.backends.local.batcher import Batcher, Stats
 from stateset_agents.backends.local.model_selection import Engine, RunningModel, select_engine
 from stateset_agents.backends.local.request import GenerationRequest, Key, new_request
 from stateset_agents.backends.local.scheduler import (
-    PendingRequest,
     Scheduler,
     Scheduling,
     Work,
     call,
-    deliver,
-    fail,
+    resolve,
 )
 from stateset_agents.backends.matmul_precision import MatmulPrecision, usable_precision
 from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
@@ -349,16 +347,19 @@ class HuggingFaceBackend:
             try:
                 result = job.run()
             except Exception as error:  # belongs to the caller of this job alone
-                fail(job.future, _as_our_error(error))
+                resolve([job.future], error=_as_our_error(error))
             else:
-                deliver(job.future, result)
+                resolve([job.future], result)
         for request in work.cancelled:
             self._batcher.cancel(request)
         for change in work.changes:
             change()
         for pending in work.pending:
             if not pending.is_admitted:
-                self._admit(pending)
+                try:
+                    pending.is_admitted = self._batcher.admit(pending.request)
+                except BackendError as error:  # this request can never fit; others go on
+                    self._scheduler.reject(pending, error)
         live = {
             pending.request: pending
             for pending in work.pending
@@ -371,12 +372,6 @@ class HuggingFaceBackend:
                     self._scheduler.reject(live[request], request.error)
             self._scheduler.finish([live[request] for request in ended if request.error is None])
         return bool(live)
-
-    def _admit(self, pending: PendingRequest) -> None:
-        try:
-            pending.is_admitted = self._batcher.admit(pending.request)
-        except BackendError as error:  # this request can never fit; others go on
-            self._scheduler.reject(pending, error)
 
     def _score(self, ids: list[int], temperature: float) -> list[float]:
         row = torch.tensor(ids, device=self._model.device)

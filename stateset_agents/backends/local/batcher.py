@@ -170,7 +170,7 @@ class Batcher:
         decoding = slots[lacking == 1]
         ended: list[GenerationRequest] = []
         if len(decoding) < len(slots):
-            chunks = self._chunked_prefill(slots[lacking > 1], len(decoding))
+            chunks = _ChunkedPrefill(self.model, table, slots[lacking > 1], len(decoding))
             for wave in self._waves(slots[lacking > 1]):
                 filling = chunks.select(self._copy(wave))
                 left = table.length[filling] - table.cached[filling]
@@ -190,19 +190,6 @@ class Batcher:
             self.stats.idle_rows += rows - len(decoding)
             ended += self._forward(decoding)
         return ended
-
-    def _chunked_prefill(self, lacking: Ints, num_decoding: int) -> _ChunkedPrefill:
-        """How this step divides its prefill among requests without a session."""
-        table = self._table
-        left = (table.length - table.cached)[lacking]
-        num_long = int((table.sessionless[lacking] & (left > _LONG_PROMPT)).sum())
-        if not num_long or not self.model.supports_chunked_prefill:
-            length, max_chunks = self.model.num_columns, len(lacking)
-        else:
-            budget = _CHUNK_BUDGET_WITH_DECODES if num_decoding else _CHUNK_BUDGET
-            max_chunks = min(num_long, budget // _MIN_CHUNK)
-            length = budget // max_chunks
-        return _ChunkedPrefill(table, length, max_chunks)
 
     def _waves(self, lacking: Ints) -> Iterator[list[PrefixCopy]]:
         """Which slot copies a prefix from which, in waves that can be done one after the other.
@@ -360,10 +347,18 @@ class _ChunkedPrefill:
     group, which waits for its slowest member anyway: they are all prefilled at once.
     """
 
-    def __init__(self, table: SlotTable, length: int, max_chunks: int) -> None:
-        """`length`: tokens of one chunk; `max_chunks`: how many long prompts get a chunk."""
-        self.length = length
-        self._num_chunks_left = max_chunks
+    def __init__(self, model: CachedModel, table: SlotTable, lacking: Ints, num_decoding: int) -> None:
+        """`lacking`: all slots that this step may prefill; `num_decoding`: how many slots decode in it."""
+        left = (table.length - table.cached)[lacking]
+        num_long = int((table.sessionless[lacking] & (left > _LONG_PROMPT)).sum())
+        self._num_chunks_left = len(lacking)
+        """How many long prompts still get a chunk."""
+        self.length = model.num_columns
+        """Tokens of one chunk."""
+        if num_long and model.supports_chunked_prefill:
+            budget = _CHUNK_BUDGET_WITH_DECODES if num_decoding else _CHUNK_BUDGET
+            self._num_chunks_left = min(num_long, budget // _MIN_CHUNK)
+            self.length = budget // self._num_chunks_left
         self._short_tokens_left = _SHORT_PROMPT_BUDGET
         self._table = table
 
@@ -371,7 +366,10 @@ class _ChunkedPrefill:
         """Those slots of a wave that are prefilled in this step."""
         table = self._table
         left = table.length - table.cached
-        by_age = sorted((slot for slot in slots.tolist() if table.sessionless[slot]), key=self._age)
+        by_age = sorted(
+            (slot for slot in slots.tolist() if table.sessionless[slot]),
+            key=lambda slot: table.key_of[slot] or _FREE_SLOT,
+        )
         long = [slot for slot in by_age if left[slot] > _LONG_PROMPT]
         ranked = long[:1] + sorted(long[1:], key=lambda slot: int(table.cached[slot]))
         waiting = set(ranked[self._num_chunks_left :])
@@ -382,9 +380,6 @@ class _ChunkedPrefill:
                     waiting.add(slot)
                 self._short_tokens_left -= int(left[slot])
         return np.array([slot for slot in slots.tolist() if slot not in waiting], np.int64)
-
-    def _age(self, slot: int) -> Key:
-        return self._table.key_of[slot] or _FREE_SLOT
 
 
 _FREE_SLOT: Key = (2, 0, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 from stateset_agents.backends.local.request import GenerationRequest, Key
 from stateset_agents.types.errors import BackendError
 
-__all__ = ["Job", "PendingRequest", "Scheduler", "Scheduling", "Work", "call", "deliver", "fail"]
+__all__ = ["PendingRequest", "Scheduler", "Scheduling", "Work", "WorkerJob", "call", "resolve"]
 
 Scheduling: TypeAlias = Literal["deterministic", "throughput"]
 
@@ -48,7 +48,7 @@ class PendingRequest:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
+class WorkerJob:
     """A function that the worker calls between two steps, as soon as it can: scoring, new weights."""
 
     run: Callable[[], Any]
@@ -59,7 +59,7 @@ class Job:
 class Work:
     """What the worker does next: jobs, then cancellations, then cache changes, then one step of `pending`."""
 
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[WorkerJob] = field(default_factory=list)
     cancelled: list[GenerationRequest] = field(default_factory=list)
     changes: list[Callable[[], None]] = field(default_factory=list)
     pending: list[PendingRequest] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Scheduler:
         """Participants without a pending request: deterministic decoding stands still while there are any."""
         self._pending: list[PendingRequest] = []
         self._cancelled: list[GenerationRequest] = []
-        self._jobs: list[Job] = []
+        self._jobs: list[WorkerJob] = []
         self._changes: list[tuple[str, Key, Callable[[], None]]] = []
         self._num_events = self._num_seen = 0
         """Events so far, and how many of them the worker has seen."""
@@ -104,7 +104,7 @@ class Scheduler:
             self._pending, self._jobs, self._changes = [], [], []
             self._notify(at_once=True)
         for future in futures:
-            fail(future, self._error(reason))
+            resolve([future], error=self._error(reason))
 
     @contextmanager
     def participate(self) -> Iterator[None]:
@@ -125,8 +125,8 @@ class Scheduler:
 
     async def generate(self, request: GenerationRequest) -> None:
         """Wait until the worker has filled in the request; a caller that is cancelled takes it back."""
-        mine = (participant for participant in reversed(_participants.get()) if participant.scheduler is self)
-        participant = next(mine, None)
+        participants = reversed(_participants.get())
+        participant = next((item for item in participants if item.scheduler is self), None)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._changed:
             self._check()
@@ -156,7 +156,7 @@ class Scheduler:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self._changed:
             self._check()
-            self._jobs.append(Job(run=run, future=future))
+            self._jobs.append(WorkerJob(run=run, future=future))
             self._notify(at_once=True)
         return await future
 
@@ -191,11 +191,7 @@ class Scheduler:
             for pending in finished:
                 self._pending.remove(pending)
                 self._note_end(pending)
-        by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-        for pending in finished:
-            by_loop.setdefault(pending.future.get_loop(), []).append(pending.future)
-        for loop, futures in by_loop.items():  # waking a loop is slow, so once for all its futures
-            call(loop, _set_done, futures)
+        resolve([pending.future for pending in finished])
 
     def reject(self, pending: PendingRequest, error: BackendError) -> None:
         """This request cannot be served; its caller gets `error`."""
@@ -203,7 +199,7 @@ class Scheduler:
             if pending in self._pending:
                 self._pending.remove(pending)
                 self._note_end(pending)
-        fail(pending.future, error)
+        resolve([pending.future], error=error)
 
     def _notify(self, at_once: bool = False) -> None:
         """Count an event, and wake the worker if it may act on it now."""
@@ -248,28 +244,25 @@ class Scheduler:
         return error
 
 
-def deliver(future: asyncio.Future[Any], result: Any) -> None:
-    """Set the result of a future of another thread's event loop."""
-    _resolve(future, lambda: future.set_result(result))
-
-
-def fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Set the exception of a future of another thread's event loop."""
-    _resolve(future, lambda: future.set_exception(error))
-
-
-def _set_done(futures: list[asyncio.Future[None]]) -> None:
+def resolve(
+    futures: Iterable[asyncio.Future[Any]], result: Any = None, error: BaseException | None = None
+) -> None:
+    """Give futures of other threads' event loops their result, or their error."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[Any]]] = {}
     for future in futures:
-        if not future.done():
-            future.set_result(None)
+        by_loop.setdefault(future.get_loop(), []).append(future)
+    for loop, group in by_loop.items():  # waking a loop is slow, so once for all its futures
+        call(loop, _resolve, group, result, error)
 
 
-def _resolve(future: asyncio.Future[Any], act: Callable[[], None]) -> None:
-    def unless_cancelled() -> None:
-        if not future.done():
-            act()
-
-    call(future.get_loop(), unless_cancelled)
+def _resolve(futures: list[asyncio.Future[Any]], result: Any, error: BaseException | None) -> None:
+    for future in futures:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
 
 
 def call(loop: asyncio.AbstractEventLoop, act: Callable[..., None], *arguments: Any) -> None:

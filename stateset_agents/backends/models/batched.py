@@ -18,10 +18,9 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from stateset_agents.backends.kv_cache.slot_store import HeadShape, PackedRows, SlotStore
+from stateset_agents.backends.kv_cache.slot_store import HeadShape, PackedRows, SlotStore, StoreModel
 from stateset_agents.backends.kv_cache.slots import Plan, layer_windows
 from stateset_agents.backends.matmul_precision import head_weight
-from stateset_agents.backends.models.store_model import StoreModel
 from stateset_agents.backends.onednn_linear import fast_linears
 from stateset_agents.types.errors import BackendError
 

@@ -33,7 +33,7 @@ _CACHE_NAMES = ("past_key_values", "cache_params")
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class _CachedRow:
     """The tokens of one slot, and their cache."""
 
     ids: torch.Tensor  # [length]
@@ -49,7 +49,7 @@ class UnbatchedModel(FullForward):
         self.cache_use = cache_use
         self.device = model.device
         self.num_slots = self.num_columns = 0
-        self._rows: list[_Row | None] = []
+        self._rows: list[_CachedRow | None] = []
         accepted = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
         if self._cache_name is None:
@@ -103,7 +103,7 @@ class UnbatchedModel(FullForward):
 
     def _extend(self, slot: int, start: int, new: torch.Tensor) -> torch.Tensor:
         """Logits [V] after a slot's first `start` tokens and these new ones [T], which it keeps."""
-        row = self._rows[slot] or _Row(ids=new[:0])
+        row = self._rows[slot] or _CachedRow(ids=new[:0])
         self._rows[slot] = None  # if the forward fails, the slot is empty instead of half updated
         cache = None if start == 0 or (self.cache_use == "decode" and len(new) > 1) else row.cache
         if cache is not None and start < len(row.ids):
@@ -113,11 +113,11 @@ class UnbatchedModel(FullForward):
         if self.cache_use == "never" or self._cache_name is None:
             mask = torch.ones_like(ids[None])  # without it, a pad id among the ids causes a warning
             output: Any = self.model(ids[None], attention_mask=mask, use_cache=False, **self._last_only)
-            self._rows[slot] = _Row(ids=ids)
+            self._rows[slot] = _CachedRow(ids=ids)
         else:
             past = {} if cache is None else {self._cache_name: cache}
             output = self.model(uncached[None], use_cache=True, **past, **self._last_only)
-            self._rows[slot] = _Row(ids=ids, cache=getattr(output, self._cache_name))
+            self._rows[slot] = _CachedRow(ids=ids, cache=getattr(output, self._cache_name))
         last: torch.Tensor = output.logits[0, -1]
         return last
 

@@ -50,7 +50,7 @@ Shared = tuple[str, int, Path | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _ServerEngine:
     name: str
     why: str
     linears: str
@@ -105,9 +105,9 @@ class VLLMBackend:
         self._counts = {"requests": 0, "prompt_tokens": 0, "sampled_tokens": 0, "refreshes": 0}
 
     @property
-    def running(self) -> _Running:
+    def running(self) -> _ServerEngine:
         """How the model runs, for the log."""
-        return _Running("vllm", f"the server at {self._client.url}", "the server's")
+        return _ServerEngine("vllm", f"the server at {self._client.url}", "the server's")
 
     def master_model(self) -> PreTrainedModel:
         """The model to train, in fp32, loaded from what the server serves. Blocking."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Literal, Protocol, Self, get_args
+from typing import Literal, Self, get_args
 
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 
@@ -17,27 +16,6 @@ __all__ = [
     "ZieglerKLController",
     "create_kl_controller",
 ]
-
-
-class KLController(Protocol):
-    """Has beta, and returns a controller with a new beta after each step."""
-
-    @property
-    def beta(self) -> float:
-        """The coefficient of the KL term."""
-        ...
-
-    def updated(self, observed_kl: float, *, num_episodes: int = 1) -> Self:
-        """The controller after a step that measured `observed_kl` (nats per token)."""
-        ...
-
-    def state_dict(self) -> dict[str, float]:
-        """The state for a checkpoint."""
-        ...
-
-    def restored(self, state: Mapping[str, float]) -> Self:
-        """This controller with the state of a checkpoint."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +30,6 @@ class FixedKLController:
 
     def updated(self, observed_kl: float, *, num_episodes: int = 1) -> Self:
         return self
-
-    def state_dict(self) -> dict[str, float]:
-        return {"beta": self.beta}
-
-    def restored(self, state: Mapping[str, float]) -> Self:
-        return replace(self, beta=state["beta"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +63,6 @@ class AdaptiveKLController:
             beta /= self.factor
         return replace(self, beta=min(max(beta, self.minimum), self.maximum))
 
-    def state_dict(self) -> dict[str, float]:
-        return {"beta": self.beta}
-
-    def restored(self, state: Mapping[str, float]) -> Self:
-        return replace(self, beta=state["beta"])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZieglerKLController:
@@ -119,13 +85,9 @@ class ZieglerKLController:
         # A step of more episodes than the horizon counts as one horizon, so that beta stays positive.
         return replace(self, beta=self.beta * (1 + error * min(num_episodes / self.horizon, 1.0)))
 
-    def state_dict(self) -> dict[str, float]:
-        return {"beta": self.beta}
 
-    def restored(self, state: Mapping[str, float]) -> Self:
-        return replace(self, beta=state["beta"])
-
-
+KLController = FixedKLController | AdaptiveKLController | ZieglerKLController
+"""Has beta; `updated` returns it with the beta after a step that measured `observed_kl` (nats per token)."""
 KLControllerKind = Literal["fixed", "adaptive", "ziegler"]
 
 

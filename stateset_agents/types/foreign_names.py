@@ -1,6 +1,6 @@
-"""What settings and reward arguments are called elsewhere, and here: "did you mean" reads it.
+"""Names of settings and reward arguments in other libraries, and ours; for "did you mean" hints.
 
-`docs/trl.md` shows the table; a test holds TRL's names against the installed GRPOConfig, and ours against our
+`docs/trl.md` shows the table. A test compares TRL's names with the installed GRPOConfig, and ours with our
 settings.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, get_args
 
-__all__ = ["ARGUMENTS", "SETTINGS", "ForeignName", "argument_hint", "setting_hint", "settings_table"]
+__all__ = ["ARGUMENTS", "SETTINGS", "ForeignName", "argument_hint", "setting_hint"]
 
 Origin = Literal["TRL", "verifiers", "common"]
 
@@ -23,20 +24,14 @@ class ForeignName:
     here: str = ""
     """Our setting, with its section: "training.clip_ratio"; empty where there is none."""
     note: str = ""
-    """What else there is to know, in a few words."""
+    """A remark, in a few words."""
 
 
-def _trl(here: str = "", note: str = "", *names: str) -> dict[str, ForeignName]:
-    return {name: ForeignName("TRL", here, note) for name in names}
+def _named(origin: Origin, here: str, note: str, *names: str) -> dict[str, ForeignName]:
+    return {name: ForeignName(origin, here, note) for name in names}
 
 
-def _verifiers(here: str = "", note: str = "", *names: str) -> dict[str, ForeignName]:
-    return {name: ForeignName("verifiers", here, note) for name in names}
-
-
-def _common(here: str = "", note: str = "", *names: str) -> dict[str, ForeignName]:
-    return {name: ForeignName("common", here, note) for name in names}
-
+_trl, _verifiers, _common = (partial(_named, origin) for origin in get_args(Origin))
 
 _FULL = "rollouts sample from the full distribution"
 _ALL_LOGGED = "every conversation stands in rollouts.jsonl and the report"
@@ -152,7 +147,7 @@ SETTINGS: Mapping[str, ForeignName] = {
     **_common("agent.system_prompt", "", "system", "system_message", "instructions"),
     **_common("evaluation.episodes", "", "num_eval_examples", "num_examples"),
 }
-"""By its name elsewhere. A name that a section of ours has too stands here for the other sections."""
+"""By name in other libraries. A name that one of our sections has, too, is for the other sections."""
 
 ARGUMENTS: Mapping[str, ForeignName] = {
     **_trl("replies", "", "completions"),
@@ -171,7 +166,7 @@ ARGUMENTS: Mapping[str, ForeignName] = {
     ),
     **_verifiers("scenario", "", "task"),
 }
-"""What a reward asks for elsewhere, and here."""
+"""Arguments of reward functions, by name in other libraries."""
 
 _CLASSES = {"TrainingConfig": "training", "AgentConfig": "agent", "EvaluationConfig": "evaluation"}
 
@@ -199,15 +194,3 @@ def argument_hint(name: str, offered: Collection[str]) -> str:
     if known is None or known.here not in offered:
         return ""
     return f" (of {known.origin}; here it is {known.here!r}{f'; {known.note}' if known.note else ''})"
-
-
-def settings_table() -> str:
-    """The table of docs/trl.md: names of one meaning share a row."""
-    rows: dict[ForeignName, list[str]] = {}
-    for name, known in SETTINGS.items():
-        rows.setdefault(known, []).append(f"`{name}`")
-    lines = ["| name elsewhere | of | here |", "|---|---|---|"]
-    for known, names in rows.items():
-        here = "; ".join(filter(None, [f"`{known.here}`" if known.here else "", known.note]))
-        lines.append(f"| {', '.join(names)} | {known.origin} | {here} |")
-    return "\n".join(lines)

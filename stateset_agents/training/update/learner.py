@@ -290,7 +290,7 @@ class Learner:
     def state(self) -> dict[str, Any]:
         state = self.optimization.state()
         optimizer = self._store.optimizer_state(state["optimizer"], self.optimization.trained_parameters)
-        return {**state, "optimizer": optimizer, "kl": self.kl.state_dict()}
+        return {**state, "optimizer": optimizer, "kl": {"beta": self.kl.beta}}
 
     def contribute_shards(self) -> None:
         self._store.contribute_shards(self.optimization.state()["optimizer"])
@@ -308,4 +308,4 @@ class Learner:
         if self.critic is not None:
             self.critic.value_function.load_state_dict(critic or {})
         self.optimization.load({**state, "optimizer": optimizer})
-        self.kl = self.kl.restored(state["kl"])
+        self.kl = replace(self.kl, beta=state["kl"]["beta"])

@@ -333,13 +333,6 @@ def test_a_fixed_coefficient_stays():
     assert FixedKLController(beta=0.1).updated(5.0).beta == 0.1
 
 
-@pytest.mark.parametrize("kind", ["fixed", "adaptive", "ziegler"])
-def test_controllers_come_back_from_their_state(kind):
-    fresh = create_kl_controller(kind, beta=0.1, target=0.02, horizon=50)
-    used = fresh.updated(0.5, num_episodes=8).updated(0.5, num_episodes=8)
-    assert fresh.restored(used.state_dict()) == used
-
-
 @pytest.mark.parametrize("kind", ["adaptive", "ziegler"])
 def test_a_controller_pulls_the_kl_of_a_simple_plant_to_its_target(kind):
     """KL falls as 1/beta: from ten times the target the loop must settle near it."""

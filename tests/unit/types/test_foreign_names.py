@@ -18,7 +18,20 @@ from stateset_agents.training.components import make_reward
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, load_experiment
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.foreign_names import ARGUMENTS, SETTINGS, settings_table
+from stateset_agents.types.foreign_names import ARGUMENTS, SETTINGS, ForeignName
+
+
+def settings_table() -> str:
+    """The table of docs/trl.md: names of one meaning share a row."""
+    rows: dict[ForeignName, list[str]] = {}
+    for name, known in SETTINGS.items():
+        rows.setdefault(known, []).append(f"`{name}`")
+    lines = ["| name elsewhere | of | here |", "|---|---|---|"]
+    for known, names in rows.items():
+        here = "; ".join(filter(None, [f"`{known.here}`" if known.here else "", known.note]))
+        lines.append(f"| {', '.join(names)} | {known.origin} | {here} |")
+    return "\n".join(lines)
+
 
 SECTIONS: dict[str, set[str]] = {
     "training": TrainingConfig.field_names(),
@@ -101,7 +114,7 @@ def test_trl_s_names_are_those_of_the_installed_one_and_all_of_grpoconfig_s_own_
 def test_the_page_has_the_table() -> None:
     page = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8")
     shown = page.partition("<!-- table: names elsewhere -->\n")[2].partition("\n<!-- end of table -->")[0]
-    assert shown == settings_table(), "put foreign_names.settings_table() there"
+    assert shown == settings_table(), "put settings_table() there"
 
 
 def trl_s(completions: Any, **kwargs: Any) -> list[float]:

@@ -157,7 +157,6 @@ class ScriptedBackend:
         self._turns[into] = self._turns.get(session, 0)
 
     async def release(self, session: Session) -> None:
-        """Forget a conversation; unknown sessions are ignored."""
         self._turns.pop(session, None)
 
     async def sleep(self) -> None:

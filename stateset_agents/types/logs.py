@@ -18,7 +18,7 @@ _ROOT = "stateset_agents"
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to whatever stderr is now, so that a live display that captures it is not torn."""
+    """Writes to the current stderr, so that it does not break a live display that captures it."""
 
     @property
     def stream(self) -> TextIO:
@@ -26,7 +26,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
     @stream.setter
     def stream(self, value: TextIO) -> None:
-        """The base class sets it once; what counts is stderr at the time of writing."""
+        """Ignored: the base class sets it once, and we use stderr at the time of writing."""
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

@@ -29,11 +29,11 @@ GREEDY_BELOW = 1e-5
 """Temperatures above 0 and below this are taken as greedy when an agent answers people, as vLLM takes them
 (`_SAMPLING_EPS` in vllm/sampling_params.py): logits over them would overflow."""
 MAX_NESTING = 64
-"""Levels of objects and lists in what others send. A schema of tools has a dozen; whoever walks hundreds of
-them runs into Python's limit on recursion."""
+"""Levels of objects and lists in data from others. A schema of tools has a dozen; hundreds of levels would
+exceed Python's recursion limit."""
 MAX_VALUES = 20_000
-"""Of a body, and of all arguments of calls in it: texts, numbers, lists and objects. To check as many holds
-the event loop 40 ms."""
+"""Of a body, and of all arguments of calls in it: texts, numbers, lists and objects. Checking so many blocks
+the event loop for 40 ms."""
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -46,9 +46,9 @@ class ToolCall:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
     error: str | None = None
-    """Why the call could not be read (broken JSON, say); the environment shows it to the agent."""
+    """Why the call could not be parsed (broken JSON, for example); the environment shows it to the agent."""
     written: str = field(default="", compare=False)
-    """Of such a call: its text, as it was sampled."""
+    """The sampled text of a call that could not be parsed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +203,8 @@ class SamplingParams:
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    """Texts that end the turn as soon as its decoded text holds one. The message ends before it; its tokens
-    stay among the completion's, exactly as they were sampled."""
+    """The turn ends as soon as its decoded text contains one of these. The message ends before it; its tokens
+    stay in the completion, exactly as they were sampled."""
     stream: int = 0
     """Key of this turn's own random stream (see `seeds.derive`): token t uses its t-th uniform."""
 
@@ -231,7 +231,7 @@ class Completion:
     finish_reason: FinishReason
     version_spans: tuple[VersionSpan, ...] = ()
     begun: float | None = field(default=None, compare=False)
-    """When the model took the turn up, in seconds of `time.monotonic()`; None where nobody knows."""
+    """When the model began the turn, in seconds of `time.monotonic()`; None if unknown."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):

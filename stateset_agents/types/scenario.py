@@ -1,4 +1,4 @@
-"""What a conversation is about: one scenario is one task for the agent, played by every group member."""
+"""Scenarios: each one is a task for the agent, and every member of a group plays the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPLITS: tuple[Split, ...] = get_args(Split)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One task: who calls, what they want, and what the environment needs to know about it."""
+    """One task: the user's goal and first message, and what else the environment needs to know."""
 
     id: str
     family: str = "default"
@@ -40,17 +40,16 @@ class Scenario:
     def from_dict(cls, data: Mapping[str, Any]) -> Scenario:
         """Read a plain dict such as `{"topic": "refund", "context": "Order delayed"}`.
 
-        `topic` is the family where none is given; a `context` that is text stands under
-        `context["text"]`; keys with no field of their own go into the context, with a warning for one
-        that is nearly a field's name. The id is made from the content when absent, so the same dict is
-        the same scenario in every run.
+        `topic` is the family if none is given; a `context` that is text becomes `context["text"]`; keys
+        without a field go into the context, with a warning if one is similar to a field's name. Without an
+        id, it is made from the content, so that the same dict is the same scenario in every run.
         """
         if not isinstance(data, Mapping):
             raise ConfigurationError(f"a scenario must be a mapping, got {type(data).__name__}: {data!r:.80}")
         context = data.get("context", {})
         context = dict(context) if isinstance(context, Mapping) else {"text": context}
         for key in data.keys() - _FIELDS:
-            _say_if_misspelt(key, data)
+            _warn_if_misspelt(key, data)
             if key in context and context[key] != data[key]:
                 raise ConfigurationError(
                     f"scenario key {key!r} also stands in its context with another value: give it once"
@@ -59,9 +58,9 @@ class Scenario:
         split, opening = data.get("split", "train"), data.get("opening")
         if not isinstance(opening, str | None):
             raise ConfigurationError(f"scenario opening must be text, got {type(opening).__name__}")
-        own = data.get("id")
+        id = data.get("id")
         return cls(
-            id=_content_id(data) if own is None or own == "" else str(own),
+            id=_content_id(data) if id is None or id == "" else str(id),
             family=str(data.get("family") or data.get("topic") or "default"),
             opening=opening or "",
             context=context,
@@ -69,47 +68,47 @@ class Scenario:
         )
 
 
-def expect_split(split: object, what: str = "split") -> Split:
-    """The split; raises ConfigurationError for one that no scenario can be of."""
+def expect_split(split: object, name: str = "split") -> Split:
+    """The split. Raises ConfigurationError for an unknown one."""
     for known in _SPLITS:
         if split == known:
             return known
-    raise ConfigurationError(f"{what} must be train, validation or test, got {split!r:.60}")
+    raise ConfigurationError(f"{name} must be train, validation or test, got {split!r:.60}")
 
 
 def expect_scenarios(value: object) -> None:
-    """Raises ConfigurationError where something else stands in the place of a list of scenarios."""
-    wanted = "scenarios must be a list of Scenarios"
+    """Raises ConfigurationError for anything but a list of scenarios."""
+    expected = "scenarios must be a list of Scenarios"
     if isinstance(value, Scenario):
-        raise ConfigurationError(f"{wanted}, got one: write [scenario] (it is {value.id!r})")
+        raise ConfigurationError(f"{expected}, got one: write [scenario] (it is {value.id!r})")
     if isinstance(value, str):
         raise ConfigurationError(
-            f"{wanted}, got the text {value!r:.60}: write environment.scenarios({value!r:.60})"
+            f"{expected}, got the text {value!r:.60}: write environment.scenarios({value!r:.60})"
         )
     if isinstance(value, Mapping) or not isinstance(value, Sequence):
-        raise ConfigurationError(f"{wanted}, got {type(value).__name__} {value!r:.60}")
+        raise ConfigurationError(f"{expected}, got {type(value).__name__} {value!r:.60}")
     for item in value:
         if not isinstance(item, Scenario):
             raise ConfigurationError(
-                f"{wanted}, got {type(item).__name__} {item!r:.60} in it: write load_scenarios(...)"
+                f"{expected}, got {type(item).__name__} {item!r:.60} in it: write load_scenarios(...)"
             )
 
 
 _FIELDS = {"id", "family", "opening", "context", "split"}
-_said: set[str] = set()
-"""Misspelt keys that were told of."""
+_warned_keys: set[str] = set()
+"""Misspelt keys of which a warning was logged."""
 
 
-def _say_if_misspelt(key: object, data: Mapping[str, Any]) -> None:
+def _warn_if_misspelt(key: object, data: Mapping[str, Any]) -> None:
     known = [*_FIELDS, "topic", "script", "expected_facts"]
-    meant = closest(key, known, likeness=0.8) if isinstance(key, str) and key not in known else None
-    if meant is not None and meant not in data and key not in _said:
-        _said.add(str(key))
-        _log.warning(f"scenario key {key!r} is no field and goes into the context; did you mean {meant!r}?")
+    similar = closest(key, known, likeness=0.8) if isinstance(key, str) and key not in known else None
+    if similar is not None and similar not in data and key not in _warned_keys:
+        _warned_keys.add(str(key))
+        _log.warning(f"scenario key {key!r} is no field and goes into the context; did you mean {similar!r}?")
 
 
 def _content_id(data: Mapping[str, Any]) -> str:
-    """The same for the same content in every run."""
+    """An id that depends only on the content."""
     try:
         content = json.dumps(data, sort_keys=True)
     except TypeError as error:  # an object without a JSON form, or keys that are not all text

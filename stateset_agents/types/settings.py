@@ -1,4 +1,4 @@
-"""The base of every settings model: frozen, no unknown field, and errors of one line with the mend."""
+"""The base of every settings model: frozen, without unknown fields, with errors of one line."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ __all__ = ["OneOf", "Settings", "alternatives", "closest", "expect", "nearest"]
 
 def closest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
     """The known name that is most like `name`, or None when none is (1.0 is the same)."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
+    return matches[0] if matches else None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'beta'?)`, or nothing when no known name is close."""
-    found = closest(name, known)
-    return f" (did you mean {found!r}?)" if found else ""
+    matches = closest(name, known)
+    return f" (did you mean {matches!r}?)" if matches else ""
 
 
 def alternatives(names: Iterable[str], last: str = "or") -> str:
-    """`a, b or c`; `a` where there is one alone."""
-    *others, name = names
-    return f"{', '.join(others)} {last} {name}" if others else name
+    """`a, b or c`; `a` for a single name."""
+    *first, name = names
+    return f"{', '.join(first)} {last} {name}" if first else name
 
 
-def expect(what: str, value: object, kind: type, mend: str) -> None:
-    """Raises ConfigurationError where an argument is not what it is taken for; `mend` says what to give."""
+def expect(name: str, value: object, kind: type, hint: str) -> None:
+    """Raises ConfigurationError if an argument is not of this type; `hint` says what to give."""
     if isinstance(value, kind):
         return
-    given = (
+    description = (
         f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r:.60}"
     )
-    raise ConfigurationError(f"{what} must be {_with_article(kind.__name__)}, got {given}: {mend}")
+    raise ConfigurationError(f"{name} must be {_with_article(kind.__name__)}, got {description}: {hint}")
 
 
 def _with_article(name: str) -> str:
@@ -75,7 +75,7 @@ class OneOf:
 
 
 class Settings(BaseModel):
-    """A frozen pydantic model whose errors are `ConfigurationError`s naming value and mend."""
+    """A frozen pydantic model whose errors are `ConfigurationError`s that name the value and the fix."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
 
@@ -100,7 +100,7 @@ class Settings(BaseModel):
 
 def _one_line(model: type[Settings], error: ValidationError) -> str:
     parts: list[str] = []
-    wanted: dict[str, list[str]] = {}  # of a field that may be one of several kinds, each of them
+    expected: dict[str, list[str]] = {}  # the types of a field that may have several
     for item in error.errors(include_url=False):
         name = ".".join(str(part) for part in item["loc"] if "[" not in str(part))  # not `tuple[str, ...]`
         message = item["msg"].removeprefix("Value error, ")
@@ -109,19 +109,21 @@ def _one_line(model: type[Settings], error: ValidationError) -> str:
             parts.append(f"{model.__name__} has no field {name!r}{hint}")
         elif item["type"] == "missing":
             parts.append(f"{name} is missing: give {model.__name__} its {name}")
-        elif isinstance(item.get("ctx", {}).get("error"), ConfigurationError):  # of a section, whole already
+        elif isinstance(
+            item.get("ctx", {}).get("error"), ConfigurationError
+        ):  # a complete error of a section
             parts.append(f"{name}: {message}")
         elif not name:  # a rule about several fields names them itself
             parts.append(message)
         else:
             kind = message.removeprefix("Input should be ").replace("a valid tuple", "a list")
-            told = f"{name}: {message[0].lower()}{message[1:]}, got {item['input']!r:.100}"
+            text = f"{name}: {message[0].lower()}{message[1:]}, got {item['input']!r:.100}"
             if item["type"] == "literal_error":
-                told += nearest(str(item["input"]), re.findall(r"'([^']*)'", kind))
-            if name in wanted and kind != message:
-                kinds = alternatives([*wanted[name], kind])
-                told = f"{name}: input should be {kinds}, got {item['input']!r:.100}"
+                text += nearest(str(item["input"]), re.findall(r"'([^']*)'", kind))
+            if name in expected and kind != message:
+                kinds = alternatives([*expected[name], kind])
+                text = f"{name}: input should be {kinds}, got {item['input']!r:.100}"
                 parts.pop()
-            wanted.setdefault(name, []).append(kind)
-            parts.append(told)
+            expected.setdefault(name, []).append(kind)
+            parts.append(text)
     return " ".join("; ".join(parts).split())

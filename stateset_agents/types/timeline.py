@@ -1,4 +1,4 @@
-"""When a conversation did what: the episode and the engine take it down, the run's timeline shows it."""
+"""What a conversation did when, recorded by the episode and the engine for the run's timeline."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Literal
 __all__ = ["Doing", "Span", "Stopwatch"]
 
 Doing = Literal["environment", "waiting", "model", "reward"]
-"""Its user, its tools or its verdict; a turn that was asked for and not begun, because the model was with
-others or, with deterministic scheduling, waited for them; a turn that was being sampled; its scoring, which
-waits for all of the group."""
+"""environment: its user, tools or outcome. waiting: a requested turn that has not begun, because the model
+serves others or, with deterministic scheduling, waits for them. model: a turn is sampled. reward: scoring,
+which waits for the whole group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Span:
 
 
 class Stopwatch:
-    """Lays the time of one conversation out in spans without gaps."""
+    """Divides the time of one conversation into spans without gaps."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
@@ -37,7 +37,7 @@ class Stopwatch:
         return tuple(self._spans)
 
     def lap(self, doing: Doing, until: float | None = None) -> None:
-        """What the time since the last lap went into, up to now unless said otherwise."""
+        """Assign the time since the last lap, up to now or `until`."""
         end = max(self._since, time.monotonic() if until is None else until)
         if self._spans and self._spans[-1].doing == doing:
             self._spans[-1] = Span(doing, self._spans[-1].begin, end)
@@ -46,7 +46,7 @@ class Stopwatch:
         self._since = end
 
     def turn(self, begun: float | None) -> None:
-        """The agent's turn is here; `begun` is when the model took it up, where its backend knows."""
+        """The agent's turn is complete; `begun` is when the model began it, if the backend knows."""
         if begun is not None:
             self.lap("waiting", begun)
         self.lap("model")

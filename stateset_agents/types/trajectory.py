@@ -21,14 +21,14 @@ class Status(StrEnum):
     TERMINATED = "terminated"
     """The conversation came to its own end."""
     TRUNCATED = "truncated"
-    """A limit (turns, context, time) cut it; it is scored all the same."""
+    """A limit (turns, context, time) cut it; it is scored nevertheless."""
     FAILED = "failed"
     """An environment or backend error; it is never scored and never trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The environment's own verdict at the end of a conversation, however it ended."""
+    """The environment's result at the end of a conversation, however it ended."""
 
     reward: float | None = 0.0
     """Terminal reward, on top of the turn rewards; None where the environment gives none."""
@@ -38,14 +38,14 @@ class Outcome:
     changes: tuple[Mapping[str, Any], ...] = ()
     """What the conversation changed in the world (database rows, say)."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Plain JSON that the trajectory's metadata takes over. Evaluations count two keys: `violations`, how
-    often each rule of the agent's was broken ({"no consent": 1}; a rule that was kept may stand with 0), and
-    `user_miss`, how often the user could not make sense of a reply."""
+    """Plain JSON that is copied into the trajectory's metadata. Evaluations count two keys: `violations`, how
+    often the agent broke each rule ({"no consent": 1}; rules that it kept may have 0), and `user_miss`, how
+    often the user did not understand a reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One agent completion and what came back."""
+    """One agent completion and the messages that answered it."""
 
     prompt_ids: tuple[int, ...]
     """Tokens appended before the completion: the first prompt, later the template's delta."""
@@ -55,16 +55,16 @@ class Turn:
     reward: float | None = None
     """The environment's reward for this turn; None where it gives none."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
-    """What that reward is made of, summing to it; empty where the environment does not say."""
+    """The terms that sum to this reward; empty if the environment does not give them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One whole conversation: token row, mask and log-probs are read off its turns."""
+    """One conversation; its token row, mask and log-probs are computed from its turns."""
 
     scenario: Scenario
     member: int = 0
-    """Place in its group."""
+    """Index in its group."""
     seed: int = 0
     opening: tuple[Message, ...] = ()
     """System message and the user's first words."""
@@ -79,7 +79,7 @@ class Trajectory:
     error: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     spans: tuple[Span, ...] = field(default=(), compare=False, repr=False)
-    """What it did when, in order, as far as its last whole turn; a branch has those of its own turns."""
+    """What it did when, in order, up to its last complete turn; a branch has those of its own turns."""
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.action_mask) == len(self.logprobs):
@@ -93,12 +93,12 @@ class Trajectory:
 
     @property
     def outcome_reward(self) -> float:
-        """What the conversation earned as a whole: `reward` without the turns' own; 0 while unscored."""
+        """`reward` without the rewards of single turns; 0 while unscored."""
         return (self.reward or 0.0) - math.fsum(self.turn_rewards)
 
     @property
     def rewards_by_turn(self) -> list[float]:
-        """[num_turns] of a scored conversation, summing to `reward`: the last turn earns the whole's."""
+        """[num_turns] of a scored conversation, summing to `reward`: the last turn gets `outcome_reward`."""
         rewards = list(self.turn_rewards) or [0.0] * len(self.turns)
         if rewards:
             rewards[-1] += self.outcome_reward
@@ -111,11 +111,11 @@ class Trajectory:
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation as chat messages."""
-        spoken = list(self.opening)
+        messages = list(self.opening)
         for turn in self.turns:
-            spoken.append(turn.completion.message)
-            spoken.extend(turn.feedback)
-        return tuple(spoken)
+            messages.append(turn.completion.message)
+            messages.extend(turn.feedback)
+        return tuple(messages)
 
     @property
     def replies(self) -> tuple[Message, ...]:
@@ -161,23 +161,23 @@ class Trajectory:
     @property
     def environment_reward(self) -> float | None:
         """Turn rewards plus the outcome's; None if the environment gave neither."""
-        given = [turn.reward for turn in self.turns if turn.reward is not None]
+        rewards = [turn.reward for turn in self.turns if turn.reward is not None]
         if self.outcome is not None and self.outcome.reward is not None:
-            given.append(self.outcome.reward)
-        return sum(given) if given else None
+            rewards.append(self.outcome.reward)
+        return sum(rewards) if rewards else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """Another way on: a group's member as it stood before one of its turns, played to an end again.
+    """A continuation of a group's member from the state before one of its turns, played to its end.
 
-    It trains nothing; its return says what that state is worth.
+    It is not trained on; its return estimates the value of that state.
     """
 
     turn: int
-    """Its first turn of its own, counted from 0; the turns before are the member's, token for token."""
+    """Index of its first own turn; the turns before are the member's, token for token."""
     trajectory: Trajectory
-    """From the opening on; `trajectory.member` is the member it leaves."""
+    """From the opening on; `trajectory.member` is the member that it branches from."""
 
     @property
     def num_agent_tokens(self) -> int:
@@ -194,7 +194,7 @@ class TrajectoryGroup:
     weight: float = 1.0
     """Multiplies its advantages; the trainer leaves it at 1, groups made by hand may not."""
     branches: tuple[Branch, ...] = ()
-    """Other ways on from the members' turns, by member and turn; they count in no reward or success rate."""
+    """Branches from the members' turns, by member and turn; they count in no reward or success rate."""
 
     @property
     def rewards(self) -> list[float | None]:

@@ -362,7 +362,6 @@ class StoreModel(FullForward):
         return shared
 
     def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
-        """Change the size of the cache; the slots in `keep` become slots 0, 1, ..."""
         self.num_slots, self.num_columns = num_slots, num_columns
         self._store.resize(num_slots, num_columns, keep)
 

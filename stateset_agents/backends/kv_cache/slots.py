@@ -244,7 +244,6 @@ class SlotModel(FullForward):
         return round_up(int(slots[-1]) + 1 - first, ROW_MULTIPLE)
 
     def forward(self, plan: Plan) -> torch.Tensor:
-        """Logits [n, V] after the last new token of each slot of the plan."""
         self.layout = layout = self._decode_layout(plan) if plan.lengths.max() == 1 else self._layout(plan)
         masks = {
             kind: self._mask(layout.position_ids, layout.width, kind, window)
@@ -270,7 +269,6 @@ class SlotModel(FullForward):
         """Nothing is derived from the weights."""
 
     def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
-        """Change the size of the cache; the slots in `keep` become slots 0, 1, ..."""
         rows = torch.tensor(keep, dtype=torch.long, device=self.device)
         columns = min(self.num_columns, num_columns)
         self.num_slots, self.num_columns = num_slots, num_columns

@@ -123,12 +123,10 @@ class HuggingFaceBackend:
 
     @property
     def name_or_path(self) -> str:
-        """Where the weights came from."""
         return str(self._model.name_or_path)
 
     @property
     def is_exact(self) -> bool:
-        """Are its log-probs those that an update in fp32 computes?"""
         return self._model.dtype is torch.float32 and self.matmul_precision == "highest"
 
     is_repeatable = True
@@ -264,7 +262,6 @@ class HuggingFaceBackend:
         self._scheduler.change_cache("fork", target, lambda: self._batcher.fork(source, target))
 
     async def release(self, session: Session) -> None:
-        """Forget a conversation; unknown sessions are ignored."""
         key = (0, *session)
         self._scheduler.change_cache("release", key, lambda: self._batcher.release(key))
 

@@ -57,7 +57,6 @@ class BatchedModel(StoreModel):
         self._masks = dict.fromkeys(types, unused) if len(types) > 1 else unused
 
     def forward(self, plan: Plan) -> Tensor:
-        """Logits [n, V] after the last new token of each slot of the plan."""
         rows = PackedRows.of(plan, self.device)
         self._store.begin(plan, rows)
         linears = fast_linears(self._fast_linears, self.precision, wide=head_weight(self.model))

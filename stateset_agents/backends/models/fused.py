@@ -106,7 +106,6 @@ class FusedModel(StoreModel):
         return sum(linear.copied_bytes for linear in self._linears())
 
     def forward(self, plan: Plan) -> Tensor:
-        """Logits [n, V] after the last new token of each slot of the plan."""
         rows = PackedRows.of(plan, self.device)
         self._store.begin(plan, rows)
         hidden = F.embedding(rows.tokens, self._embedding)
@@ -156,7 +155,6 @@ class FusedModel(StoreModel):
         self._angles = self._make_angles()
 
     def set_matmul_precision(self, precision: MatmulPrecision) -> None:
-        """See `CachedModel`."""
         super().set_matmul_precision(precision)
         if self.model.dtype is not torch.float32:  # products of half precision stay as they are
             return

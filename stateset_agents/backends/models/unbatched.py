@@ -67,7 +67,6 @@ class UnbatchedModel(FullForward):
         return len(slots)
 
     def forward(self, plan: Plan) -> torch.Tensor:
-        """Logits [n, V] after the last new token of each slot of the plan."""
         logits, end = [], 0
         with fast_linears(False, self.precision, wide=head_weight(self.model)):
             for slot, start, length in zip(plan.slots, plan.starts, plan.lengths, strict=True):

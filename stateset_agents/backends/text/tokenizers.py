@@ -66,17 +66,14 @@ class HuggingFaceTokenizer:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn."""
         return self._eos_ids
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, without BOS. A control token that is written out in it stays plain text."""
         if self._plain is not None:
             return _encoded(self._plain, text)
         return list(self.hf.encode(text, add_special_tokens=False, split_special_tokens=True))
 
     def encode_markup(self, text: str) -> list[int]:
-        """Ids of trusted template text, without BOS. A control token in it becomes its own id."""
         if self._markup is not None:
             return _encoded(self._markup, text)
         return list(self.hf.encode(text, add_special_tokens=False))
@@ -196,7 +193,6 @@ class ByteTokenizer:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end a turn."""
         return self._eos_ids
 
     def encode(self, text: str) -> list[int]:

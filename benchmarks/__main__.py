@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks import environments, models, page
 from benchmarks.comparisons import Comparison, comparisons
-from benchmarks.processors import here
+from benchmarks.processors import this_processor
 from benchmarks.profiling import table
-from benchmarks.results import RESULTS, current, expected, keep, read, row, spoken, wanted
+from benchmarks.results import RESULTS, current, expected, read, row, to_lines, wanted, write_row
 from benchmarks.running import Others, measure, profiled
 from benchmarks.sides import SideError
 from scripts import bootstrap
@@ -56,47 +56,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.page:
         page.write(read(path))
         return 0
-    rows = comparisons(smoke=chosen.smoke)
+    known_rows = comparisons(smoke=chosen.smoke)
     if chosen.profile:
         name, *sides = chosen.profile
-        if name not in rows:
-            parser.error(f"there is no row {name}: there are {', '.join(rows)}")
-        if unknown := set(sides) - set(rows[name].sides):
-            parser.error(f"{name} has no side {', '.join(unknown)}: it has {', '.join(rows[name].sides)}")
-        return _profile(rows[name], sides or list(rows[name].sides))
-    begins = tuple(one for one in chosen.only or () if one not in rows)
-    names = [name for name in rows if not chosen.only or name in chosen.only or name.startswith(begins)]
+        if name not in known_rows:
+            parser.error(f"there is no row {name}: there are {', '.join(known_rows)}")
+        if unknown := set(sides) - set(known_rows[name].sides):
+            parser.error(
+                f"{name} has no side {', '.join(unknown)}: it has {', '.join(known_rows[name].sides)}"
+            )
+        return _profile(known_rows[name], sides or list(known_rows[name].sides))
+    prefixes = tuple(comparison for comparison in chosen.only or () if comparison not in known_rows)
+    names = [
+        name for name in known_rows if not chosen.only or name in chosen.only or name.startswith(prefixes)
+    ]
     if not names:
-        parser.error(f"no row begins with {' or '.join(chosen.only)}: there are {', '.join(rows)}")
-    kept = read(path).get(here().key, {})
+        parser.error(f"no row begins with {' or '.join(chosen.only)}: there are {', '.join(known_rows)}")
+    stored = read(path).get(this_processor().key, {})
     if chosen.list:
-        took = {name: f" {kept[name]['seconds']} s" for name in names if name in kept}
-        print("\n".join(f"{name}{took.get(name, '')}" for name in names))
+        seconds = {name: f" {stored[name]['seconds']} s" for name in names if name in stored}
+        print("\n".join(f"{name}{seconds.get(name, '')}" for name in names))
         return 0
     if not chosen.only:
-        names = [name for name in names if not current(kept.get(name), rows[name], chosen.repetitions)]
-    return _run_all([rows[name] for name in names], chosen.repetitions, path, kept)
+        names = [
+            name for name in names if not current(stored.get(name), known_rows[name], chosen.repetitions)
+        ]
+    return _run_all([known_rows[name] for name in names], chosen.repetitions, path, stored)
 
 
 def _run_all(
-    todo: Sequence[Comparison], repetitions: int, path: Path, kept: Mapping[str, Mapping[str, Any]]
+    rows_to_run: Sequence[Comparison], repetitions: int, path: Path, stored: Mapping[str, Mapping[str, Any]]
 ) -> int:
     """Measure rows one after the other; the exit status."""
-    if not todo:
+    if not rows_to_run:
         print("every row is measured at this commit; --only NAME measures one again")
         return 0
-    times = {one.name: expected(kept.get(one.name), one, repetitions) for one in todo}
+    times = {
+        comparison.name: expected(stored.get(comparison.name), comparison, repetitions)
+        for comparison in rows_to_run
+    }
     total = sum(seconds for seconds in times.values() if seconds) / 60
     unknown = sum(seconds is None for seconds in times.values())
     more = f", without {unknown} that were never timed" if unknown else ""
-    print(f"{len(todo)} rows, by their last time about {total:.1f} minutes{more}", flush=True)
+    print(f"{len(rows_to_run)} rows, by their last time about {total:.1f} minutes{more}", flush=True)
     failed = []
-    for number, one in enumerate(todo, start=1):
-        seconds = times[one.name]
+    for number, comparison in enumerate(rows_to_run, start=1):
+        seconds = times[comparison.name]
         about = f", about {seconds:.0f} s" if seconds else ""
-        print(f"[{number}/{len(todo)}] {one.name}{about}", flush=True)
-        if not _run(one, repetitions, path):
-            failed.append(one.name)
+        print(f"[{number}/{len(rows_to_run)}] {comparison.name}{about}", flush=True)
+        if not _run(comparison, repetitions, path):
+            failed.append(comparison.name)
     if failed:
         print(f"not measured: {', '.join(failed)}; the lines above say why", file=sys.stderr)
     return 1 if failed else 0
@@ -115,17 +124,17 @@ def _run(comparison: Comparison, repetitions: int, path: Path) -> bool:
     try:
         _ready(comparison)
         started = time.perf_counter()
-        with Others() as others:
+        with Others() as background:
             measured = measure(comparison, repetitions=wanted(comparison, repetitions))
-        made = row(comparison, measured)
-        made |= {"seconds": round(time.perf_counter() - started), "others": others.cores}
+        result = row(comparison, measured)
+        result |= {"seconds": round(time.perf_counter() - started), "others": background.cores}
     except (bootstrap.SetupError, SideError) as error:
         print(f"{comparison.name}: {error}", file=sys.stderr)
         return False
-    keep(path, made)
+    write_row(path, result)
     if path == RESULTS:
         page.write(read(path))
-    print("\n".join(spoken(made)), flush=True)
+    print("\n".join(to_lines(result)), flush=True)
     return True
 
 

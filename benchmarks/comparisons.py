@@ -87,9 +87,11 @@ def _comparison(
     sides = {"ours": Side(module="ours", job=job)}
     for line in lines:
         theirs = {**job, "settings": dict(best.get(line.peer, {}))}
-        own = line.peer in _OWN
+        is_own = line.peer in _OWN
         sides[line.peer] = Side(
-            module=_OWN[line.peer] if own else line.peer, job=theirs, environment="own" if own else line.peer
+            module=_OWN[line.peer] if is_own else line.peer,
+            job=theirs,
+            environment="own" if is_own else line.peer,
         )
     return Comparison(name=name, sides=sides, lines=lines, model=model, **more)
 
@@ -165,7 +167,7 @@ def _decode() -> Iterator[Comparison]:
 
 
 def _steps() -> Iterator[Comparison]:
-    def one(name: str, model: Model, prompt: int, scenarios: int, *lines: Line) -> Comparison:
+    def row(name: str, model: Model, prompt: int, scenarios: int, *lines: Line) -> Comparison:
         shape = Talks(vocabulary=model.vocabulary, scenarios=scenarios, group=8, prompt=prompt, reply=64)
         return _talks(name, "step", model, shape, *lines, memory=True)
 
@@ -173,9 +175,9 @@ def _steps() -> Iterator[Comparison]:
         return Line(title=f"GRPO step, {title}", peer="trl", at_least=at_least, aim=aim)
 
     wide = Model(vocabulary=32768)
-    yield one("step-40", Model(), 40, 4, time("5.8M, prompt 40", 2, 3))
-    yield one("step-228", Model(), 228, 4, time("5.8M, prompt 228", 4, 5.5))
-    yield one(
+    yield row("step-40", Model(), 40, 4, time("5.8M, prompt 40", 2, 3))
+    yield row("step-228", Model(), 228, 4, time("5.8M, prompt 228", 4, 5.5))
+    yield row(
         "step-32k",
         wide,
         40,
@@ -189,22 +191,23 @@ def _steps() -> Iterator[Comparison]:
             aim=5,
         ),
     )
-    yield one("step-52M", Model(size="52M"), 40, 2, time("52M, prompt 40", 2.5, 3.5))
+    yield row("step-52M", Model(size="52M"), 40, 2, time("52M, prompt 40", 2.5, 3.5))
 
 
 def _precisions() -> Iterator[Comparison]:
     """Steps whose fp32 products are made in less: both sides have the setting, TRL by torch's own."""
-    steps = {one.name: one for one in _steps()}
+    steps = {row.name: row for row in _steps()}
     for row, title in (("step-40", "5.8M, prompt 40"), ("step-52M", "52M, prompt 40")):
-        used = steps[row].sides
+        default_side = steps[row].sides
         medium = {
-            name: replace(side, job={**side.job, "matmul_precision": "medium"}) for name, side in used.items()
+            name: replace(side, job={**side.job, "matmul_precision": "medium"})
+            for name, side in default_side.items()
         }
         title = f"GRPO step, {title}, matmul_precision medium"
         yield replace(
             steps[row],
             name=f"{row}-medium",
-            sides={**medium, "highest": used["ours"]},
+            sides={**medium, "highest": default_side["ours"]},
             lines=(Line(title=title, peer="trl"), Line(title=title, peer="highest")),
         )
 
@@ -283,7 +286,7 @@ def _updates() -> Iterator[Comparison]:
             delta=32,
         )
 
-    def both(title: str, peer: str, **wanted: float) -> tuple[Line, Line]:
+    def time_and_memory(title: str, peer: str, **wanted: float) -> tuple[Line, Line]:
         """Its time, and the memory that it takes; `wanted` of each is `time`, `memory` and their aims."""
         return (
             Line(title=title, peer=peer, at_least=wanted.get("time"), aim=wanted.get("time_aim")),
@@ -301,14 +304,14 @@ def _updates() -> Iterator[Comparison]:
         title = f"update, vocabulary {label}, {talks.rows} conversations"
         wanted = {"time": 3.5, "time_aim": 5, "memory": 6, "memory_aim": 10} if label == "32k" else {}
         few = None if wanted else _FEW
-        plain, trl = both(title, "plain", **wanted), both(title, "trl")
+        plain, trl = time_and_memory(title, "plain", **wanted), time_and_memory(title, "trl")
         name = f"update-{label}"
-        lines = (*plain, *both(title, "pieces")) if label != "152k" else plain
+        lines = (*plain, *time_and_memory(title, "pieces")) if label != "152k" else plain
         yield _talks(name, "update", model, talks, *lines, memory=True, most_repetitions=few)
         yield _talks(f"{name}-trl", "update", model, talks, *trl, memory=True, most_repetitions=2)
         if talks.rows != 4:  # so that a figure has the same conversations at every vocabulary
             four = shape(vocabulary, 2, 2)
-            in_figure = both(f"update, vocabulary {label}, 4 conversations", "plain")
+            in_figure = time_and_memory(f"update, vocabulary {label}, 4 conversations", "plain")
             yield _talks(
                 f"{name}-of-4", "update", model, four, *in_figure, memory=True, most_repetitions=_FEW
             )
@@ -336,28 +339,30 @@ _TRL_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 def _settings() -> Iterator[Comparison]:
     """The peers' own settings against those that their rows use."""
-    rows = {one.name: one for part in (_decode, _steps, _end_to_end, _updates) for one in part()}
+    rows = {row.name: row for part in (_decode, _steps, _end_to_end, _updates) for row in part()}
 
-    def tried(
+    def settings_row(
         row: str,
         peer: str,
-        what: str,
+        title: str,
         variants: Mapping[str, Mapping[str, Any]],
         quantities: tuple[Quantity, ...] = ("cpu",),
     ) -> Comparison:
-        used = rows[row].sides[peer]
-        if "talks" in used.job:  # nobody needs to wait for this
-            used = replace(used, job={**used.job, "talks": {**used.job["talks"], "wait": 0.0}})
-        kept = used.job["settings"]
+        default_side = rows[row].sides[peer]
+        if "talks" in default_side.job:  # nobody needs to wait for this
+            default_side = replace(
+                default_side, job={**default_side.job, "talks": {**default_side.job["talks"], "wait": 0.0}}
+            )
+        settings = default_side.job["settings"]
         sides = {
-            label: replace(used, job={**used.job, "settings": {**kept, **own}})
-            for label, own in variants.items()
+            label: replace(default_side, job={**default_side.job, "settings": {**settings, **changes}})
+            for label, changes in variants.items()
         }
         return Comparison(
             name=f"settings-{peer}-{row}",
-            sides={"as used": used, **sides},
+            sides={"as used": default_side, **sides},
             lines=tuple(
-                Line(title=f"{what}, {label}", peer=label, quantity=quantity)
+                Line(title=f"{title}, {label}", peer=label, quantity=quantity)
                 for label in variants
                 for quantity in quantities
             ),
@@ -374,14 +379,14 @@ def _settings() -> Iterator[Comparison]:
 
     dynamic = {"cache_implementation dynamic, its default": {"cache_implementation": None}}
     sixteen = {"generation_batch_size 16": {"generation_batch_size": 16}}
-    yield tried(
+    yield settings_row(
         "step-40", "trl", "TRL's GRPO step, 5.8M, prompt 40", {**pieces("step-40", 1, 2), **_TRL_SETTINGS}
     )
     for row in ("step-228", "step-32k", "turns-trl"):
         quantities: tuple[Quantity, ...] = ("cpu", "peak") if row == "step-32k" else ("cpu",)
-        yield tried(row, "trl", f"TRL's {rows[row].lines[0].title}", pieces(row, 1), quantities)
-    yield tried("decode-5.8M", "generate", "HF generate", dynamic)
-    yield tried("turns-stateset", "stateset", "stateset-agents 0.69", sixteen)
+        yield settings_row(row, "trl", f"TRL's {rows[row].lines[0].title}", pieces(row, 1), quantities)
+    yield settings_row("decode-5.8M", "generate", "HF generate", dynamic)
+    yield settings_row("turns-stateset", "stateset", "stateset-agents 0.69", sixteen)
 
 
 def _demo() -> Iterator[Comparison]:
@@ -413,4 +418,4 @@ def comparisons(*, smoke: bool = False) -> dict[str, Comparison]:
     """All rows by name, in the order of the page; with `smoke` tiny ones that take seconds."""
     full = (_decode, _steps, _precisions, _rollouts, _end_to_end, _updates, _demo, _settings)
     parts = (_smoke,) if smoke else full
-    return {one.name: one for part in parts for one in part()}
+    return {row.name: row for part in parts for row in part()}

@@ -100,12 +100,12 @@ def series(figure: Figure, rows: Mapping[str, Any]) -> dict[str, list[float]] | 
     """The cost of each side at each point; None until all its rows are measured. Ours at the first is 1."""
     if any(point.row not in rows for point in figure.points):
         return None
-    made = {
+    costs = {
         side: [rows[point.row]["sides"][side][figure.quantity] for point in figure.points]
         for side in ("ours", figure.peer)
     }
-    unit = made["ours"][0]
-    return {side: [value / unit for value in values] for side, values in made.items()}
+    unit = costs["ours"][0]
+    return {side: [value / unit for value in values] for side, values in costs.items()}
 
 
 def alternative(figure: Figure, rows: Mapping[str, Any]) -> str | None:
@@ -123,18 +123,18 @@ def alternative(figure: Figure, rows: Mapping[str, Any]) -> str | None:
 
 def drawn(figure: Figure, rows: Mapping[str, Any]) -> str | None:
     """The picture, or None until all its rows are measured."""
-    values, said = series(figure, rows), alternative(figure, rows)
-    if values is None or said is None:
+    values, text = series(figure, rows), alternative(figure, rows)
+    if values is None or text is None:
         return None
-    return _svg(figure, values, said)
+    return _svg(figure, values, text)
 
 
-def _svg(figure: Figure, values: Mapping[str, Sequence[float]], words: str) -> str:
-    marks = ticks(max(value for own in values.values() for value in own))
+def _svg(figure: Figure, values: Mapping[str, Sequence[float]], description: str) -> str:
+    marks = ticks(max(value for costs in values.values() for value in costs))
     last, floor = figure.points[-1].at, HEIGHT - BOTTOM
 
-    def x(place: int) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * figure.points[place].at / last, 1)
+    def x(index: int) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * figure.points[index].at / last, 1)
 
     def y(value: float) -> float:
         return round(floor - (floor - TOP) * value / marks[-1], 1)
@@ -144,25 +144,25 @@ def _svg(figure: Figure, values: Mapping[str, Sequence[float]], words: str) -> s
     for value in marks:
         parts.append(f'<path d="M{LEFT} {y(value)}H{WIDTH - RIGHT}" stroke="#e5e7eb"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4}" text-anchor="end">{value:g}</text>')
-    for place, point in enumerate(figure.points):
-        parts.append(f'<path d="M{x(place)} {floor}v5" stroke="#374151"/>')
-        parts.append(f'<text x="{x(place)}" y="{floor + 18}" text-anchor="middle">{_short(point.at)}</text>')
+    for index, point in enumerate(figure.points):
+        parts.append(f'<path d="M{x(index)} {floor}v5" stroke="#374151"/>')
+        parts.append(f'<text x="{x(index)}" y="{floor + 18}" text-anchor="middle">{_short(point.at)}</text>')
     middle, half = (LEFT + WIDTH - RIGHT) / 2, (TOP + floor) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{figure.along}</text>')
     turned = f'transform="rotate(-90 16 {half})" text-anchor="middle"'
     parts.append(f'<text x="16" y="{half}" {turned}>ours at {_short(figure.points[0].at)} is 1</text>')
-    for (side, own), colour in zip(values.items(), COLOURS, strict=True):
-        line = " ".join(f"{x(place)},{y(value)}" for place, value in enumerate(own))
+    for (side, costs), colour in zip(values.items(), COLOURS, strict=True):
+        line = " ".join(f"{x(index)},{y(value)}" for index, value in enumerate(costs))
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.extend(
-            f'<circle cx="{x(place)}" cy="{y(value)}" r="3" fill="{colour}"/>'
-            for place, value in enumerate(own)
+            f'<circle cx="{x(index)}" cy="{y(value)}" r="3" fill="{colour}"/>'
+            for index, value in enumerate(costs)
         )
-        said = f"{PEERS[side]} {own[-1]:.3g}"
-        parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(own[-1]) + 4}" fill="{colour}">{said}</text>')
+        label = f"{PEERS[side]} {costs[-1]:.3g}"
+        parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(costs[-1]) + 4}" fill="{colour}">{label}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
     style = 'font-family="sans-serif" font-size="12" fill="#374151"'
-    named = f"<title>{figure.title}</title><desc>{words}</desc>"
+    named = f"<title>{figure.title}</title><desc>{description}</desc>"
     return f"{head} {style}>{named}{''.join(parts)}</svg>\n"
 
 
@@ -171,8 +171,8 @@ def _short(count: int) -> str:
     return str(count) if count < 1000 else f"{count / (1024 if count % 1024 == 0 else 1000):.0f}k"
 
 
-def ticks(most: float) -> list[float]:
+def ticks(highest: float) -> list[float]:
     """Round numbers (steps of 1, 2 or 5 times a power of ten) from 0 to `most` or just above it."""
-    power = 10.0 ** math.floor(math.log10(most / 4))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= most / 4 * 0.999)
-    return [round(place * step, 12) for place in range(math.ceil(most / step - 1e-9) + 1)]
+    power = 10.0 ** math.floor(math.log10(highest / 4))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= highest / 4 * 0.999)
+    return [round(index * step, 12) for index in range(math.ceil(highest / step - 1e-9) + 1)]

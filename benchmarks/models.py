@@ -31,12 +31,12 @@ def folder(*, size: str, vocabulary: int, family: str) -> str:
 
 def ensure(*, size: str, vocabulary: int, family: str) -> None:
     """Write a model unless it is there."""
-    where = Path(folder(size=size, vocabulary=vocabulary, family=family))
-    if not (where / "tokenizer.json").is_file():
-        _write(where, size, vocabulary, family)
+    folder_path = Path(folder(size=size, vocabulary=vocabulary, family=family))
+    if not (folder_path / "tokenizer.json").is_file():
+        _write(folder_path, size, vocabulary, family)
 
 
-def _write(where: Path, size: str, vocabulary: int, family: str) -> None:
+def _write(folder_path: Path, size: str, vocabulary: int, family: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
 
@@ -52,16 +52,16 @@ def _write(where: Path, size: str, vocabulary: int, family: str) -> None:
         tie_word_embeddings=False,
     )
     auto: Any = AutoModelForCausalLM
-    made = auto.from_config(config)
+    model = auto.from_config(config)
     with torch.no_grad():
-        made.model.embed_tokens.weight[:, 0] = 0.1
-        for layer in made.model.layers:
+        model.model.embed_tokens.weight[:, 0] = 0.1
+        for layer in model.model.layers:
             layer.self_attn.o_proj.weight[0] = 0.0
             layer.mlp.down_proj.weight[0] = 0.0
-        made.lm_head.weight[:, 0] = 0.0
-        made.lm_head.weight[: len(SPECIAL), 0] = -50.0
-    made.save_pretrained(where)
-    tokenizer(vocabulary).save_pretrained(where)
+        model.lm_head.weight[:, 0] = 0.0
+        model.lm_head.weight[: len(SPECIAL), 0] = -50.0
+    model.save_pretrained(folder_path)
+    tokenizer(vocabulary).save_pretrained(folder_path)
 
 
 def tokenizer(vocabulary: int) -> Any:
@@ -74,7 +74,7 @@ def tokenizer(vocabulary: int) -> Any:
     raw = Tokenizer(models.WordLevel({name: id for id, name in enumerate(names)}, unk_token=unknown))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     raw.add_special_tokens(list(SPECIAL))
-    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         tokenizer_object=raw,
         pad_token=SPECIAL[0],
         eos_token=SPECIAL[1],
@@ -82,5 +82,5 @@ def tokenizer(vocabulary: int) -> Any:
         extra_special_tokens=list(SPECIAL[2:-1]),
         model_max_length=_CONTEXT,
     )
-    made.chat_template = TEMPLATE
-    return made
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer

@@ -25,12 +25,12 @@ Results = Mapping[str, Rows]
 
 def files(results: Results, page: str) -> dict[Path, str]:
     """What the page and its pictures are to hold."""
-    made = {PAGE: written(page, results)}
+    files = {PAGE: written(page, results)}
     for figure in FIGURES:
         picture = drawn(figure, results.get(pictured(results), {}))
         if picture is not None:
-            made[IMAGES / f"performance-{figure.name}.svg"] = picture
-    return made
+            files[IMAGES / f"performance-{figure.name}.svg"] = picture
+    return files
 
 
 def write(results: Results) -> None:
@@ -44,7 +44,7 @@ def written(page: str, results: Results) -> str:
     parts = {
         "machine": machine(results),
         "wanted": wanted(results),
-        "others": others(results),
+        "others": other_lines(results),
         "split": split(results),
         "figures": figures(results),
         "settings": settings(results),
@@ -67,33 +67,39 @@ class _Entry:
     """One line of a comparison, and what it was on each processor that it was measured on."""
 
     line: Mapping[str, Any]
-    found: Mapping[str, Mapping[str, Any]]
+    by_processor: Mapping[str, Mapping[str, Any]]
 
     @property
     def least(self) -> float:
         """Over the processors."""
-        return min(float(line["ratio"]) for line in self.found.values())
+        return min(float(line["ratio"]) for line in self.by_processor.values())
 
 
 def _entries(results: Results) -> list[_Entry]:
     """Every line that was measured somewhere, in the order of the page."""
-    made = []
+    entries = []
     for name in comparisons():
         lines: dict[tuple[str, str, str], dict[str, Mapping[str, Any]]] = {}
         for processor, rows in results.items():
             for line in rows.get(name, {"lines": ()})["lines"]:
                 lines.setdefault((line["title"], line["quantity"], line["peer"]), {})[processor] = line
-        made += [_Entry(line=next(iter(found.values())), found=found) for found in lines.values()]
-    return made
+        entries += [
+            _Entry(line=next(iter(by_processor.values())), by_processor=by_processor)
+            for by_processor in lines.values()
+        ]
+    return entries
 
 
 def _table(entries: Sequence[_Entry], names: Sequence[str], cells: Callable[[_Entry], Sequence[str]]) -> str:
     """A line for each entry: `cells` of it under `names`, and its ratio on each processor that has any."""
-    processors = sorted({processor for entry in entries for processor in entry.found})
+    processors = sorted({processor for entry in entries for processor in entry.by_processor})
     columns = [*names, *processors]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for entry in entries:
-        ratios = [_ratio(entry.found[one]) if one in entry.found else "" for one in processors]
+        ratios = [
+            _ratio(entry.by_processor[processor]) if processor in entry.by_processor else ""
+            for processor in processors
+        ]
         lines.append(f"| {' | '.join([*cells(entry), *ratios])} |")
     return "\n".join(lines)
 
@@ -115,15 +121,19 @@ def _reached(entry: _Entry, results: Results) -> str:
     """Does a claim hold on every processor? It is `open` where it held on some, and others were not tried."""
     if entry.least < entry.line["at_least"]:
         return "no"
-    if entry.found.keys() != results.keys():
+    if entry.by_processor.keys() != results.keys():
         return "open"
     return "aim" if entry.least >= entry.line["aim"] else "yes"
 
 
-def others(results: Results) -> str:
+def other_lines(results: Results) -> str:
     """Everything else that was measured."""
-    rest = [one for one in _entries(results) if one.line["at_least"] is None and one.line["peer"] in _PEERS]
-    return _table(rest, ["work", "against", "by"], _titles)
+    selected = [
+        entry
+        for entry in _entries(results)
+        if entry.line["at_least"] is None and entry.line["peer"] in _PEERS
+    ]
+    return _table(selected, ["work", "against", "by"], _titles)
 
 
 def settings(results: Results) -> str:
@@ -146,9 +156,9 @@ def pictured(results: Results) -> str:
 def figures(results: Results) -> str:
     """The pictures whose rows are measured, with what they show in words."""
     processor = pictured(results)
-    made = [(figure, alternative(figure, results.get(processor, {}))) for figure in FIGURES]
+    figures = [(figure, alternative(figure, results.get(processor, {}))) for figure in FIGURES]
     pictures = [
-        f"![{words}](images/performance-{figure.name}.svg)" for figure, words in made if words is not None
+        f"![{words}](images/performance-{figure.name}.svg)" for figure, words in figures if words is not None
     ]
     return "\n\n".join([f"Measured on {processor}.", *pictures]) if pictures else ""
 
@@ -193,7 +203,7 @@ def _machine(processor: str, rows: Rows) -> str:
         counted += f", {counts} repetitions of those with a claim"
     parts = [
         f"**{processor}**: {counted}",
-        f"at commit {', '.join(f'`{one}`' for one in commits)}",
+        f"at commit {', '.join(f'`{commit}`' for commit in commits)}",
         *sorted({row["source"] for row in rows.values() if "source" in row}),
     ]
     if versions:

@@ -68,8 +68,8 @@ class PlainTrainer:
         self.agent, self.environment, self.reward, self.config = agent, environment, reward, config
         self.model = model.train()
         self.reference = copy.deepcopy(model).eval().requires_grad_(False) if config.uses_reference else None
-        decayed = [one for one in model.parameters() if one.ndim >= 2]
-        plain = [one for one in model.parameters() if one.ndim < 2]
+        decayed = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+        plain = [parameter for parameter in model.parameters() if parameter.ndim < 2]
         groups = [
             {"params": decayed, "weight_decay": config.weight_decay},
             {"params": plain, "weight_decay": 0.0},
@@ -84,7 +84,7 @@ class PlainTrainer:
         played = await self.rollout(self.order.take(self.number * size, size))
         self.update(played)
         self.number += 1
-        return [one.trajectory for one in played]
+        return [episode.trajectory for episode in played]
 
     # --- rollouts ---------------------------------------------------------------------------------------
 
@@ -95,17 +95,17 @@ class PlainTrainer:
             for scenario in scenarios
             for member in range(self.config.num_generations)
         ]
-        while live := [one for one in talking if not one.over]:
+        while live := [episode for episode in talking if not episode.over]:
             await self._turn(live)
-        trajectories = [await self._ended(one) for one in talking]
+        trajectories = [await self._ended(episode) for episode in talking]
         results = await score_trajectories(self.reward, trajectories)
         scored = [
             replace(trajectory, reward=result.score)  # type: ignore[union-attr]  # no reward fails at the desk
             for trajectory, result in zip(trajectories, results, strict=True)
         ]
         return [
-            Played(trajectory=trajectory, row=one.row, mask=one.mask)
-            for trajectory, one in zip(scored, talking, strict=True)
+            Played(trajectory=trajectory, row=episode.row, mask=episode.mask)
+            for trajectory, episode in zip(scored, talking, strict=True)
         ]
 
     async def _start(self, scenario: Scenario, member: int) -> Talking:
@@ -125,49 +125,52 @@ class PlainTrainer:
     async def _turn(self, live: Sequence[Talking]) -> None:
         template, longest = self.agent.template, self.agent.config.max_new_tokens
         self.model.eval()
-        batch = [Request(one.row, min(longest, self.agent.context_length - len(one.row))) for one in live]
+        batch = [
+            Request(episode.row, min(longest, self.agent.context_length - len(episode.row)))
+            for episode in live
+        ]
         replies = generate(self.model, batch, eos_token_id=list(template.stop_ids))
-        for one, reply in zip(live, replies, strict=True):
-            ends = [place for place, token in enumerate(reply) if token in template.stop_ids]
+        for episode, reply in zip(live, replies, strict=True):
+            ends = [index for index, token in enumerate(reply) if token in template.stop_ids]
             reply = reply[: ends[0] + 1] if ends else reply
-            message = parse_reply(self.agent.backend.tokenizer.decode(reply), len(one.turns))
+            message = parse_reply(self.agent.backend.tokenizer.decode(reply), len(episode.turns))
             completion = Completion(
                 message=message,
-                prompt_ids=tuple(one.row),
+                prompt_ids=tuple(episode.row),
                 token_ids=tuple(reply),
                 logprobs=(0.0,) * len(reply),
                 finish_reason="stop" if ends else "length",
             )
-            one.row += reply
-            one.mask += [1] * len(reply)
-            seen = await one.conversation.step(message)
-            one.turns.append(
+            episode.row += reply
+            episode.mask += [1] * len(reply)
+            seen = await episode.conversation.step(message)
+            episode.turns.append(
                 Turn(
-                    prompt_ids=tuple(one.delta),
+                    prompt_ids=tuple(episode.delta),
                     completion=completion,
                     feedback=seen.messages,
                     reward=seen.reward,
                 )
             )
-            one.delta = self._delta(seen.messages, ended=bool(ends))
-            one.over = seen.terminated or seen.truncated
-            if not one.over and len(one.row) + len(one.delta) >= self.agent.context_length:
-                one.over = True
-            if not one.over:
-                one.row += one.delta
-                one.mask += [0] * len(one.delta)
+            episode.delta = self._delta(seen.messages, ended=bool(ends))
+            episode.over = seen.terminated or seen.truncated
+            if not episode.over and len(episode.row) + len(episode.delta) >= self.agent.context_length:
+                episode.over = True
+            if not episode.over:
+                episode.row += episode.delta
+                episode.mask += [0] * len(episode.delta)
 
     def _delta(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
         template = self.agent.template
         return [*([] if ended else [template.end_id]), *template.delta(messages)] if messages else []
 
-    async def _ended(self, one: Talking) -> Trajectory:
-        outcome = await one.conversation.outcome()
-        await one.conversation.close()
+    async def _ended(self, episode: Talking) -> Trajectory:
+        outcome = await episode.conversation.outcome()
+        await episode.conversation.close()
         return Trajectory(
-            scenario=one.scenario,
-            member=one.member,
-            turns=tuple(one.turns),
+            scenario=episode.scenario,
+            member=episode.member,
+            turns=tuple(episode.turns),
             status=Status.TERMINATED,
             outcome=outcome,
         )
@@ -210,24 +213,24 @@ class PlainTrainer:
 
     def _advantages(self, played: Sequence[Played]) -> list[float]:
         size = self.config.num_generations
-        rewards = torch.tensor([one.trajectory.reward for one in played]).view(-1, size)
+        rewards = torch.tensor([episode.trajectory.reward for episode in played]).view(-1, size)
         centred = rewards - rewards.mean(1, keepdim=True)
-        made: list[float] = (
+        advantages: list[float] = (
             (centred / (rewards.std(1, keepdim=True, unbiased=False) + 1e-6)).flatten().tolist()
         )
-        if not any(made):
+        if not any(advantages):
             raise RuntimeError("all advantages are 0: nothing would be timed")
-        return made
+        return advantages
 
 
 def _right_padded(played: Sequence[Played]) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids [B, T], and the mask [B, T - 1] of the tokens that are trained."""
-    width = max(len(one.row) for one in played)
+    width = max(len(episode.row) for episode in played)
     ids = torch.zeros(len(played), width, dtype=torch.long)
     mask = torch.zeros(len(played), width)
-    for place, one in enumerate(played):
-        ids[place, : len(one.row)] = torch.tensor(one.row)
-        mask[place, : len(one.row)] = torch.tensor(one.mask, dtype=torch.float)
+    for index, episode in enumerate(played):
+        ids[index, : len(episode.row)] = torch.tensor(episode.row)
+        mask[index, : len(episode.row)] = torch.tensor(episode.mask, dtype=torch.float)
     return ids, mask[:, 1:]
 
 

@@ -6,7 +6,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Processor", "here"]
+__all__ = ["Processor", "this_processor"]
 
 _ISA = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
 """What decides how fast matrix products are, the best first."""
@@ -31,7 +31,7 @@ class Processor:
         return f"{named}, {self.isa}"
 
 
-def here() -> Processor:
+def this_processor() -> Processor:
     """This machine's; what /proc/cpuinfo does not say is left to `platform`."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -42,13 +42,13 @@ def here() -> Processor:
 
 def described(cpuinfo: str) -> Processor:
     """The first processor of a /proc/cpuinfo."""
-    said: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in cpuinfo.partition("\n\n")[0].splitlines():
         name, _, value = line.partition(":")
-        said[name.strip()] = value.strip()
-    flags = set(said.get("flags", "").split())
-    name = " ".join(said.get("model name", platform.processor() or platform.machine()).split())
-    if "cpu family" in said:
-        name = f"{name} (family {said['cpu family']} model {said['model']})"
-    isa = next((one for one in _ISA if one in flags), platform.machine())
-    return Processor(vendor=said.get("vendor_id", "unknown"), model=name, isa=isa)
+        fields[name.strip()] = value.strip()
+    flags = set(fields.get("flags", "").split())
+    name = " ".join(fields.get("model name", platform.processor() or platform.machine()).split())
+    if "cpu family" in fields:
+        name = f"{name} (family {fields['cpu family']} model {fields['model']})"
+    isa = next((flag for flag in _ISA if flag in flags), platform.machine())
+    return Processor(vendor=fields.get("vendor_id", "unknown"), model=name, isa=isa)

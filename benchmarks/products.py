@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.processors import here
+from benchmarks.processors import this_processor
 from stateset_agents.backends.matmul_precision import product, rounded
 from stateset_agents.backends.onednn_linear import linear
 
@@ -26,21 +26,23 @@ def main() -> None:
     """Print GFLOP/s and the error, as a share of the product's norm, for each way of making it."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(here().key)
-    print("| product | " + " | ".join(_ways(torch.ones(8, 8), torch.ones(8, 8))) + " |")
+    print(this_processor().key)
+    print("| product | " + " | ".join(_implementations(torch.ones(8, 8), torch.ones(8, 8))) + " |")
     for rows, inner, columns in _SHAPES:
         x, weight = torch.randn(rows, inner), torch.randn(columns, inner)
         exact = x.double() @ weight.double().t()
         work = 2 * rows * inner * columns / 1e9
         cells = []
-        ways = _ways(x, weight)
-        for seconds, way in zip(_timed(list(ways.values())), ways.values(), strict=True):
-            off = float((way().double() - exact).norm() / exact.norm())
+        implementations = _implementations(x, weight)
+        for seconds, implementation in zip(
+            _timed(list(implementations.values())), implementations.values(), strict=True
+        ):
+            off = float((implementation().double() - exact).norm() / exact.norm())
             cells.append(f"{work / seconds:.0f} ({off:.1e})")
         print(f"| {rows} x {inner} x {columns} | {' | '.join(cells)} |")
 
 
-def _ways(x: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
+def _implementations(x: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
     """Rounding of the operands included."""
     return {
         "torch, highest": lambda: F.linear(x, weight),
@@ -50,16 +52,16 @@ def _ways(x: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
     }
 
 
-def _timed(ways: list[Callable[[], Tensor]]) -> list[float]:
+def _timed(implementations: list[Callable[[], Tensor]]) -> list[float]:
     """Median CPU seconds of each, made in turn after one that is not counted."""
-    taken: list[list[float]] = [[] for _ in ways]
+    durations: list[list[float]] = [[] for _ in implementations]
     for number in range(_TIMES + 1):
-        for way, seconds in zip(ways, taken, strict=True):
+        for implementation, seconds in zip(implementations, durations, strict=True):
             started = time.thread_time()
-            way()
+            implementation()
             if number:
                 seconds.append(time.thread_time() - started)
-    return [median(seconds) for seconds in taken]
+    return [median(seconds) for seconds in durations]
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ def operators(work: Callable[[], Any]) -> dict[str, Any]:
         started, cpu = time.perf_counter(), time.process_time()
         work()
         took = {"wall": time.perf_counter() - started, "cpu": time.process_time() - cpu}
-    found = [
-        {"name": one.key, "seconds": one.self_cpu_time_total / 1e6, "calls": one.count}
-        for one in profiler.key_averages()
+    entries = [
+        {"name": entry.key, "seconds": entry.self_cpu_time_total / 1e6, "calls": entry.count}
+        for entry in profiler.key_averages()
     ]
-    return {**took, "operators": sorted(found, key=lambda one: -one["seconds"])}
+    return {**took, "operators": sorted(entries, key=lambda entry: -entry["seconds"])}
 
 
 def _all_threads() -> Any:
@@ -40,44 +40,44 @@ def tensors() -> dict[str, int]:
     """Bytes of all tensors that are alive, each piece of memory once, by what they are."""
     import torch
 
-    made: defaultdict[str, int] = defaultdict(int)
+    num_bytes: defaultdict[str, int] = defaultdict(int)
     seen = set()
-    for one in gc.get_objects():
-        if not issubclass(type(one), torch.Tensor) or one.device.type != "cpu":  # some lie to isinstance
+    for entry in gc.get_objects():
+        if not issubclass(type(entry), torch.Tensor) or entry.device.type != "cpu":  # some lie to isinstance
             continue
-        if one.layout != torch.strided:
-            made[str(one.layout).removeprefix("torch.")] += one.numel() * one.element_size()
+        if entry.layout != torch.strided:
+            num_bytes[str(entry.layout).removeprefix("torch.")] += entry.numel() * entry.element_size()
             continue
-        memory = one.untyped_storage()
+        memory = entry.untyped_storage()
         if memory.data_ptr() in seen:
             continue
         seen.add(memory.data_ptr())
-        kind = "parameters" if isinstance(one, torch.nn.Parameter) else "other tensors"
-        made[kind] += memory.nbytes()
-        if one.is_leaf and one.grad is not None:
-            made["gradients"] += one.grad.untyped_storage().nbytes()
-            seen.add(one.grad.untyped_storage().data_ptr())
-    return dict(made)
+        kind = "parameters" if isinstance(entry, torch.nn.Parameter) else "other tensors"
+        num_bytes[kind] += memory.nbytes()
+        if entry.is_leaf and entry.grad is not None:
+            num_bytes["gradients"] += entry.grad.untyped_storage().nbytes()
+            seen.add(entry.grad.untyped_storage().data_ptr())
+    return dict(num_bytes)
 
 
-def table(told: Mapping[str, Any]) -> str:
+def table(result: Mapping[str, Any]) -> str:
     """What `operators`, `tensors` and the worker's memory say, for the terminal."""
-    lines = [f"{told['cpu']:.2f} s CPU, {told['wall']:.2f} s wall under torch's profiler, by wall time"]
-    shown = told["operators"][:_SHOWN]
-    rest = sum(one["seconds"] for one in told["operators"][_SHOWN:])
-    outside = max(0.0, told["wall"] - rest - sum(one["seconds"] for one in shown))
-    parts = [(one["name"], one["seconds"], f"{one['calls']:,} calls") for one in shown]
-    parts += [("other operators", rest, ""), ("outside operators (Python, waits)", outside, "")]
+    lines = [f"{result['cpu']:.2f} s CPU, {result['wall']:.2f} s wall under torch's profiler, by wall time"]
+    shown = result["operators"][:_SHOWN]
+    other_seconds = sum(entry["seconds"] for entry in result["operators"][_SHOWN:])
+    outside = max(0.0, result["wall"] - other_seconds - sum(entry["seconds"] for entry in shown))
+    parts = [(entry["name"], entry["seconds"], f"{entry['calls']:,} calls") for entry in shown]
+    parts += [("other operators", other_seconds, ""), ("outside operators (Python, waits)", outside, "")]
     for name, seconds, calls in parts:
-        lines.append(f"  {seconds:8.3f} s  {seconds / told['wall']:4.0%}  {name[:52]:52} {calls}".rstrip())
+        lines.append(f"  {seconds:8.3f} s  {seconds / result['wall']:4.0%}  {name[:52]:52} {calls}".rstrip())
     lines.append("memory, without the allocator's settings")
-    held = {
-        "Python and libraries": told["imported"],
-        "when loaded": told["resting"],
-        "between two runs": told["in_use"],
-        "at most": told["peak"],
+    sizes = {
+        "Python and libraries": result["imported"],
+        "when loaded": result["resting"],
+        "between two runs": result["in_use"],
+        "at most": result["peak"],
     }
-    lines += [f"  {size / 2**20:8,.0f} MiB  {name}" for name, size in held.items()]
+    lines += [f"  {size / 2**20:8,.0f} MiB  {name}" for name, size in sizes.items()]
     lines.append("tensors between two runs")
-    largest = sorted(told["tensors"].items(), key=lambda one: -one[1])
+    largest = sorted(result["tensors"].items(), key=lambda entry: -entry[1])
     return "\n".join([*lines, *(f"  {size / 2**20:8,.0f} MiB  {name}" for name, size in largest)])

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.comparisons import Comparison
 from benchmarks.environments import ROOT, commit
-from benchmarks.processors import here
+from benchmarks.processors import this_processor
 from benchmarks.running import WARM_UPS, Measured, success
 
 RESULTS = ROOT / "benchmarks" / "results.json"
@@ -25,20 +25,20 @@ def wanted(comparison: Comparison, repetitions: int) -> int:
     return min(repetitions, comparison.most_repetitions or repetitions) * comparison.times
 
 
-def current(kept: Mapping[str, Any] | None, comparison: Comparison, repetitions: int) -> bool:
+def current(stored: Mapping[str, Any] | None, comparison: Comparison, repetitions: int) -> bool:
     """Was this processor's row measured at this very commit, and often enough?"""
-    if kept is None or kept["repetitions"] < wanted(comparison, repetitions):
+    if stored is None or stored["repetitions"] < wanted(comparison, repetitions):
         return False
     now = commit()
-    return not now.endswith("+") and kept["commit"] == now
+    return not now.endswith("+") and stored["commit"] == now
 
 
-def expected(kept: Mapping[str, Any] | None, comparison: Comparison, repetitions: int) -> float | None:
+def expected(stored: Mapping[str, Any] | None, comparison: Comparison, repetitions: int) -> float | None:
     """Seconds that a row will take if it goes as it went last time; None where it was never timed."""
-    if kept is None:
+    if stored is None:
         return None
-    rounds = (wanted(comparison, repetitions) + WARM_UPS) / (kept["repetitions"] + WARM_UPS)
-    return float(kept["seconds"] * rounds)
+    rounds = (wanted(comparison, repetitions) + WARM_UPS) / (stored["repetitions"] + WARM_UPS)
+    return float(stored["seconds"] * rounds)
 
 
 def ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
@@ -48,27 +48,27 @@ def ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
 
 def spread(ours: Sequence[float], peer: Sequence[float]) -> tuple[float, float]:
     """The quartiles of the repetitions' own ratios."""
-    each = [theirs / own for own, theirs in zip(ours, peer, strict=True)]
-    if len(each) < 2:
-        return each[0], each[0]
-    low, _, high = quantiles(each, n=4, method="inclusive")
+    ratios = [peer_seconds / our_seconds for our_seconds, peer_seconds in zip(ours, peer, strict=True)]
+    if len(ratios) < 2:
+        return ratios[0], ratios[0]
+    low, _, high = quantiles(ratios, n=4, method="inclusive")
     return low, high
 
 
 def row(comparison: Comparison, measured: Mapping[str, Measured]) -> dict[str, Any]:
     """What is kept of one comparison."""
-    sides = {name: _side(one) for name, one in measured.items()}
+    sides = {name: _side(measured_side) for name, measured_side in measured.items()}
     ours = measured[comparison.base]
     lines = []
     for line in comparison.lines:
-        mine, theirs = ours.values(line.quantity), measured[line.peer].values(line.quantity)
+        mine, peer_seconds = ours.values(line.quantity), measured[line.peer].values(line.quantity)
         lines.append(
             {
                 "title": line.title,
                 "quantity": line.quantity,
                 "peer": line.peer,
-                "ratio": ratio(mine, theirs),
-                "spread": spread(mine, theirs),
+                "ratio": ratio(mine, peer_seconds),
+                "spread": spread(mine, peer_seconds),
                 "at_least": line.at_least,
                 "aim": line.aim,
             }
@@ -82,20 +82,22 @@ def row(comparison: Comparison, measured: Mapping[str, Measured]) -> dict[str, A
     }
 
 
-def _side(one: Measured) -> dict[str, Any]:
+def _side(measured_side: Measured) -> dict[str, Any]:
     """Medians of what a side reported; of successes, how many of how many in all."""
-    told = one.repetitions[0].keys() - {"successes", "conversations", "peak"}
-    made: dict[str, Any] = {name: median(one.values(name)) for name in sorted({*told, *one.memory})}
-    if "successes" in one.repetitions[0]:
-        made["success"] = success(one)
-    return made | {"versions": one.prepared["versions"]}
+    names = measured_side.repetitions[0].keys() - {"successes", "conversations", "peak"}
+    result: dict[str, Any] = {
+        name: median(measured_side.values(name)) for name in sorted({*names, *measured_side.memory})
+    }
+    if "successes" in measured_side.repetitions[0]:
+        result["success"] = success(measured_side)
+    return result | {"versions": measured_side.prepared["versions"]}
 
 
-def keep(path: Path, made: Mapping[str, Any], processor: str | None = None) -> None:
+def write_row(path: Path, result: Mapping[str, Any], processor: str | None = None) -> None:
     """Put one row of a processor (this one) into the file; the others stay, so that a run may be done in
     pieces, and on several machines."""
     results = read(path)
-    results.setdefault(processor or here().key, {})[made["name"]] = dict(made)
+    results.setdefault(processor or this_processor().key, {})[result["name"]] = dict(result)
     ordered = {name: dict(sorted(rows.items())) for name, rows in sorted(results.items())}
     text = json.dumps({"schema_version": _SCHEMA, "processors": ordered}, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,21 +112,21 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     return results
 
 
-def spoken(made: Mapping[str, Any]) -> list[str]:
+def to_lines(result: Mapping[str, Any]) -> list[str]:
     """A row for the terminal."""
-    said = [f"{made['name']}, {made['repetitions']} repetitions, {made['seconds']} s"]
-    for line in made["lines"]:
+    lines = [f"{result['name']}, {result['repetitions']} repetitions, {result['seconds']} s"]
+    for line in result["lines"]:
         low, high = line["spread"]
         wanted = "" if line["at_least"] is None else f", at least {line['at_least']:g}"
-        said.append(
+        lines.append(
             f"  {line['title']}: {line['ratio']:.2f} against {line['peer']} by {line['quantity']} "
             f"({low:.2f} to {high:.2f}){wanted}"
         )
-    for name, side in made["sides"].items():
+    for name, side in result["sides"].items():
         parts = [f"{part} {side[part] / side['wall']:.0%}" for part in ("rollout", "update") if part in side]
         if "peak" in side:
             peak, extra = side["peak"] / 2**20, side["extra"] / 2**20
             parts.append(f"peak memory {peak:,.0f} MiB, {extra:,.0f} more than at rest")
         if parts:
-            said.append(f"  {name}: {', '.join(parts)}")
-    return said
+            lines.append(f"  {name}: {', '.join(parts)}")
+    return lines

@@ -32,7 +32,7 @@ class Measured:
         """One quantity of every repetition."""
         if name in self.memory:
             return [self.memory[name]]
-        return [one[name] for one in self.repetitions]
+        return [side[name] for side in self.repetitions]
 
 
 def measure(comparison: Comparison, *, repetitions: int) -> dict[str, Measured]:
@@ -77,14 +77,14 @@ class Others:
 
     def __enter__(self) -> Others:
         self.cores: float | None = None
-        self._started, self._busy, self._own = time.perf_counter(), _busy(), _own()
+        self._started, self._busy, self._own = time.perf_counter(), _busy(), _cpu_seconds()
         return self
 
     def __exit__(self, *exc: object) -> None:
         busy = _busy()
         if busy is not None and self._busy is not None:
             took = time.perf_counter() - self._started
-            self.cores = round(max(0.0, busy - self._busy - (_own() - self._own)) / took, 2)
+            self.cores = round(max(0.0, busy - self._busy - (_cpu_seconds() - self._own)) / took, 2)
 
 
 def _busy() -> float | None:
@@ -97,10 +97,10 @@ def _busy() -> float | None:
     return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
 
 
-def _own() -> float:
+def _cpu_seconds() -> float:
     """CPU seconds of this process and of its children that ended, as all workers have after `measure`."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(side.ru_utime + side.ru_stime for side in used)
 
 
 def _log(comparison: Comparison, name: str) -> Path:
@@ -127,16 +127,16 @@ def success(measured: Measured) -> tuple[int, int]:
 
 def _expect_equal_success(comparison: Comparison, measured: Mapping[str, Measured]) -> None:
     """Sides that learn must do so alike: their shares of success may differ by chance only."""
-    shares = {name: success(one) for name, one in measured.items() if "successes" in one.repetitions[0]}
+    shares = {name: success(side) for name, side in measured.items() if "successes" in side.repetitions[0]}
     bands = {name: wilson(*share) for name, share in shares.items()}
     if bands and max(low for low, _ in bands.values()) > min(high for _, high in bands.values()):
         raise SideError(f"sides succeeded differently often: {shares}")
 
 
 def _expect_equal_work(comparison: Comparison, measured: Mapping[str, Measured]) -> None:
-    threads = {name: one.prepared["threads"] for name, one in measured.items()}
+    threads = {name: side.prepared["threads"] for name, side in measured.items()}
     if set(threads.values()) != {1}:
         raise SideError(f"every side must compute with one thread, got {threads}")
-    tokens = {name: one.values("tokens") for name, one in measured.items()}
+    tokens = {name: side.values("tokens") for name, side in measured.items()}
     if comparison.same_tokens and len({tuple(counts) for counts in tokens.values()}) != 1:
         raise SideError(f"sides made different numbers of tokens: {tokens}")

@@ -53,9 +53,9 @@ class Worker:
         self.side = side
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log.open("w", encoding="utf-8")
-        own = side.environment == "own"
+        is_own = side.environment == "own"
         # A peer may be called as we are: in its environment our folder comes last.
-        path = f"sys.path.insert(0, {str(ROOT)!r})" if own else f"sys.path.append({str(ROOT)!r})"
+        path = f"sys.path.insert(0, {str(ROOT)!r})" if is_own else f"sys.path.append({str(ROOT)!r})"
         run = f"runpy.run_module('benchmarks.workers.{side.module}', run_name='__main__')"
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._process = subprocess.Popen(

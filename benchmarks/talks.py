@@ -59,9 +59,9 @@ class Talks:
         stream = random.Random(f"waits {self.seed} {row}")
         return [lognormal(stream, self.wait) for _ in range(self.turns)]
 
-    def given(self, round: int = 0) -> list[Talk]:
+    def requests(self, round: int = 0) -> list[Talk]:
         """Whole conversations, others in each round, so that nothing is cached from the last."""
-        made = []
+        talks = []
         for scenario in range(self.scenarios):
             stream = random.Random(f"given {self.seed} {round} {scenario}")
             opening = [_USER, *words(stream, self.prompt - MARKUP, self.vocabulary), END, _ASSISTANT]
@@ -75,8 +75,8 @@ class Talks:
                 ]
                 replies = [words(stream, length, self.vocabulary) for length in lengths]
                 parts = list(zip([opening, *deltas], replies, strict=True))
-                made.append(Talk(scenario=scenario, member=member, parts=parts))
-        return made
+                talks.append(Talk(scenario=scenario, member=member, parts=parts))
+        return talks
 
 
 def talks(job: Mapping[str, Any]) -> Talks:

@@ -92,8 +92,8 @@ def _obey(
         gc.collect()
         gc.freeze()  # as `stateset-agents train` does; of every side
         forget_peak()
-        held = {"imported": imported, "resting": memory("VmRSS")}
-        return {"versions": versions(), "threads": threads(), **held}, task
+        memory_use = {"imported": imported, "resting": memory("VmRSS")}
+        return {"versions": versions(), "threads": threads(), **memory_use}, task
     if task is None:
         raise RuntimeError("prepare comes first")
     gc.collect()
@@ -103,20 +103,20 @@ def _obey(
         return {"in_use": memory("VmRSS"), "tensors": profiling.tensors()}, task
     clock = Clock()
     with clock:
-        told = dict(task.run(order["repetition"]))
-    own = {"wall": clock.wall, "cpu": clock.cpu, "peak": memory("VmHWM")}
-    return {**own, **told}, task
+        result = dict(task.run(order["repetition"]))
+    resources = {"wall": clock.wall, "cpu": clock.cpu, "peak": memory("VmHWM")}
+    return {**resources, **result}, task
 
 
 def versions() -> dict[str, str]:
     """Of Python and of those packages that this environment has."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    versions_found = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions_found[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions_found
 
 
 def threads() -> int:

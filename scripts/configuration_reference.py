@@ -68,8 +68,8 @@ def _table(model: type[Settings]) -> str:
         also = f" Also: {', '.join(f'`{alias}`' for alias in names[1:])}." if names[1:] else ""
         choices = ", ".join(f"`{choice}`" for choice in _choices(field))
         one_of = f" One of {choices}." if choices else ""
-        said = (field.description or "").replace("|", r"\|")
-        rows.append(f"| `{name}` | {shown} | {said}{one_of}{also} |")
+        description = (field.description or "").replace("|", r"\|")
+        rows.append(f"| `{name}` | {shown} | {description}{one_of}{also} |")
     return "\n".join(rows) + "\n"
 
 

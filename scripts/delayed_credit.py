@@ -66,12 +66,12 @@ class LatePay(RewardFunction):
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
         earned, outcome, right = [0.0] * len(trajectory.turns), 0.0, rights(trajectory)
-        said: list[int] = []
-        for turn, one in enumerate(trajectory.turns):
-            said.extend(one.completion.token_ids)
+        sampled: list[int] = []
+        for turn, turn_taken in enumerate(trajectory.turns):
+            sampled.extend(turn_taken.completion.token_ids)
             late = LATE[turn // 2]
             if turn % 2:
-                earned[turn] += 2.0 * (derive(trajectory.seed, *said) % 2) - 1.0
+                earned[turn] += 2.0 * (derive(trajectory.seed, *sampled) % 2) - 1.0
             elif late is None:
                 outcome += right[turn // 2]
             else:
@@ -93,7 +93,7 @@ def environment() -> ConversationEnvironment:
     """Sixteen conversations, one for each four letters."""
     scenarios = []
     for number in range(2 ** len(LATE)):
-        letters = [list(LETTERS)[number >> place & 1] for place in range(len(LATE))]
+        letters = [list(LETTERS)[number >> bit & 1] for bit in range(len(LATE))]
         lines = [line for letter in letters for line in (letter, NOISE)]
         name = f"{number}-{''.join(letters)}"
         scenarios.append({"id": name, "opening": lines[0], "context": {"script": lines[1:]}})
@@ -184,7 +184,7 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 def reached(curve: Curve) -> int | None:
     """Steps until the threshold, or None."""
-    hits = (place + WINDOW for place, value in enumerate(smooth(curve.right)) if value >= THRESHOLD)
+    hits = (index + WINDOW for index, value in enumerate(smooth(curve.right)) if value >= THRESHOLD)
     return next(hits, None)
 
 
@@ -194,20 +194,20 @@ def table(curves: Mapping[str, Sequence[Curve]], steps: int) -> str:
         f"| estimator | conversations to {THRESHOLD:.0%} right | tokens sampled | there | right at the end |",
         "|---|---|---|---|---|",
     ]
-    for name, own in curves.items():
-        hits = [reached(curve) for curve in own]
-        there = sum(hit is not None for hit in hits)
+    for name, seeds in curves.items():
+        hits = [reached(curve) for curve in seeds]
+        num_reached = sum(hit is not None for hit in hits)
         needed = sorted(steps + 1 if hit is None else hit for hit in hits)
 
         def talks(step: float) -> str:
             return f"{step * CONVERSATIONS:,.0f}" if step <= steps else f">{steps * CONVERSATIONS:,}"
 
         middle = median(needed)
-        sampled = median(curve.tokens[min(round(middle), steps) - 1] for curve in own)
-        end = fmean(fmean(curve.right[-WINDOW:]) for curve in own)
+        sampled = median(curve.tokens[min(round(middle), steps) - 1] for curve in seeds)
+        end = fmean(fmean(curve.right[-WINDOW:]) for curve in seeds)
         lines.append(
             f"| `{name}` | {talks(middle)} ({talks(needed[0])} to {talks(needed[-1])}) "
-            f"| {'' if middle <= steps else '>'}{sampled:,.0f} | {there} of {len(own)} | {end:.0%} |"
+            f"| {'' if middle <= steps else '>'}{sampled:,.0f} | {num_reached} of {len(seeds)} | {end:.0%} |"
         )
     return "\n".join(lines)
 
@@ -234,13 +234,13 @@ def picture(curves: Mapping[str, Sequence[Curve]], steps: int) -> str:
         parts.append(f"<text {middle}>{step * CONVERSATIONS:,}</text>")
     centre = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text x="{centre}" y="{HEIGHT - 8}" text-anchor="middle">conversations played</text>')
-    ends = {name: median(smooth(curve.right)[-1] for curve in own) for name, own in curves.items()}
+    ends = {name: median(smooth(curve.right)[-1] for curve in seeds) for name, seeds in curves.items()}
     heights = spaced({name: y(end) for name, end in ends.items()})
-    for (name, own), colour in zip(curves.items(), COLOURS, strict=False):
+    for (name, seeds), colour in zip(curves.items(), COLOURS, strict=False):
         middle_curve = [
-            median(values) for values in zip(*(smooth(curve.right) for curve in own), strict=True)
+            median(values) for values in zip(*(smooth(curve.right) for curve in seeds), strict=True)
         ]
-        points = " ".join(f"{x(place + WINDOW)},{y(value)}" for place, value in enumerate(middle_curve))
+        points = " ".join(f"{x(index + WINDOW)},{y(value)}" for index, value in enumerate(middle_curve))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{heights[name]}" fill="{colour}">{name}</text>')
     title = (
@@ -274,9 +274,9 @@ def main() -> None:
     chosen = parser.parse_args()
     jobs = [(name, seed) for name in chosen.estimators for seed in range(chosen.seeds)]
     with ProcessPoolExecutor(chosen.processes) as pool:
-        made = list(pool.map(partial(play, steps=chosen.steps, reply_tokens=chosen.reply_tokens), jobs))
+        results = list(pool.map(partial(play, steps=chosen.steps, reply_tokens=chosen.reply_tokens), jobs))
     curves = {
-        name: [curve for (own, _), curve in zip(jobs, made, strict=True) if own == name]
+        name: [curve for (played, _), curve in zip(jobs, results, strict=True) if played == name]
         for name in chosen.estimators
     }
     chosen.picture.parent.mkdir(parents=True, exist_ok=True)

@@ -24,10 +24,10 @@ AGENTS: dict[str, Callable[[], Agent]] = {"honest": HonestAgent, **DEGENERATE}
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("--families", nargs="+", default=["learnable", "full"], help="sets, or families")
-    made.add_argument("--each", type=int, default=100, help="scenarios of each family, at most 100")
-    return made
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--families", nargs="+", default=["learnable", "full"], help="sets, or families")
+    options.add_argument("--each", type=int, default=100, help="scenarios of each family, at most 100")
+    return options
 
 
 async def table(desk: RetailDesk, each: int) -> None:
@@ -40,8 +40,8 @@ async def table(desk: RetailDesk, each: int) -> None:
         agents["granter"] = Granter
     played = {name: await _play_all(desk, scenarios, make) for name, make in agents.items()}
     for family in desk.families:
-        own = [one for s, one in zip(scenarios, played["honest"], strict=True) if s.family == family]
-        print(f"  {family:20} {_success(own):7.1%} {_reward(own):6.2f} {len(own):5} scenarios, honest")
+        shown = [game for s, game in zip(scenarios, played["honest"], strict=True) if s.family == family]
+        print(f"  {family:20} {_success(shown):7.1%} {_reward(shown):6.2f} {len(shown):5} scenarios, honest")
     share = statistics.mean(desk.is_denial(scenario) for scenario in scenarios)
     print(f"  the right answer is no for {share:.1%}")
     for name, games in played.items():
@@ -56,19 +56,19 @@ async def _play_all(
 
 
 def _success(games: Sequence[Played]) -> float:
-    return statistics.mean(one.outcome.success is True for one in games)
+    return statistics.mean(game.outcome.success is True for game in games)
 
 
 def _twins(scenarios: Sequence[Scenario], games: Sequence[Played]) -> float:
     """How often both of a pair are right that differ in the one fact which turns the answer round."""
     pairs: dict[str, list[bool]] = {}
-    for scenario, one in zip(scenarios, games, strict=True):
-        pairs.setdefault(str(scenario.context["pair"]), []).append(one.outcome.success is True)
-    return statistics.mean(all(own) for own in pairs.values() if len(own) == 2)
+    for scenario, game in zip(scenarios, games, strict=True):
+        pairs.setdefault(str(scenario.context["pair"]), []).append(game.outcome.success is True)
+    return statistics.mean(all(shown) for shown in pairs.values() if len(shown) == 2)
 
 
 def _reward(games: Sequence[Played]) -> float:
-    return statistics.mean(one.reward for one in games)
+    return statistics.mean(game.reward for game in games)
 
 
 async def main(families: Sequence[str], each: int) -> None:
@@ -82,5 +82,5 @@ async def main(families: Sequence[str], each: int) -> None:
 
 
 if __name__ == "__main__":
-    given = parser().parse_args()
-    asyncio.run(main(given.families, given.each))
+    options = parser().parse_args()
+    asyncio.run(main(options.families, options.each))

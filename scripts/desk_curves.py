@@ -89,7 +89,7 @@ async def run(estimator: str, seed: int, steps: int) -> dict[str, Any]:
         config = load_experiment("examples/demo.yaml", changes)
         async with Experiment(config, callbacks=[watch], measures=False) as experiment:
             trainer = experiment.trainer
-            families = [one.family for one in trainer.environment.scenarios("validation")]
+            families = [scenario.family for scenario in trainer.environment.scenarios("validation")]
             before = verdicts(await trainer.evaluate())
             await experiment.train()
             number = len(trainer.environment.scenarios("test"))
@@ -112,9 +112,9 @@ def play(estimator: str, seed: int, steps: int, file: Path) -> None:
 
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    made = asyncio.run(run(estimator, seed, steps))
+    results = asyncio.run(run(estimator, seed, steps))
     beside = file.with_suffix(".part")
-    beside.write_text(json.dumps(made))
+    beside.write_text(json.dumps(results))
     beside.replace(file)
 
 
@@ -123,21 +123,21 @@ Runs = Mapping[str, Sequence[Mapping[str, Any]]]
 Unit = Literal["steps", "tokens", "cpu"]
 
 
-def spent(one: Mapping[str, Any], unit: Unit) -> list[float]:
+def spent(record: Mapping[str, Any], unit: Unit) -> list[float]:
     """What a run has spent when each step ends, and 0 before the first."""
-    each = [1.0] * len(one["success"]) if unit == "steps" else one[unit]
+    each = [1.0] * len(record["success"]) if unit == "steps" else record[unit]
     return [0.0, *accumulate(each)]
 
 
-def points(one: Mapping[str, Any], unit: Unit) -> list[tuple[float, str]]:
+def points(record: Mapping[str, Any], unit: Unit) -> list[tuple[float, str]]:
     """What was spent at each play of the validation scenarios, and their verdicts."""
-    so_far = spent(one, unit)
-    return [(so_far[int(step)], marks) for step, marks in one["validation"].items()]
+    so_far = spent(record, unit)
+    return [(so_far[int(step)], marks) for step, marks in record["validation"].items()]
 
 
-def solved(one: Mapping[str, Any], unit: Unit, budget: float) -> list[float]:
+def solved(record: Mapping[str, Any], unit: Unit, budget: float) -> list[float]:
     """Each validation scenario's success when that much is spent, between two plays in proportion."""
-    plays = points(one, unit)
+    plays = points(record, unit)
     for (left, before), (right, after) in pairwise(plays):
         if left <= budget <= right:
             share = (budget - left) / (right - left)
@@ -145,16 +145,16 @@ def solved(one: Mapping[str, Any], unit: Unit, budget: float) -> list[float]:
     raise ValueError(f"the run spent {plays[-1][0]:,.0f} and not {budget:,.0f}")
 
 
-def against(runs: Runs, name: str, other: str, unit: Unit, budget: float) -> str:
+def against(runs: Runs, name: str, reference: str, unit: Unit, budget: float) -> str:
     """The difference of two estimators in points with its interval, and what that says."""
     rows = [
-        [b - a for a, b in zip(solved(one, unit, budget), solved(two, unit, budget), strict=True)]
-        for one, two in zip(runs[other], runs[name], strict=True)
+        [b - a for a, b in zip(solved(record, unit, budget), solved(other, unit, budget), strict=True)]
+        for record, other in zip(runs[reference], runs[name], strict=True)
     ]
-    return told(rows)
+    return difference(rows)
 
 
-def told(rows: Sequence[Sequence[float]]) -> str:
+def difference(rows: Sequence[Sequence[float]]) -> str:
     """ "+3.2 [+0.5, +6.0] better": the mean of a table of differences, in points."""
     mean = fmean(fmean(row) for row in rows)
     interval = crossed_interval(rows)
@@ -169,29 +169,34 @@ def table(runs: Runs) -> str:
     """Markdown: success by steps, by tokens and by CPU time, and the same against the first estimator."""
     first, *_ = runs
     steps = len(runs[first][0]["success"])
-    budgets = {unit: min(spent(one, unit)[-1] for own in runs.values() for one in own) for unit in UNITS}
+    budgets = {
+        unit: min(spent(record, unit)[-1] for records in runs.values() for record in records)
+        for unit in UNITS
+    }
     heads = [f"after {step} steps" for step in (20, 40, steps)]
     lines = [
         f"| success | {' | '.join(heads)} | after {budgets['tokens'] / 1000:,.0f} thousand tokens "
         f"| after {budgets['cpu']:.0f} CPU s | test, after {steps} steps |",
         "|---" * (len(heads) + 4) + "|",
     ]
-    for name, own in runs.items():
-        shares = [fmean(fmean(solved(one, "steps", step)) for one in own) for step in (20, 40, steps)]
-        shares += [fmean(fmean(solved(one, unit, budgets[unit])) for one in own) for unit in UNITS]
-        shares.append(fmean(fmean(map(int, one["test"])) for one in own))
+    for name, records in runs.items():
+        shares = [
+            fmean(fmean(solved(record, "steps", step)) for record in records) for step in (20, 40, steps)
+        ]
+        shares += [fmean(fmean(solved(record, unit, budgets[unit])) for record in records) for unit in UNITS]
+        shares.append(fmean(fmean(map(int, record["test"])) for record in records))
         lines.append(f"| `{name}` | {' | '.join(f'{share:.1%}' for share in shares)} |")
     lines += ["", f"| points, against `{first}` | after 20 steps | after {steps} steps | at equal tokens |"]
     lines[-1] += " at equal CPU time | test |"
     lines.append("|---" * 6 + "|")
     for name in [name for name in runs if name != first]:
         tests = [
-            [int(b) - int(a) for a, b in zip(one["test"], two["test"], strict=True)]
-            for one, two in zip(runs[first], runs[name], strict=True)
+            [int(b) - int(a) for a, b in zip(record["test"], other["test"], strict=True)]
+            for record, other in zip(runs[first], runs[name], strict=True)
         ]
         cells = [against(runs, name, first, "steps", step) for step in (20, steps)]
         cells += [against(runs, name, first, unit, budgets[unit]) for unit in UNITS]
-        lines.append(f"| `{name}` | {' | '.join([*cells, told(tests)])} |")
+        lines.append(f"| `{name}` | {' | '.join([*cells, difference(tests)])} |")
     return "\n".join(lines)
 
 
@@ -215,15 +220,15 @@ def picture(runs: Runs) -> str:
     """An SVG of two panels: mean success on the validation scenarios by steps, and by sampled tokens."""
     axes: tuple[tuple[Unit, str], ...] = (("steps", "steps"), ("tokens", "thousand tokens sampled"))
     panels = []
-    for place, (unit, along) in enumerate(axes):
-        panels.append(f'<g transform="translate({place * WIDTH} 0)">{_panel(runs, unit, along)}</g>')
+    for index, (unit, along) in enumerate(axes):
+        panels.append(f'<g transform="translate({index * WIDTH} 0)">{_panel(runs, unit, along)}</g>')
     keys = "".join(
-        f'<text x="{LEFT + 110 * place}" y="20" fill="{COLOURS.get(name, "#111827")}">\u2014 {name}</text>'
-        for place, name in enumerate(runs)
+        f'<text x="{LEFT + 110 * index}" y="20" fill="{COLOURS.get(name, "#111827")}">\u2014 {name}</text>'
+        for index, name in enumerate(runs)
     )
     ends = ", ".join(
-        f"{name} {fmean(fmean(map(int, points(one, 'steps')[-1][1])) for one in own):.0%}"
-        for name, own in runs.items()
+        f"{name} {fmean(fmean(map(int, points(record, 'steps')[-1][1])) for record in records):.0%}"
+        for name, records in runs.items()
     )
     steps = len(next(iter(runs.values()))[0]["success"])
     seeds = len(next(iter(runs.values())))
@@ -238,10 +243,10 @@ def picture(runs: Runs) -> str:
 
 
 def _panel(runs: Runs, unit: Unit, along: str) -> str:
-    most = max(points(one, unit)[-1][0] for own in runs.values() for one in own)
+    highest = max(points(record, unit)[-1][0] for records in runs.values() for record in records)
 
     def x(value: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * value / most, 1)
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * value / highest, 1)
 
     def y(share: float) -> float:
         return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share, 1)
@@ -251,28 +256,30 @@ def _panel(runs: Runs, unit: Unit, along: str) -> str:
         parts.append(f'<path d="M{LEFT} {y(share)}H{WIDTH - RIGHT}" stroke="#e5e7eb"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(share) + 4}" text-anchor="end">{share:.0%}</text>')
     for part in range(5):
-        value = most * part / 4
-        said = f"{value:.0f}" if unit == "steps" else f"{value / 1000:.0f}"
-        parts.append(f'<text x="{x(value)}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{said}</text>')
+        value = highest * part / 4
+        label = f"{value:.0f}" if unit == "steps" else f"{value / 1000:.0f}"
+        parts.append(f'<text x="{x(value)}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
     parts.append(
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{along}</text>'
     )
-    for name, own in runs.items():
-        plays = [points(one, unit) for one in own]
+    for name, records in runs.items():
+        plays = [points(record, unit) for record in records]
         line = " ".join(
-            f"{x(fmean(one[k][0] for one in plays))},{y(fmean(fmean(map(int, one[k][1])) for one in plays))}"
-            for k in range(len(plays[0]))
+            f"{x(fmean(spent for spent, _ in at))},{y(fmean(fmean(map(int, marks)) for _, marks in at))}"
+            for at in zip(*plays, strict=True)
         )
         colour = COLOURS.get(name, "#111827")
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
     return "".join(parts)
 
 
-def kept(folder: Path, names: Sequence[str]) -> tuple[Runs, list[int]]:
+def stored_runs(folder: Path, names: Sequence[str]) -> tuple[Runs, list[int]]:
     """The runs of those seeds that every estimator has, and the seeds."""
-    found = {name: {int(p.stem.split("-")[1]): p for p in folder.glob(f"{name}-*.json")} for name in names}
-    seeds = sorted(set.intersection(*(set(own) for own in found.values())))
-    return {name: [json.loads(own[seed].read_text()) for seed in seeds] for name, own in found.items()}, seeds
+    files = {name: {int(p.stem.split("-")[1]): p for p in folder.glob(f"{name}-*.json")} for name in names}
+    seeds = sorted(set.intersection(*(set(records) for records in files.values())))
+    return {
+        name: [json.loads(records[seed].read_text()) for seed in seeds] for name, records in files.items()
+    }, seeds
 
 
 def main() -> None:
@@ -299,7 +306,7 @@ def main() -> None:
             if child.exitcode:
                 raise SystemExit(f"{file.stem} failed")
             print(f"{file.stem}: {time.monotonic() - started:.0f} s", flush=True)
-    runs, seeds = kept(chosen.folder, chosen.estimators)
+    runs, seeds = stored_runs(chosen.folder, chosen.estimators)
     if not seeds:
         raise SystemExit("no seed has been played by every estimator yet")
     made = f"Seeds {', '.join(map(str, seeds))}.\n\n{table(runs)}"
@@ -307,9 +314,9 @@ def main() -> None:
     if chosen.write:
         PICTURE.write_text(picture(runs), encoding="utf-8")
         page = PAGE.read_text(encoding="utf-8")
-        rest = page[page.index(f"\n{BEFORE}") :]
-        head = page[: -len(rest)].split(f"\n{TITLE}")[0]
-        PAGE.write_text(f"{head}\n{TITLE}\n\n{INTRODUCTION}\n{made}\n{rest}", encoding="utf-8")
+        after = page[page.index(f"\n{BEFORE}") :]
+        head = page[: -len(after)].split(f"\n{TITLE}")[0]
+        PAGE.write_text(f"{head}\n{TITLE}\n\n{INTRODUCTION}\n{made}\n{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

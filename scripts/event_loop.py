@@ -50,11 +50,11 @@ async def ask(address: str, requests: int) -> None:
 
     async with aiohttp.ClientSession() as session:
         started = time.perf_counter()
-        asked = []
+        latencies = []
         for number in range(requests):
             await asyncio.sleep(max(0.0, started + number / RATE - time.perf_counter()))
-            asked.append(asyncio.create_task(one(session)))
-        await asyncio.gather(*asked, return_exceptions=True)
+            latencies.append(asyncio.create_task(one(session)))
+        await asyncio.gather(*latencies, return_exceptions=True)
     print(json.dumps(took))
 
 
@@ -71,12 +71,12 @@ class Updates(Callback):
         self.begun.set()
 
 
-async def lags(found: list[float]) -> None:
+async def lags(seconds: list[float]) -> None:
     """How late the loop wakes, every 5 ms."""
     while True:
         due = time.perf_counter() + 0.005
         await asyncio.sleep(0.005)
-        found.append(time.perf_counter() - due)
+        seconds.append(time.perf_counter() - due)
 
 
 async def main(requests: int, episodes: int) -> None:
@@ -113,13 +113,13 @@ async def main(requests: int, episodes: int) -> None:
                 sys.executable, __file__, "--client", address, "--requests", str(requests),
                 stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
-            said, _ = await client.communicate()
+            output, _ = await client.communicate()
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
             await runner.cleanup()
         await training
-    took = json.loads(said)
+    took = json.loads(output)
     print(f"updates    {len(updates.seconds)}, of {min(updates.seconds):.2f} to {max(updates.seconds):.2f} s")
     print(f"requests   {requests}, lost {requests - len(took)}")
     for name, values in (("latency", took), ("loop lag", lag)):

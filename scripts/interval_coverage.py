@@ -79,8 +79,8 @@ def power(name: str, shift: float, n: int, experiments: int, seed: int = 0) -> f
 
 
 def _rate(differences: Draw, n: int, experiments: int, seed: int) -> float:
-    values = differences(np.random.default_rng([seed, n]), (experiments, n))
-    return float(np.mean([mean_verdict(one.tolist())[0] != "unclear" for one in values]))
+    samples = differences(np.random.default_rng([seed, n]), (experiments, n))
+    return float(np.mean([mean_verdict(sample.tolist())[0] != "unclear" for sample in samples]))
 
 
 def successes_told_apart(chance: float, tries: int, n: int, experiments: int) -> float:
@@ -115,7 +115,7 @@ def candidates(values: Values, draw: Random) -> dict[str, NDArray[np.bool_]]:
     signs = draw.choice([-1.0, 1.0], size=(n, 1999))
     flipped = np.abs(values @ signs) / n >= np.abs(mean)[:, None] - 1e-12
     percentile, studentised = _bootstraps(values, draw)
-    found = {
+    intervals = {
         "percentile bootstrap": (percentile[0] > 0) | (percentile[1] < 0),
         "Student's t": (np.abs(mean) > t * error) | ~has_spread,
         "Johnson's t": (np.abs(johnson) > t) | ~has_spread,
@@ -123,9 +123,9 @@ def candidates(values: Values, draw: Random) -> dict[str, NDArray[np.bool_]]:
         "bootstrap-t": (mean - studentised[1] * error > 0) | (mean - studentised[0] * error < 0),
         "sign flips": (flipped.sum(1) + 1) / 2000 <= 0.05,
     }
-    found["Student's and Hall's"] = found["Student's t"] & found["Hall's t"]
+    intervals["Student's and Hall's"] = intervals["Student's t"] & intervals["Hall's t"]
     differ = (np.abs(values) > 1e-12).sum(1) >= 6
-    return {name: rejects & differ for name, rejects in found.items()}
+    return {name: rejects & differ for name, rejects in intervals.items()}
 
 
 def _bootstraps(values: Values, draw: Random, resamples: int = 999) -> tuple[Values, Values]:
@@ -163,10 +163,10 @@ class Case:
 def coverage(case: Case, n: int, experiments: int, seed: int = 0) -> tuple[float, float]:
     """The share of the experiments with an interval in which it holds the truth, and of those with one."""
     draw = np.random.default_rng([seed, n])
-    found = [case.sample(draw, n) for _ in range(experiments)]
-    given = [one for one in found if one is not None]
-    held = sum(low - 1e-9 <= case.truth <= high + 1e-9 for low, high in given)
-    return (held / len(given) if given else math.nan), len(given) / experiments
+    intervals = [case.sample(draw, n) for _ in range(experiments)]
+    known = [interval for interval in intervals if interval is not None]
+    num_holding = sum(low - 1e-9 <= case.truth <= high + 1e-9 for low, high in known)
+    return (num_holding / len(known) if known else math.nan), len(known) / experiments
 
 
 CHANCES: dict[str, Draw] = {
@@ -217,8 +217,8 @@ def _twins_case(population: str) -> Case:
     truth = float(chances.prod(1).mean())
 
     def sample(draw: Random, n: int) -> Interval:
-        both = draw.random((4, n, 2)) < CHANCES[population](draw, (n, 2))
-        return share_interval(both.all(2).mean(0).tolist())
+        successes = draw.random((4, n, 2)) < CHANCES[population](draw, (n, 2))
+        return share_interval(successes.all(2).mean(0).tolist())
 
     return Case(
         interval="twins: four tries", population=f"{population} ({truth:.3f})", truth=truth, sample=sample
@@ -360,11 +360,11 @@ def candidates_table(experiments: int) -> list[str]:
     for _, values, n in (*columns, *shifted):
         draw = np.random.default_rng([1, n])
         sample = values(draw, (experiments, n))
-        found = candidates(sample, draw)
-        found["taken: `mean_verdict`"] = np.array(
-            [mean_verdict(one.tolist())[0] != "unclear" for one in sample]
+        intervals = candidates(sample, draw)
+        intervals["taken: `mean_verdict`"] = np.array(
+            [mean_verdict(values.tolist())[0] != "unclear" for values in sample]
         )
-        for name, rejects in found.items():
+        for name, rejects in intervals.items():
             rows.setdefault(name, []).append(f"{100 * rejects.mean():.1f}")
     heads = [head for head, _, _ in (*columns, *shifted)]
     lines = [f"| says a difference, % | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
@@ -385,8 +385,8 @@ def verdicts_table(experiments: int) -> list[str]:
             rates = [
                 f"{100 * successes_told_apart(chance, tries, n, experiments):.1f}" for n in VERDICT_SIZES
             ]
-            how = "one try" if tries == 1 else f"{tries} tries"
-            lines.append(f"| by success, {how}; both {chance:.0%} | {' | '.join(rates)} |")
+            label = "one try" if tries == 1 else f"{tries} tries"
+            lines.append(f"| by success, {label}; both {chance:.0%} | {' | '.join(rates)} |")
     return lines
 
 
@@ -396,9 +396,9 @@ def coverage_table(experiments: int) -> list[str]:
     for case in CASES:
         cells = []
         for n in case.sizes:
-            held, given = coverage(case, n, experiments)
-            without = f" (none in {100 * (1 - given):.0f} %)" if given < 0.995 else ""
-            cells.append(f"{100 * held:.1f} at {n}{without}")
+            holding, known = coverage(case, n, experiments)
+            without = f" (none in {100 * (1 - known):.0f} %)" if known < 0.995 else ""
+            cells.append(f"{100 * holding:.1f} at {n}{without}")
         lines.append(f"| {case.interval} | {case.population} | {', '.join(cells)} |")
     return lines
 
@@ -446,13 +446,13 @@ def main() -> int:
     parser.add_argument("--experiments", type=int, default=2000)
     parser.add_argument("--write", action="store_true", help="into docs/measuring.md")
     args = parser.parse_args()
-    made = section(args.experiments)
-    print(made)
+    text = section(args.experiments)
+    print(text)
     if args.write:
         page = PAGE.read_text(encoding="utf-8")
-        head, _, rest = page.partition(TITLE) if TITLE in page else page.partition(BEFORE)
-        tail = rest.partition(BEFORE)[2] if TITLE in page else rest
-        PAGE.write_text(f"{head}{made}\n{BEFORE}{tail}", encoding="utf-8")
+        head, _, after_title = page.partition(TITLE) if TITLE in page else page.partition(BEFORE)
+        tail = after_title.partition(BEFORE)[2] if TITLE in page else after_title
+        PAGE.write_text(f"{head}{text}\n{BEFORE}{tail}", encoding="utf-8")
     return 0
 
 

@@ -121,7 +121,7 @@ async def tools(rounds: int, num_steps: int, folder: str) -> None:
             lines = steps.lines[2:]
             seconds = sum(line["time/step"] for line in lines)
             per_second[staleness].append(sum(line["rollout/conversations"] for line in lines) / seconds)
-            said = {
+            result = {
                 "round": number,
                 "max_staleness": staleness,
                 "conversations_per_second": round(per_second[staleness][-1], 3),
@@ -131,10 +131,12 @@ async def tools(rounds: int, num_steps: int, folder: str) -> None:
             if staleness:
                 updating = sum(line["time/update"] for line in lines)
                 share.append(sum(line["overlap/share"] * line["time/update"] for line in lines) / updating)
-                said["overlap_share"] = round(share[-1], 3)
-                said["staleness_max"] = max(line["staleness/max"] for line in lines)
-            print(json.dumps(said), flush=True)
-    ratios = [one / none for none, one in zip(per_second[0], per_second[1], strict=True)]
+                result["overlap_share"] = round(share[-1], 3)
+                result["staleness_max"] = max(line["staleness/max"] for line in lines)
+            print(json.dumps(result), flush=True)
+    ratios = [
+        with_overlap / without for without, with_overlap in zip(per_second[0], per_second[1], strict=True)
+    ]
     print(
         json.dumps(
             {
@@ -152,15 +154,15 @@ async def desk(seeds: Sequence[int], num_steps: int, folder: str, *, slow: bool)
         for staleness in (0, 1):
             steps = Steps(until_goal=True)
             await train(steps, folder, slow=slow, seed=seed, max_staleness=staleness, max_steps=num_steps)
-            said: dict[str, Any] = {"seed": seed, "max_staleness": staleness, "reached": steps.reached}
+            result: dict[str, Any] = {"seed": seed, "max_staleness": staleness, "reached": steps.reached}
             if staleness:
-                said["overlap_share"] = round(
+                result["overlap_share"] = round(
                     statistics.fmean(line["overlap/share"] for line in steps.lines), 3
                 )
-                said["weight_truncated"] = round(
+                result["weight_truncated"] = round(
                     statistics.fmean(line["policy/weight_truncated"] for line in steps.lines), 5
                 )
-            print(json.dumps(said), flush=True)
+            print(json.dumps(result), flush=True)
 
 
 def main() -> None:
@@ -170,12 +172,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=None, help="of each training, 8 or at most 110")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if given.what == "tools":
-            asyncio.run(tools(given.rounds, given.steps or 8, folder))
+        if options.what == "tools":
+            asyncio.run(tools(options.rounds, options.steps or 8, folder))
         else:
-            asyncio.run(desk(given.seeds, given.steps or 110, folder, slow=given.what == "slow-desk"))
+            asyncio.run(desk(options.seeds, options.steps or 110, folder, slow=options.what == "slow-desk"))
 
 
 if __name__ == "__main__":

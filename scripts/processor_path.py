@@ -83,7 +83,9 @@ def probe(environment: dict[str, str]) -> Taken:
     )
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
-    start, own, torchs, onednns = re.split(r"^probe:(?:own|torch|onednn)$", done.stdout, flags=re.MULTILINE)
+    start, own_probe, torchs, onednns = re.split(
+        r"^probe:(?:own|torch|onednn)$", done.stdout, flags=re.MULTILINE
+    )
     facts = dict(re.findall(r"^probe:(\S+) (.*)$", start, re.MULTILINE))
     enabled = re.search(r"\((Intel\(R\) [^()]*)\) enabled processors", done.stdout)
     mode = re.search(r"CNR:\S+", torchs)
@@ -91,8 +93,8 @@ def probe(environment: dict[str, str]) -> Taken:
     return Taken(
         aten=facts["aten"],
         onednn=", ".join(re.findall(kernels, onednns)) or "none",
-        mkl=" ".join(found for found in (enabled and enabled[1], mode and mode[0]) if found) or "none",
-        fast_linears=bool(re.search(kernels, own)),
+        mkl=" ".join(setting for setting in (enabled and enabled[1], mode and mode[0]) if setting) or "none",
+        fast_linears=bool(re.search(kernels, own_probe)),
     )
 
 
@@ -108,8 +110,8 @@ def refusals(path: Path, taken: Taken) -> list[str]:
 def main(words: list[str]) -> int:
     """`NAME COMMAND...`: the command's exit status, or 2 where the path was not taken."""
     if not words or words[0] not in PATHS:
-        given = words[0] if words else "nothing"
-        print(f"the path must be one of {', '.join(PATHS)}, got {given}", file=sys.stderr)
+        requested = words[0] if words else "nothing"
+        print(f"the path must be one of {', '.join(PATHS)}, got {requested}", file=sys.stderr)
         return 2
     name, *command = words
     path = PATHS[name]

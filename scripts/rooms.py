@@ -71,7 +71,7 @@ def folders() -> list[Folder]:
     paths = sorted(PACKAGE.rglob("*.py"))
     modules = {_dotted(path): path for path in paths if path.stem != "__init__"}
     imports = {name: set(module_imports(path)) & modules.keys() for name, path in modules.items()}
-    found = []
+    listed = []
     for folder in sorted({path.parent for path in paths}):
         prefix = _dotted(folder / "__init__.py") + "."
         inside = {
@@ -79,11 +79,11 @@ def folders() -> list[Folder]:
         }
         arrows: dict[str, set[str]] = {thing: set() for thing in inside.values()}
         for name, thing in inside.items():
-            arrows[thing] |= {inside[other] for other in imports[name] if other in inside} - {thing}
+            arrows[thing] |= {inside[imported] for imported in imports[name] if imported in inside} - {thing}
         if arrows:
-            frozen = {thing: frozenset(others) for thing, others in arrows.items()}
-            found.append(Folder(prefix.rstrip(".").replace(".", "/"), frozen))
-    return found
+            frozen = {thing: frozenset(targets) for thing, targets in arrows.items()}
+            listed.append(Folder(prefix.rstrip(".").replace(".", "/"), frozen))
+    return listed
 
 
 def _dotted(path: Path) -> str:
@@ -125,24 +125,24 @@ def executed_by_a_step() -> tuple[int, int]:
 
 def tables(*, with_step: bool) -> str:
     """Markdown."""
-    found = folders()
-    circles = [folder.name for folder in found if _is_circular(folder)]
+    listed = folders()
+    circles = [folder.name for folder in listed if _is_circular(folder)]
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py"))
     rows = [
-        ("rooms at the top", str(len(found[0].arrows))),
-        ("floors at the top", str(found[0].floors())),
+        ("rooms at the top", str(len(listed[0].arrows))),
+        ("floors at the top", str(listed[0].floors())),
         ("folders with a circle", ", ".join(circles) or "0"),
         ("lines of Python", f"{lines:,}"),
     ]
     if with_step:
         functions, files = executed_by_a_step()
         rows.append(("functions and files that one step of the demo runs", f"{functions} in {files}"))
-    whole = ["| the package | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    package = ["| the package | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
     parts = ["| folder | things | floors | arrows |", "|---|---|---|---|"]
-    for folder in found:
+    for folder in listed:
         arrows = sum(map(len, folder.arrows.values()))
         parts.append(f"| `{folder.name}` | {len(folder.arrows)} | {folder.floors()} | {arrows} |")
-    return "\n".join([*whole, "", *parts, ""])
+    return "\n".join([*package, "", *parts, ""])
 
 
 def _is_circular(folder: Folder) -> bool:

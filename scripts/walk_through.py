@@ -41,7 +41,7 @@ METRICS = (
 )
 
 
-def said(message: Message) -> str:
+def text_of(message: Message) -> str:
     """`agent    where is my order`, tool calls as the model writes them."""
     calls = [f"{call.name}({', '.join(map(str, call.arguments.values()))})" for call in message.tool_calls]
     role = "agent" if message.role == "assistant" else message.role
@@ -54,12 +54,12 @@ def token_table(agent: MultiTurnAgent, walked: Trajectory) -> str:
     rows = ["place  id   mask  log-prob  token"]
     shown = sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in walked.turns[:2])
     columns = zip(walked.token_ids, walked.action_mask, walked.logprobs, strict=True)
-    for place, (token, bit, logprob) in enumerate(columns):
-        if place == shown:
+    for index, (token, bit, logprob) in enumerate(columns):
+        if index == shown:
             rows.append(f"  ... {len(walked.token_ids) - shown} more")
             break
         value = f"{logprob:8.3f}".replace("-0.000", " 0.000") if bit else "       ."
-        rows.append(f"{place:5}  {token:3}  {bit:4}  {value}  {raw.decode([token])}")
+        rows.append(f"{index:5}  {token:3}  {bit:4}  {value}  {raw.decode([token])}")
     return "\n".join(rows)
 
 
@@ -68,11 +68,11 @@ def group_table(group: TrajectoryGroup, config: TrainingConfig) -> str:
     rows = ["member  success  reward  advantage  agent tokens  loss of each of its tokens"]
     samples = assign_credit([group], config).samples
     number = len(samples)
-    for member, (one, sample) in enumerate(zip(group.trajectories, samples, strict=True)):
-        advantage, length = sample.advantages[0], one.num_agent_tokens
+    for member, (trajectory, sample) in enumerate(zip(group.trajectories, samples, strict=True)):
+        advantage, length = sample.advantages[0], trajectory.num_agent_tokens
         per_token = -advantage / (number * length)
         rows.append(
-            f"{member:6}  {one.success!s:7}  {one.reward:6.2f}  {advantage:9.3f}  {length:12}  "
+            f"{member:6}  {trajectory.success!s:7}  {trajectory.reward:6.2f}  {advantage:9.3f}  {length:12}  "
             f"{per_token:+.4f}"
         )
     return "\n".join(rows)
@@ -97,7 +97,7 @@ async def walk() -> dict[str, str]:
             [group] = await trainer.generate_trajectories([scenario])
             walked = group.trajectories[WALKED]
             metrics = await trainer.training_step([group])
-            after = [await total_logprob(agent, one) for one in group.trajectories]
+            after = [await total_logprob(agent, trajectory) for trajectory in group.trajectories]
     assert walked.outcome is not None
     facts = ("family", "order_id", "item", "status", "days", "arrives", "price")
     earned = [turn.reward or 0.0 for turn in walked.turns]
@@ -106,7 +106,7 @@ async def walk() -> dict[str, str]:
             [f"id       {scenario.id}", f"family   {scenario.family}", f"opening  {scenario.opening}"]
             + [f"context  {fact} = {scenario.context[fact]}" for fact in facts if fact in scenario.context]
         ),
-        "conversation": "\n".join(said(message) for message in walked.messages),
+        "conversation": "\n".join(text_of(message) for message in walked.messages),
         "tokens": token_table(agent, walked),
         "reward": "\n".join(
             [f"turn {number}   {reward:+.2f}" for number, reward in enumerate(earned, start=1)]
@@ -117,9 +117,9 @@ async def walk() -> dict[str, str]:
         "step": "\n".join(
             ["member  advantage sign  log-prob of all it said: before -> after"]
             + [
-                f"{member:6}  {'+' if (one.reward or 0) > mean(group) else '-':14}  "
-                f"{sum(one.logprobs):8.3f} -> {now:8.3f}"
-                for member, (one, now) in enumerate(zip(group.trajectories, after, strict=True))
+                f"{member:6}  {'+' if (trajectory.reward or 0) > mean(group) else '-':14}  "
+                f"{sum(trajectory.logprobs):8.3f} -> {now:8.3f}"
+                for member, (trajectory, now) in enumerate(zip(group.trajectories, after, strict=True))
             ]
         ),
         "metrics": "\n".join(f"{name:24} {metrics[name]:z.4f}" for name in METRICS if name in metrics),
@@ -131,26 +131,26 @@ def mean(group: TrajectoryGroup) -> float:
     return sum(reward or 0.0 for reward in group.rewards) / len(group.rewards)
 
 
-async def total_logprob(agent: MultiTurnAgent, one: Trajectory) -> float:
+async def total_logprob(agent: MultiTurnAgent, trajectory: Trajectory) -> float:
     """What the agent's tokens of a trajectory are worth to the weights that it speaks with now."""
-    scores = await agent.backend.score(one.token_ids)
-    return sum(score for score, bit in zip(scores, one.action_mask[1:], strict=True) if bit)
+    scores = await agent.backend.score(trajectory.token_ids)
+    return sum(score for score, bit in zip(scores, trajectory.action_mask[1:], strict=True) if bit)
 
 
 def with_blocks(page: str, blocks: dict[str, str]) -> str:
     """The page with each block in its fence."""
     return re.sub(
         r'(```text walk="(\w+)"\n).*?^(```$)',
-        lambda found: f"{found[1]}{blocks[found[2]]}\n{found[3]}",
+        lambda match: f"{match[1]}{blocks[match[2]]}\n{match[3]}",
         page,
         flags=re.DOTALL | re.MULTILINE,
     )
 
 
 if __name__ == "__main__":
-    made = asyncio.run(walk())
+    values = asyncio.run(walk())
     if "--write" in sys.argv[1:]:
-        PAGE.write_text(with_blocks(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
+        PAGE.write_text(with_blocks(PAGE.read_text(encoding="utf-8"), values), encoding="utf-8")
     else:
-        for name, block in made.items():
+        for name, block in values.items():
             print(f"--- {name}\n{block}\n")

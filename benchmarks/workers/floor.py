@@ -35,8 +35,8 @@ def product(inputs: int, outputs: int, rows: int) -> tuple[Product, bool]:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
         def fast(x: Tensor) -> Tensor:
-            made: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-            return made
+            product_x: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+            return product_x
 
         if torch.allclose(fast(example), plain(example), atol=1e-4, rtol=1e-4):
             return fast, True
@@ -71,15 +71,21 @@ class Floor:
     def _products(
         shapes: list[tuple[int, int]], rows: int, times: int
     ) -> tuple[list[tuple[Product, Tensor]], int, bool]:
-        made = [(product(inputs, outputs, rows), torch.randn(rows, inputs)) for inputs, outputs in shapes]
-        return [(one, x) for (one, _), x in made], times, all(packed for (_, packed), _ in made)
+        product_x = [
+            (product(inputs, outputs, rows), torch.randn(rows, inputs)) for inputs, outputs in shapes
+        ]
+        return (
+            [(product_call, x) for (product_call, _), x in product_x],
+            times,
+            all(packed for (_, packed), _ in product_x),
+        )
 
     def run(self, repetition: int) -> Mapping[str, float]:
         with torch.inference_mode():
             for products, times, _ in self.work:
                 for _ in range(times):
-                    for one, x in products:
-                        one(x)
+                    for product_call, x in products:
+                        product_call(x)
         return {"tokens": self.sampled, "packed": float(all(packed for _, _, packed in self.work))}
 
     def close(self) -> None:

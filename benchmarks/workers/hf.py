@@ -24,13 +24,13 @@ def load(folder: str) -> Any:
 
 def logprobs(folder: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
     """[T - 1] of each row's tokens after those before them."""
-    model, made = load(folder).eval(), []
+    model, result = load(folder).eval(), []
     for row in rows:
         ids = torch.tensor([list(row)])
         with torch.inference_mode():
             scores = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
-        made.append(scores.gather(1, ids[0, 1:, None])[:, 0].tolist())
-    return made
+        result.append(scores.gather(1, ids[0, 1:, None])[:, 0].tolist())
+    return result
 
 
 def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
@@ -38,9 +38,9 @@ def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
     width = max(len(row) for row in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     seen = torch.zeros(len(rows), width, dtype=torch.long)
-    for place, row in enumerate(rows):
-        ids[place, width - len(row) :] = torch.tensor(row)
-        seen[place, width - len(row) :] = 1
+    for index, row in enumerate(rows):
+        ids[index, width - len(row) :] = torch.tensor(row)
+        seen[index, width - len(row) :] = 1
     return {"input_ids": ids, "attention_mask": seen}
 
 
@@ -61,7 +61,7 @@ def generate(model: Any, batch: Sequence[Request], **settings: Any) -> list[list
     """The sampled tokens of each request, from the full distribution."""
     inputs = left_padded([request.ids for request in batch])
     with torch.inference_mode():
-        made = model.generate(
+        result = model.generate(
             **inputs,
             do_sample=True,
             temperature=1.0,
@@ -72,7 +72,7 @@ def generate(model: Any, batch: Sequence[Request], **settings: Any) -> list[list
             pad_token_id=0,
             **settings,
         )
-    fresh = made[:, inputs["input_ids"].shape[1] :].tolist()
+    fresh = result[:, inputs["input_ids"].shape[1] :].tolist()
     return [row[: request.reply] for row, request in zip(fresh, batch, strict=True)]
 
 
@@ -106,13 +106,13 @@ class Prefill:
 
     def run(self, repetition: int) -> Mapping[str, float]:
         clock, forwarded = Clock(), 0
-        given = self.talks.given(repetition)
+        requests = self.talks.requests(repetition)
         for turn in range(self.talks.turns):
-            histories = [talk.history(turn) for talk in given]
+            histories = [talk.history(turn) for talk in requests]
             with clock:
                 generate(self.model, [Request(history, 1) for history in histories])
             forwarded += sum(len(history) for history in histories)
-        tokens = sum(len(talk.history(self.talks.turns - 1)) for talk in given)
+        tokens = sum(len(talk.history(self.talks.turns - 1)) for talk in requests)
         return {"wall": clock.wall, "cpu": clock.cpu, "tokens": tokens, "forwarded": forwarded}
 
     def close(self) -> None:
@@ -131,11 +131,11 @@ class Rollout:
         self.waits = [self.talks.waits(row) for row in range(self.talks.rows)]
 
     def run(self, repetition: int) -> Mapping[str, float]:
-        given = self.talks.given(repetition)
-        histories: list[list[int]] = [[] for _ in given]
+        requests = self.talks.requests(repetition)
+        histories: list[list[int]] = [[] for _ in requests]
         sampled = 0
         for turn in range(self.talks.turns):
-            for talk, history in zip(given, histories, strict=True):
+            for talk, history in zip(requests, histories, strict=True):
                 history.extend(talk.parts[turn][0])
             batch = [Request(history, self.talks.reply) for history in histories]
             for history, reply in zip(histories, generate(self.model, batch), strict=True):
@@ -156,7 +156,7 @@ class Update:
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self.model = load(job["model"]).train()
-        self.rows = talks(job).given()
+        self.rows = talks(job).requests()
         self.pieces: int = job.get("settings", {}).get("pieces", 1)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.01)
 
@@ -181,10 +181,10 @@ class Update:
         ids = torch.zeros(len(rows), width, dtype=torch.long)
         seen = torch.zeros(len(rows), width, dtype=torch.long)
         mask = torch.zeros(len(rows), width)
-        for place, row in enumerate(rows):
-            ids[place, : len(row.ids)] = torch.tensor(row.ids)
-            seen[place, : len(row.ids)] = 1
-            mask[place, : len(row.ids)] = torch.tensor(row.mask, dtype=torch.float)
+        for index, row in enumerate(rows):
+            ids[index, : len(row.ids)] = torch.tensor(row.ids)
+            seen[index, : len(row.ids)] = 1
+            mask[index, : len(row.ids)] = torch.tensor(row.mask, dtype=torch.float)
         logits = self.model(input_ids=ids, attention_mask=seen, use_cache=False).logits
         chosen = logits[:, :-1].log_softmax(dim=-1).gather(2, ids[:, 1:, None]).squeeze(2)
         ratio = (chosen - chosen.detach()).exp()
@@ -198,16 +198,16 @@ class Update:
 
 def group_advantages(rows: Sequence[Talk]) -> list[float]:
     """Rewards against their group's mean and deviation; never all zero, or the update would be free."""
-    made = [0.0] * len(rows)
+    result = [0.0] * len(rows)
     for scenario in {row.scenario for row in rows}:
-        places = [place for place, row in enumerate(rows) if row.scenario == scenario]
-        rewards = torch.tensor([rows[place].reward for place in places])
+        indices = [index for index, row in enumerate(rows) if row.scenario == scenario]
+        rewards = torch.tensor([rows[index].reward for index in indices])
         values = (rewards - rewards.mean()) / (rewards.std(unbiased=False) + 1e-6)
-        for place, value in zip(places, values.tolist(), strict=True):
-            made[place] = value
-    if not any(made):
+        for index, value in zip(indices, values.tolist(), strict=True):
+            result[index] = value
+    if not any(result):
         raise RuntimeError("all advantages are 0: nothing would be timed")
-    return made
+    return result
 
 
 TASKS: dict[str, Callable[[Mapping[str, Any]], Task]] = {

@@ -69,13 +69,13 @@ class Decode(Generating):
     async def _everyone(self, repetition: int) -> int:
         free = asyncio.Semaphore(self.slots)
 
-        async def one(number: int) -> int:
+        async def play(number: int) -> int:
             request = self.requests[number]
             params = SamplingParams(max_new_tokens=request.reply, stream=1000 * repetition + number)
             async with free:
                 return len((await self.backend.generate(request.ids, params)).token_ids)
 
-        return sum(await asyncio.gather(*(one(number) for number in range(len(self.requests)))))
+        return sum(await asyncio.gather(*(play(number) for number in range(len(self.requests)))))
 
 
 class Prefill(Generating):
@@ -91,24 +91,24 @@ class Prefill(Generating):
 
     async def _rounds(self, repetition: int) -> Mapping[str, float]:
         clock = Clock()
-        given = self.talks.given(repetition)
+        requests = self.talks.requests(repetition)
         episodes = [next(self.episodes) for _ in range(self.talks.scenarios)]
-        sessions = [Session(episodes[talk.scenario], talk.member) for talk in given]
-        rows: list[list[int]] = [[] for _ in given]
+        sessions = [Session(episodes[talk.scenario], talk.member) for talk in requests]
+        rows: list[list[int]] = [[] for _ in requests]
 
-        async def say(place: int, tokens: int) -> None:
-            params = SamplingParams(max_new_tokens=tokens, stream=len(rows[place]) * 1000 + place)
-            done = await self.backend.generate(rows[place], params, session=sessions[place])
-            rows[place].extend(done.token_ids)
+        async def say(index: int, tokens: int) -> None:
+            params = SamplingParams(max_new_tokens=tokens, stream=len(rows[index]) * 1000 + index)
+            done = await self.backend.generate(rows[index], params, session=sessions[index])
+            rows[index].extend(done.token_ids)
 
         for turn in range(self.talks.turns):
-            for row, talk in zip(rows, given, strict=True):
+            for row, talk in zip(rows, requests, strict=True):
                 row.extend(talk.parts[turn][0])
             tokens = sum(len(row) for row in rows)
             with clock:
-                await asyncio.gather(*(say(place, 1) for place in range(len(rows))))
+                await asyncio.gather(*(say(index, 1) for index in range(len(rows))))
             if turn + 1 < self.talks.turns:
-                await asyncio.gather(*(say(place, self.talks.reply - 1) for place in range(len(rows))))
+                await asyncio.gather(*(say(index, self.talks.reply - 1) for index in range(len(rows))))
         for session in sessions:
             await self.backend.release(session)
         return {"wall": clock.wall, "cpu": clock.cpu, "tokens": tokens}
@@ -196,7 +196,7 @@ class Step(Training):
     """A whole step: rollouts, scores, update, new weights for the rollouts."""
 
     def run(self, repetition: int) -> Mapping[str, float]:
-        return told(self.wait(self.trainer.step()))
+        return reported(self.wait(self.trainer.step()))
 
 
 class Rollout(Training):
@@ -206,7 +206,7 @@ class Rollout(Training):
         first = (repetition + 1) * self.talks.scenarios
         scenarios = [self.scenario(first + number) for number in range(self.talks.scenarios)]
         groups = self.wait(self.trainer.generate_trajectories(scenarios))
-        return {"tokens": sum(one.num_agent_tokens for group in groups for one in group.trajectories)}
+        return {"tokens": sum(play.num_agent_tokens for group in groups for play in group.trajectories)}
 
 
 class Update(Training):
@@ -214,19 +214,19 @@ class Update(Training):
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         super().__init__(job)
-        given = self.talks.given()
+        requests = self.talks.requests()
         # In a process of its own: what the full logits take would be there for the update to use again.
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            scores = pool.submit(logprobs, job["model"], [talk.ids for talk in given]).result()
-        made: dict[int, list[Trajectory]] = {}
-        for talk, row in zip(given, scores, strict=True):
-            made.setdefault(talk.scenario, []).append(trajectory(talk, [0.0, *row]))
+            scores = pool.submit(logprobs, job["model"], [talk.ids for talk in requests]).result()
+        groups: dict[int, list[Trajectory]] = {}
+        for talk, row in zip(requests, scores, strict=True):
+            groups.setdefault(talk.scenario, []).append(trajectory(talk, [0.0, *row]))
         self.groups = [
-            TrajectoryGroup(key=str(key), trajectories=tuple(members)) for key, members in made.items()
+            TrajectoryGroup(key=str(key), trajectories=tuple(members)) for key, members in groups.items()
         ]
 
     def run(self, repetition: int) -> Mapping[str, float]:
-        return told(self.wait(self.trainer.training_step(self.groups)))
+        return reported(self.wait(self.trainer.training_step(self.groups)))
 
 
 def trajectory(talk: Talk, scores: Sequence[float]) -> Trajectory:
@@ -248,7 +248,7 @@ def trajectory(talk: Talk, scores: Sequence[float]) -> Trajectory:
     return Trajectory(scenario=scenario, member=talk.member, turns=tuple(turns), reward=talk.reward)
 
 
-def told(metrics: Mapping[str, float]) -> Mapping[str, float]:
+def reported(metrics: Mapping[str, float]) -> Mapping[str, float]:
     """Tokens and the split of a step's time; raises RuntimeError where nothing was trained."""
     if metrics.get("optimizer/skipped") or not metrics["optimizer/grad_norm"]:
         raise RuntimeError("nothing was trained: all advantages are 0")
@@ -273,7 +273,7 @@ class Demo(Async):
         metrics = self.wait(self.trainer.step())
         conversations = metrics["rollout/conversations"]
         return {
-            **told(metrics),
+            **reported(metrics),
             "conversations": conversations,
             "successes": round(conversations * metrics["success/rate"]),
         }

@@ -31,9 +31,9 @@ class Demo:
     def run(self, repetition: int) -> Mapping[str, float]:
         played = self.loop.run_until_complete(self.trainer.step())
         return {
-            "tokens": sum(one.num_agent_tokens for one in played),
+            "tokens": sum(trajectory.num_agent_tokens for trajectory in played),
             "conversations": len(played),
-            "successes": sum(one.success is True for one in played),
+            "successes": sum(trajectory.success is True for trajectory in played),
         }
 
     def close(self) -> None:

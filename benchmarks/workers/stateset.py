@@ -107,7 +107,7 @@ class Turns:
         metrics = await self.trainer.training_step(groups)
         if not metrics["optimizer_step"] or not metrics["advantage_std"]:
             raise RuntimeError(f"nothing was trained: {metrics}")
-        turns = [turn for group in groups for one in group.trajectories for turn in one.turns]
+        turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
         spoken = [turn.metadata["token_ids"] for turn in turns if turn.role == "assistant"]
         return {"tokens": sum(len(ids) for ids in spoken)}
 

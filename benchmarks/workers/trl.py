@@ -45,7 +45,10 @@ class Gate(TrainerCallback):
 
 def even(completions: Sequence[Any], **kwargs: Any) -> list[float]:
     """The score that every side uses."""
-    return [score(one if isinstance(one, str) else one[0]["content"]) for one in completions]
+    return [
+        score(completion if isinstance(completion, str) else completion[0]["content"])
+        for completion in completions
+    ]
 
 
 class Training:
@@ -209,13 +212,13 @@ class Update(Training):
         return self._hand_out
 
     def _hand_out(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        given = self.talks.given()
-        cuts = [len(talk.history(0)) for talk in given]
+        requests = self.talks.requests()
+        cuts = [len(talk.history(0)) for talk in requests]
         return {
-            "prompt_ids": [talk.ids[:cut] for talk, cut in zip(given, cuts, strict=True)],
-            "completion_ids": [talk.ids[cut:] for talk, cut in zip(given, cuts, strict=True)],
+            "prompt_ids": [talk.ids[:cut] for talk, cut in zip(requests, cuts, strict=True)],
+            "completion_ids": [talk.ids[cut:] for talk, cut in zip(requests, cuts, strict=True)],
             "logprobs": None,
-            "env_mask": [talk.mask[cut:] for talk, cut in zip(given, cuts, strict=True)],
+            "env_mask": [talk.mask[cut:] for talk, cut in zip(requests, cuts, strict=True)],
         }
 
 

@@ -104,19 +104,19 @@ class _Changes:
 
     def apply(self, text: str, draw: random.Random) -> str:
         first, *words = text.split()
-        kept = [first]
+        words_out = [first]
         for word in words:
             if self.value.search(word):
-                kept.append(word)
+                words_out.append(word)
                 continue
             chance = draw.random()
             if chance >= _RATE:  # below it the word is dropped
-                kept.append(draw.choice(self.pool) if chance < 2 * _RATE else word)
+                words_out.append(draw.choice(self.pool) if chance < 2 * _RATE else word)
             if draw.random() < _RATE:
-                kept.append(draw.choice(self.pool))
+                words_out.append(draw.choice(self.pool))
         if self.prefixes and not first.endswith(",") and draw.random() < _PREFIXED:
-            kept.insert(0, draw.choice(self.prefixes))
-        changed = " ".join(kept)
+            words_out.insert(0, draw.choice(self.prefixes))
+        changed = " ".join(words_out)
         return text if _HELD_OUT.search(changed) else changed
 
 

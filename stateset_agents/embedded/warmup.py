@@ -17,7 +17,7 @@ from stateset_agents.embedded.tokenizer import END, ROLE_TOKENS
 from stateset_agents.types.messages import Message
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Row", "WarmUp", "encode_dialogue", "warm_up"]
+__all__ = ["TrainingRow", "WarmUp", "encode_dialogue", "warm_up"]
 
 _VALUE = re.compile(rf"Ġ?(?:[A-Z]|{VALUE})")
 """Tokens that the agent copies; an order id is a letter and a pair of digits."""
@@ -29,7 +29,7 @@ _SORTED_BATCHES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TrainingRow:
     """One dialogue as the model reads it."""
 
     ids: tuple[int, ...]  # [T]
@@ -53,7 +53,7 @@ class WarmUp:
 
 def encode_dialogue(
     tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], *, value_weight: float = 4.0
-) -> Row:
+) -> TrainingRow:
     """The row of one dialogue: what `JinjaTemplate` gives by prompt and deltas, in one piece."""
     openai: list[Any] = [message.to_openai() for message in messages]
     text = tokenizer.apply_chat_template(openai, tokenize=False)
@@ -69,12 +69,12 @@ def encode_dialogue(
             speaking = True
         elif token == END:
             speaking = False
-    return Row(ids=tuple(ids), weights=tuple(weights))
+    return TrainingRow(ids=tuple(ids), weights=tuple(weights))
 
 
 def warm_up(
     model: Qwen3ForCausalLM,
-    rows: Sequence[Row],
+    rows: Sequence[TrainingRow],
     settings: WarmUp,
     *,
     seed: int,
@@ -92,10 +92,10 @@ def warm_up(
     schedule = _batches([len(row.ids) for row in rows], settings, order)
     losses = []
     model.train()
-    for step, places in enumerate(schedule):
+    for step, indices in enumerate(schedule):
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * _rate(step, settings)
-        loss = _loss(model, [rows[place] for place in places])
+        loss = _loss(model, [rows[index] for index in indices])
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
@@ -115,32 +115,34 @@ def _rate(step: int, settings: WarmUp) -> float:
 
 
 def _batches(lengths: Sequence[int], settings: WarmUp, order: torch.Generator) -> list[list[int]]:
-    """Rows of every step: all rows in random order, again and again; rows of a batch are about equally
-    long, because padding costs as much as text."""
-    wanted = settings.steps * settings.batch_size
-    places: list[int] = []
-    while len(places) < wanted:
-        places.extend(torch.randperm(len(lengths), generator=order).tolist())
+    """Indices of the rows of every step: all rows in random order, epoch after epoch.
+
+    Rows of one batch are about equally long, because padding costs as much as text.
+    """
+    total = settings.steps * settings.batch_size
+    indices: list[int] = []
+    while len(indices) < total:
+        indices.extend(torch.randperm(len(lengths), generator=order).tolist())
     batches: list[list[int]] = []
-    stretch = _SORTED_BATCHES * settings.batch_size
-    for start in range(0, wanted, stretch):
-        part = sorted(places[start : min(start + stretch, wanted)], key=lambda place: lengths[place])
-        own = [part[at : at + settings.batch_size] for at in range(0, len(part), settings.batch_size)]
-        batches.extend(own[place] for place in torch.randperm(len(own), generator=order).tolist())
+    size, span = settings.batch_size, _SORTED_BATCHES * settings.batch_size
+    for start in range(0, total, span):
+        by_length = sorted(indices[start : min(start + span, total)], key=lambda index: lengths[index])
+        groups = [by_length[first : first + size] for first in range(0, len(by_length), size)]
+        batches.extend(groups[index] for index in torch.randperm(len(groups), generator=order).tolist())
     return batches
 
 
-def _loss(model: Qwen3ForCausalLM, rows: Sequence[Row]) -> torch.Tensor:
-    """Weighted mean of -log p over the agent's tokens; the head sees only the places it is asked about."""
+def _loss(model: Qwen3ForCausalLM, rows: Sequence[TrainingRow]) -> torch.Tensor:
+    """Weighted mean of -log p over the agent's tokens; logits are computed only for tokens with a weight."""
     longest = max(len(row.ids) for row in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     weights = torch.zeros(len(rows), longest)
-    for index, row in enumerate(rows):  # padding stands at the end, where a causal model never looks back
+    for index, row in enumerate(rows):  # padding at the end, which a causal model never attends to
         ids[index, : len(row.ids)] = torch.tensor(row.ids)
         weights[index, : len(row.ids)] = torch.tensor(row.weights)
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
     targets, weights = ids[:, 1:], weights[:, 1:]
-    asked = weights > 0
-    logits = model.lm_head(hidden[asked])
-    nll = functional.cross_entropy(logits, targets[asked], reduction="none")
-    return (nll * weights[asked]).sum() / weights[asked].sum()
+    is_trained = weights > 0
+    logits = model.lm_head(hidden[is_trained])
+    nll = functional.cross_entropy(logits, targets[is_trained], reduction="none")
+    return (nll * weights[is_trained]).sum() / weights[is_trained].sum()

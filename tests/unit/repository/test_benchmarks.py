@@ -15,8 +15,8 @@ from benchmarks import models, page, profiling, results, running
 from benchmarks.__main__ import main
 from benchmarks.comparisons import Comparison, Line, comparisons
 from benchmarks.figures import FIGURES, Figure, Point, alternative, drawn, ticks
-from benchmarks.processors import described, here
-from benchmarks.results import RESULTS, current, expected, keep, ratio, read, row, spread, wanted
+from benchmarks.processors import described, this_processor
+from benchmarks.results import RESULTS, current, expected, ratio, read, row, spread, wanted, write_row
 from benchmarks.running import Measured, Others
 from benchmarks.sides import Side
 from benchmarks.talks import Talks
@@ -70,19 +70,21 @@ def test_a_row_holds_what_a_line_asks_for() -> None:
 
 def test_rows_may_be_measured_one_at_a_time(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    keep(file, {"name": "b", "ratio": 1})
-    keep(file, {"name": "a", "ratio": 2})
-    keep(file, {"name": "b", "ratio": 3})
-    assert read(file) == {here().key: {"a": {"name": "a", "ratio": 2}, "b": {"name": "b", "ratio": 3}}}
+    write_row(file, {"name": "b", "ratio": 1})
+    write_row(file, {"name": "a", "ratio": 2})
+    write_row(file, {"name": "b", "ratio": 3})
+    assert read(file) == {
+        this_processor().key: {"a": {"name": "a", "ratio": 2}, "b": {"name": "b", "ratio": 3}}
+    }
 
 
 def test_rows_of_another_processor_stay_beside_those_of_this_one(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    keep(file, {"name": "a", "ratio": 1}, "another")
-    keep(file, {"name": "a", "ratio": 2})
+    write_row(file, {"name": "a", "ratio": 1}, "another")
+    write_row(file, {"name": "a", "ratio": 2})
     assert read(file) == {
         "another": {"a": {"name": "a", "ratio": 1}},
-        here().key: {"a": {"name": "a", "ratio": 2}},
+        this_processor().key: {"a": {"name": "a", "ratio": 2}},
     }
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 __all__ = ["contents", "the_line", "without_warnings"]
 
 
-def the_line(code: int, said: str) -> str:
+def the_line(code: int, text: str) -> str:
     assert code == 1
-    [line] = said.splitlines()
+    [line] = text.splitlines()
     program, _, message = line.partition(": ")
     assert program == "stateset-agents"
     assert "Traceback" not in message
     return message
 
 
-def without_warnings(said: str) -> str:
+def without_warnings(text: str) -> str:
     """Without the log lines on which conversations failed."""
-    return "".join(line for line in said.splitlines(keepends=True) if " WARNING " not in line)
+    return "".join(line for line in text.splitlines(keepends=True) if " WARNING " not in line)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -64,7 +64,7 @@ def test_the_page_names_these_families_and_no_other() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_an_agent_starts_each_family_by_itself(family: str, tmp_path: Path) -> None:
-    way, config = FAMILIES[family]
+    engine, config = FAMILIES[family]
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config()).save_pretrained(tmp_path)
     tiny_tokenizer().hf.save_pretrained(tmp_path)
@@ -72,7 +72,7 @@ async def test_an_agent_starts_each_family_by_itself(family: str, tmp_path: Path
         model_name=str(tmp_path), chat_template="plain", max_new_tokens=4, max_context_tokens=128
     )
     async with MultiTurnAgent(settings) as agent:
-        assert agent.backend.running.name == way  # type: ignore[attr-defined]  # a HuggingFaceBackend's
+        assert agent.backend.running.name == engine  # type: ignore[attr-defined]  # a HuggingFaceBackend's
         assert agent.context_length == 128
         assert isinstance(await agent.generate_response("hello"), str)
 

@@ -20,8 +20,8 @@ from stateset_agents.types.messages import Completion, SamplingParams
 TOKENIZER = tiny_tokenizer()
 
 
-async def started(scheduling: Scheduling, **how: int) -> HuggingFaceBackend:
-    backend = HuggingFaceBackend(tiny_model("llama"), TOKENIZER, scheduling=scheduling, **how)  # type: ignore[arg-type]  # bounds by name
+async def started(scheduling: Scheduling, **options: int) -> HuggingFaceBackend:
+    backend = HuggingFaceBackend(tiny_model("llama"), TOKENIZER, scheduling=scheduling, **options)  # type: ignore[arg-type]  # bounds by name
     await backend.start()
     return backend
 
@@ -31,20 +31,20 @@ async def converse(
 ) -> list[Completion]:
     """Some turns with a user who takes `wait` seconds, or a random time up to 50 ms."""
     ids = TOKENIZER.encode_markup("<|bos|><|user|>" + "hello" * (member % 4))
-    said = []
+    replies = []
     for turn in range(turns):
         params = SamplingParams(max_new_tokens=6 + 3 * (member % 3), stream=10 * member + turn)
         completion = await backend.generate(ids, params, session=Session(0, member))
-        said.append(completion)
+        replies.append(completion)
         ids = [*completion.prompt_ids, *completion.token_ids, *TOKENIZER.encode("and" * (turn + 1))]
         await asyncio.sleep(random.uniform(0, 0.05) if wait is None else wait)
     await backend.release(Session(0, member))
-    return said
+    return replies
 
 
 async def play(backend: HuggingFaceBackend, members: int, participants: int) -> list[list[Completion]]:
     """All members by so many participants, as the engine does it."""
-    queue, said = list(range(members)), {}
+    queue, replies = list(range(members)), {}
     everyone = asyncio.Barrier(participants)
 
     async def participant() -> None:
@@ -52,10 +52,10 @@ async def play(backend: HuggingFaceBackend, members: int, participants: int) -> 
             await everyone.wait()
             while queue:
                 member = queue.pop(0)
-                said[member] = await converse(backend, member)
+                replies[member] = await converse(backend, member)
 
     await asyncio.gather(*(participant() for _ in range(participants)))
-    return [said[member] for member in range(members)]
+    return [replies[member] for member in range(members)]
 
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.long)])
@@ -67,8 +67,8 @@ async def test_delays_change_no_token_and_no_bit_of_a_log_prob(threads: int, bou
         runs = []
         for _ in range(3):
             backend = await started("deterministic", max_cached_tokens=bound)
-            said = await play(backend, members=11, participants=6)
-            runs.append((said, backend.stats))
+            replies = await play(backend, members=11, participants=6)
+            runs.append((replies, backend.stats))
             await backend.close()
     finally:
         torch.set_num_threads(before)
@@ -110,14 +110,14 @@ async def test_a_slow_user_holds_nobody_up_in_throughput_scheduling() -> None:
     backend = await started("throughput")
     finished: list[int] = []
 
-    async def one(member: int) -> None:
+    async def converse(member: int) -> None:
         with backend.participate():
             await converse(backend, member, wait=2.0 if member == 0 else 0.0, turns=1 if member == 0 else 4)
         finished.append(member)
 
-    others = asyncio.gather(*(one(member) for member in range(1, 8)))
-    slow = asyncio.create_task(one(0))
-    await others
+    rest_of_group = asyncio.gather(*(converse(member) for member in range(1, 8)))
+    slow = asyncio.create_task(converse(0))
+    await rest_of_group
     assert not slow.done()
     assert sorted(finished) == list(range(1, 8))
     await slow

@@ -149,12 +149,12 @@ LOADS_A_MODEL = re.compile(r"\.(_?from_config|from_pretrained)$|ForCausalLM$|^Co
 def test_nothing_of_ours_loads_a_model_without_the_lock() -> None:
     assert _loads_outside("with other():\n    AutoModel.from_pretrained(x)") == [2]
     package = Path(stateset_agents.__file__).parent
-    found = {
+    observed = {
         f"{path.relative_to(package)}:{line}"
         for path in package.rglob("*.py")
         for line in _loads_outside(path.read_text())
     }
-    assert found == set()
+    assert observed == set()
 
 
 async def test_loads_that_wait_leave_the_event_loop_and_its_threads_alone(tied: Path) -> None:

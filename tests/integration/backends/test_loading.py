@@ -57,8 +57,8 @@ async def test_what_is_saved_loads_in_plain_transformers(folder: Path, tmp_path:
     backend.save_pretrained(tmp_path / "copy")
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "copy")
     assert model.generation_config.eos_token_id == [257, 259]
-    for name, held in backend.model.state_dict().items():
-        assert torch.equal(held, model.state_dict()[name])
+    for name, tensor in backend.model.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name])
     assert AutoTokenizer.from_pretrained(tmp_path / "copy").encode("hi", add_special_tokens=False)
 
 
@@ -86,7 +86,7 @@ async def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [lambda whole: whole[: len(whole) // 2], lambda whole: b"", lambda whole: b"not a model" * 9],
+    [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"not a model" * 9],
     ids=["truncated", "empty", "foreign"],
 )
 async def test_a_model_file_that_cannot_be_read_is_one_line(folder: Path, content: Any) -> None:
@@ -200,8 +200,8 @@ async def test_weights_that_have_no_place_in_the_model_are_told_of(
 async def test_a_full_disk_is_one_line_when_a_model_is_saved(folder: Path, tmp_path: Path) -> None:
     backend = await load_backend(str(folder))
     assert isinstance(backend, HuggingFaceBackend)
-    for most in (100, 4000, 80_000):  # the config, the tokenizer and the weights do not fit
-        with files_of_at_most(most), pytest.raises(BackendError, match="cannot save the model to") as caught:
+    for limit in (100, 4000, 80_000):  # the config, the tokenizer and the weights do not fit
+        with files_of_at_most(limit), pytest.raises(BackendError, match="cannot save the model to") as caught:
             backend.save_pretrained(tmp_path / "copy")
         assert str(caught.value).endswith("free the disk or choose another folder")
 
@@ -346,7 +346,7 @@ async def test_tied_weights_need_one_of_their_names_only() -> None:
     backend = HuggingFaceBackend(tiny_model("qwen3"), tiny_tokenizer())
     await backend.start()
     state = {
-        name: held for name, held in tiny_model("qwen3", 1).state_dict().items() if "lm_head" not in name
+        name: tensor for name, tensor in tiny_model("qwen3", 1).state_dict().items() if "lm_head" not in name
     }
     await backend.update_weights(state, 1)
     await backend.close()

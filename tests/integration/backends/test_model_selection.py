@@ -84,8 +84,8 @@ def no_gradients() -> Iterator[None]:
         yield
 
 
-def serving(model: Any, **how: Any) -> HuggingFaceBackend:
-    return HuggingFaceBackend(model, tiny_tokenizer(), scheduling="throughput", **how)
+def serving(model: Any, **options: Any) -> HuggingFaceBackend:
+    return HuggingFaceBackend(model, tiny_tokenizer(), scheduling="throughput", **options)
 
 
 async def assert_exact(backend: HuggingFaceBackend) -> None:
@@ -108,17 +108,17 @@ async def assert_exact(backend: HuggingFaceBackend) -> None:
 async def test_each_model_gets_the_fastest_way_that_is_right_and_hears_why(
     architecture: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name, why, config = EXPECTED[architecture]
+    name, reason, config = EXPECTED[architecture]
     torch.manual_seed(0)
     backend = serving(AutoModelForCausalLM.from_config(config()))
     with caplog.at_level("DEBUG", "stateset_agents"):
         await backend.start()
     try:
         assert backend.running.name == name
-        assert why in backend.running.why
-        said = [line for line in caplog.messages if f"generates on the {name} path" in line]
-        assert len(said) == 1
-        assert why in said[0]
+        assert reason in backend.running.why
+        messages = [line for line in caplog.messages if f"generates on the {name} path" in line]
+        assert len(messages) == 1
+        assert reason in messages[0]
         await assert_exact(backend)
     finally:
         await backend.close()
@@ -158,19 +158,19 @@ def test_a_lean_forward_that_is_wrong_is_found_out(
 ) -> None:
     """A wrong scale shows at once; a window that is not kept, only beyond its end."""
     model = tiny_model("qwen2-window").eval()
-    made = lean.FusedModel.__init__
+    original_init = lean.FusedModel.__init__
 
     def wrong(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
+        original_init(self, *args, **kwargs)
         if fault == "window":
             self._store._windows = [0, 0]
         else:
             self._blocks = [replace(block, scaling=0.9 * block.scaling) for block in self._blocks]
 
     monkeypatch.setattr(lean.FusedModel, "__init__", wrong)
-    found = paths.select_engine(model, 256)
-    assert found.name == "general"
-    assert found.why.startswith("not lean: its log-probs differ from full forwards by")
+    running = paths.select_engine(model, 256)
+    assert running.name == "general"
+    assert running.why.startswith("not lean: its log-probs differ from full forwards by")
 
 
 def test_where_no_way_is_right_the_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +197,9 @@ def test_the_general_ways_say_what_full_forwards_say_on_trained_weights(
 ) -> None:
     model = trained_model(family)
     before = model.config._attn_implementation
-    way = make(model)
-    check_cache(way, model, 256)
-    work = Batcher(way, max_cached_tokens=1 << 16)
+    engine = make(model)
+    check_cache(engine, model, 256)
+    work = Batcher(engine, max_cached_tokens=1 << 16)
     rows = learnt_rows()
     prompts = [rows[index % 8, :length].tolist() for index, length in enumerate([1, 2, 31, 33, 40, 12])]
     for lap in range(2):

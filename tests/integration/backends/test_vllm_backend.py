@@ -59,17 +59,17 @@ def other_weights():
 async def test_a_turn_is_what_the_same_model_samples_in_this_process(folder):
     async with speaking(folder) as (_, backend):
         assert backend.context_length == 256
-        said = await backend.generate(PROMPT, PARAMS)
-        scored = await backend.score([*PROMPT, *said.token_ids])
-    own = HuggingFaceBackend(tiny_model(), tiny_tokenizer(), copy_model=False)
-    await own.start()
-    expected = await own.generate(PROMPT, PARAMS)
-    await own.close()
-    assert said.token_ids == expected.token_ids
-    assert said.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-    assert scored[2:] == pytest.approx(said.logprobs, abs=1e-4)
-    assert (said.message, said.finish_reason) == (expected.message, expected.finish_reason)
-    assert said.prompt_ids == PROMPT
+        completion = await backend.generate(PROMPT, PARAMS)
+        scored = await backend.score([*PROMPT, *completion.token_ids])
+    local = HuggingFaceBackend(tiny_model(), tiny_tokenizer(), copy_model=False)
+    await local.start()
+    expected = await local.generate(PROMPT, PARAMS)
+    await local.close()
+    assert completion.token_ids == expected.token_ids
+    assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    assert scored[2:] == pytest.approx(completion.logprobs, abs=1e-4)
+    assert (completion.message, completion.finish_reason) == (expected.message, expected.finish_reason)
+    assert completion.prompt_ids == PROMPT
 
 
 async def test_requests_say_all_that_a_model_s_own_defaults_would_change(folder):
@@ -109,8 +109,8 @@ def faulty(fault):
 )
 async def test_what_may_mend_itself_is_asked_again(folder, fault):
     async with speaking(folder, fault, fault) as (server, backend):
-        said = await backend.generate(PROMPT, PARAMS)
-        assert len(said.token_ids) > 0
+        completion = await backend.generate(PROMPT, PARAMS)
+        assert len(completion.token_ids) > 0
         assert len(server.bodies) == 3
         assert backend.counts()["retries"] == 2
 
@@ -206,10 +206,10 @@ async def test_an_update_waits_for_turns_and_turns_for_an_update(folder):
         update = asyncio.create_task(backend.update_weights(other_weights(), 1))
         await asyncio.sleep(0.01)
         later = asyncio.create_task(backend.generate(PROMPT, PARAMS))
-        said = await asyncio.gather(*turns)
+        completion = await asyncio.gather(*turns)
         await update
         assert server.live_at_reload == [0]
-        assert [turn.versions[0] for turn in said] == [0, 0, 0]
+        assert [turn.versions[0] for turn in completion] == [0, 0, 0]
         assert (await later).versions[0] == 1
 
 
@@ -252,12 +252,12 @@ async def test_what_a_restarted_server_says_in_the_middle_of_a_turn_is_thrown_aw
             await backend.generate(PROMPT, PARAMS)
         await backend.generate(PROMPT, PARAMS)
         assert server.weight_version == server.bodies[-1]["cache_salt"]
-        own = HuggingFaceBackend(tiny_model(seed=1), tiny_tokenizer(), copy_model=False)
-        await own.start()
+        local = HuggingFaceBackend(tiny_model(seed=1), tiny_tokenizer(), copy_model=False)
+        await local.start()
         assert (await backend.generate(PROMPT, PARAMS)).token_ids == (
-            await own.generate(PROMPT, PARAMS)
+            await local.generate(PROMPT, PARAMS)
         ).token_ids
-        await own.close()
+        await local.close()
 
 
 async def test_a_server_that_takes_no_weights_says_so_and_answers_all_the_same(folder):

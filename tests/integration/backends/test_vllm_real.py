@@ -42,12 +42,12 @@ def model(seed):
     """Heads of 32, the least that vLLM has kernels for."""
     torch.manual_seed(seed)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-    made = LlamaForCausalLM(
+    model = LlamaForCausalLM(
         LlamaConfig(
             **SIZES, **sizes, num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3
         )
     )
-    return made.eval()
+    return model.eval()
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,9 @@ def server(tmp_path_factory):
     port = free_port()
     line = command(str(folder), port=port)
     line += " --dtype float32 --max-model-len 256 --max-num-seqs 16 --block-size 32"
-    environment, _, rest = line.partition(" ")
+    environment, _, value = line.partition(" ")
     name, _, value = environment.partition("=")
-    words = [str(VENV / "bin" / "python"), "-c", AS_VLLM, *shlex.split(rest)[1:]]
+    words = [str(VENV / "bin" / "python"), "-c", AS_VLLM, *shlex.split(value)[1:]]
     log = folder / "server.log"
     settings = {name: value, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with log.open("w") as out:
@@ -100,11 +100,11 @@ def plain(weights, ids, temperature=1.0):
     return logits.log_softmax(-1).gather(-1, torch.tensor(ids)[1:, None])[:, 0].tolist()
 
 
-def gap(weights, said, temperature=1.0):
+def gap(weights, completions, temperature=1.0):
     """The largest difference between what was recorded of the sampled tokens and transformers."""
-    ids = [*said.prompt_ids, *said.token_ids]
-    expected = plain(weights, ids, temperature)[len(said.prompt_ids) - 1 :]
-    return max(abs(one - other) for one, other in zip(said.logprobs, expected, strict=True))
+    ids = [*completions.prompt_ids, *completions.token_ids]
+    expected = plain(weights, ids, temperature)[len(completions.prompt_ids) - 1 :]
+    return max(abs(a - b) for a, b in zip(completions.logprobs, expected, strict=True))
 
 
 def params(**fields):
@@ -117,35 +117,35 @@ async def test_it_says_what_transformers_would(server):
     try:
         assert backend.context_length == 256
         first = model(0)
-        said = [await backend.generate(PROMPT, params(stream=n)) for n in range(4)]
-        gaps = [gap(first, one) for one in said]
+        completions = [await backend.generate(PROMPT, params(stream=n)) for n in range(4)]
+        gaps = [gap(first, a) for a in completions]
         print("log-prob gaps", gaps)
         assert max(gaps) < 1e-4
-        assert len({one.token_ids for one in said}) == 4
+        assert len({a.token_ids for a in completions}) == 4
         again = await backend.generate(PROMPT, params(stream=2))
-        assert again.token_ids == said[2].token_ids
+        assert again.token_ids == completions[2].token_ids
         hot = await backend.generate(PROMPT, params(temperature=1.7))
         print("gap at temperature 1.7", gap(first, hot, 1.7))
         assert gap(first, hot, 1.7) < 1e-4
-        ids = [*PROMPT, *said[0].token_ids]
+        ids = [*PROMPT, *completions[0].token_ids]
         assert await backend.score(ids) == pytest.approx(plain(first, ids), abs=1e-4)
         greedy = await backend.generate(PROMPT, params(temperature=0.0))
         assert gap(first, greedy) < 1e-4
 
         stop = greedy.token_ids[3]
         stopped = await backend.generate(PROMPT, params(temperature=0.0, stop_token_ids=(stop,)))
-        place = greedy.token_ids.index(stop)
-        assert stopped.token_ids == greedy.token_ids[: place + 1]
+        index = greedy.token_ids.index(stop)
+        assert stopped.token_ids == greedy.token_ids[: index + 1]
         assert stopped.finish_reason == "stop"
 
         # New weights, the same prompt: the salt keeps what is cached of the old ones out.
         second = model(1)
         await backend.update_weights(second.state_dict(), 1)
-        other = await backend.generate(PROMPT, params(temperature=0.0))
-        assert other.versions[0] == 1
-        assert other.token_ids != greedy.token_ids
-        print("gap after the refresh", gap(second, other))
-        assert gap(second, other) < 1e-4
+        b = await backend.generate(PROMPT, params(temperature=0.0))
+        assert b.versions[0] == 1
+        assert b.token_ids != greedy.token_ids
+        print("gap after the refresh", gap(second, b))
+        assert gap(second, b) < 1e-4
         assert await backend._weights_name() == backend._tag
 
         # Without the salt and the reset a stale prefix would be gone on from, and the numbers tell.

@@ -104,17 +104,21 @@ def test_a_pipe_gets_the_words_alone_and_the_conversation_is_saved(tmp_path: Pat
     assert done.returncode == 0
     first = RetailDesk().scenarios("test")[0]
     assert done.stderr == f"you play {first.id}: {first.opening} (--scenario ID for another)\n"
-    said = done.stdout.splitlines()
-    assert len(said) >= 3
+    output = done.stdout.splitlines()
+    assert len(output) >= 3
     assert "you>" not in done.stdout
-    [one] = [json.loads(line) for line in (tmp_path / "one.jsonl").read_text().splitlines()]
-    kept = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
-    assert [message["role"] for message in one["messages"][:3]] == ["system", "user", "assistant"]
-    assert one["messages"][1]["content"] == OPENING
-    assert kept[0] == one  # the first conversation, then the one after /reset
-    assert len(kept) == 2
-    assert kept[1]["messages"] == one["messages"][: len(kept[1]["messages"])]  # greedy: the same again
-    assert said[0].strip() in one["messages"][2]["content"] or one["messages"][2].get("tool_calls")
+    [conversation] = [json.loads(line) for line in (tmp_path / "one.jsonl").read_text().splitlines()]
+    conversations = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert [message["role"] for message in conversation["messages"][:3]] == ["system", "user", "assistant"]
+    assert conversation["messages"][1]["content"] == OPENING
+    assert conversations[0] == conversation  # the first conversation, then the one after /reset
+    assert len(conversations) == 2
+    assert (
+        conversations[1]["messages"] == conversation["messages"][: len(conversations[1]["messages"])]
+    )  # greedy: the same again
+    assert output[0].strip() in conversation["messages"][2]["content"] or conversation["messages"][2].get(
+        "tool_calls"
+    )
 
 
 def test_a_saved_conversation_is_loaded_and_gone_on_with(chat: Any, folder: Path) -> None:
@@ -138,8 +142,10 @@ def test_tools_are_offered_called_and_shown(chat: Any, folder: Path, monkeypatch
 
     monkeypatch.setattr("stateset_agents.backends.loading.load_backend", load_backend)
     (folder / "facts.json").write_text('{"signed in": "Ann"}')
-    said = chat("where is K27?\n", "--tools", "my_tools:look_up", "--context", "facts.json", "--save=t.jsonl")
-    assert said.out == '  look_up(order="K27")\n  -> K27 is in Oslo\nIn Oslo\ufffd[2J.\n'
+    output = chat(
+        "where is K27?\n", "--tools", "my_tools:look_up", "--context", "facts.json", "--save=t.jsonl"
+    )
+    assert output.out == '  look_up(order="K27")\n  -> K27 is in Oslo\nIn Oslo\ufffd[2J.\n'
     assert backend.requests[0].text.startswith("tools: ")
     assert "system: signed in: Ann\n" in backend.requests[0].text
     spoken = json.loads((folder / "t.jsonl").read_text().splitlines()[-1])["messages"]
@@ -159,9 +165,9 @@ def test_a_person_plays_the_user_of_a_file_s_environment(
     (folder / "run.yaml").write_text(
         "agent: {model_name: mine, persona: Mia}\nenvironment:\n  name: my_tools:Shop\n  max_turns: 50\n"
     )
-    said = chat("hello?\n", "--environment", "run.yaml", "--scenario", "second")
+    output = chat("hello?\n", "--environment", "run.yaml", "--scenario", "second")
     shown = '  look_up(order="K1")\n  -> K1 is in Oslo\nIn Oslo.\n'
-    assert said == (0, shown, "you play second: not said (--scenario ID for another)\n")
+    assert output == (0, shown, "you play second: not said (--scenario ID for another)\n")
     assert "system: You are Mia.\n  Be kind.\nuser: hello?" in backend.requests[0].text
     assert "not said" not in backend.requests[0].text  # the scenario's own words
 
@@ -188,8 +194,8 @@ def test_a_run_comes_with_its_agent_settings_and_its_environment(
     assert chat("hello?\n", "--model=runs/0001-shop", "--set=agent.persona=Ann").code == 0
     assert chat("hello?\n", "--model=runs/0001-shop", "--tools", "my_tools:look_up") == (0, "ok\n", "")
     assert chat("hello?\n", "--model=hf:runs/0001-shop") == (0, "ok\n", "")
-    own, checkpoint, changed, tools, weights = backend.requests
-    for request in (own, checkpoint):
+    initial, checkpoint, changed, tools, weights = backend.requests
+    for request in (initial, checkpoint):
         assert "system: You are Mia.\n  Be kind.\nuser: hello?" in request.text
         assert request.params.max_new_tokens == 7
     assert "You are Ann." in changed.text
@@ -215,10 +221,10 @@ def test_a_base_model_chats_in_plain_lines(chat: Any) -> None:
 def test_bytes_that_are_no_text_do_not_end_the_chat(chat: Any, folder: Path) -> None:
     line = b"\xff\xfe \xf0\x9f\x91\x8d \xed\xa0\x80 <|end|>\x00\n"
     assert chat(line, "--model=./model", "--set=agent.max_new_tokens=5", "--save=bytes.jsonl").code == 0
-    said = json.loads((folder / "bytes.jsonl").read_text(encoding="utf-8"))["messages"][0]["content"]
-    assert "\U0001f44d" in said
-    assert "\ufffd" in said
-    assert "<|end|>" in said
+    output = json.loads((folder / "bytes.jsonl").read_text(encoding="utf-8"))["messages"][0]["content"]
+    assert "\U0001f44d" in output
+    assert "\ufffd" in output
+    assert "<|end|>" in output
 
 
 @pytest.mark.parametrize(
@@ -276,9 +282,9 @@ def test_what_cannot_work_is_one_line(
 ) -> None:
     (folder / "list.json").write_text("[]")
     (folder / "bad.json").write_text("{")
-    said = chat(lines, *arguments)
-    assert said.code == 1
-    lines_said = [line for line in said.errors.splitlines() if " WARNING " not in line]
+    output = chat(lines, *arguments)
+    assert output.code == 1
+    lines_said = [line for line in output.errors.splitlines() if " WARNING " not in line]
     [line] = [line for line in lines_said if not line.startswith("you play ")]
     assert line.startswith("stateset-agents: ")
     assert message in line
@@ -318,10 +324,10 @@ class AtTerminal:
             os.execve(sys.executable, [sys.executable, "-c", SLOW, *arguments], environment())
         self.seen = ""
 
-    def until(self, there: Callable[[str], bool], press: str = "") -> str:
+    def until(self, is_there: Callable[[str], bool], press: str = "") -> str:
         """What the screen shows by the time that something is there; `press` this key while it rests."""
         end = time.monotonic() + 120
-        while not there(self.seen):
+        while not is_there(self.seen):
             assert time.monotonic() < end, self.seen
             if select.select([self.screen], [], [], 1.0)[0]:
                 self.seen += os.read(self.screen, 65536).decode("utf-8", "replace")
@@ -362,8 +368,8 @@ def terminal(folder: Path) -> Any:
         return opened[-1]
 
     yield sit_down
-    for one in opened:
-        one.kill()
+    for session in opened:
+        session.kill()
 
 
 def test_a_person_sees_prompts_stops_an_answer_and_leaves(terminal: Any, folder: Path) -> None:
@@ -386,5 +392,5 @@ def test_a_person_sees_prompts_stops_an_answer_and_leaves(terminal: Any, folder:
     chat.type("\x04")
     assert chat.exit_code() == 0
     [line] = (folder / "person.jsonl").read_text().splitlines()
-    said = [message["content"] for message in json.loads(line)["messages"]]
-    assert said == ["hi", "Hello.", "where is K27?", "", "K27 is in Oslo", "In Oslo."]
+    output = [message["content"] for message in json.loads(line)["messages"]]
+    assert output == ["hi", "Hello.", "where is K27?", "", "K27 is in Oslo", "In Oslo."]

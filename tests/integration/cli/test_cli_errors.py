@@ -52,7 +52,7 @@ def _at_the_desk(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Any:
+def error_line(capsys: pytest.CaptureFixture[str]) -> Any:
     """told("train", ...): the one line on stderr of a command that fails."""
 
     def run(*arguments: str) -> str:
@@ -101,15 +101,17 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(("item", "message"), SETTINGS.items())
-def test_a_setting_that_cannot_be_is_told_in_one_line(told: Any, desk: Path, item: str, message: str) -> None:
-    assert message in told("train", "run.yaml", "--set", item)
+def test_a_setting_that_cannot_be_is_told_in_one_line(
+    error_line: Any, desk: Path, item: str, message: str
+) -> None:
+    assert message in error_line("train", "run.yaml", "--set", item)
     assert not (desk / "runs").exists()  # nothing was begun
 
 
-def test_a_field_of_the_file_that_cannot_be_names_the_file(told: Any, tmp_path: Path) -> None:
+def test_a_field_of_the_file_that_cannot_be_names_the_file(error_line: Any, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump({**RUN, "training": {"num_generation": 4}}))
-    message = told("train", str(file))
+    message = error_line("train", str(file))
     assert message.startswith(f"{file}: training: TrainingConfig has no field 'num_generation'")
     assert "did you mean 'num_generations'?" in message
 
@@ -123,16 +125,18 @@ FILES = {
 
 
 @pytest.mark.parametrize(("text", "message"), FILES.items())
-def test_a_file_that_is_no_experiment_is_named(told: Any, tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_is_no_experiment_is_named(
+    error_line: Any, tmp_path: Path, text: str, message: str
+) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
-    said = told("train", str(file))
-    assert said.startswith(str(file))
-    assert message in said
+    line = error_line("train", str(file))
+    assert line.startswith(str(file))
+    assert message in line
 
 
-def test_a_file_that_is_not_there_is_named(told: Any) -> None:
-    assert told("train", "nowhere.yaml") == "cannot read nowhere.yaml: No such file or directory"
+def test_a_file_that_is_not_there_is_named(error_line: Any) -> None:
+    assert error_line("train", "nowhere.yaml") == "cannot read nowhere.yaml: No such file or directory"
 
 
 CALLS = {
@@ -146,47 +150,47 @@ CALLS = {
 
 @pytest.mark.parametrize(("text", "message"), CALLS.items())
 def test_a_scenario_file_that_cannot_be_read_is_named_with_its_line(
-    told: Any, tmp_path: Path, text: str, message: str
+    error_line: Any, tmp_path: Path, text: str, message: str
 ) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text(text)
-    said = told("train", "run.yaml", "--set", f"environment.scenarios={file}")
-    assert said.startswith(str(file))
-    assert message in said
+    line = error_line("train", "run.yaml", "--set", f"environment.scenarios={file}")
+    assert line.startswith(str(file))
+    assert message in line
 
 
-def test_a_file_and_a_run_to_resume_are_not_both_taken(told: Any) -> None:
+def test_a_file_and_a_run_to_resume_are_not_both_taken(error_line: Any) -> None:
     message = "give a YAML file (examples/demo.yaml) or --resume RUN, one of the two"
-    assert told("train", "run.yaml", "--resume", "runs/latest") == message
-    assert told("train") == message
+    assert error_line("train", "run.yaml", "--resume", "runs/latest") == message
+    assert error_line("train") == message
 
 
 @pytest.mark.parametrize("under", ["calls.jsonl", "/proc/nowhere"])
-def test_an_output_folder_that_cannot_be_written_is_named(told: Any, under: str) -> None:
-    said = told("train", "run.yaml", "--output-dir", f"{under}/runs")
-    assert said.startswith(f"cannot write a run folder in '{under}/runs': ")
-    assert said.endswith("; choose another folder")
+def test_an_output_folder_that_cannot_be_written_is_named(error_line: Any, under: str) -> None:
+    line = error_line("train", "run.yaml", "--output-dir", f"{under}/runs")
+    assert line.startswith(f"cannot write a run folder in '{under}/runs': ")
+    assert line.endswith("; choose another folder")
 
 
-def test_a_run_is_not_taken_for_a_file_to_train_from(told: Any) -> None:
-    said = told("train", "model")
-    assert said == (
+def test_a_run_is_not_taken_for_a_file_to_train_from(error_line: Any) -> None:
+    line = error_line("train", "model")
+    assert line == (
         "'model' is a folder: to go on with that run, stateset-agents train --resume model; "
         "for a new run with its settings, stateset-agents train model/config.yaml"
     )
 
 
-def test_a_folder_that_is_no_run_is_neither_resumed_nor_reported(told: Any) -> None:
+def test_a_folder_that_is_no_run_is_neither_resumed_nor_reported(error_line: Any) -> None:
     message = "'model' is no run folder (it has no metrics.jsonl): give one such as runs/latest"
-    assert told("train", "--resume", "model") == message
-    assert told("report", "model") == message
+    assert error_line("train", "--resume", "model") == message
+    assert error_line("report", "model") == message
 
 
-def test_evaluate_and_build_embedded_say_it_in_one_line_too(told: Any, tmp_path: Path) -> None:
-    assert "--temperature must be at least 0 (greedy), got -1.0" in told(
+def test_evaluate_and_build_embedded_say_it_in_one_line_too(error_line: Any, tmp_path: Path) -> None:
+    assert "--temperature must be at least 0 (greedy), got -1.0" in error_line(
         "evaluate", "run.yaml", "--temperature", "-1"
     )
-    assert "no-model' does not exist" in told(
+    assert "no-model' does not exist" in error_line(
         "evaluate", "run.yaml", "--model", "./no-model", "--set", "evaluation.split=validation"
     )
     (tmp_path / "torn").mkdir()
@@ -194,10 +198,12 @@ def test_evaluate_and_build_embedded_say_it_in_one_line_too(told: Any, tmp_path:
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 262}
     (tmp_path / "torn" / "config.json").write_text(json.dumps(config))
     split = ("--set", "evaluation.split=validation")
-    assert "cannot load a model from" in told(
+    assert "cannot load a model from" in error_line(
         "evaluate", "run.yaml", "--model", str(tmp_path / "torn"), *split
     )
-    assert "--threads must be at least 1, got 0" in told("build-embedded", str(tmp_path), "--threads", "0")
+    assert "--threads must be at least 1, got 0" in error_line(
+        "build-embedded", str(tmp_path), "--threads", "0"
+    )
 
 
 # ------------------------------------------------------------------------------ a run that cannot go on
@@ -212,8 +218,8 @@ def test_evaluate_waits_for_the_environment_as_long_as_the_file_says(
         "training.turn_timeout=0.1",
     ]
     code = main(["evaluate", "run.yaml", *(f"--set={setting}" for setting in settings)])
-    said = the_line(code, without_warnings(capsys.readouterr().err))
-    assert "opening a conversation took the environment longer than 0.1 s" in said
+    line = the_line(code, without_warnings(capsys.readouterr().err))
+    assert "opening a conversation took the environment longer than 0.1 s" in line
 
 
 def test_every_reward_of_the_first_step_failing_stops_and_keeps_what_was_said(
@@ -222,9 +228,9 @@ def test_every_reward_of_the_first_step_failing_stops_and_keeps_what_was_said(
     code = main(
         ["train", "run.yaml", "--set", "reward=cli_parts:broken", "--output-dir", str(tmp_path / "runs")]
     )
-    said = the_line(code, without_warnings(capsys.readouterr().err))
-    assert said.startswith("step 1 has no group with 2 scored members (0 of 2 conversations failed); ")
-    assert "reward broken failed: ConnectionError: the judge is down" in said
+    line = the_line(code, without_warnings(capsys.readouterr().err))
+    assert line.startswith("step 1 has no group with 2 scored members (0 of 2 conversations failed); ")
+    assert "reward broken failed: ConnectionError: the judge is down" in line
     run = tmp_path / "runs" / "latest"
     assert len((run / "rollouts.jsonl").read_text().splitlines()) == 1 + 2
     assert (run / "checkpoints" / "step-000001" / "manifest.json").is_file()
@@ -239,9 +245,9 @@ def test_every_conversation_of_the_first_step_failing_stops_the_run(
             *("--output-dir", str(tmp_path / "runs")),
         ]
     )
-    said = the_line(code, without_warnings(capsys.readouterr().err))
-    assert said.startswith("step 1 has no group with 2 scored members (2 of 2 conversations failed); ")
-    assert said.endswith("ConnectionError: the desk is closed (at cli_parts.py:18)")
+    line = the_line(code, without_warnings(capsys.readouterr().err))
+    assert line.startswith("step 1 has no group with 2 scored members (2 of 2 conversations failed); ")
+    assert line.endswith("ConnectionError: the desk is closed (at cli_parts.py:18)")
 
 
 @pytest.fixture(scope="module")
@@ -264,15 +270,15 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return tmp_path / "0001-run"
 
 
-def test_a_truncated_checkpoint_is_named_with_the_one_to_use_instead(told: Any, run: Path) -> None:
+def test_a_truncated_checkpoint_is_named_with_the_one_to_use_instead(error_line: Any, run: Path) -> None:
     last = run / "checkpoints" / "step-000002"
     weights = last / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     before = contents(run)
-    said = told("train", "--resume", str(run), "--max-steps", "3")
-    assert said.startswith(f"{last} is damaged: model/model.safetensors is truncated or altered")
+    line = error_line("train", "--resume", str(run), "--max-steps", "3")
+    assert line.startswith(f"{last} is damaged: model/model.safetensors is truncated or altered")
     assert contents(run) == before  # nothing is lost
-    _, _, instead = said.rpartition("resume from ")
+    _, _, instead = line.rpartition("resume from ")
     assert main(["train", "--resume", instead, "--max-steps", "3"]) == 0
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()[1:]]
     assert steps == [1, 2, 3]
@@ -287,12 +293,12 @@ def test_a_truncated_checkpoint_is_named_with_the_one_to_use_instead(told: Any, 
     ],
 )
 def test_a_checkpoint_of_other_settings_is_refused_and_left_alone(
-    told: Any, run: Path, item: str, message: str
+    error_line: Any, run: Path, item: str, message: str
 ) -> None:
     before = contents(run)
-    said = told("train", "--resume", str(run), "--max-steps", "3", "--set", item)
-    assert message in said
-    assert said.endswith("resume with the same ones")
+    line = error_line("train", "--resume", str(run), "--max-steps", "3", "--set", item)
+    assert message in line
+    assert line.endswith("resume with the same ones")
     assert contents(run) == before
 
 
@@ -320,7 +326,7 @@ def test_the_process_says_one_line_and_exits_with_1(desk: Path, item: str, messa
 
 
 @pytest.mark.parametrize(
-    ("verb", "most"),
+    ("verb", "max_lines"),
     [
         ((), 24),
         (("train",), 40),
@@ -332,13 +338,15 @@ def test_the_process_says_one_line_and_exits_with_1(desk: Path, item: str, messa
         (("doctor",), 40),
     ],
 )
-def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str], verb: tuple[str, ...], most: int) -> None:
+def test_help_fits_a_screen(
+    capsys: pytest.CaptureFixture[str], verb: tuple[str, ...], max_lines: int
+) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*verb, "--help"])
     assert caught.value.code == 0
-    said = capsys.readouterr().out.splitlines()
-    assert 5 <= len(said) <= most
-    assert max(map(len, said)) <= 80
+    line = capsys.readouterr().out.splitlines()
+    assert 5 <= len(line) <= max_lines
+    assert max(map(len, line)) <= 80
 
 
 @pytest.mark.parametrize(
@@ -381,11 +389,11 @@ def test_a_file_to_audit_that_is_not_there_is_named(capsys: pytest.CaptureFixtur
 
 
 def test_of_several_processes_one_says_what_is_wrong_and_every_verb_but_train_is_for_one(
-    told: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    error_line: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     commands = (["evaluate", "run.yaml"], ["report", "run"], ["train", "nowhere.yaml"])
-    lines = [told(*command) for command in commands]
+    lines = [error_line(*command) for command in commands]
     assert lines[0].endswith("evaluate is for one: leave the launcher out (stateset-agents evaluate ...)")
     assert "report is for one" in lines[1]
     assert "nowhere.yaml" in lines[2]

@@ -107,12 +107,12 @@ def test_a_finished_run_says_so_and_how_to_go_on(
     assert main(again) == 0  # measures what a resume without evaluation left out
     capsys.readouterr()
     assert main(again) == 0
-    said = capsys.readouterr()
-    assert said.out == (
+    output = capsys.readouterr()
+    assert output.out == (
         f"run folder: runs/0001-run\nthis run is finished, all {steps} steps of it: give it more with "
         f"--max-steps {2 * steps}\nreport: runs/0001-run/report.html\n"
     )
-    assert "nothing is left" not in said.err
+    assert "nothing is left" not in output.err
 
 
 def test_a_path_on_the_command_line_starts_from_the_working_directory(
@@ -176,25 +176,25 @@ def test_evaluate_finds_the_model_of_a_run_and_of_a_checkpoint(
     finished: Path, capsys: pytest.CaptureFixture[str], which: str
 ) -> None:
     assert main(["evaluate", str(finished), "--model", str(finished / which), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["n"] == 1
-    found = load_model_and_tokenizer(str(finished / which))[0].state_dict()
+    result = json.loads(capsys.readouterr().out)
+    assert result["n"] == 1
+    loaded = load_model_and_tokenizer(str(finished / which))[0].state_dict()
     newest = sorted((finished / "checkpoints").glob("step-*"))[-1]
     expected = load_model_and_tokenizer(str(newest / "model" if not which else finished / which))[0]
-    assert all(torch.equal(found[name], weight) for name, weight in expected.state_dict().items())
+    assert all(torch.equal(loaded[name], weight) for name, weight in expected.state_dict().items())
 
 
 def test_two_models_are_compared_pair_by_pair(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["compare", str(finished), str(finished / "checkpoints" / "step-000002"), str(finished)]
     assert main(command) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith(f"A  {command[2]}: no verdict, mean reward ")
-    assert said[2].startswith("B - A: mean reward ")
-    assert said[3] == "which is better is unclear: 0 of 1 scenarios differ, 20 must"
+    output = capsys.readouterr().out.splitlines()
+    assert output[0].startswith(f"A  {command[2]}: no verdict, mean reward ")
+    assert output[2].startswith("B - A: mean reward ")
+    assert output[3] == "which is better is unclear: 0 of 1 scenarios differ, 20 must"
     assert main([*command[:3], command[2], "--json"]) == 0  # with itself
-    told = json.loads(capsys.readouterr().out)["comparison"]
-    assert (told["reward"], told["reward_interval"], told["num_pairs"]) == (0.0, None, 1)
-    assert told["success"] is None
+    result = json.loads(capsys.readouterr().out)["comparison"]
+    assert (result["reward"], result["reward_interval"], result["num_pairs"]) == (0.0, None, 1)
+    assert result["success"] is None
 
 
 def test_a_run_without_a_checkpoint_is_no_model(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ async def test_conversations_logged_before_a_kill_are_not_logged_twice(desk: Pat
         await first.train()
         await first.after()
         run = first.run
-    whole = run.rollouts.read_text()
+    content = run.rollouts.read_text()
     # a kill after the "after" conversations were written and before summary.json was
     summary = {name: value for name, value in RunLog(run).summary().items() if name == "before"}
     run.write_summary(summary)
@@ -218,7 +218,7 @@ async def test_conversations_logged_before_a_kill_are_not_logged_twice(desk: Pat
         await again.before()
         await again.train()
         await again.after()
-    assert run.rollouts.read_text() == whole
+    assert run.rollouts.read_text() == content
     assert [rollout.stage for rollout in RunLog(run).rollouts("before", "after")] == ["before", "after"]
 
 
@@ -232,7 +232,7 @@ def test_only_the_stage_of_that_step_is_dropped(tmp_path: Path) -> None:
         run.drop_stage("after", 3)
         run.drop_stage("before", 3)
         tracker.log_rollouts(3, [group], stage="after")
-    assert [(one.step, one.stage) for one in RunLog(run).rollouts()] == [
+    assert [(rollout.step, rollout.stage) for rollout in RunLog(run).rollouts()] == [
         (2, "after"),
         (3, "train"),
         (3, "after"),
@@ -253,9 +253,9 @@ def test_the_report_of_a_stopped_run_says_how_far_it_came(desk: Path, tmp_path: 
     assert facts()["steps"] == "unfinished: step 1 of 2"
     run.write_config({"training": {**settings.model_dump(mode="json"), "max_steps": None}})
     assert facts()["steps"] == "unfinished: step 1 of 1000"
-    why = "stopped as asked after step 1 of 1000"
-    run.write_summary({"steps": 1, "num_steps": 1000, "ended": "stopped", "why": why})
-    assert (facts()["steps"], facts()["ended"]) == ("unfinished: step 1 of 1000", why)
+    reason = "stopped as asked after step 1 of 1000"
+    run.write_summary({"steps": 1, "num_steps": 1000, "ended": "stopped", "why": reason})
+    assert (facts()["steps"], facts()["ended"]) == ("unfinished: step 1 of 1000", reason)
     run.write_summary({"steps": 1, "num_steps": 1, "ended": "finished", "why": "the one step is done"})
     assert facts()["steps"] == "1"
     assert "ended" not in facts()
@@ -272,10 +272,10 @@ async def test_a_program_s_run_says_so_and_how_to_go_on_with_it(
     capsys.readouterr()
     for command in (["train", "--resume", str(run.path)], ["evaluate", str(run.path)]):
         assert await asyncio.to_thread(main, command) == 1
-        said = capsys.readouterr().err
-        assert f"await trainer.load_checkpoint('{run.path}')" in said
-        assert f"--model {run.path}" in said
-        assert said.count("\n") == 1
+        output = capsys.readouterr().err
+        assert f"await trainer.load_checkpoint('{run.path}')" in output
+        assert f"--model {run.path}" in output
+        assert output.count("\n") == 1
     again = make_trainer(tmp_path, max_steps=2, run=run)
     await again.load_checkpoint(run.path)
     assert again.step_number == 1
@@ -298,10 +298,10 @@ def test_a_measurement_with_several_tries_is_a_table_and_a_file(
 ) -> None:
     out = tmp_path / "measured.json"
     assert main(["evaluate", str(finished), "--tries", "2", "--out", str(out)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    told = json.loads(out.read_text())
-    assert (told["tries"], told["n"]) == (2, 2)
-    assert told["model"] == str(finished)
-    assert said[0].endswith("n = 2, 2 tries of each scenario")
+    output = capsys.readouterr().out.splitlines()
+    result = json.loads(out.read_text())
+    assert (result["tries"], result["n"]) == (2, 2)
+    assert result["model"] == str(finished)
+    assert output[0].endswith("n = 2, 2 tries of each scenario")
     assert main(["evaluate", str(finished), "--out", str(tmp_path)]) == 1
     assert "cannot write" in capsys.readouterr().err

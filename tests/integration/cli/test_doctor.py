@@ -38,11 +38,11 @@ def doctor(folder: Path, *arguments: str, hidden: tuple[str, ...] = ()) -> subpr
 
 def test_it_finds_this_machine_able_to_train(tmp_path: Path) -> None:
     done = doctor(tmp_path, "--json")
-    told = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert told["ok"] is True
-    verdicts = {finding["check"]: finding["verdict"] for finding in told["findings"]}
+    assert result["ok"] is True
+    verdicts = {finding["check"]: finding["verdict"] for finding in result["findings"]}
     assert {verdicts[name] for name in ("torch", "transformers", "output folder")} == {"ok"}
     assert list(verdicts)[-4:] == ["generation", "determinism", "training step", "checkpoint"]
     assert {verdicts[name] for name in list(verdicts)[-4:]} == {"ok"}
@@ -54,16 +54,18 @@ def test_a_broken_machine_is_told_line_by_line_and_fails(tmp_path: Path) -> None
     done = doctor(tmp_path, "--output-dir", "a-file/runs", hidden=("torch", "peft", "mcp"))
     assert done.returncode == 1
     assert done.stderr == ""
-    said = done.stdout.splitlines()
-    assert '✗ torch: not installed -> pip install "torch>=2.6"' in said
-    assert '! peft: not installed (only a LoRA adapter needs it) -> pip install "peft>=0.18"' in said
-    assert '! mcp: not installed (only an MCP server as tools needs it) -> pip install "mcp>=1.24,<3"' in said
+    lines = done.stdout.splitlines()
+    assert '✗ torch: not installed -> pip install "torch>=2.6"' in lines
+    assert '! peft: not installed (only a LoRA adapter needs it) -> pip install "peft>=0.18"' in lines
+    assert (
+        '! mcp: not installed (only an MCP server as tools needs it) -> pip install "mcp>=1.24,<3"' in lines
+    )
     assert any(
         line.startswith("✗ output folder: a-file/runs cannot be written (Not a directory) -> give another")
-        for line in said
+        for line in lines
     )
-    assert said[-2] == "✗ trial: left out -> mend the packages above first"
-    assert said[-1].endswith(" to know about")
+    assert lines[-2] == "✗ trial: left out -> mend the packages above first"
+    assert lines[-1].endswith(" to know about")
     assert "pip install stateset-agents" not in done.stdout
 
 
@@ -76,15 +78,15 @@ def test_an_old_or_broken_package_is_named_with_its_cure(
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: peft\nVersion: 0.9.dev1\n")
     monkeypatch.delitem(sys.modules, "peft", raising=False)
-    found = {finding.check: finding for finding in machine_findings(str(tmp_path))}
-    assert found["peft"].seen == "0.9.dev1 is not >=0.18 (only a LoRA adapter needs it)"
+    findings = {finding.check: finding for finding in machine_findings(str(tmp_path))}
+    assert findings["peft"].seen == "0.9.dev1 is not >=0.18 (only a LoRA adapter needs it)"
     (tmp_path / "peft.py").write_text("raise OSError('libcudart.so.12:\\n cannot open shared object file')")
     monkeypatch.delitem(sys.modules, "peft", raising=False)
-    found = {finding.check: finding for finding in machine_findings(str(tmp_path))}
-    assert found["peft"].seen.startswith(
+    findings = {finding.check: finding for finding in machine_findings(str(tmp_path))}
+    assert findings["peft"].seen.startswith(
         "cannot be imported (OSError: libcudart.so.12: cannot open shared object file)"
     )
-    assert found["peft"].cure == 'pip install "peft>=0.18"'
+    assert findings["peft"].cure == 'pip install "peft>=0.18"'
 
 
 def test_more_threads_than_cores_are_warned_of(tmp_path: Path) -> None:
@@ -93,10 +95,10 @@ def test_more_threads_than_cores_are_warned_of(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(4 * (os.cpu_count() or 1))
     try:
-        found = {finding.check: finding for finding in machine_findings(str(tmp_path))}
-        assert found["threads"].verdict == "warn"
-        assert "more than there are cores" in found["threads"].seen
-        assert "OMP_NUM_THREADS" in found["threads"].cure
+        findings = {finding.check: finding for finding in machine_findings(str(tmp_path))}
+        assert findings["threads"].verdict == "warn"
+        assert "more than there are cores" in findings["threads"].seen
+        assert "OMP_NUM_THREADS" in findings["threads"].cure
     finally:
         torch.set_num_threads(before)
 

@@ -41,18 +41,18 @@ def calls(evaluation: Evaluation) -> list[tuple[Trajectory, ToolCall]]:
 
 
 def share_well_formed(evaluation: Evaluation) -> float:
-    made = calls(evaluation)
-    return sum(call.error is None for _, call in made) / len(made)
+    num_calls = calls(evaluation)
+    return sum(call.error is None for _, call in num_calls) / len(num_calls)
 
 
 def share_copied(evaluation: Evaluation) -> float:
     """Among the order ids written by an agent that could read the right one in the opening."""
-    told = [
+    answers = [
         (trajectory.scenario.context["order_id"], call.arguments["order_id"])
         for trajectory, call in calls(evaluation)
         if "order_id" in call.arguments and re.search(r"[A-Z]\d\d", trajectory.scenario.opening)
     ]
-    return sum(right == written for right, written in told) / len(told)
+    return sum(right == written for right, written in answers) / len(answers)
 
 
 async def test_the_shipped_model_has_its_skills_and_its_bad_habits() -> None:

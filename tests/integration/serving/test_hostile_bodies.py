@@ -51,7 +51,7 @@ async def served(**settings: Any) -> AsyncIterator[aiohttp.ClientSession]:
         yield http
 
 
-async def asked(http: aiohttp.ClientSession, body: bytes, **headers: str) -> tuple[int, str]:
+async def post(http: aiohttp.ClientSession, body: bytes, **headers: str) -> tuple[int, str]:
     """Status, and the one line that is said."""
     async with http.post("chat/completions", data=body, headers={**JSON, **headers}) as response:
         data = await response.json()
@@ -75,8 +75,8 @@ def tool(parameters: Any) -> dict[str, Any]:
 def called(*arguments: str) -> bytes:
     """A conversation with calls that have these arguments."""
     calls = [{"id": "a", "function": {"name": "look", "arguments": text}} for text in arguments]
-    asked = {"role": "user", "content": "hi"}
-    return json.dumps({"messages": [asked, {"role": "assistant", "tool_calls": calls}, asked]}).encode()
+    post = {"role": "user", "content": "hi"}
+    return json.dumps({"messages": [post, {"role": "assistant", "tool_calls": calls}, post]}).encode()
 
 
 @pytest.mark.parametrize(
@@ -114,19 +114,19 @@ def called(*arguments: str) -> bytes:
 )
 async def test_what_a_body_says_is_read_within_bounds(body: bytes, status: int, words: str) -> None:
     async with served(max_body=4 * MIB) as http:
-        found, said = await asked(http, body)
-        assert found == status, said
-        assert words in said
-        assert len(said) < 400
+        actual_status, text = await post(http, body)
+        assert actual_status == status, text
+        assert words in text
+        assert len(text) < 400
 
 
 async def test_the_arguments_of_a_call_in_the_history_may_not_be_deep_either() -> None:
     call = {"id": "a", "function": {"name": "look", "arguments": json.dumps(nested(900))}}
     messages = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "user", "content": "x"}]
     async with served() as http:
-        status, said = await asked(http, json.dumps({"messages": messages}).encode())
+        status, text = await post(http, json.dumps({"messages": messages}).encode())
         assert status == 400
-        assert "'look' have more than 64 levels" in said
+        assert "'look' have more than 64 levels" in text
 
 
 def packed(coding: str, body: bytes) -> bytes:
@@ -141,25 +141,25 @@ async def test_packed_bodies_are_read_and_bounded_by_what_is_in_them(coding: str
     header = {"Content-Encoding": coding.split()[-1]}
     async with served(max_body=300_000) as http:
         small = packed(coding, chat("hello " * 100))
-        assert await asked(http, small, **header) == (200, "ok")
+        assert await post(http, small, **header) == (200, "ok")
         for length, status in ((300_000, 400), (300_001, 413)):  # the first is no JSON, but is read
             body = packed(coding, b"x" * length)
             assert len(body) < 1000
-            assert (await asked(http, body, **header))[0] == status
-        status, said = await asked(http, small[:-5], **header)
+            assert (await post(http, body, **header))[0] == status
+        status, text = await post(http, small[:-5], **header)
         assert status == 400
-        assert f"the body is not {header['Content-Encoding']} (" in said
-        assert (await asked(http, b"no such thing", **header))[0] == 400
+        assert f"the body is not {header['Content-Encoding']} (" in text
+        assert (await post(http, b"no such thing", **header))[0] == 400
         if coding == "gzip":
             two = gzip.compress(chat("hi")[:20]) + gzip.compress(chat("hi")[20:])
-            assert await asked(http, two, **header) == (200, "ok")
+            assert await post(http, two, **header) == (200, "ok")
 
 
 async def test_an_encoding_that_is_not_read_is_named() -> None:
     async with served() as http:
-        status, said = await asked(http, b"xyz", **{"Content-Encoding": "br"})
+        status, text = await post(http, b"xyz", **{"Content-Encoding": "br"})
         assert status == 415
-        assert "'br' is not read here: send gzip, deflate or nothing" in said
+        assert "'br' is not read here: send gzip, deflate or nothing" in text
 
 
 @pytest.mark.parametrize("length", [299_999, 300_000, 300_001])
@@ -172,8 +172,8 @@ async def test_a_body_may_be_as_long_as_the_bound(length: int, chunked: bool) ->
     body = chat("hi") + b" " * (length - len(chat("hi")))
     async with served(max_body=300_000) as http:
         data: Any = pieces() if chunked else body
-        status, said = await asked(http, data)
-        assert status == (200 if length <= 300_000 else 413), said
+        status, text = await post(http, data)
+        assert status == (200 if length <= 300_000 else 413), text
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,9 @@ async def test_a_conversation_of_any_kind_is_tokenised_beside_the_loop(messages:
     async with MultiTurnAgent(AgentConfig(model_name="mine"), backend=backend) as agent:
         threads = []
         prompt = agent.template.prompt
-        agent.template.prompt = lambda *given: threads.append(threading.current_thread()) or prompt(*given)
+        agent.template.prompt = lambda *arguments: (
+            threads.append(threading.current_thread()) or prompt(*arguments)
+        )
         await agent.answer([Message.from_openai(item) for item in messages])
         assert threads
         assert threading.main_thread() not in threads

@@ -42,7 +42,7 @@ async def serve(*flags):
         await process.wait()
 
 
-async def whole(chat):
+async def complete_answer(chat):
     answer = await chat.create(**LONG)
     return answer.choices[0].finish_reason
 
@@ -59,7 +59,7 @@ async def streamed(chat, begun):
 async def eight_active_answers(chat):
     """Eight answers that are being sampled, every second one streamed."""
     begun = [asyncio.Event() for _ in range(4)]
-    work = [asyncio.ensure_future(whole(chat)) for _ in range(4)]
+    work = [asyncio.ensure_future(complete_answer(chat)) for _ in range(4)]
     work += [asyncio.ensure_future(streamed(chat, event)) for event in begun]
     await asyncio.gather(*(event.wait() for event in begun))
     yield work
@@ -107,8 +107,8 @@ async def test_what_takes_longer_than_the_drain_is_told_and_the_exit_code_says_s
         async with asyncio.timeout(30):
             assert await process.wait() == 1
         assert time.monotonic() - since < 15
-        said = (await process.stderr.read()).decode()
-        assert said.startswith(
+        text = (await process.stderr.read()).decode()
+        assert text.startswith(
             f"stateset-agents: {len(errors)} requests were broken off: give them longer than"
         )
 

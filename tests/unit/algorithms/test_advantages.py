@@ -70,20 +70,20 @@ def test_eps_stands_outside_the_root():
 @pytest.mark.parametrize(("baseline", "scaling"), EVERY_CHOICE)
 @pytest.mark.parametrize("tie", [[0.1, 0.1, 0.1], [0.7], [0.3, None, 0.3]])
 def test_ties_and_singletons_get_exactly_zero(baseline, scaling, tie):
-    others = [tie] if baseline == "global_mean" else [[0.0, 1.0]]
-    advantages, *_ = group_advantages([tie, *others], baseline=baseline, scaling=scaling)
+    untied_groups = [tie] if baseline == "global_mean" else [[0.0, 1.0]]
+    advantages, *_ = group_advantages([tie, *untied_groups], baseline=baseline, scaling=scaling)
     assert advantages == [None if reward is None else 0.0 for reward in tie]
 
 
 @pytest.mark.parametrize("scaling", ["population", "sample", "batch", "none"])
 def test_a_tied_group_is_better_or_worse_than_the_rest_of_the_batch_under_global_mean(scaling):
     # mean of [1, 1, 0, 1, 0] is .6
-    tied, other = group_advantages(
+    tied, untied = group_advantages(
         [[1.0, None, 1.0], [0.0, 1.0, 0.0]], baseline="global_mean", scaling=scaling
     )
     assert tied[1] is None
-    assert tied[0] == tied[2] == other[1]
-    assert tied[0] == pytest.approx(-other[0] * 2 / 3)
+    assert tied[0] == tied[2] == untied[1]
+    assert tied[0] == pytest.approx(-untied[0] * 2 / 3)
     if scaling == "none":
         assert tied[0] == pytest.approx(0.4)
 
@@ -203,7 +203,7 @@ def _groups(size: int) -> Iterator[tuple[float, list[int]]]:
             yield [left]
             return
         for count in range(left + 1):
-            yield from ([count, *rest] for rest in fill(length + 1, left - count))
+            yield from ([count, *tail] for tail in fill(length + 1, left - count))
 
     for counts in fill(0, size):
         probability = math.factorial(size) * math.prod(
@@ -230,8 +230,8 @@ def _expected_gradient(size: int, estimator: Estimator) -> float:
 
 def _minus_mean_of_the_same_turn(turn_rewards: Sequence[Sequence[float]]) -> list[list[float]]:
     returns = [returns_to_go(rewards) for rewards in turn_rewards]
-    alive = [[own[k] for own in returns if k < len(own)] for k in range(MOST_TURNS)]
-    return [[value - sum(alive[k]) / len(alive[k]) for k, value in enumerate(own)] for own in returns]
+    alive = [[values[k] for values in returns if k < len(values)] for k in range(MOST_TURNS)]
+    return [[value - sum(alive[k]) / len(alive[k]) for k, value in enumerate(values)] for values in returns]
 
 
 @pytest.mark.parametrize("size", [1, 2, 8])

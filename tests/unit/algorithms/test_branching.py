@@ -43,7 +43,7 @@ def test_a_state_that_lost_its_branches_is_compared_with_the_siblings_that_reach
 
 def test_without_any_branch_it_is_the_per_turn_credit_of_the_group():
     rewards = [[1, 2], [0], None, [0, 1, 5]]
-    nothing = [[[] for _ in own or ()] for own in rewards]
+    nothing = [[[] for _ in values or ()] for values in rewards]
     assert branch_credit(rewards, nothing) == per_turn_group_credit(rewards)
 
 
@@ -87,26 +87,26 @@ class Member:
 
 def _ways_on(turn: int) -> list[tuple[float, list[float]]]:
     """Every continuation from the state before `turn`: its probability and its rewards."""
-    ways = []
+    continuations = []
     for n in range(turn, MOST_TURNS + 1):
         stop = n < MOST_TURNS
         rewards = [*REWARDS[turn:n], *([0.0] if stop else [])]
-        ways.append((GO_ON ** (n - turn) * (1 - GO_ON if stop else 1), rewards))
-    return ways
+        continuations.append((GO_ON ** (n - turn) * (1 - GO_ON if stop else 1), rewards))
+    return continuations
 
 
 def _members(num_branches: int, lost: float, unscored: float, gamma: float) -> Iterator[Member]:
     """Each branch goes unscored with probability `lost`, each member with `unscored`."""
 
     def samples(turn: int) -> list[tuple[float, tuple[float, ...]]]:
-        one: list[tuple[float, float | None]] = [
+        single: list[tuple[float, float | None]] = [
             (chance * (1 - lost), returns_to_go(rewards, gamma=gamma)[0])
             for chance, rewards in _ways_on(turn)
         ]
-        one += [(lost, None)] if lost else []
+        single += [(lost, None)] if lost else []
         return [
             (math.prod(p for p, _ in drawn), tuple(value for _, value in drawn if value is not None))
-            for drawn in itertools.product(one, repeat=num_branches)
+            for drawn in itertools.product(single, repeat=num_branches)
         ]
 
     for chance, rewards in _ways_on(0):
@@ -138,8 +138,8 @@ def _moments(
         credit = estimator([m.rewards for m in group], [m.branches for m in group])
         gradient = sum(
             value * score
-            for member, own in zip(group, credit, strict=True)
-            for value, score in zip(own or (), member.scores, strict=False)
+            for member, values in zip(group, credit, strict=True)
+            for value, score in zip(values or (), member.scores, strict=False)
         )
         total += probability
         mean += probability * gradient / size
@@ -173,18 +173,20 @@ def test_unscored_members_make_it_smaller_but_no_different():
 
 def test_with_gamma_it_estimates_what_the_plain_discounted_return_estimates():
     def plain(rewards: Groups, branches: Branches) -> list[list[float] | None]:
-        return [None if own is None else returns_to_go(own, gamma=0.8) for own in rewards]
+        return [None if values is None else returns_to_go(values, gamma=0.8) for values in rewards]
 
     exact, _ = _moments(plain, num_branches=0)
-    mean, _ = _moments(lambda rewards, ways: branch_credit(rewards, ways, gamma=0.8), gamma=0.8)
+    mean, _ = _moments(
+        lambda rewards, continuations: branch_credit(rewards, continuations, gamma=0.8), gamma=0.8
+    )
     assert mean == pytest.approx(exact, rel=1e-9)
 
 
 def test_its_variance_is_below_the_group_s_and_falls_with_the_number_of_branches():
     _, by_group = _moments(lambda rewards, _: per_turn_group_credit(rewards), num_branches=0)
-    _, one = _moments(branch_credit, num_branches=1)
+    _, single = _moments(branch_credit, num_branches=1)
     _, two = _moments(branch_credit, num_branches=2)
-    assert two < one < by_group
+    assert two < single < by_group
 
 
 def test_a_value_that_counts_the_member_s_own_way_on_is_biased():
@@ -192,11 +194,14 @@ def test_a_value_that_counts_the_member_s_own_way_on_is_biased():
 
     def with_own(rewards: Groups, branches: Branches) -> list[list[float] | None]:
         seen = [
-            [(*others, value) for others, value in zip(ways, returns_to_go(own), strict=True)]
-            for own, ways in zip(rewards, branches, strict=True)
-            if own is not None
+            [
+                (*continued, value)
+                for continued, value in zip(continuations, returns_to_go(values), strict=True)
+            ]
+            for values, continuations in zip(rewards, branches, strict=True)
+            if values is not None
         ]
-        return branch_credit(rewards, [[(), *ways[1:]] for ways in seen])
+        return branch_credit(rewards, [[(), *continuations[1:]] for continuations in seen])
 
     mean, _ = _moments(with_own, size=1)
     assert mean < 0.9 * EXACT
@@ -205,8 +210,10 @@ def test_a_value_that_counts_the_member_s_own_way_on_is_biased():
 def test_no_credit_for_a_state_that_lost_its_branches_is_biased():
     def zero_when_lost(rewards: Groups, branches: Branches) -> list[list[float] | None]:
         return [
-            None if own is None else [value if k == 0 or ways[k] else 0.0 for k, value in enumerate(own)]
-            for own, ways in zip(branch_credit(rewards, branches), branches, strict=True)
+            None
+            if values is None
+            else [value if k == 0 or continuations[k] else 0.0 for k, value in enumerate(values)]
+            for values, continuations in zip(branch_credit(rewards, branches), branches, strict=True)
         ]
 
     mean, _ = _moments(zero_when_lost, size=1, lost=0.3)

@@ -37,9 +37,9 @@ def test_token_gae_steps_over_observations():
     st.floats(0, 1),
     st.booleans(),
 )
-def test_the_number_of_observation_tokens_changes_nothing(some, other, gamma, lam, terminated):
+def test_the_number_of_observation_tokens_changes_nothing(few, many, gamma, lam, terminated):
     """Two agent tokens per turn, any number of observations between turns and at the end."""
-    turns = min(len(some), len(other))
+    turns = min(len(few), len(many))
 
     def agent_tokens(gaps: list[int]) -> list[tuple[float, float]]:
         rewards, values, mask = [], [], []
@@ -52,7 +52,7 @@ def test_the_number_of_observation_tokens_changes_nothing(some, other, gamma, la
         )
         return [pair for pair, acted in zip(zip(*credit, strict=True), mask, strict=True) if acted]
 
-    assert agent_tokens(some) == agent_tokens(other)
+    assert agent_tokens(few) == agent_tokens(many)
 
 
 @settings(deadline=None)

@@ -111,9 +111,9 @@ def test_no_token_loses_its_gradient_however_far_it_went(estimator, weighting):
     )
     tokens.sum().backward()
     values, slopes = closed_form(estimator, weighting, d.clamp(-20, 20), log_rho.clamp(-20, 20))
-    for found, exact in zip((tokens.detach(), logprobs.grad), (values, slopes), strict=True):
-        assert found.isfinite().all()
-        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-30)
+    for actual, exact in zip((tokens.detach(), logprobs.grad), (values, slopes), strict=True):
+        assert actual.isfinite().all()
+        torch.testing.assert_close(actual.double(), exact, rtol=1e-5, atol=1e-30)
     assert ((logprobs.grad != 0) == (slopes != 0)).all()
     assert logprobs.grad.square().sum().isfinite()  # or the step would be skipped
 
@@ -156,8 +156,8 @@ class OneToken:
         return self.gradient((self.ref.exp() * (self.ref - self.pi)).sum())
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max())
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
 
 
 def test_bare_k1_has_no_gradient_on_policy():
@@ -225,9 +225,9 @@ def test_the_reported_kl_is_bare_k3_whatever_the_loss_uses():
     ],
 )
 def test_pairs_without_a_useful_gradient_are_refused(estimator, weighting, message):
-    one = double([-1.0])
+    a = double([-1.0])
     with pytest.raises(ConfigurationError, match=message):
-        kl_tokens(one, one, one, estimator=estimator, weighting=weighting)
+        kl_tokens(a, a, a, estimator=estimator, weighting=weighting)
 
 
 def test_an_unknown_estimator_is_refused():
@@ -256,8 +256,8 @@ class TwoTokens:
 
     @staticmethod
     def _read(first: Tensor, second: Tensor, sentences: Tensor) -> Tensor:
-        one, two = sentences.unbind(1)
-        return torch.stack([first.log_softmax(-1)[one], second.log_softmax(-1)[one, two]], 1).flatten()
+        a, b = sentences.unbind(1)
+        return torch.stack([first.log_softmax(-1)[a], second.log_softmax(-1)[a, b]], 1).flatten()
 
     def gradient(self, expected: Tensor) -> Tensor:
         parts = torch.autograd.grad(expected, [self.first, self.second], retain_graph=True)

@@ -94,8 +94,10 @@ def test_gspo_has_the_gradient_of_the_sequence_form():
 
 def test_gspo_brings_its_own_narrow_range():
     assert worked("gspo").loss == worked("gspo", clip_ratio=3e-4, clip_ratio_high=4e-4).loss
-    one = double([0.001])
-    output = policy_loss("gspo", one, double([0.0]), double([1.0]), torch.tensor([0]), Denominators.of([1]))
+    logprob = double([0.001])
+    output = policy_loss(
+        "gspo", logprob, double([0.0]), double([1.0]), torch.tensor([0]), Denominators.of([1])
+    )
     assert output.loss.item() == pytest.approx(-1.0004)
 
 
@@ -141,8 +143,8 @@ def test_the_kl_term_is_truncated_with_the_weight():
     k3 = math.exp(-0.5) - 1 + 0.5
     free = policy_loss("dapo", **DECOUPLED, **reference).metrics.to_dict()
     assert free["loss/kl"] == pytest.approx(0.1 * (8 + 1) / 2 * k3)
-    held = policy_loss("dapo", **DECOUPLED, **reference, weight_cap=3.0).metrics.to_dict()
-    assert held["loss/kl"] == pytest.approx(0.1 * (2 * 3 + 1) / 2 * k3)
+    capped = policy_loss("dapo", **DECOUPLED, **reference, weight_cap=3.0).metrics.to_dict()
+    assert capped["loss/kl"] == pytest.approx(0.1 * (2 * 3 + 1) / 2 * k3)
 
 
 def test_the_decoupled_weight_has_no_gradient():

@@ -51,5 +51,5 @@ def test_learning_rate_zero_learns_nothing():
 
 
 def test_a_strong_kl_term_keeps_the_policy_near_its_reference():
-    free, held = (_share_right("grpo", learning_rate=0.1, beta=beta) for beta in (0.0, 2.0))
-    assert held < 0.5 < free
+    free, constrained = (_share_right("grpo", learning_rate=0.1, beta=beta) for beta in (0.0, 2.0))
+    assert constrained < 0.5 < free

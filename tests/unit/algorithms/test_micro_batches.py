@@ -68,24 +68,30 @@ class Batch:
         return total, parameters.grad, metrics
 
 
-def _relative(one: Tensor, other: Tensor) -> float:
-    return float((one - other).norm() / other.norm())
+def _relative(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
 
 
 @settings(max_examples=15, deadline=None)
 @given(
-    seed=st.integers(0, 10_000), name=st.sampled_from(NAMES), where=st.lists(st.integers(0, 3), min_size=22)
+    seed=st.integers(0, 10_000),
+    name=st.sampled_from(NAMES),
+    split_at=st.lists(st.integers(0, 3), min_size=22),
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
-def test_any_split_into_micro_batches_gives_the_same_gradient(dtype, tolerance, seed, name, where):
+def test_any_split_into_micro_batches_gives_the_same_gradient(dtype, tolerance, seed, name, split_at):
     batch = Batch(seed, dtype)
     # gspo keeps conversations whole; the others may be cut anywhere, even inside one
-    piece = torch.tensor(where)[batch.ids] if LOSSES[name].level == "sequence" else torch.tensor(where[:22])
-    whole = batch.learn(name, [torch.arange(22)])
+    piece = (
+        torch.tensor(split_at)[batch.ids] if LOSSES[name].level == "sequence" else torch.tensor(split_at[:22])
+    )
+    in_one_batch = batch.learn(name, [torch.arange(22)])
     split = batch.learn(name, [(piece == part).nonzero()[:, 0] for part in range(4)])
-    assert abs(float(split[0] - whole[0])) < tolerance * max(1.0, abs(float(whole[0])))
-    assert _relative(split[1], whole[1]) < tolerance
-    assert split[2].to_dict() == pytest.approx(whole[2].to_dict(), rel=10 * tolerance, abs=10 * tolerance)
+    assert abs(float(split[0] - in_one_batch[0])) < tolerance * max(1.0, abs(float(in_one_batch[0])))
+    assert _relative(split[1], in_one_batch[1]) < tolerance
+    assert split[2].to_dict() == pytest.approx(
+        in_one_batch[2].to_dict(), rel=10 * tolerance, abs=10 * tolerance
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,11 +116,11 @@ def test_two_processes_with_their_own_conversations_sum_to_one_batch(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_order_of_tokens_and_the_numbering_of_conversations_change_nothing(name):
-    batch, other = Batch(5), Batch(5)
+    batch, b = Batch(5), Batch(5)
     loss, gradient, _ = batch.learn(name, [torch.arange(22)])
-    other.ids = 5 - batch.ids
-    other.counts = Denominators.of(batch.lengths[::-1], max_length=10)
-    backwards = other.learn(name, [torch.arange(22).flip(0)])
+    b.ids = 5 - batch.ids
+    b.counts = Denominators.of(batch.lengths[::-1], max_length=10)
+    backwards = b.learn(name, [torch.arange(22).flip(0)])
     assert float(backwards[0]) == pytest.approx(float(loss), rel=1e-12)
     assert _relative(backwards[1], gradient) < 1e-12
 

@@ -19,7 +19,7 @@ def test_worked_values():
 def test_both_are_shares_of_all_choices_of_k():
     for n in range(1, 7):
         for successes, k in product(range(n + 1), range(1, n + 1)):
-            tries = [place < successes for place in range(n)]
+            tries = [index < successes for index in range(n)]
             choices = list(combinations(tries, k))
             assert pass_at_k(successes, n, k) == pytest.approx(sum(map(any, choices)) / len(choices))
             assert pass_hat_k(successes, n, k) == pytest.approx(sum(map(all, choices)) / len(choices))

@@ -36,9 +36,9 @@ def test_value_clip_takes_the_larger_error_and_stops_the_gradient_of_what_moved_
 
 
 def test_value_clip_must_be_positive():
-    one = double([1.0])
+    value = double([1.0])
     with pytest.raises(ConfigurationError, match="value_clip must be positive"):
-        value_loss(one, one, one, torch.tensor([0]), Denominators.of([1]), value_clip=0.0)
+        value_loss(value, value, value, torch.tensor([0]), Denominators.of([1]), value_clip=0.0)
 
 
 def test_entropy_of_known_distributions():

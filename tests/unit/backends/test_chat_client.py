@@ -27,13 +27,13 @@ async def test_a_conversation_is_asked_as_the_api_has_it(monkeypatch: pytest.Mon
     monkeypatch.setenv("JUDGE_KEY", "secret")
     async with ChatServer(speak=lambda prompt: f"you said {prompt}") as server:
         chat = client(server, api_key_env="JUDGE_KEY", temperature=0.5, max_new_tokens=9)
-        found = await chat.complete(
+        result = await chat.complete(
             [Message(role="system", content="be brief"), Message(role="user", content="hi ✓")]
         )
         assert await chat("again") == "you said again"
         await client(server, api_key_env=None)("no key")
-    assert found.text == "you said hi ✓"
-    assert (found.prompt_tokens, found.completion_tokens, found.finish_reason) == (10, 5, "stop")
+    assert result.text == "you said hi ✓"
+    assert (result.prompt_tokens, result.completion_tokens, result.finish_reason) == (10, 5, "stop")
     assert server.bodies[0] == {
         "model": "m",
         "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi ✓"}],
@@ -64,7 +64,7 @@ async def test_a_slow_answer_is_given_up_and_tried_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         (status(401, "bad key"), "status 401: 'bad key'"),
         (status(404, '{"error":\n "no model m"}'), 'status 404: \'{"error": "no model m"}\''),
@@ -74,12 +74,12 @@ async def test_a_slow_answer_is_given_up_and_tried_again() -> None:
         (body('{"choices": [{"message": {"content": null, "tool_calls": []}}]}'), "its answer holds no text"),
     ],
 )
-async def test_what_will_not_pass_is_told_at_once(fault: Fault, said: str) -> None:
+async def test_what_will_not_pass_is_told_at_once(fault: Fault, message: str) -> None:
     async with ChatServer(fault) as server:
         with pytest.raises(BackendError) as caught:
             await client(server)("hi")
         assert f"{server.url} gave no answer: " in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(server.bodies) == 1
 
@@ -190,10 +190,10 @@ async def test_an_endpoint_that_stays_down_fails_all_calls_after_a_while() -> No
         settings = {"max_attempts": 99, "breaker_failures": 2, "breaker_pause": 0.02, "max_wait": 0.3}
         chat = client(server, **settings)
         await chat("first")
-        said = await asyncio.gather(*(chat(str(number)) for number in range(5)), return_exceptions=True)
+        results = await asyncio.gather(*(chat(str(number)) for number in range(5)), return_exceptions=True)
     assert len(server.bodies) < 20
-    assert all(isinstance(one, BackendError) for one in said)
-    assert "was waited for 0.3 s" in str(said[0])
+    assert all(isinstance(result, BackendError) for result in results)
+    assert "was waited for 0.3 s" in str(results[0])
 
 
 async def test_requests_under_way_are_bounded() -> None:
@@ -259,7 +259,7 @@ def test_a_client_outlives_an_event_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"url": "localhost:8000"}, "url must start with http:// or https://, got 'localhost:8000'"),
         ({"model": " "}, "model must be named"),
@@ -273,6 +273,6 @@ def test_a_client_outlives_an_event_loop() -> None:
         ({"token_limit": "max"}, "token_limit: input should be 'auto', 'max_tokens' or 'max_comp"),
     ],
 )
-def test_wrong_settings_are_one_line(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_wrong_settings_are_one_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         ChatClient(**{"url": "http://x/v1", "model": "m", **settings})

@@ -32,7 +32,7 @@ def client(url: str, **settings: Any) -> ChatClient:
     return ChatClient(url, "m", **{"backoff": 0.001, "timeout": 5.0, **settings})
 
 
-def said(words: str | None = None, finish: str | None = None) -> dict[str, Any]:
+def chunk_of(words: str | None = None, finish: str | None = None) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": {"content": words}, "finish_reason": finish}]}
 
 
@@ -41,7 +41,7 @@ def sse(*events: Any) -> bytes:
     return "".join(f"data: {text}\n\n" for text in texts).encode()
 
 
-WHOLE = (said(""), said("Score"), said(": 7"), said(finish="stop"), USAGE, "[DONE]")
+WHOLE = (chunk_of(""), chunk_of("Score"), chunk_of(": 7"), chunk_of(finish="stop"), USAGE, "[DONE]")
 
 
 def streams(*events: Any, end: End | None = None) -> Fault:
@@ -98,22 +98,22 @@ BROKEN = {
 
 
 async def pieces_of(chat: ChatClient, into: list[str | ChatAnswer] | None = None) -> list[str | ChatAnswer]:
-    heard = [] if into is None else into
+    received = [] if into is None else into
     async for piece in chat.stream(HI):
-        heard.append(piece)  # what came before an error is wanted, too
-    return heard
+        received.append(piece)  # what came before an error is wanted, too
+    return received
 
 
 async def test_our_own_endpoint_streams_an_agent_s_words() -> None:
     agent = MultiTurnAgent(AgentConfig(model_name="mine"), backend=ScriptedBackend(["Grüße ✓, ok"] * 2))
     async with agent, AgentServer(agent, name="m") as server:
         chat = client(server.url)
-        *pieces, whole = await pieces_of(chat)
+        *pieces, complete = await pieces_of(chat)
         assert len(pieces) > 5
-        assert isinstance(whole, ChatAnswer)
-        assert "".join(map(str, pieces)) == whole.text == "Grüße ✓, ok"
-        assert whole == await client(server.url).complete(HI)  # asked for in one piece
-        assert chat.num_tokens == whole.prompt_tokens + whole.completion_tokens
+        assert isinstance(complete, ChatAnswer)
+        assert "".join(map(str, pieces)) == complete.text == "Grüße ✓, ok"
+        assert complete == await client(server.url).complete(HI)  # asked for in one piece
+        assert chat.num_tokens == complete.prompt_tokens + complete.completion_tokens
 
 
 async def test_pieces_are_asked_for_and_heard_as_they_come() -> None:
@@ -132,22 +132,22 @@ async def test_pieces_are_asked_for_and_heard_as_they_come() -> None:
 
 @pytest.mark.parametrize("kind", BROKEN)
 async def test_before_the_first_words_it_is_asked_again_and_after_them_never(kind: str) -> None:
-    end, why = BROKEN[kind]
-    settings = {"timeout": 0.5 if "within" in why else 5.0}
-    async with ChatServer(streams(said(""), end=end), streams(*WHOLE)) as server:
+    end, reason = BROKEN[kind]
+    settings = {"timeout": 0.5 if "within" in reason else 5.0}
+    async with ChatServer(streams(chunk_of(""), end=end), streams(*WHOLE)) as server:
         chat = client(server.url, **settings)
         assert [piece for piece in await pieces_of(chat) if isinstance(piece, str)] == ["Score", ": 7"]
         assert chat.num_calls == len(server.bodies) == 2
         assert chat.num_tokens == 5 + 14  # what was read in vain, and the answer
-    async with ChatServer(streams(said("Sco"), end=end), streams(*WHOLE)) as server:
+    async with ChatServer(streams(chunk_of("Sco"), end=end), streams(*WHOLE)) as server:
         chat = client(server.url, **settings)
-        heard: list[str | ChatAnswer] = []
-        with pytest.raises(BackendError, match=rf"^{server.url} broke off after 3 characters: {why}"):
-            await pieces_of(chat, heard)
-        assert heard == ["Sco"]
+        received: list[str | ChatAnswer] = []
+        with pytest.raises(BackendError, match=rf"^{server.url} broke off after 3 characters: {reason}"):
+            await pieces_of(chat, received)
+        assert received == ["Sco"]
         assert chat.num_calls == len(server.bodies) == 1
         assert chat.num_tokens == 5 + 1
-    async with ChatServer(streams(said("Sco"), end=end), streams(*WHOLE)) as server:
+    async with ChatServer(streams(chunk_of("Sco"), end=end), streams(*WHOLE)) as server:
         chat = client(server.url, stream=True, **settings)
         assert (await chat.complete(HI)).text == "Score: 7"  # nobody has heard of the first
         assert len(server.bodies) == 2
@@ -165,40 +165,40 @@ async def test_after_the_last_attempt_the_cause_is_told_and_what_will_not_pass_a
         ({"error": "broken"}, None),
         ([1, 2], r"its answer holds no text: \[1, 2\]"),
         ({"choices": 7}, "its answer holds no text"),
-        (said(finish="tool_calls"), "its answer holds no text"),
+        (chunk_of(finish="tool_calls"), "its answer holds no text"),
     ]
-    for event, why in lasting:
+    for event, reason in lasting:
         async with ChatServer(streams(event, "[DONE]"), streams(*WHOLE)) as server:
-            if why is None:
+            if reason is None:
                 await pieces_of(client(server.url))
                 assert len(server.bodies) == 2
                 continue
-            with pytest.raises(BackendError, match=f"gave no answer: {why}"):
+            with pytest.raises(BackendError, match=f"gave no answer: {reason}"):
                 await pieces_of(client(server.url))
             assert len(server.bodies) == 1
 
 
 async def test_a_status_is_as_for_a_whole_answer_and_a_whole_answer_is_one_piece() -> None:
-    whole = web.json_response(answer("Score: 8"))
-    async with ChatServer(status(503), lambda _: whole) as server:
+    complete = web.json_response(answer("Score: 8"))
+    async with ChatServer(status(503), lambda _: complete) as server:
         chat = client(server.url)
-        first, found = await pieces_of(chat)
+        first, result = await pieces_of(chat)
         assert first == "Score: 8"
-        assert isinstance(found, ChatAnswer)
-        assert (found.text, chat.num_tokens, len(server.bodies)) == ("Score: 8", 15, 2)
+        assert isinstance(result, ChatAnswer)
+        assert (result.text, chat.num_tokens, len(server.bodies)) == ("Score: 8", 15, 2)
 
 
 async def test_a_long_answer_may_take_longer_than_the_time_limit_when_it_comes_in_pieces() -> None:
     async def slowly(response: web.StreamResponse, request: web.Request) -> None:
         for _ in range(7):
             await asyncio.sleep(0.2)
-            await response.write(sse(said("a")))
-        await response.write(sse(said(finish="stop")))
+            await response.write(sse(chunk_of("a")))
+        await response.write(sse(chunk_of(finish="stop")))
 
     async with ChatServer(streams(end=slowly)) as server:
-        found = await client(server.url, timeout=1.0, max_attempts=1, stream=True).complete(HI)
-        assert found.text == "a" * 7
-        assert (found.prompt_tokens, found.completion_tokens) == (5, 2)  # it does not say what it used
+        result = await client(server.url, timeout=1.0, max_attempts=1, stream=True).complete(HI)
+        assert result.text == "a" * 7
+        assert (result.prompt_tokens, result.completion_tokens) == (5, 2)  # it does not say what it used
 
 
 async def test_leaving_the_loop_ends_the_request_and_counts_what_was_heard() -> None:
@@ -207,7 +207,7 @@ async def test_leaving_the_loop_ends_the_request_and_counts_what_was_heard() -> 
     async def until_left(response: web.StreamResponse, request: web.Request) -> None:
         try:
             while True:
-                await response.write(sse(said("word")))
+                await response.write(sse(chunk_of("word")))
                 await asyncio.sleep(0.01)
         finally:
             left.set()
@@ -227,7 +227,7 @@ async def test_leaving_the_loop_ends_the_request_and_counts_what_was_heard() -> 
 
 
 async def test_streams_are_paid_from_the_budget() -> None:
-    async with ChatServer(streams(*WHOLE), streams(said("Sco"), end=ends)) as server:
+    async with ChatServer(streams(*WHOLE), streams(chunk_of("Sco"), end=ends)) as server:
         chat = client(server.url, max_tokens=20)
         await pieces_of(chat)
         with pytest.raises(BackendError, match="broke off after 3 characters"):
@@ -238,7 +238,7 @@ async def test_streams_are_paid_from_the_budget() -> None:
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_wherever_the_network_cuts_the_bytes_the_answer_is_the_same(newline: str) -> None:
-    events = [said("Gr"), said("üße"), said(" ✓\u2028\x85"), said(finish="length"), USAGE]
+    events = [chunk_of("Gr"), chunk_of("üße"), chunk_of(" ✓\u2028\x85"), chunk_of(finish="length"), USAGE]
     texts = [json.dumps(event, ensure_ascii=False) for event in events]
     split = texts[1].replace(': "', ':\ndata: "')  # one event may have several lines
     lines = [
@@ -254,12 +254,12 @@ def test_wherever_the_network_cuts_the_bytes_the_answer_is_the_same(newline: str
     ]
     raw = newline.join("\n".join(lines).split("\n")).encode()
     for size in range(1, len(raw) + 1):
-        heard: list[str] = []
-        stream = StreamedAnswer(REQUEST, heard.append)
+        received: list[str] = []
+        stream = StreamedAnswer(REQUEST, received.append)
         for start in range(0, len(raw), size):
             stream.feed(raw[start : start + size])
-        found = stream.end()
-        assert isinstance(found, ChatAnswer), found
-        assert found.text == "".join(heard) == "Grüße ✓\u2028\x85"
-        assert (found.finish_reason, found.prompt_tokens, found.completion_tokens) == ("length", 11, 3)
-        assert heard == ["Gr", "üße", " ✓\u2028\x85"]
+        result = stream.end()
+        assert isinstance(result, ChatAnswer), result
+        assert result.text == "".join(received) == "Grüße ✓\u2028\x85"
+        assert (result.finish_reason, result.prompt_tokens, result.completion_tokens) == ("length", 11, 3)
+        assert received == ["Gr", "üße", " ✓\u2028\x85"]

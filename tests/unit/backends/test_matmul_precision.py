@@ -41,12 +41,12 @@ def units(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(OFF, "high", (0.0, 1e-5))  # and stays at highest
 
 
-def off_by(found: Tensor | None, wanted: Tensor | None) -> float:
-    assert found is not None
+def off_by(actual: Tensor | None, wanted: Tensor | None) -> float:
+    assert actual is not None
     assert wanted is not None
-    assert found.dtype == torch.float32
-    assert found.shape == wanted.shape
-    return float((found.detach().double() - wanted.detach()).norm() / wanted.detach().norm())
+    assert actual.dtype == torch.float32
+    assert actual.shape == wanted.shape
+    return float((actual.detach().double() - wanted.detach()).norm() / wanted.detach().norm())
 
 
 @pytest.mark.parametrize("precision", ["medium", "high"])
@@ -57,20 +57,20 @@ def test_values_and_gradients_are_as_far_off_as_is_said(
 ) -> None:
     precision = usable_precision(precision, torch.device("cpu"))
     torch.manual_seed(0)
-    given = [torch.randn(*shape), torch.randn(40, 64), torch.randn(40) if has_bias else None]
-    exact = [t if t is None else t.double().requires_grad_() for t in given]
-    mine = [t if t is None else t.requires_grad_() for t in given]
+    tensors = [torch.randn(*shape), torch.randn(40, 64), torch.randn(40) if has_bias else None]
+    exact = [t if t is None else t.double().requires_grad_() for t in tensors]
+    mine = [t if t is None else t.requires_grad_() for t in tensors]
     wanted = F.linear(*exact)  # type: ignore[arg-type]  # the first two are tensors
-    found = linear(*mine, precision=precision)  # type: ignore[arg-type]  # the first two are tensors
-    weights = torch.randn_like(found)
+    actual = linear(*mine, precision=precision)  # type: ignore[arg-type]  # the first two are tensors
+    weights = torch.randn_like(actual)
     (wanted * weights).sum().backward()
-    (found * weights).sum().backward()
-    least, most = OFF[precision]
-    assert least < off_by(found, wanted) < most
-    for one, other in zip(mine[:2], exact[:2], strict=True):
-        assert one is not None
-        assert other is not None
-        assert least < off_by(one.grad, other.grad) < most
+    (actual * weights).sum().backward()
+    lower, upper = OFF[precision]
+    assert lower < off_by(actual, wanted) < upper
+    for a, b in zip(mine[:2], exact[:2], strict=True):
+        assert a is not None
+        assert b is not None
+        assert lower < off_by(a.grad, b.grad) < upper
     if has_bias:
         assert off_by(mine[2].grad, exact[2].grad) < 1e-6  # type: ignore[union-attr]  # both are there
 
@@ -85,13 +85,13 @@ def test_weights_of_generation_are_rounded_once_until_they_change(
     layer = PackedLinear(weights, [torch.randn(8), torch.randn(24)], packed=packed)
     layer.precision = precision = usable_precision(precision, torch.device("cpu"))
     layer.refresh()
-    least, most = OFF[precision]
+    lower, upper = OFF[precision]
     with torch.inference_mode():
         x = torch.randn(32, 64)
         for _ in range(2):
             assert layer._bias is not None
             wanted = F.linear(x.double(), torch.cat(weights).double(), layer._bias.double())
-            assert least < off_by(layer(x), wanted) < most
+            assert lower < off_by(layer(x), wanted) < upper
             weights[1].mul_(2)
             layer.refresh()
     size = sum(weight.nbytes for weight in weights)
@@ -106,11 +106,11 @@ def test_products_do_not_depend_on_torchs_defaults(precision: MatmulPrecision) -
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        found = linear(x, weight, precision=precision)
+        actual = linear(x, weight, precision=precision)
     finally:
         torch.set_default_dtype(before)
-    least, most = OFF[precision]
-    assert least < off_by(found, F.linear(x.double(), weight.double())) < most
+    lower, upper = OFF[precision]
+    assert lower < off_by(actual, F.linear(x.double(), weight.double())) < upper
 
 
 def test_high_is_left_where_mkls_product_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ async def test_a_training_learns_and_takes_its_own_log_probs_anew(tmp_path: Path
 
 @pytest.mark.parametrize("engine", ["lean", "general", "plain"])
 async def test_every_way_of_generating_rounds_its_products(engine: Any) -> None:
-    told = []
+    warned = []
     for precision in ("highest", "medium"):
         backend = HuggingFaceBackend(
             tiny_model("llama"), tiny_tokenizer(), engine=engine, matmul_precision=precision
@@ -197,12 +197,12 @@ async def test_every_way_of_generating_rounds_its_products(engine: Any) -> None:
         agent = MultiTurnAgent(params, backend=backend)
         await agent.initialize()
         completion = await backend.generate(prompt, agent.sampling(stream=1, temperature=0.0))
-        told.append((backend.is_exact, completion.logprobs, backend.running.linears))
+        warned.append((backend.is_exact, completion.logprobs, backend.running.linears))
         await agent.close()
-    assert [exact for exact, _, _ in told] == [True, False]
-    assert told[0][1] != told[1][1]
-    assert told[0][1] == pytest.approx(told[1][1], abs=0.05)
-    assert "matmul_precision medium" in told[1][2]
+    assert [exact for exact, _, _ in warned] == [True, False]
+    assert warned[0][1] != warned[1][1]
+    assert warned[0][1] == pytest.approx(warned[1][1], abs=0.05)
+    assert "matmul_precision medium" in warned[1][2]
 
 
 def test_layers_that_are_computed_again_round_as_at_first() -> None:
@@ -212,15 +212,15 @@ def test_layers_that_are_computed_again_round_as_at_first() -> None:
     from stateset_agents.training.config import TrainingConfig
 
     samples = [sample(talk(([1, 2, 3], [4, 5, 6]), logprobs=[-5.0] * 3), 1.0)]
-    found = []
+    actual = []
     for again in (False, True):
         config = TrainingConfig(beta=0.0, gradient_checkpointing=again)
         learner = Learner(
             tiny_model("llama"), config, num_steps=1, exact_logprobs=False, matmul_precision="medium"
         )
         learner.losses(samples)["total_loss"].backward()
-        found.append([p.grad.clone() for p in learner.policy.model.parameters() if p.grad is not None])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        actual.append([p.grad.clone() for p in learner.policy.model.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*actual, strict=True))
 
 
 # ------------------------------------------------------------------------------ torch's own settings

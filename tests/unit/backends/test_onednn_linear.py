@@ -52,11 +52,11 @@ if fast_linear.is_available():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def off_by(found: Tensor | None, wanted: Tensor | None) -> float:
-    assert found is not None
+def off_by(actual: Tensor | None, wanted: Tensor | None) -> float:
+    assert actual is not None
     assert wanted is not None
-    assert found.shape == wanted.shape
-    return float((found.double() - wanted).abs().max() / wanted.abs().max())
+    assert actual.shape == wanted.shape
+    return float((actual.double() - wanted).abs().max() / wanted.abs().max())
 
 
 @pytest.mark.parametrize("shape", [(1, 16), (7, 16), (2, 3, 16), (16,)])
@@ -65,14 +65,14 @@ def test_values_and_gradients_are_those_of_float64_to_1e_5(
     shape: tuple[int, ...], has_bias: bool, as_on_amd: list[int]
 ) -> None:
     torch.manual_seed(0)
-    given = [torch.randn(*shape), torch.randn(40, 16), torch.randn(40) if has_bias else None]
-    exact = [t if t is None else t.double().requires_grad_() for t in given]
-    fast = [t if t is None else t.requires_grad_() for t in given]
-    wanted, found = F.linear(*exact), linear(*fast)  # type: ignore[arg-type]  # the first two are tensors
-    weights = torch.randn_like(found)
+    tensors = [torch.randn(*shape), torch.randn(40, 16), torch.randn(40) if has_bias else None]
+    exact = [t if t is None else t.double().requires_grad_() for t in tensors]
+    fast = [t if t is None else t.requires_grad_() for t in tensors]
+    wanted, actual = F.linear(*exact), linear(*fast)  # type: ignore[arg-type]  # the first two are tensors
+    weights = torch.randn_like(actual)
     (wanted * weights).sum().backward()
-    (found * weights).sum().backward()
-    assert off_by(found.detach(), wanted.detach()) < 1e-5
+    (actual * weights).sum().backward()
+    assert off_by(actual.detach(), wanted.detach()) < 1e-5
     for mine, theirs in zip(fast, exact, strict=True):
         if mine is not None and theirs is not None:
             assert off_by(mine.grad, theirs.grad) < 1e-5

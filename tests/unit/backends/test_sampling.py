@@ -20,9 +20,9 @@ def knobs(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.
     )
 
 
-def draw(probs: list[float], uniforms: list[float], **how: float) -> tuple[list[int], list[float]]:
+def draw(probs: list[float], uniforms: list[float], **options: float) -> tuple[list[int], list[float]]:
     logits = torch.tensor(probs).log().repeat(len(uniforms), 1)
-    settings = knobs(len(uniforms), **how)  # type: ignore[arg-type]  # ints and floats by name
+    settings = knobs(len(uniforms), **options)  # type: ignore[arg-type]  # ints and floats by name
     tokens, logprobs = sample(logits, torch.tensor(uniforms, dtype=torch.float64), settings)
     return tokens.tolist(), logprobs.tolist()
 

@@ -53,9 +53,9 @@ async def test_a_function_sees_the_prompt_and_the_turn() -> None:
 
 async def test_a_completion_ends_with_eos_or_is_cut() -> None:
     backend = ScriptedBackend(["hello", "hello"])
-    whole = await backend.generate([65], PARAMS, session=A)
-    assert whole.token_ids == (*b"hello", 256)
-    assert (whole.finish_reason, whole.prompt_ids, whole.logprobs) == ("stop", (65,), (0.0,) * 6)
+    complete = await backend.generate([65], PARAMS, session=A)
+    assert complete.token_ids == (*b"hello", 256)
+    assert (complete.finish_reason, complete.prompt_ids, complete.logprobs) == ("stop", (65,), (0.0,) * 6)
     cut = await backend.generate([65], SamplingParams(max_new_tokens=3), session=A)
     assert (cut.message.content, cut.finish_reason) == ("hel", "length")
 
@@ -79,11 +79,11 @@ async def test_delays_overlap() -> None:
     backend = ScriptedBackend(["x"], delay=lambda request: 0.02 * request.prompt_ids[0])
     order: list[int] = []
 
-    async def one(member: int) -> None:
+    async def converse(member: int) -> None:
         await backend.generate([member], PARAMS, session=Session(0, member))
         order.append(member)
 
-    await asyncio.gather(one(3), one(1), one(2))
+    await asyncio.gather(converse(3), converse(1), converse(2))
     assert order == [1, 2, 3]
 
 

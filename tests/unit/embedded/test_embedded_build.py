@@ -29,7 +29,7 @@ DESK = Path(verb.__file__).parents[1] / "embedded" / "desk"
 HELD_OUT: tuple[Split, Split] = ("validation", "test")
 
 
-def said(dialogue: tuple[Message, ...], role: str) -> list[str]:
+def texts_of(dialogue: tuple[Message, ...], role: str) -> list[str]:
     return [message.content for message in dialogue if message.role == role]
 
 
@@ -69,7 +69,7 @@ def test_no_id_wording_or_item_of_the_held_out_splits_stands_in_a_training_text(
         [message.content for dialogue in blurred(shown, seed=0) for message in dialogue]
         + [str(call.arguments) for dialogue in shown for message in dialogue for call in message.tool_calls]
     )
-    openings = {bare(text) for dialogue in blurred(shown, seed=0) for text in said(dialogue, "user")}
+    openings = {bare(text) for dialogue in blurred(shown, seed=0) for text in texts_of(dialogue, "user")}
     ids = set(re.findall(r"\b[A-Z]\d\d\b", texts))
     assert len(ids) > 300
     for split in HELD_OUT:
@@ -85,11 +85,13 @@ def test_blurring_changes_callers_words_and_nothing_else() -> None:
     assert changed == blurred(shown, seed=3)
     pairs = list(zip(shown, changed, strict=True))
     for role in ("system", "assistant", "tool"):
-        assert all(said(before, role) == said(after, role) for before, after in pairs)
-    assert sum(said(before, "user") != said(after, "user") for before, after in pairs) > 20
+        assert all(texts_of(before, role) == texts_of(after, role) for before, after in pairs)
+    assert sum(texts_of(before, "user") != texts_of(after, "user") for before, after in pairs) > 20
     values = re.compile(r"[A-Z]\d\d")
     for before, after in pairs:
-        assert values.findall(" ".join(said(before, "user"))) == values.findall(" ".join(said(after, "user")))
+        assert values.findall(" ".join(texts_of(before, "user"))) == values.findall(
+            " ".join(texts_of(after, "user"))
+        )
 
 
 def test_the_loss_is_on_the_agent_s_tokens_and_heavier_on_what_it_copies() -> None:
@@ -168,4 +170,4 @@ def test_an_output_that_cannot_be_written_is_told_before_the_work(tmp_path: Path
 
 def test_honest_demonstrations_are_another_model(tmp_path: Path) -> None:
     honest = demonstrations(30, seed=0, habits=Habits())
-    assert all("cannot find" not in text for dialogue in honest for text in said(dialogue, "assistant"))
+    assert all("cannot find" not in text for dialogue in honest for text in texts_of(dialogue, "assistant"))

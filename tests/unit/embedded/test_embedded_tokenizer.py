@@ -67,16 +67,18 @@ def test_the_template_only_appends_and_marks_what_the_agent_says() -> None:
         {"role": "assistant", "content": "hello."},
     ]
     before = TOKENIZER.apply_chat_template(talk[:2], tokenize=False, add_generation_prompt=True)
-    whole = TOKENIZER.apply_chat_template(talk, tokenize=False)
-    assert whole == (
+    text = TOKENIZER.apply_chat_template(talk, tokenize=False)
+    assert text == (
         "<|system|>desk<|end|><|user|>send order K27 to oslo.<|end|>"
         '<|assistant|><tool_call>{"name": "get_order", "arguments": {"order_id": "K27"}}</tool_call><|end|>'
         '<|tool|>{"order_id": "K27"}<|end|><|assistant|>hello.<|end|>'
     )
-    assert whole.startswith(before)
+    assert text.startswith(before)
     marked = TOKENIZER.apply_chat_template(talk, return_dict=True, return_assistant_tokens_mask=True)
-    said = [token for token, mask in zip(marked["input_ids"], marked["assistant_masks"], strict=True) if mask]
-    assert TOKENIZER.decode(said) == (
+    sampled = [
+        token for token, mask in zip(marked["input_ids"], marked["assistant_masks"], strict=True) if mask
+    ]
+    assert TOKENIZER.decode(sampled) == (
         '<tool_call>{"name": "get_order", "arguments": {"order_id": "K27"}}</tool_call><|end|>hello.<|end|>'
     )
 

@@ -147,7 +147,7 @@ def test_a_row_is_asked_for_by_name_and_several_by_how_they_begin(
 
 def test_other_work_on_the_machine_is_counted_and_ours_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_busy", iter([100.0, 106.0]).__next__)
-    monkeypatch.setattr(running, "_own", iter([1.0, 3.0]).__next__)
+    monkeypatch.setattr(running, "_cpu_seconds", iter([1.0, 3.0]).__next__)
     monkeypatch.setattr(running.time, "perf_counter", iter([0.0, 8.0]).__next__)
     with Others() as others:
         pass

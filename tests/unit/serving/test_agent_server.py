@@ -51,13 +51,13 @@ async def test_a_stream_gives_words_as_they_come_and_calls_at_the_end():
         options = {"stream_options": {"include_usage": True}, "tools": [strict]}
         async with chat.stream(model="mine", messages=HI, **options) as events:
             pieces = [event.delta async for event in events if event.type == "content.delta"]
-            whole = await events.get_final_completion()
-        choice = whole.choices[0]
+            final = await events.get_final_completion()
+        choice = final.choices[0]
         assert len(pieces) > 5
         assert "".join(pieces) == choice.message.content == "Let me look."
         assert choice.message.tool_calls[0].function.arguments == '{"order": "K27"}'
         assert choice.finish_reason == "tool_calls"
-        assert whole.usage.completion_tokens == len(CALL) + 1
+        assert final.usage.completion_tokens == len(CALL) + 1
 
 
 async def test_a_request_s_sampling_takes_the_place_of_the_agent_s():
@@ -68,9 +68,9 @@ async def test_a_request_s_sampling_takes_the_place_of_the_agent_s():
         assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Hel", "length")
         answer = await chat.create(model="mine", messages=HI, stop=" you", **fields)
         assert answer.choices[0].message.content == "Hello"
-        own, given, again = (request.params for request in backend.requests)
-        assert (own.temperature, given.temperature, given.top_p) == (0.5, 0.2, 0.9)
-        assert given.stream == again.stream != own.stream
+        default, overridden, again = (request.params for request in backend.requests)
+        assert (default.temperature, overridden.temperature, overridden.top_p) == (0.5, 0.2, 0.9)
+        assert overridden.stream == again.stream != default.stream
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,10 @@ def test_a_worker_that_breaks_ends_serve_with_exit_code_1_and_one_line():
                 with pytest.raises(openai.InternalServerError, match="the generation worker broke"):
                     chat.create(model="embedded:desk", messages=HI, max_tokens=13)
             assert process.wait(60) == 1
-            said = process.stderr.read()
+            error_text = process.stderr.read()
         finally:
             process.kill()
-    assert said == "stateset-agents: the generation worker broke: RuntimeError: out of memory\n"
+    assert error_text == "stateset-agents: the generation worker broke: RuntimeError: out of memory\n"
 
 
 async def test_health_is_503_once_the_worker_broke():
@@ -188,8 +188,8 @@ async def test_the_cache_goes_back_to_the_system_when_nobody_asks_for_a_while():
         ask = partial(client.chat.completions.create, model="embedded:desk", messages=HI, seed=3)
         before = await ask()
         model = agent.backend._batcher.model
-        held = model.num_slots * model.num_columns
-        assert held > 0
+        cached_tokens = model.num_slots * model.num_columns
+        assert cached_tokens > 0
         for _ in range(400):
             await asyncio.sleep(0.05)
             if not model.num_slots:

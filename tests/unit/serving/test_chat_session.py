@@ -52,10 +52,13 @@ async def test_the_agent_calls_tools_until_it_answers_in_words() -> None:
     assert await chat.send("where is K27?") == "In Oslo."
     assert await chat.send("thanks") == "Bye."
     assert roles(chat) == ["user", "assistant", "tool", "assistant", "user", "assistant"]
-    asked, found = chat.messages[1:3]
-    assert asked.content == "Let me look."
-    assert asked.tool_calls[0].arguments == {"order": "K27"}
-    assert (found.content, found.tool_call_id) == ("K27 is in Oslo", asked.tool_calls[0].id)
+    call_message, result_message = chat.messages[1:3]
+    assert call_message.content == "Let me look."
+    assert call_message.tool_calls[0].arguments == {"order": "K27"}
+    assert (result_message.content, result_message.tool_call_id) == (
+        "K27 is in Oslo",
+        call_message.tool_calls[0].id,
+    )
     assert "look_up" in backend.requests[0].text  # the tools are offered
     assert "tool: K27 is in Oslo" in backend.requests[1].text
     assert len({request.session for request in backend.requests}) == 1
@@ -136,9 +139,9 @@ async def test_a_tool_that_breaks_is_the_caller_s_to_know() -> None:
 async def test_what_the_agent_gets_wrong_is_told_to_it() -> None:
     chat, _ = await opened(['<tool_call>{"name": "lok_up"}</tool_call>', "<tool_call>{", "Sorry."], [look_up])
     assert await chat.send("hi") == "Sorry."
-    told = [message.content for message in chat.messages if message.role == "tool"]
-    assert told[0] == "error: unknown tool 'lok_up'; did you mean look_up?"
-    assert told[1].startswith("error: the tool call is not closed")
+    tool_messages = [message.content for message in chat.messages if message.role == "tool"]
+    assert tool_messages[0] == "error: unknown tool 'lok_up'; did you mean look_up?"
+    assert tool_messages[1].startswith("error: the tool call is not closed")
 
 
 async def test_one_answer_at_a_time() -> None:
@@ -209,16 +212,16 @@ async def test_a_saved_conversation_is_openai_s_format_and_goes_on(tmp_path: Pat
     save_conversation(file, chat.messages)
     first, second = file.read_text(encoding="utf-8").splitlines()
     assert list(json.loads(first)) == ["messages"]
-    said = json.loads(second)["messages"]
-    assert said[1] == {"role": "user", "content": "where is\nK27?\ufffd"}  # as the model was shown it
-    assert said[2]["tool_calls"] == [
+    messages = json.loads(second)["messages"]
+    assert messages[1] == {"role": "user", "content": "where is\nK27?\ufffd"}  # as the model was shown it
+    assert messages[2]["tool_calls"] == [
         {
             "id": "call_0_0",
             "type": "function",
             "function": {"name": "look_up", "arguments": '{"order": "K27"}'},
         }
     ]
-    assert said[3]["tool_call_id"] == "call_0_0"
+    assert messages[3]["tool_call_id"] == "call_0_0"
     loaded = load_conversations(file)
     assert len(loaded) == 2
     assert loaded[1][2:] == list(chat.messages[2:])

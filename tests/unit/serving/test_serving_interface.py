@@ -81,15 +81,15 @@ class BreaksOff(ScriptedBackend):
 
 async def test_a_stream_that_breaks_after_its_first_words_says_so():
     async with served(BreaksOff([])) as it:
-        heard = []
+        received = []
 
         async def listen():
             async for chunk in await it.create(stream=True):
-                heard.append(chunk.choices[0].delta.content or "")
+                received.append(chunk.choices[0].delta.content or "")
 
         with pytest.raises(openai.APIError, match="no memory left") as caught:
             await listen()
-        assert "".join(heard) == "It is "
+        assert "".join(received) == "It is "
         assert caught.value.code == "backend_error"
 
 
@@ -275,11 +275,11 @@ async def test_several_answers_to_one_request_have_streams_of_their_own():
         assert answer.usage.prompt_tokens == len(backend.requests[0].prompt_ids)
         assert texts == [choice.message.content for choice in (await it.create(n=3, seed=7)).choices]
         assert texts[0] == (await it.create(seed=7)).choices[0].message.content
-        heard = ["", "", ""]
+        received = ["", "", ""]
         async for chunk in await it.create(n=3, seed=7, stream=True, stream_options={"include_usage": True}):
             for choice in chunk.choices:
-                heard[choice.index] += choice.delta.content or ""
-        assert heard == texts
+                received[choice.index] += choice.delta.content or ""
+        assert received == texts
         assert chunk.usage == answer.usage
 
 
@@ -329,8 +329,8 @@ def bounds_of(schema, parts):
     for value in schema.get("enum", [schema["const"]] if "const" in schema else []):
         yield value, True
         yield f"{value}x", False
-    whole = schema.get("type") == "integer"
-    tiny = 1 if whole else 1e-6
+    is_integer = schema.get("type") == "integer"
+    tiny = 1 if is_integer else 1e-6
     if "minimum" in schema:
         yield schema["minimum"], True
         yield schema["minimum"] - tiny, False
@@ -420,7 +420,7 @@ async def test_answers_are_as_the_schema_says(tmp_path):
         headers = {"Authorization": "Bearer secret", "Content-Type": "application/json"}
         document = json.loads((await it.get("/openapi.json", **headers))[2])
         tool = {"messages": HI, "tools": [LOOK], "n": 2, "logprobs": True}
-        asked = [
+        requests = [
             ("post", "/v1/chat/completions", json.dumps({"messages": HI}), headers, 200),
             ("post", "/v1/chat/completions", json.dumps(tool), headers, 200),
             ("post", "/v1/chat/completions", b"{", headers, 400),
@@ -435,8 +435,8 @@ async def test_answers_are_as_the_schema_says(tmp_path):
             ("get", "/version", None, {**headers, "Host": "evil.example"}, 403),
             ("get", "/openapi.json", None, headers, 200),
         ]
-        for method, path, body, given, status in asked:
-            async with it.http.request(method, it.root + path, data=body, headers=given) as answer:
+        for method, path, body, options, status in requests:
+            async with it.http.request(method, it.root + path, data=body, headers=options) as answer:
                 assert answer.status == status, (path, await answer.text())
                 content = document["paths"][path][method]["responses"][str(status)]["content"]
                 jsonschema.validate(await answer.json(), content["application/json"]["schema"])

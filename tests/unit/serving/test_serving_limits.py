@@ -69,8 +69,8 @@ async def test_a_client_may_run_so_many_answers_and_leaves_room_for_others():
     queue = AnswerQueue(Limits(max_running=3, max_running_per_client=2))
     with queue.entries("a", 4) as entries:
         assert (queue.num_running, queue.num_waiting) == (2, 2)
-        with queue.entries("b") as (other,):
-            await asyncio.wait_for(other.wait(), 1)
+        with queue.entries("b") as (of_other,):
+            await asyncio.wait_for(of_other.wait(), 1)
             assert queue.num_running == 3
         entries[0].release()
         entries[0].release()
@@ -252,9 +252,9 @@ async def test_without_keys_of_their_own_clients_are_told_apart_by_address():
                 assert answer.status == 200
             return time.monotonic() - since
 
-        *same, other = await asyncio.gather(*map(ask, ["127.0.0.1"] * 4 + ["127.0.0.2"]))
+        *same, of_other = await asyncio.gather(*map(ask, ["127.0.0.1"] * 4 + ["127.0.0.2"]))
         assert max(same) > 1.1
-        assert other < 0.9
+        assert of_other < 0.9
 
 
 async def test_an_answer_has_at_most_so_many_tokens():
@@ -319,20 +319,20 @@ async def test_six_hundred_half_sent_requests_end_and_others_are_answered_meanwh
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(halves[number % 4])
             try:
-                said = await reader.read()  # to its end
+                received = await reader.read()  # to its end
             except ConnectionResetError:  # an end, too: of one whose bytes nobody has looked at yet
-                said = b""
+                received = b""
             writer.close()
-            return said
+            return received
 
         since = time.monotonic()
         work = asyncio.gather(*map(half, range(600)))
         await asyncio.sleep(0.2)
         assert (await client().create(model="mine", messages=HI)).choices[0].message.content == "ok"
         async with asyncio.timeout(20):
-            said = await work
+            received = await work
         assert time.monotonic() - since > 1.4
-        answered = [text for text in said if text]
+        answered = [text for text in received if text]
         assert 100 < len(answered) <= 150
         assert all(text.startswith(b"HTTP/1.1 408") and b"request_timeout" in text for text in answered)
 

@@ -41,11 +41,11 @@ def record(folder: Path, metrics: Mapping[str, Series], training: Mapping[str, A
     return RunLog.open(run.path)
 
 
-def found(folder: Path, check: str, changed: Mapping[str, Series], **training: Any) -> Finding:
+def finding_of(folder: Path, check: str, changed: Mapping[str, Series], **training: Any) -> Finding:
     """What one check finds in the healthy run with some metrics changed; all others still pass."""
     findings = diagnose(record(folder, {**HEALTHY, **changed}, {**TRAINING, **training}))
-    [own] = [finding for finding in findings if finding.check == check]
-    return own
+    [finding] = [finding for finding in findings if finding.check == check]
+    return finding
 
 
 def test_a_healthy_run_passes_every_check(tmp_path: Path) -> None:  # but held-out: it was not measured
@@ -107,8 +107,8 @@ def test_a_trouble_is_found_by_its_check_alone_and_has_a_cure(
     tmp_path: Path, check: str, verdict: str, changed: Mapping[str, Series], training: Mapping[str, Any]
 ) -> None:
     findings = diagnose(record(tmp_path, {**HEALTHY, **changed}, {**TRAINING, **training}))
-    assert [(one.check, one.verdict) for one in findings if one.verdict != "ok"] == [(check, verdict)]
-    assert all(one.cure for one in findings if one.verdict != "ok")
+    assert [(item.check, item.verdict) for item in findings if item.verdict != "ok"] == [(check, verdict)]
+    assert all(item.cure for item in findings if item.verdict != "ok")
     assert not all_passed(findings)
 
 
@@ -118,12 +118,12 @@ def test_every_check_has_a_trouble_above(tmp_path: Path) -> None:
 
 def test_a_critic_that_guesses_beyond_nearly_every_cut_is_told_how_to_settle(tmp_path: Path) -> None:
     cut = {"rollout/truncated": 1.0}
-    endless = found(tmp_path / "1", "truncation", cut)
+    endless = finding_of(tmp_path / "1", "truncation", cut)
     assert endless.verdict == "fail"
     assert "drift without bound" in endless.seen
     assert "bootstrap_truncated to false" in endless.cure
     for number, settings in enumerate(({"gamma": 0.99}, {"bootstrap_truncated": False})):
-        settled = found(tmp_path / f"settled{number}", "truncation", cut, **settings)
+        settled = finding_of(tmp_path / f"settled{number}", "truncation", cut, **settings)
         assert "raise max_turns" in settled.cure
 
 
@@ -152,8 +152,11 @@ def test_a_solved_task_may_tie_its_groups_and_be_sure_of_itself(tmp_path: Path) 
 
 def test_fp16_may_skip_infinite_gradients_while_it_finds_its_scale(tmp_path: Path) -> None:
     norms = [math.inf] + [0.5] * 29
-    assert found(tmp_path / "a", "numbers", {"optimizer/grad_norm": norms}, precision="fp16").verdict == "ok"
-    assert found(tmp_path / "b", "numbers", {"optimizer/grad_norm": norms}).verdict == "fail"
+    assert (
+        finding_of(tmp_path / "a", "numbers", {"optimizer/grad_norm": norms}, precision="fp16").verdict
+        == "ok"
+    )
+    assert finding_of(tmp_path / "b", "numbers", {"optimizer/grad_norm": norms}).verdict == "fail"
 
 
 def test_dropout_moves_the_first_ratio_on_purpose(tmp_path: Path) -> None:
@@ -171,9 +174,9 @@ def test_a_breaker_that_is_open_at_the_end_is_seen_behind_an_evaluation(tmp_path
     log = record(tmp_path, {**HEALTHY, "breaker/environment": [0.0] * 29 + [1.0]})
     with JsonlTracker(log.folder) as tracker:
         tracker.log_metrics(STEPS, {"eval/reward": 0.5})
-    [own] = [finding for finding in diagnose(log) if finding.check == "dependencies"]
-    assert own.verdict == "fail"
-    assert "down: environment" in own.seen
+    [finding] = [finding for finding in diagnose(log) if finding.check == "dependencies"]
+    assert finding.verdict == "fail"
+    assert "down: environment" in finding.seen
 
 
 def measured(successes: int) -> Mapping[str, Any]:
@@ -205,12 +208,12 @@ FLAT = {"reward/mean": [0.1, 0.2] * 15}
 def test_a_flat_reward_is_no_trouble_where_the_held_out_success_rose(tmp_path: Path) -> None:
     log = record(tmp_path / "rose", {**HEALTHY, **FLAT})
     log.folder.write_summary({"before": measured(96), "after": measured(560)})
-    reward = next(one for one in diagnose(log) if one.check == "reward")
+    reward = next(item for item in diagnose(log) if item.check == "reward")
     assert reward.verdict == "ok"
     assert reward.seen.endswith("no clear rise, but held-out success 16.0% before training, 93.3% after rose")
     log = record(tmp_path / "not", {**HEALTHY, **FLAT})
     log.folder.write_summary({"before": measured(96), "after": measured(110)})
-    assert next(one for one in diagnose(log) if one.check == "reward").verdict == "warn"
+    assert next(item for item in diagnose(log) if item.check == "reward").verdict == "warn"
 
 
 @pytest.mark.parametrize(
@@ -285,15 +288,15 @@ def test_the_command_says_each_finding_and_fails_on_a_failure(
     assert main(["diagnose", str(well.folder.path)]) == 0
     assert {line[0] for line in capsys.readouterr().out.splitlines()} == {"✓"}
     assert main(["diagnose", str(ill.folder.path)]) == 1
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == (
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
         "✗ reward: 0.817 in the first third of the steps, 0.15 in the last: it fell "
         "-> lower learning_rate, raise beta"
     )
     assert main(["diagnose", str(ill.folder.path), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["all_passed"] is False
-    assert told["findings"][0]["verdict"] == "fail"
+    result = json.loads(capsys.readouterr().out)
+    assert result["all_passed"] is False
+    assert result["findings"][0]["verdict"] == "fail"
 
 
 def test_a_strict_gate_fails_on_warnings_too(tmp_path: Path) -> None:
@@ -336,9 +339,9 @@ def test_a_terminal_without_the_signs_shows_question_marks(tmp_path: Path) -> No
 
 def test_a_critic_is_not_blamed_for_one_odd_step_nor_where_nothing_is_left_to_explain(tmp_path: Path) -> None:
     odd = {"value/explained_variance": [0.4] * 28 + [-30.0, 0.4]}
-    assert found(tmp_path / "odd", "value function", odd).verdict == "ok"
+    assert finding_of(tmp_path / "odd", "value function", odd).verdict == "ok"
     solved = {"value/explained_variance": -0.5, "success/rate": 0.95}
-    assert found(tmp_path / "solved", "value function", solved).verdict == "ok"
+    assert finding_of(tmp_path / "solved", "value function", solved).verdict == "ok"
 
 
 @pytest.mark.parametrize(
@@ -368,5 +371,5 @@ def test_the_failures_name_what_broke_most_often(tmp_path: Path) -> None:
     broken = [trajectory("hi", status=Status.FAILED, error=error) for error in errors]
     with JsonlTracker(log.folder) as tracker:
         tracker.log_rollouts(1, [TrajectoryGroup(key="1", trajectories=tuple(broken))])
-    [own] = [finding for finding in diagnose(log) if finding.check == "failures"]
-    assert own.cure == "mend what broke most often: KeyError: 'a' (at shop.py:3) (2 times)"
+    [finding] = [finding for finding in diagnose(log) if finding.check == "failures"]
+    assert finding.cure == "mend what broke most often: KeyError: 'a' (at shop.py:3) (2 times)"

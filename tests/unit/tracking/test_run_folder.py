@@ -122,10 +122,10 @@ def test_a_line_that_a_kill_has_torn_is_left_out_and_overwritten(tmp_path: Path)
 def test_a_torn_line_longer_than_a_block_is_cut_off_whole(tmp_path: Path) -> None:
     file = tmp_path / "rollouts.jsonl"
     JsonlWriter(file).close()
-    whole = file.read_bytes()
-    file.write_bytes(whole + b'{"token_ids":[' + b"1," * 200_000)
+    content = file.read_bytes()
+    file.write_bytes(content + b'{"token_ids":[' + b"1," * 200_000)
     JsonlWriter(file).close()
-    assert file.read_bytes() == whole
+    assert file.read_bytes() == content
 
 
 def test_a_broken_line_in_the_middle_names_file_and_line(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def settings_table() -> str:
         rows.setdefault(known, []).append(f"`{name}`")
     lines = ["| name elsewhere | of | here |", "|---|---|---|"]
     for known, names in rows.items():
-        here = "; ".join(filter(None, [f"`{known.here}`" if known.here else "", known.note]))
-        lines.append(f"| {', '.join(names)} | {known.origin} | {here} |")
+        ours = "; ".join(filter(None, [f"`{known.here}`" if known.here else "", known.note]))
+        lines.append(f"| {', '.join(names)} | {known.origin} | {ours} |")
     return "\n".join(lines)
 
 
@@ -105,10 +105,10 @@ def test_every_name_here_is_a_setting_of_ours_and_no_name_there_is() -> None:
 
 
 def test_trl_s_names_are_those_of_the_installed_one_and_all_of_grpoconfig_s_own_are_known() -> None:
-    everything, own = grpo_fields()
+    everything, trl_only = grpo_fields()
     of_trl = {name for name, known in SETTINGS.items() if known.origin == "TRL"}
     assert of_trl <= everything
-    assert own - SECTIONS["training"] - of_trl == set()
+    assert trl_only - SECTIONS["training"] - of_trl == set()
 
 
 def test_the_page_has_the_table() -> None:
@@ -128,10 +128,12 @@ async def verifiers_(completion: Any, answer: Any) -> float:
 
 
 def test_a_reward_with_foreign_arguments_is_one_line() -> None:
-    said = r"reward trl_s: cannot give parameter .completions.* \(of TRL; here it is 'replies'\); there are: "
-    with pytest.raises(ConfigurationError, match=said):
+    message = (
+        r"reward trl_s: cannot give parameter .completions.* \(of TRL; here it is 'replies'\); there are: "
+    )
+    with pytest.raises(ConfigurationError, match=message):
         as_reward(trl_s)
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         make_reward({"name": "test_foreign_names:trl_s"})
     with pytest.raises(ConfigurationError, match=r"\(of verifiers; here it is 'replies'\); there are: "):
         make_reward({"name": "test_foreign_names:verifiers_"})

@@ -92,9 +92,9 @@ def test_a_message_that_cannot_be_read_is_one_clear_line(data: Any, message: str
 
 
 def completion(**fields: Any) -> Completion:
-    given = {"token_ids": (1, 2, 3), "logprobs": (-1.0, -1.0, -1.0), **fields}
-    said = Message(role="assistant", content="")
-    return Completion(message=said, prompt_ids=(0,), finish_reason="stop", **given)
+    arguments = {"token_ids": (1, 2, 3), "logprobs": (-1.0, -1.0, -1.0), **fields}
+    message = Message(role="assistant", content="")
+    return Completion(message=message, prompt_ids=(0,), finish_reason="stop", **arguments)
 
 
 def test_every_token_needs_its_log_prob() -> None:

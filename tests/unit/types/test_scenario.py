@@ -77,8 +77,8 @@ def test_an_object_without_a_json_form_is_fine_in_a_scenario_with_an_id() -> Non
 
 
 def test_dicts_and_scenarios_load_together() -> None:
-    given = Scenario(id="a")
-    assert load_scenarios([given, {"id": "b"}]) == [given, Scenario(id="b")]
+    scenario = Scenario(id="a")
+    assert load_scenarios([scenario, {"id": "b"}]) == [scenario, Scenario(id="b")]
 
 
 def test_no_scenario_is_an_error() -> None:

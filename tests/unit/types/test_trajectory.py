@@ -17,14 +17,14 @@ from stateset_agents.types.trajectory import Outcome, Trajectory, TrajectoryGrou
 END = 9
 
 
-def turn(before: list[int], delta: list[int], said: list[int], **fields: object) -> Turn:
+def turn(before: list[int], delta: list[int], sampled: list[int], **fields: object) -> Turn:
     completion = Completion(
         message=Message(role="assistant", content=""),
         prompt_ids=(*before, *delta),
-        token_ids=tuple(said),
-        logprobs=tuple(-0.1 * token for token in said),
+        token_ids=tuple(sampled),
+        logprobs=tuple(-0.1 * token for token in sampled),
         finish_reason="stop",
-        version_spans=(VersionSpan(7, 0, len(said)),),
+        version_spans=(VersionSpan(7, 0, len(sampled)),),
     )
     return Turn(prompt_ids=tuple(delta), completion=completion, **fields)  # type: ignore[arg-type]  # test data
 
@@ -112,8 +112,8 @@ def test_a_group_knows_which_of_its_members_are_scored() -> None:
 
 
 def test_the_last_turn_earns_what_the_conversation_earned_as_a_whole():
-    one = trajectory("Hi", "a", "b", "c", reward=2.0, turn_rewards=[None, None])
-    scored = replace(one, turn_rewards=(0.5, 0.25))
+    unscored_turns = trajectory("Hi", "a", "b", "c", reward=2.0, turn_rewards=[None, None])
+    scored = replace(unscored_turns, turn_rewards=(0.5, 0.25))
     assert scored.outcome_reward == 1.25
     assert scored.rewards_by_turn == [0.5, 1.5]
 

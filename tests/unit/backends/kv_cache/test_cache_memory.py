@@ -31,8 +31,8 @@ def test_a_freed_cache_is_given_back_at_once() -> None:
 
     before = resident()
     store = zeros((16, 2**20), torch.float32, CPU).fill_(1.0)  # 64 MB
-    held = resident() - before
-    assert held > 60 * 2**20
+    growth = resident() - before
+    assert growth > 60 * 2**20
     assert store[0, 0] == 1.0
     del store
-    assert resident() - before < held - 60 * 2**20
+    assert resident() - before < growth - 60 * 2**20

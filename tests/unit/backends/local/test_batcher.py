@@ -30,8 +30,8 @@ def batcher(max_cached_tokens: int = 100_000, seed: int = 0) -> Batcher:
     return Batcher(SlotModel(tiny_model("llama", seed).eval()), max_cached_tokens=max_cached_tokens)
 
 
-def turn(member: int, prompt: list[int], new: int = 4, **how: float) -> GenerationRequest:
-    params = SamplingParams(max_new_tokens=new, stream=100 * member + len(prompt), **how)  # type: ignore[arg-type]  # knobs by name
+def turn(member: int, prompt: list[int], new: int = 4, **options: float) -> GenerationRequest:
+    params = SamplingParams(max_new_tokens=new, stream=100 * member + len(prompt), **options)  # type: ignore[arg-type]  # knobs by name
     return new_request((0, 0, member), prompt, params, frozenset(), CONTEXT)
 
 
@@ -94,8 +94,10 @@ def test_a_turn_says_the_same_alone_and_among_others() -> None:
     alone = turn(3, prompt(3), new=20)
     run(batcher(), alone)
     among = turn(3, prompt(3), new=20)
-    others = [turn(member, prompt(member, 3 + 7 * member), new=1 + 5 * member) for member in (0, 1, 2, 4, 5)]
-    run(batcher(), among, *others)
+    other_turns = [
+        turn(member, prompt(member, 3 + 7 * member), new=1 + 5 * member) for member in (0, 1, 2, 4, 5)
+    ]
+    run(batcher(), among, *other_turns)
     assert among.ids == alone.ids
     assert torch.allclose(torch.tensor(among.logprobs), torch.tensor(alone.logprobs), atol=2e-5)
 
@@ -115,9 +117,9 @@ def test_a_common_system_prompt_is_forwarded_once_for_all_groups() -> None:
     groups = [[*system, *prompt(1 + group, 20)] for group in range(3)]
     run(work, *(turn(8 * group + member, ids) for group, ids in enumerate(groups) for member in range(4)))
     alone = 30 + 20  # the first of all
-    others = 2 * 20  # the first of each other group: what comes after the system prompt
+    other_turns = 2 * 20  # the first of each other group: what comes after the system prompt
     siblings = 3 * 3 * 1
-    assert work.stats.prefilled_tokens == alone + others + siblings
+    assert work.stats.prefilled_tokens == alone + other_turns + siblings
     assert work.stats.shared_tokens == 2 * 30 + 9 * 49
     before = work.stats.prefilled_tokens
     run(work, turn(99, [*system, *prompt(9, 20)]))  # a latecomer finds it in the cache
@@ -293,9 +295,9 @@ def test_new_weights_refill_live_turns_and_mark_their_tokens() -> None:
     work.admit(each)
     work.step([each])
     work.step([each])
-    other = tiny_model("llama", seed=1)
-    for held, new in zip(work.model.model.parameters(), other.parameters(), strict=True):
-        held.copy_(new)
+    new_model = tiny_model("llama", seed=1)
+    for parameter, new in zip(work.model.model.parameters(), new_model.parameters(), strict=True):
+        parameter.copy_(new)
     work.set_version(7)
     for _ in range(3):
         work.step([each])
@@ -311,11 +313,11 @@ def test_a_stop_token_ends_a_turn_and_is_part_of_it() -> None:
     run(batcher(), free)
     sampled = free.ids[free.num_prompt :]
     stop = sampled[4]
-    place = sampled.index(stop)
+    index = sampled.index(stop)
     stopped = new_request((0, 0, 0), prompt(0), free.params, frozenset({stop}), CONTEXT)
     run(batcher(), stopped)
     assert stopped.finish_reason == "stop"
-    assert stopped.ids[stopped.num_prompt :] == sampled[: place + 1]
+    assert stopped.ids[stopped.num_prompt :] == sampled[: index + 1]
 
 
 def test_a_full_context_cuts_the_turn() -> None:
@@ -360,20 +362,20 @@ def test_any_mix_of_turns_forks_releases_and_cancelled_turns_stays_exact(seed: i
     for _ in range(250):
         busy = {each.key[2] for each in live}
         free = [member for member in history if member not in busy]
-        what = dice.random()
-        if free and what < 0.3:
+        chance = dice.random()
+        if free and chance < 0.3:
             member = dice.choice(free)
             if len(history[member]) > 40:
                 history[member] = prompt(member)
             each = turn(member, [*history[member], dice.randrange(VOCAB)], new=dice.randint(1, 9))
             live += [each] if work.admit(each) else []
-        elif len(free) > 1 and what < 0.36:
+        elif len(free) > 1 and chance < 0.36:
             source, into = dice.sample(free, 2)
             work.fork((0, 0, source), (0, 0, into))
             history[into] = list(history[source])
-        elif free and what < 0.4:
+        elif free and chance < 0.4:
             work.release((0, 0, dice.choice(free)))
-        elif live and what < 0.43:
+        elif live and chance < 0.43:
             work.cancel(live.pop(dice.randrange(len(live))))
         elif live:
             for each in work.step(dice.sample(live, dice.randint(1, len(live)))):
@@ -383,11 +385,11 @@ def test_any_mix_of_turns_forks_releases_and_cancelled_turns_stays_exact(seed: i
     assert work.stats.sampled_tokens > 100
 
 
-@pytest.mark.parametrize("way", [SlotModel, FusedModel, UnbatchedModel])
+@pytest.mark.parametrize("engine", [SlotModel, FusedModel, UnbatchedModel])
 def test_a_rest_frees_the_cache_once_nobody_holds_any_of_it_and_the_next_turn_says_the_same(
-    way: type,
+    engine: type,
 ) -> None:
-    work = Batcher(way(tiny_model("llama").eval()), max_cached_tokens=100_000)
+    work = Batcher(engine(tiny_model("llama").eval()), max_cached_tokens=100_000)
     run(work, *(turn(member, prompt(member)) for member in range(3)))
     work.release((0, 0, 0))
     work.sleep()  # two conversations are idle: theirs stays
@@ -399,7 +401,7 @@ def test_a_rest_frees_the_cache_once_nobody_holds_any_of_it_and_the_next_turn_sa
     assert work.model.num_slots == work.model.num_columns == 0
     again = turn(1, prompt(1))
     run(work, again, turn(9, prompt(9, 70)))  # longer than any before
-    fresh = Batcher(way(tiny_model("llama").eval()), max_cached_tokens=100_000)
+    fresh = Batcher(engine(tiny_model("llama").eval()), max_cached_tokens=100_000)
     alone = turn(1, prompt(1))
     run(fresh, alone)
     assert again.sampled == alone.sampled
@@ -411,20 +413,20 @@ def stranger(serial: int, prompt: list[int], new: int = 4) -> GenerationRequest:
     return new_request((1, serial, 0), prompt, params, frozenset(), 2048)
 
 
-def long_work(way: type = FusedModel) -> Batcher:
+def long_work(engine: type = FusedModel) -> Batcher:
     model = tiny_model("llama").eval()
     model.config.max_position_embeddings = 2048
-    return Batcher(way(model), max_cached_tokens=100_000)
+    return Batcher(engine(model), max_cached_tokens=100_000)
 
 
-@pytest.mark.parametrize("way", [SlotModel, FusedModel, UnbatchedModel])
-def test_strangers_long_prompts_are_read_in_pieces_and_say_the_same(way: type) -> None:
-    work = long_work(way)
+@pytest.mark.parametrize("engine", [SlotModel, FusedModel, UnbatchedModel])
+def test_strangers_long_prompts_are_read_in_pieces_and_say_the_same(engine: type) -> None:
+    work = long_work(engine)
     shared = prompt(3, 700)  # two of them begin alike
     several = [prompt(1, 600), shared, [*shared, 5, 6], prompt(2, 20), prompt(4, 300)]
     run(work, *(stranger(serial, ids, new=6) for serial, ids in enumerate(several)))
     assert work.stats.prefills > 10
-    assert work.stats.shared_tokens >= (0 if way is UnbatchedModel else 600)
+    assert work.stats.shared_tokens >= (0 if engine is UnbatchedModel else 600)
 
 
 def test_a_short_prompt_is_through_at_once_beside_many_long_ones() -> None:

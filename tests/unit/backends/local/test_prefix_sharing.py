@@ -27,8 +27,8 @@ SYSTEM = list(range(100, 130))
 
 
 def test_siblings_wait_for_the_first_of_them_and_others_for_the_system_prompt() -> None:
-    one, other = [*SYSTEM, 1, 2, 3], [*SYSTEM, 4, 5]
-    ids = table(one, one, other, other)
+    a, b = [*SYSTEM, 1, 2, 3], [*SYSTEM, 4, 5]
+    ids = table(a, a, b, b)
     shares = shared_prefixes(ids, lengths(0, 0, 0, 0), lengths(33, 33, 32, 32), [], [0, 1, 2, 3])
     assert shares == [
         PrefixCopy(0, -1, 0, 0),
@@ -45,9 +45,9 @@ def test_what_is_cached_needs_no_waiting() -> None:
 
 def test_a_slot_gains_at_least_a_few_tokens_or_copies_nothing() -> None:
     ids = table(SYSTEM, SYSTEM)
-    held = 30 - MIN_SHARED_TOKENS - 1
-    assert shared_prefixes(ids, lengths(30, held), lengths(30, 30), [0], [1])[0].tokens == 29
-    assert shared_prefixes(ids, lengths(30, held + 1), lengths(30, 30), [0], [1])[0].source == -1
+    num_cached = 30 - MIN_SHARED_TOKENS - 1
+    assert shared_prefixes(ids, lengths(30, num_cached), lengths(30, 30), [0], [1])[0].tokens == 29
+    assert shared_prefixes(ids, lengths(30, num_cached + 1), lengths(30, 30), [0], [1])[0].source == -1
 
 
 def test_common_prefix() -> None:
@@ -71,24 +71,26 @@ conversations = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(conversations)
 def test_each_takes_the_longest_prefix_that_anyone_before_it_offers(
-    made: list[tuple[list[str], int]],
+    layout: list[tuple[list[str], int]],
 ) -> None:
     pieces = {"a": list(range(12)), "b": list(range(6, 18))}
-    rows = [[token for piece in names for token in pieces[piece]] for names, _ in made]
-    held = [min(cached, len(row)) for row, (_, cached) in zip(rows, made, strict=True)]
-    lacking = [slot for slot, row in enumerate(rows) if len(row) - held[slot] > 1]
-    having = [slot for slot in range(len(rows)) if held[slot]]
-    shares = shared_prefixes(table(*rows), lengths(*held), lengths(*map(len, rows)), having, lacking)
+    rows = [[token for piece in names for token in pieces[piece]] for names, _ in layout]
+    num_cached = [min(cached, len(row)) for row, (_, cached) in zip(rows, layout, strict=True)]
+    lacking = [slot for slot, row in enumerate(rows) if len(row) - num_cached[slot] > 1]
+    having = [slot for slot in range(len(rows)) if num_cached[slot]]
+    shares = shared_prefixes(table(*rows), lengths(*num_cached), lengths(*map(len, rows)), having, lacking)
     wave_of = {share.slot: share.wave for share in shares}
     assert [share.slot for share in shares] == lacking
-    for place, share in enumerate(shares):
+    for index, share in enumerate(shares):
         row = rows[share.slot][:-1]
-        offers = [rows[slot][: held[slot]] for slot in having] + [rows[slot] for slot in lacking[:place]]
+        offers = [rows[slot][: num_cached[slot]] for slot in having] + [
+            rows[slot] for slot in lacking[:index]
+        ]
         best = max((alike(row, offer) for offer in offers), default=0)
         if share.source < 0:
-            assert best < held[share.slot] + MIN_SHARED_TOKENS
+            assert best < num_cached[share.slot] + MIN_SHARED_TOKENS
             continue
-        assert share.tokens == best >= held[share.slot] + MIN_SHARED_TOKENS
+        assert share.tokens == best >= num_cached[share.slot] + MIN_SHARED_TOKENS
         assert rows[share.source][:best] == row[:best]
-        if best > held[share.source]:
+        if best > num_cached[share.source]:
             assert wave_of[share.source] < share.wave

@@ -59,8 +59,8 @@ def test_new_weights_are_taken_over_by_refresh(family: str) -> None:
     for fast_linears in (True, False):
         model = copy.deepcopy(trained_model(family))
         lean = FusedModel(model, fast_linears=fast_linears)
-        for name, other in tiny_model(family, seed=5).named_parameters():
-            model.get_parameter(name).copy_(0.9 * model.get_parameter(name) + 0.1 * other)
+        for name, tensor in tiny_model(family, seed=5).named_parameters():
+            model.get_parameter(name).copy_(0.9 * model.get_parameter(name) + 0.1 * tensor)
         lean.refresh()
         assert_same(model, say(Batcher(lean, max_cached_tokens=1 << 16), [[1, 2, 3], [4]]))
 
@@ -71,8 +71,8 @@ def test_unpacked_weights_are_held_once_and_stay_the_model_s_own(family: str) ->
     before = {name: value.clone() for name, value in model.state_dict().items()}
     lean = FusedModel(model, fast_linears=False)
     assert lean.copied_bytes == 0
-    held = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
-    assert sum(held.values()) == sum(p.nbytes for p in model.parameters())
+    sizes = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+    assert sum(sizes.values()) == sum(p.nbytes for p in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     trained = copy.deepcopy(model).requires_grad_(True)  # as the trainer's master weights are made
     with torch.enable_grad():

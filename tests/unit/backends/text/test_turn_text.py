@@ -47,7 +47,7 @@ def sentencepiece() -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(hf)
 
 
-def told(tokenizer: Encoder, ids: list[int], stop: tuple[str, ...] = ()) -> tuple[list[str], str, int]:
+def stream(tokenizer: Encoder, ids: list[int], stop: tuple[str, ...] = ()) -> tuple[list[str], str, int]:
     """The pieces, the final text, and after how many tokens it stopped."""
     pieces: list[str] = []
     text = TurnText(tokenizer, stop, pieces.append)
@@ -60,7 +60,7 @@ def test_pieces_laid_end_to_end_are_the_decoded_text(make) -> None:
     tokenizer, draw = make(), random.Random(0)
     for _ in range(60):
         text = "".join(draw.choice(ALPHABET) for _ in range(draw.randint(0, 120)))
-        pieces, final, _ = told(tokenizer, tokenizer.encode(text))
+        pieces, final, _ = stream(tokenizer, tokenizer.encode(text))
         assert "".join(pieces) == final == tokenizer.decode(tokenizer.encode(text))
         assert "" not in pieces
 
@@ -70,12 +70,12 @@ def test_any_tokens_at_all_lay_end_to_end(make) -> None:
     tokenizer, draw = make(), random.Random(1)
     for _ in range(60):
         ids = [draw.randrange(260) for _ in range(draw.randint(0, 300))]
-        pieces, final, _ = told(tokenizer, ids)
+        pieces, final, _ = stream(tokenizer, ids)
         assert "".join(pieces) == final == tokenizer.decode(ids)
 
 
 def test_no_piece_ends_inside_a_character() -> None:
-    pieces, _, _ = told(ByteTokenizer(), list("né👩🏽x".encode()))
+    pieces, _, _ = stream(ByteTokenizer(), list("né👩🏽x".encode()))
     assert pieces == ["n", "é", "👩", "🏽", "x"]
 
 
@@ -89,14 +89,14 @@ def test_a_piece_comes_at_most_one_token_late() -> None:
 
 
 def test_what_may_begin_a_stop_string_is_held_back() -> None:
-    pieces, final, taken = told(ByteTokenizer(), list(b"a\nus\nuse\nuser: no"), ("\nuser:",))
+    pieces, final, taken = stream(ByteTokenizer(), list(b"a\nus\nuse\nuser: no"), ("\nuser:",))
     assert (final, taken) == ("a\nus\nuse", len("a\nus\nuse\nuser:"))
     assert pieces == ["a", "\nus", "\nuse"]
-    assert told(ByteTokenizer(), list(b"end\nuse"), ("\nuser:",))[1] == "end\nuse"
+    assert stream(ByteTokenizer(), list(b"end\nuse"), ("\nuser:",))[1] == "end\nuse"
 
 
 @pytest.mark.parametrize(
-    ("stop", "text", "kept"),
+    ("stop", "text", "expected"),
     [
         (("bc", "abcd"), "xxabbcd", "xxab"),
         (("aab",), "aaab!", "a"),
@@ -105,20 +105,20 @@ def test_what_may_begin_a_stop_string_is_held_back() -> None:
         (("a",), "abc", ""),
     ],
 )
-def test_the_text_ends_before_the_first_stop_string(stop: tuple[str, ...], text: str, kept: str) -> None:
-    pieces, final, _ = told(tiny_tokenizer(), tiny_tokenizer().encode(text), stop)
-    assert "".join(pieces) == final == kept == cut(text, stop)
+def test_the_text_ends_before_the_first_stop_string(stop: tuple[str, ...], text: str, expected: str) -> None:
+    pieces, final, _ = stream(tiny_tokenizer(), tiny_tokenizer().encode(text), stop)
+    assert "".join(pieces) == final == expected == cut(text, stop)
 
 
 def test_a_stop_string_is_found_wherever_the_tokens_end() -> None:
     tokenizer, draw = embedded(), random.Random(2)
     for _ in range(200):
         text = "".join(draw.choice(ALPHABET) for _ in range(150))
-        stop = tuple(text[(place := draw.randrange(140)) : place + draw.randint(1, 9)] for _ in range(2))
+        stop = tuple(text[(start := draw.randrange(140)) : start + draw.randint(1, 9)] for _ in range(2))
         ids = tokenizer.encode(text)
-        pieces, final, taken = told(tokenizer, ids, stop)
-        whole = tokenizer.decode(ids)
-        if all(one.strip("\ufffd") for one in stop) and any(one in whole for one in stop):
-            assert any(one in tokenizer.decode(ids[:taken]) for one in stop)
-            assert whole.startswith(final)
+        pieces, final, taken = stream(tokenizer, ids, stop)
+        text_of_all = tokenizer.decode(ids)
+        if all(string.strip("\ufffd") for string in stop) and any(string in text_of_all for string in stop):
+            assert any(string in tokenizer.decode(ids[:taken]) for string in stop)
+            assert text_of_all.startswith(final)
         assert "".join(pieces) == final == cut(tokenizer.decode(ids[:taken]), stop)

@@ -41,11 +41,11 @@ def damaged_model() -> Any:
 
 
 def ids(member: int, length: int) -> list[int]:
-    return [(7 * member + 3 * place) % 190 for place in range(length)]
+    return [(7 * member + 3 * index) % 190 for index in range(length)]
 
 
-def turn(member: int, prompt: list[int], new: int = 12, **how: float) -> GenerationRequest:
-    params = SamplingParams(max_new_tokens=new, stream=member, **how)  # type: ignore[arg-type]  # knobs by name
+def turn(member: int, prompt: list[int], new: int = 12, **options: float) -> GenerationRequest:
+    params = SamplingParams(max_new_tokens=new, stream=member, **options)  # type: ignore[arg-type]  # knobs by name
     return new_request((0, 0, member), prompt, params, frozenset(), 256)
 
 
@@ -57,8 +57,8 @@ def run(work: Batcher, turns: list[GenerationRequest]) -> None:
 
 
 @pytest.mark.usefixtures("_no_gradients")
-@pytest.mark.parametrize("way", WAYS)
-def test_a_turn_whose_logits_are_no_numbers_fails_and_its_neighbours_say_the_same(way: Any) -> None:
+@pytest.mark.parametrize("engine", WAYS)
+def test_a_turn_whose_logits_are_no_numbers_fails_and_its_neighbours_say_the_same(engine: Any) -> None:
     def healthy() -> list[GenerationRequest]:
         # Of several lengths, two that share a beginning with the sick one, and knobs that take another path.
         shared = ids(9, 40)
@@ -72,9 +72,9 @@ def test_a_turn_whose_logits_are_no_numbers_fails_and_its_neighbours_say_the_sam
         ]
 
     alone = healthy()
-    run(Batcher(way(damaged_model()), max_cached_tokens=100_000), alone)
+    run(Batcher(engine(damaged_model()), max_cached_tokens=100_000), alone)
 
-    work = Batcher(way(damaged_model()), max_cached_tokens=100_000)
+    work = Batcher(engine(damaged_model()), max_cached_tokens=100_000)
     among = healthy()
     sick = [turn(0, [*ids(9, 40), POISON, *ids(0, 30)]), turn(7, [POISON])]
     run(work, [sick[0], *among, sick[1]])
@@ -87,7 +87,7 @@ def test_a_turn_whose_logits_are_no_numbers_fails_and_its_neighbours_say_the_sam
         work.release(each.key)
     after, before = [turn(0, ids(3, 3)), turn(8, ids(8, 66))], [turn(0, ids(3, 3)), turn(8, ids(8, 66))]
     run(work, after)
-    run(Batcher(way(damaged_model()), max_cached_tokens=100_000), before)
+    run(Batcher(engine(damaged_model()), max_cached_tokens=100_000), before)
     assert [each.sampled for each in after] == [each.sampled for each in before]
 
 
@@ -105,10 +105,10 @@ def test_a_text_that_cannot_be_decoded_ends_its_own_turn_only() -> None:
     assert len(healthy.sampled) == 12
 
 
-async def asked(
-    backend: HuggingFaceBackend, *prompts: list[int], **how: Any
+async def generate_all(
+    backend: HuggingFaceBackend, *prompts: list[int], **options: Any
 ) -> list[Completion | BaseException]:
-    params = [SamplingParams(max_new_tokens=8, stream=n, **how) for n in range(len(prompts))]
+    params = [SamplingParams(max_new_tokens=8, stream=n, **options) for n in range(len(prompts))]
     calls = (backend.generate(prompt, each) for prompt, each in zip(prompts, params, strict=True))
     return await asyncio.gather(*calls, return_exceptions=True)
 
@@ -117,13 +117,13 @@ async def test_after_a_sick_turn_the_worker_serves_on() -> None:
     backend = HuggingFaceBackend(tiny_model("llama"), tiny_tokenizer())
     await backend.start()
     try:
-        first = (await asked(backend, ids(1, 5)))[0]
+        first = (await generate_all(backend, ids(1, 5)))[0]
         await backend.update_weights(damaged_model().state_dict(), 1)
-        ill, well = await asked(backend, [1, POISON], ids(1, 5))
+        ill, well = await generate_all(backend, [1, POISON], ids(1, 5))
         assert isinstance(ill, BackendError)
         assert "its weights are damaged" in str(ill)
         await backend.check_health()
-        again = (await asked(backend, ids(1, 5)))[0]
+        again = (await generate_all(backend, ids(1, 5)))[0]
         assert isinstance(well, Completion)
         assert isinstance(again, Completion)
         assert isinstance(first, Completion)
@@ -133,7 +133,7 @@ async def test_after_a_sick_turn_the_worker_serves_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("options", "words"),
     [
         ({"temperature": 1e-38}, "temperature 1e-38 makes the model's logits overflow: give 0"),
         ({"temperature": 1e-320}, "give 0 for greedy sampling, or at least 1e-05"),
@@ -148,12 +148,12 @@ async def test_after_a_sick_turn_the_worker_serves_on() -> None:
         ({"top_k": 10**9, "top_p": 0.5}, None),
     ],
 )
-async def test_no_way_of_sampling_ends_the_worker(how: dict[str, Any], words: str | None) -> None:
+async def test_no_way_of_sampling_ends_the_worker(options: dict[str, Any], words: str | None) -> None:
     backend = HuggingFaceBackend(tiny_model("llama"), tiny_tokenizer())
     await backend.start()
     try:
-        before = (await asked(backend, ids(1, 5)))[0]
-        (answer,) = await asked(backend, ids(2, 5), **how)
+        before = (await generate_all(backend, ids(1, 5)))[0]
+        (answer,) = await generate_all(backend, ids(2, 5), **options)
         if words is None:
             assert isinstance(answer, Completion)
             assert len(answer.token_ids) > 0
@@ -161,7 +161,7 @@ async def test_no_way_of_sampling_ends_the_worker(how: dict[str, Any], words: st
             assert isinstance(answer, BackendError)
             assert words in str(answer)
         await backend.check_health()
-        after = (await asked(backend, ids(1, 5)))[0]
+        after = (await generate_all(backend, ids(1, 5)))[0]
         assert isinstance(before, Completion)
         assert isinstance(after, Completion)
         assert after.token_ids == before.token_ids
@@ -174,7 +174,7 @@ async def test_a_token_beyond_the_embedding_is_refused_before_it_reaches_the_wor
     await backend.start()
     try:
         for token in (262, 10**6, -1):
-            (answer,) = await asked(backend, [1, token, 2])
+            (answer,) = await generate_all(backend, [1, token, 2])
             assert isinstance(answer, ConfigurationError)
             assert f"the tokenizer gave token {token}" in str(answer)
         await backend.check_health()
@@ -187,10 +187,10 @@ async def test_an_agent_answers_people_greedily_where_a_temperature_would_overfl
     config = AgentConfig(model_name="tiny", chat_template="plain", max_new_tokens=8, temperature=1e-38)
     async with MultiTurnAgent(config, backend=backend) as agent:
         talk = agent._talk("hi", None)
-        own = await agent.answer(talk)
+        answer = await agent.answer(talk)
         asked_for = await agent.answer(talk, sampling={"temperature": 1e-320})
         greedy = await agent.answer(talk, sampling={"temperature": 0.0})
-        assert own.token_ids == asked_for.token_ids == greedy.token_ids
+        assert answer.token_ids == asked_for.token_ids == greedy.token_ids
 
 
 async def test_health_says_whether_turns_are_served() -> None:

@@ -7,7 +7,7 @@ steps, of at least five. Thresholds and advice are in `monitors`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
 
@@ -72,22 +72,6 @@ def _dependencies(history: History) -> Finding | None:
     return graded("dependencies", (num_retries + num_timeouts) / conversations, seen)
 
 
-def _cut_replies(history: History) -> Finding | None:
-    """Replies that were cut by their limit of tokens."""
-    share = history.end("rollout/cut_replies")
-    if share is None:
-        return None
-    return graded("cut replies", share, f"{share:.1%} of the last replies were cut by their limit of tokens")
-
-
-def _malformed_calls(history: History) -> Finding | None:
-    """Turns with a tool call that cannot be parsed."""
-    share = history.end("rollout/malformed")
-    if share is None:
-        return None
-    return graded("tool calls", share, f"{share:.1%} of the last turns hold an unreadable call")
-
-
 def _tokens(history: History) -> Finding | None:
     """Shares of the tokens: only the agent's train, those of the environment and padding only cost time."""
     agent, environment = sum(history.finite("tokens/agent")), sum(history.finite("tokens/environment"))
@@ -122,14 +106,6 @@ def _loop_lag(history: History) -> Finding | None:
 
 
 # ------------------------------------------------------------------------------ the learning signal
-
-
-def _advantages(history: History) -> Finding | None:
-    """The standard deviation of advantages before any scaling."""
-    spread = history.end("advantage/std")
-    if spread is None:
-        return None
-    return graded("advantages", spread, f"deviation {spread:.3g} before scaling")
 
 
 def _value_bias(history: History) -> Finding | None:
@@ -266,8 +242,8 @@ def _held_out(history: History) -> Finding | None:
     if result.scenarios_needed <= _MAX_SCENARIOS:
         needed = _round_up(result.scenarios_needed)
         hint = (
-            f"{result.n} scenarios are too few to tell this change: about {needed} would (evaluation.episodes, "
-            "or evaluation.tries)"
+            f"{result.n} scenarios are too few to tell this change: about {needed} would "
+            "(evaluation.episodes, or evaluation.tries)"
         )
     return Finding("held-out", "warn", f"{result}: no clear change", _format_hint(history) or hint)
 
@@ -410,28 +386,41 @@ def _critic(history: History) -> Finding | None:
     return graded("value function", -explained, seen)
 
 
-CHECKS: Sequence[Check] = (
-    _held_out,
-    _reward_trend,
-    _failures,
-    _dependencies,
-    _truncation,
-    _cut_replies,
-    _malformed_calls,
-    _tokens,
-    _advantages,
-    _tied_groups,
-    _skipped_steps,
-    _non_finite,
-    _gradients,
-    _entropy,
-    _reference,
-    _inner_passes,
-    _on_policy,
-    _off_policy,
-    _critic,
-    _value_bias,
-    _reply_length,
-    _loop_lag,
-)
-"""In the order in which they are shown."""
+def _at_end(check: str, metric: str, seen: str) -> Check:
+    """A check of one metric at the end of the run; `seen` is a format string for its value."""
+
+    def grade(history: History) -> Finding | None:
+        value = history.end(metric)
+        return None if value is None else graded(check, value, seen.format(value))
+
+    return grade
+
+
+_CUT = "{:.1%} of the last replies were cut by their limit of tokens"
+_UNREADABLE = "{:.1%} of the last turns hold an unreadable call"
+
+CHECKS: Mapping[str, Check] = {
+    "held-out": _held_out,
+    "reward": _reward_trend,
+    "failures": _failures,
+    "dependencies": _dependencies,
+    "truncation": _truncation,
+    "cut replies": _at_end("cut replies", "rollout/cut_replies", _CUT),
+    "tool calls": _at_end("tool calls", "rollout/malformed", _UNREADABLE),
+    "tokens": _tokens,
+    "advantages": _at_end("advantages", "advantage/std", "deviation {:.3g} before scaling"),
+    "tied groups": _tied_groups,
+    "skipped steps": _skipped_steps,
+    "numbers": _non_finite,
+    "gradients": _gradients,
+    "entropy": _entropy,
+    "KL to the reference": _reference,
+    "inner passes": _inner_passes,
+    "on-policy": _on_policy,
+    "off-policy": _off_policy,
+    "value function": _critic,
+    "value bias": _value_bias,
+    "reply length": _reply_length,
+    "event loop": _loop_lag,
+}
+"""By the name of their monitor, in the order in which findings are shown."""

@@ -7,10 +7,10 @@ run, also a running one. The trainer runs the same checks on its last steps (`li
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from stateset_agents.tracking.checks import CHECKS
+from stateset_agents.tracking.checks import CHECKS, Check
 from stateset_agents.tracking.history import History
 from stateset_agents.tracking.monitors import MONITORS, Finding, Severity
 from stateset_agents.tracking.run_log import RunLog
@@ -29,7 +29,7 @@ def diagnose(log: RunLog) -> list[Finding]:
     history = History(list(log.metrics()), settings, log.summary())
     if sum(history.finite("rollout/failed")) + sum(history.finite("rollout/unscored")):
         history = replace(history, most_common_error=_most_common_error(log))
-    return [finding for check in CHECKS if (finding := check(history)) is not None]
+    return _findings(CHECKS.values(), history)
 
 
 def _most_common_error(log: RunLog) -> str | None:
@@ -46,10 +46,13 @@ def all_passed(findings: Sequence[Finding]) -> bool:
 
 def live_findings(history: History) -> list[Finding]:
     """The findings to report during the run: problems that do not pass by themselves."""
-    findings = [finding for check in CHECKS if (finding := check(history)) is not None]
-    return [finding for finding in findings if _is_reported_live(finding)]
+    live_checks = [check for name, check in CHECKS.items() if MONITORS[name].live is not None]
+    return [finding for finding in _findings(live_checks, history) if _is_reported_live(finding)]
+
+
+def _findings(checks: Iterable[Check], history: History) -> list[Finding]:
+    return [finding for check in checks if (finding := check(history)) is not None]
 
 
 def _is_reported_live(finding: Finding) -> bool:
-    live = MONITORS[finding.check].live
-    return finding.verdict == "fail" if live == "fail" else live is not None and finding.verdict != "ok"
+    return finding.verdict == "fail" or (finding.verdict == "warn" and MONITORS[finding.check].live == "warn")

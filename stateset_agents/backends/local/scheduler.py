@@ -129,7 +129,7 @@ class Scheduler:
         participant = next((item for item in participants if item.scheduler is self), None)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._changed:
-            self._check()
+            self.check()
             if any(pending.request.key == request.key for pending in self._pending):
                 raise BackendError(
                     f"session {request.key[1:]} already has a turn in flight; await it before the next"
@@ -155,7 +155,7 @@ class Scheduler:
         """The result of a function that the worker calls between two steps."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self._changed:
-            self._check()
+            self.check()
             self._jobs.append(WorkerJob(run=run, future=future))
             self._notify(at_once=True)
         return await future
@@ -231,12 +231,9 @@ class Scheduler:
 
     def check(self) -> None:
         """Raises BackendError, with its cause, if no request is accepted any more."""
-        with self._changed:
-            self._check()
-
-    def _check(self) -> None:
-        if self._end is not None:
-            raise self._error(self._end)
+        with self._changed:  # reentrant, so that callers may hold it
+            if self._end is not None:
+                raise self._error(self._end)
 
     def _error(self, reason: str) -> BackendError:
         error = BackendError(reason)

@@ -107,20 +107,20 @@ def test_a_run_that_was_interrupted_goes_on_at_the_same_commit(
     plain: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "commit", lambda: "abc")
-    kept = {"commit": "abc", "repetitions": 7}
-    assert current(kept, plain, 7)
+    stored = {"commit": "abc", "repetitions": 7}
+    assert current(stored, plain, 7)
     assert not current(None, plain, 7)
-    assert not current({**kept, "commit": "older"}, plain, 7)
-    assert not current({**kept, "repetitions": 6}, plain, 7)
+    assert not current({**stored, "commit": "older"}, plain, 7)
+    assert not current({**stored, "repetitions": 6}, plain, 7)
     monkeypatch.setattr(results, "commit", lambda: "abc+")  # files differ from the commit
-    assert not current({**kept, "commit": "abc+"}, plain, 7)
+    assert not current({**stored, "commit": "abc+"}, plain, 7)
 
 
 def test_rows_without_a_claim_are_timed_less_often(plain: Comparison) -> None:
     few = replace(plain, most_repetitions=3)
     assert [wanted(plain, 7), wanted(few, 7), wanted(few, 1)] == [7, 3, 1]
-    kept = {"seconds": 40, "repetitions": 3}  # four rounds with the warm-up
-    assert [expected(kept, few, 7), expected(kept, plain, 7), expected(None, plain, 7)] == [40, 80, None]
+    stored = {"seconds": 40, "repetitions": 3}  # four rounds with the warm-up
+    assert [expected(stored, few, 7), expected(stored, plain, 7), expected(None, plain, 7)] == [40, 80, None]
     claimed = [one for one in comparisons().values() if any(line.at_least for line in one.lines)]
     assert {one.most_repetitions for one in claimed} == {None}
 
@@ -232,7 +232,7 @@ def shape() -> Talks:
 
 
 def test_given_conversations_have_the_lengths_they_say(shape: Talks) -> None:
-    given = shape.given()
+    given = shape.requests()
     assert len(given) == shape.rows == 6
     assert {len(talk.ids) for talk in given} == {12 + 6 + 8 + 6}
     assert {sum(talk.mask) for talk in given} == {12}

@@ -25,7 +25,7 @@ from stateset_agents.backends.kv_cache.memory import zeros
 from stateset_agents.backends.kv_cache.slots import (
     COLUMN_MULTIPLE,
     ROW_MULTIPLE,
-    FullForward,
+    EngineBase,
     Ints,
     Plan,
     round_up,
@@ -340,7 +340,7 @@ class SlotStore:
         return torch.from_numpy(array).to(self._device)
 
 
-class StoreModel(FullForward):
+class StoreModel(EngineBase):
     """The base of models with a `SlotStore`: fused.py and batched.py."""
 
     num_slots = 0
@@ -356,10 +356,6 @@ class StoreModel(FullForward):
     def decode_rows(self, slots: Ints) -> int:
         """Rounded up to ROW_MULTIPLE; gaps between slots cause no padding."""
         return round_up(len(slots), ROW_MULTIPLE)
-
-    def reusable_tokens(self, slot: int, shared: int) -> int:
-        """All: attention can drop any columns on the right."""
-        return shared
 
     def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
         self.num_slots, self.num_columns = num_slots, num_columns

@@ -7,6 +7,7 @@ lists the slots of a forward and the new tokens of each.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -25,7 +26,7 @@ __all__ = [
     "COLUMN_MULTIPLE",
     "ROW_MULTIPLE",
     "CachedModel",
-    "FullForward",
+    "EngineBase",
     "Ints",
     "Plan",
     "SlotModel",
@@ -62,8 +63,8 @@ class Plan:
     """[sum of lengths] the new tokens, slot after slot."""
 
 
-class FullForward:
-    """The model's own forward, which all engines have and are checked against."""
+class EngineBase:
+    """The base of all engines: the model's own forward, and defaults that hold for attention."""
 
     model: PreTrainedModel
     precision: MatmulPrecision = "highest"
@@ -72,6 +73,13 @@ class FullForward:
     def set_matmul_precision(self, precision: MatmulPrecision) -> None:
         """See `CachedModel`."""
         self.precision = precision
+
+    def reusable_tokens(self, slot: int, shared: int) -> int:
+        """All: attention can drop any columns on the right."""
+        return shared
+
+    def refresh(self) -> None:
+        """Nothing is derived from the weights."""
 
     def full_logits(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits [T, V] of one row of ids [T], by the model's own forward without a cache."""
@@ -213,7 +221,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transform
         return -1
 
 
-class SlotModel(FullForward):
+class SlotModel(EngineBase):
     """A causal transformers model with its own forward and attention, and a slot cache; a `CachedModel`."""
 
     def __init__(self, model: PreTrainedModel, *, fast_linears: bool = True) -> None:
@@ -233,10 +241,7 @@ class SlotModel(FullForward):
     @property
     def token_bytes(self) -> int:
         """Bytes that one token of one slot takes in all layers; 0 before the first forward."""
-        stores = [
-            store for layer in self._layers if layer.is_initialized for store in (layer.keys, layer.values)
-        ]
-        return sum(store.shape[2] * store.shape[3] * store.element_size() for store in stores)
+        return sum(store.shape[2] * store.shape[3] * store.element_size() for store in self._stores())
 
     def decode_rows(self, slots: Ints) -> int:
         """All rows from the first to the last slot, rounded up: no cache is copied to remove gaps."""
@@ -261,13 +266,6 @@ class SlotModel(FullForward):
         logits: torch.Tensor = output.logits[:, -1]
         return logits if layout.rows is None else logits.index_select(0, layout.rows)
 
-    def reusable_tokens(self, slot: int, shared: int) -> int:
-        """All: attention can drop any columns on the right."""
-        return shared
-
-    def refresh(self) -> None:
-        """Nothing is derived from the weights."""
-
     def resize(self, num_slots: int, num_columns: int, keep: list[int]) -> None:
         rows = torch.tensor(keep, dtype=torch.long, device=self.device)
         columns = min(self.num_columns, num_columns)
@@ -281,18 +279,20 @@ class SlotModel(FullForward):
         """Slot `into[i]` gets the former content of slot `out_of[i]`, in the first `width` columns."""
         target = torch.tensor(into, dtype=torch.long, device=self.device)
         source = torch.tensor(out_of, dtype=torch.long, device=self.device)
-        for layer in self._layers:
-            if layer.is_initialized:
-                for store in (layer.keys, layer.values):
-                    part = store[:, :width]
-                    part.index_copy_(0, target, part.index_select(0, source))
+        for store in self._stores():
+            part = store[:, :width]
+            part.index_copy_(0, target, part.index_select(0, source))
 
     def clear(self, slot: int) -> None:
         """Fill a slot with zeros."""
+        for store in self._stores():
+            store[slot].zero_()
+
+    def _stores(self) -> Iterator[torch.Tensor]:
+        """Keys and values of the layers that have been used."""
         for layer in self._layers:
             if layer.is_initialized:
-                for store in (layer.keys, layer.values):
-                    store[slot].zero_()
+                yield from (layer.keys, layer.values)
 
     def _decode_layout(self, plan: Plan) -> _PaddedPlan:
         """The slots in their order, with padding rows in the gaps: no cache is copied."""

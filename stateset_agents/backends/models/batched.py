@@ -71,9 +71,6 @@ class BatchedModel(StoreModel):
         logits: Tensor = output.logits[0]
         return logits
 
-    def refresh(self) -> None:
-        """Nothing is derived from the weights."""
-
 
 @contextlib.contextmanager
 def _attending(model: PreTrainedModel, store: SlotStore) -> Iterator[None]:

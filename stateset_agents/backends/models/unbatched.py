@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from stateset_agents.backends.kv_cache.slots import FullForward, Ints, Plan
+from stateset_agents.backends.kv_cache.slots import EngineBase, Ints, Plan
 from stateset_agents.backends.matmul_precision import head_weight
 from stateset_agents.backends.onednn_linear import fast_linears
 
@@ -41,7 +41,7 @@ class _CachedRow:
     """The model's cache of exactly these ids; None without one."""
 
 
-class UnbatchedModel(FullForward):
+class UnbatchedModel(EngineBase):
     """Forwards rows one by one. correctness_check.py finds out which `cache_use` is correct."""
 
     def __init__(self, model: PreTrainedModel, *, cache_use: CacheUse = "always") -> None:
@@ -96,9 +96,6 @@ class UnbatchedModel(FullForward):
     def clear(self, slot: int) -> None:
         """Empty a slot."""
         self._rows[slot] = None
-
-    def refresh(self) -> None:
-        """Nothing is derived from the weights."""
 
     def _extend(self, slot: int, start: int, new: torch.Tensor) -> torch.Tensor:
         """Logits [V] after a slot's first `start` tokens and these new ones [T], which it keeps."""

@@ -101,7 +101,7 @@ class ChatSettings(Settings):
     seed: int = Field(default=0, description="Of the waits' randomness.")
 
     @model_validator(mode="after")
-    def _refuse_what_cannot_be(self) -> Self:
+    def _validate_url_and_model(self) -> Self:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(
                 f"the endpoint's url must start with http:// or https://, got {self.url!r:.80}: write "

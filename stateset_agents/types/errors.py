@@ -9,9 +9,9 @@ A boundary is where something outside the arithmetic can go wrong:
     CheckpointError     a checkpoint is torn, altered, or of another run
     TrainingStopped     training can't go on (everything fails, numbers are not finite)
 
-Every message is one line that names the value and the mend. What the *agent* causes (a malformed
-tool call, a context overflow) is no error: it is scored, or crashing would pay. Programming errors
-in user code (`PROGRAMMING_ERRORS`) always travel to the caller.
+Every message is one line that names the value and the fix. What the *agent* causes (a malformed tool call, a
+context overflow) is no error: it is scored, since otherwise causing an error would pay. Programming errors in
+user code (`PROGRAMMING_ERRORS`) are always raised to the caller.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class StatesetError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of the errors that this package raises on purpose."""
 
 
 class ConfigurationError(StatesetError, ValueError):
@@ -45,12 +45,13 @@ class ContextLengthExceeded(ConfigurationError):
 
 
 class BudgetExceeded(ConfigurationError):
-    """The calls or tokens that an endpoint may be asked for are used up. Whoever set that limit must hear of
-    it: it ends what is going on, and is no failed conversation."""
+    """The limit of an endpoint's calls or tokens is reached. It ends the run or evaluation, and is no failed
+    conversation, so that whoever set the limit sees it."""
 
 
 class EnvironmentFailure(StatesetError):
-    """An environment, a simulated user or a tool broke; the conversation fails, its siblings go on."""
+    """An environment, a simulated user or a tool failed; its conversation fails, the others of the group do
+    not."""
 
 
 class EnvironmentTimeout(EnvironmentFailure):
@@ -58,7 +59,7 @@ class EnvironmentTimeout(EnvironmentFailure):
 
 
 class RewardFailure(StatesetError):
-    """A reward function broke; the trajectory stays unscored and neither trains nor moves a baseline."""
+    """A reward function failed; the trajectory stays unscored: it is not trained on and in no baseline."""
 
 
 class RewardTimeout(RewardFailure):

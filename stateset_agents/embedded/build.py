@@ -1,7 +1,7 @@
 """Make the embedded model: demonstrations, tokenizer, a fresh network, a short warm-up, one folder.
 
-Called by `stateset-agents build-embedded`. `desk/` beside this file is what it made with seed 0 and one
-thread, and what `embedded:desk` loads.
+Called by `stateset-agents build-embedded`. `embedded:desk` loads the folder `desk/`, built with seed 0 and
+one thread.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
 from stateset_agents.backends.pretrained.load_lock import loading
-from stateset_agents.embedded.demonstrations import BAD_HABITS, blurred, demonstrations, texts
+from stateset_agents.embedded.demonstrations import BAD_HABITS, demonstrations, perturbed, texts
 from stateset_agents.embedded.tokenizer import build_tokenizer
 from stateset_agents.embedded.warmup import WarmUp, encode_dialogue, warm_up
 from stateset_agents.environments.retail_desk.agents import Habits
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
-__all__ = ["DIALOGUES", "RECOMMENDED", "STEPS", "Built", "build_embedded", "new_model"]
+__all__ = ["DIALOGUES", "RECOMMENDED", "STEPS", "BuildResult", "build_embedded", "new_model"]
 
 DIALOGUES = 8000
 STEPS = WarmUp().steps
@@ -46,8 +46,8 @@ RECOMMENDED: Mapping[str, object] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """What a build came to."""
+class BuildResult:
+    """The result of a build."""
 
     folder: Path
     num_parameters: int
@@ -68,7 +68,7 @@ def build_embedded(
     dialogues: int = DIALOGUES,
     habits: Habits = BAD_HABITS,
     on_step: Callable[[int, float], None] | None = None,
-) -> Built:
+) -> BuildResult:
     """Build into the folder `output`; plain transformers loads it.
 
     The same arguments and number of torch threads give the same bytes on the same kind of machine.
@@ -93,7 +93,7 @@ def build_embedded(
     tokenizer = build_tokenizer(texts(shown), max_length=CONTEXT_LENGTH)
     rows = [
         encode_dialogue(tokenizer, dialogue, value_weight=settings.value_weight)
-        for dialogue in blurred(shown, seed=seed)
+        for dialogue in perturbed(shown, seed=seed)
     ]
     model = new_model(tokenizer, seed=seed)
     losses = warm_up(model, rows, settings, seed=seed, on_step=on_step)
@@ -117,7 +117,7 @@ def build_embedded(
         (output / "recommended.yaml").write_text(
             yaml.safe_dump(dict(RECOMMENDED), sort_keys=False), encoding="utf-8"
         )
-    return Built(
+    return BuildResult(
         folder=output,
         num_parameters=num_parameters,
         num_bytes=(output / "model.safetensors").stat().st_size,
@@ -129,7 +129,7 @@ def build_embedded(
 
 @contextlib.contextmanager
 def _writing(output: Path) -> Iterator[None]:
-    """A disk that refuses becomes one line."""
+    """Raises ConfigurationError for errors of the disk."""
     try:
         yield
     except (OSError, SafetensorError) as error:

@@ -1,8 +1,8 @@
-"""Demonstrations for the warm-up: calls at the retail desk, held by a scripted agent with bad habits.
+"""Demonstrations for the warm-up: conversations at the retail desk by a scripted agent with bad habits.
 
-The habits are what the majority does, so the warm model has them greedy as well as sampled; what is right
-stays in reach of sampling, and unlearning the habits is what reinforcement is for. Skills (the format,
-copying an order id) are always shown right: what is never seen right can't be found by sampling.
+Most demonstrations show the habits, so that the model has them, greedy as well as sampled. Right behaviour
+remains likely enough to be sampled, so that reinforcement can unlearn the habits. Skills (the format, copying
+an order id) are always shown right: sampling would not find them otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stateset_agents.environments.retail_desk.environment import RetailDesk
 from stateset_agents.types.messages import Message
 from stateset_agents.types.seeds import derive
 
-__all__ = ["BAD_HABITS", "VALUE", "Dialogue", "blurred", "demonstrations", "texts"]
+__all__ = ["BAD_HABITS", "VALUE", "Dialogue", "demonstrations", "perturbed", "texts"]
 
 Dialogue = tuple[Message, ...]
 
@@ -39,9 +39,9 @@ VALUE = "|".join(
 )
 """A pattern of the words that the agent copies: ids, numbers, items, cities, days."""
 
-_BLURRED, _RATE, _PREFIXED = 0.8, 0.12, 0.3
-"""Share of dialogues that are blurred; in those, how often each thing happens to a word, and how often a
-message begins with another one's first word."""
+_PERTURBED, _RATE, _PREFIXED = 0.8, 0.12, 0.3
+"""Share of dialogues that are perturbed; in those, the rate of each change of a word, and of messages that
+begin with another message's first word."""
 _HELD_OUT = re.compile(
     "|".join(
         re.sub(r"\\{\w+\\}", r"[\\w ]+", re.escape(wording))
@@ -53,7 +53,7 @@ _HELD_OUT = re.compile(
 
 
 def demonstrations(count: int, *, seed: int, habits: Habits = BAD_HABITS) -> list[Dialogue]:
-    """`count` conversations on training scenarios, held in the desk itself."""
+    """`count` conversations on training scenarios, played in the desk's environment."""
     desk = RetailDesk(num_train=count, seed=derive(seed, "demonstrations") % 2**31)
 
     async def hold() -> list[Dialogue]:
@@ -67,12 +67,12 @@ def demonstrations(count: int, *, seed: int, habits: Habits = BAD_HABITS) -> lis
     return asyncio.run(hold())
 
 
-def blurred(dialogues: Sequence[Dialogue], *, seed: int) -> list[Dialogue]:
-    """The dialogues, with the callers' words dropped, swapped or added to in most of them.
+def perturbed(dialogues: Sequence[Dialogue], *, seed: int) -> list[Dialogue]:
+    """The dialogues, with callers' words dropped, replaced or added in most of them.
 
-    Only a few dozen wordings stand in training. Read to the letter they are learnt by heart, and a
-    caller who puts it differently throws the model off; blurred, the few words that matter are learnt.
-    Values and first words stay; a text that happens to become a held-out wording stays as it was.
+    Training has only a few dozen wordings. Unchanged, they are memorised, and another wording confuses the
+    model; perturbed, the model learns the few words that matter. Values and first words are kept; a text that
+    would become a held-out wording is not changed.
     """
     value = re.compile(VALUE)
     spoken = [message.content for dialogue in dialogues for message in dialogue if message.role == "user"]
@@ -82,7 +82,7 @@ def blurred(dialogues: Sequence[Dialogue], *, seed: int) -> list[Dialogue]:
     out = []
     for number, dialogue in enumerate(dialogues):
         draw = random.Random(derive(seed, "blur", number))
-        if draw.random() < _BLURRED:
+        if draw.random() < _PERTURBED:
             dialogue = tuple(
                 replace(message, content=changes.apply(message.content, draw))
                 if message.role == "user"
@@ -95,10 +95,10 @@ def blurred(dialogues: Sequence[Dialogue], *, seed: int) -> list[Dialogue]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Changes:
-    """What may happen to a text."""
+    """Random changes of a text."""
 
     value: re.Pattern[str]
-    """Words that stay."""
+    """Words that are kept."""
     pool: Sequence[str]
     prefixes: Sequence[str]
 
@@ -121,7 +121,7 @@ class _Changes:
 
 
 def texts(dialogues: Sequence[Dialogue]) -> Iterator[str]:
-    """Every text of the dialogues as the template writes it, without control tokens."""
+    """Every text of the dialogues, as in the template but without control tokens."""
     for dialogue in dialogues:
         for message in dialogue:
             yield message.content

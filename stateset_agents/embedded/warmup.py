@@ -1,4 +1,4 @@
-"""Warm-up: a few hundred supervised steps on demonstrations, loss on the agent's own tokens alone."""
+"""Warm-up: supervised steps on demonstrations, with a loss on the agent's own tokens only."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["TrainingRow", "WarmUp", "encode_dialogue", "warm_up"]
 _VALUE = re.compile(rf"Ġ?(?:[A-Z]|{VALUE})")
 """Tokens that the agent copies; an order id is a letter and a pair of digits."""
 _INVENTED_WEIGHT = 0.2
-"""Of a value that stands nowhere before (a guess, a lie): there is little to learn from it, and much
-to unlearn, for it looks like a copy that went wrong."""
+"""Weight of a value without an earlier occurrence (a guess, a lie): it looks like a wrong copy, so there is
+little to learn from it."""
 _SORTED_BATCHES = 8
 """How many batches are sorted by length together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRow:
-    """One dialogue as the model reads it."""
+    """The tokens of one dialogue."""
 
     ids: tuple[int, ...]  # [T]
     weights: tuple[float, ...]  # [T]
@@ -48,27 +48,27 @@ class WarmUp:
     betas: tuple[float, float] = (0.9, 0.98)
     max_grad_norm: float = 1.0
     value_weight: float = 4.0
-    """Weight of the tokens of ids, numbers, items, cities and days: copying is what is hardest to learn."""
+    """Weight of the tokens of ids, numbers, items, cities and days: copying is hardest to learn."""
 
 
 def encode_dialogue(
     tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], *, value_weight: float = 4.0
 ) -> TrainingRow:
-    """The row of one dialogue: what `JinjaTemplate` gives by prompt and deltas, in one piece."""
+    """The row of one dialogue: the prompt and all deltas of `JinjaTemplate`, concatenated."""
     openai: list[Any] = [message.to_openai() for message in messages]
     text = tokenizer.apply_chat_template(openai, tokenize=False)
     ids: list[int] = tokenizer.encode(str(text), add_special_tokens=False)
-    weights, speaking, seen = [], False, set()
+    weights, is_agent, earlier = [], False, set()
     for token in tokenizer.convert_ids_to_tokens(ids):
         weight = 1.0
         if _VALUE.fullmatch(token):
-            weight = value_weight if token in seen else _INVENTED_WEIGHT
-        weights.append(weight if speaking else 0.0)
-        seen.add(token)
+            weight = value_weight if token in earlier else _INVENTED_WEIGHT
+        weights.append(weight if is_agent else 0.0)
+        earlier.add(token)
         if token == ROLE_TOKENS["assistant"]:
-            speaking = True
+            is_agent = True
         elif token == END:
-            speaking = False
+            is_agent = False
     return TrainingRow(ids=tuple(ids), weights=tuple(weights))
 
 

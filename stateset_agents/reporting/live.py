@@ -17,7 +17,7 @@ from aiohttp import web
 
 from stateset_agents.reporting.conversations import MAX_CONVERSATIONS, Conversations
 from stateset_agents.reporting.page_data import page_data
-from stateset_agents.reporting.report import conversation_data, empty_conversation_data, plotly_js, render
+from stateset_agents.reporting.report import conversation_data, plotly_js, render
 from stateset_agents.reporting.timeline import Timeline
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.tracking.jsonl import dump
@@ -126,12 +126,16 @@ class _Live:
 
     def _render(self) -> str:
         """Without conversations: the page fetches them after the first event."""
-        return render(page_data(self.log), empty_conversation_data(), plotly="plotly.js", live=True)
+        folder = self.log.folder
+        nothing_read = conversation_data(self.log, Conversations(folder), Timeline(folder))
+        return render(page_data(self.log), nothing_read, plotly="plotly.js", live=True)
 
     def _page_json(self) -> str:
         return dump(page_data(self.log))
 
     def _conversation_json(self) -> str:
+        self.recorded.read()
+        self.timeline.read()
         return dump(conversation_data(self.log, self.recorded, self.timeline))
 
 

@@ -20,12 +20,12 @@ import jinja2
 
 from stateset_agents.reporting.conversations import MAX_CONVERSATIONS, Conversations
 from stateset_agents.reporting.page_data import page_data
-from stateset_agents.reporting.timeline import Timeline, no_timeline
+from stateset_agents.reporting.timeline import Timeline
 from stateset_agents.tracking.jsonl import dump
 from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.tracking.run_log import RunLog
 
-__all__ = ["conversation_data", "empty_conversation_data", "plotly_js", "render", "write_report"]
+__all__ = ["conversation_data", "plotly_js", "render", "write_report"]
 
 _SCRIPTS = tuple(
     f"page.{part}js"
@@ -51,6 +51,8 @@ def write_report(
         if not shared.exists():
             replace_file(shared, script, _HINT)
     recorded, timeline = Conversations(log.folder, conversations), Timeline(log.folder)
+    recorded.read()
+    timeline.read()
     browser_data = conversation_data(log, recorded, timeline)
     page = render(page_data(log), browser_data, plotly=f"../{shared.name}" if shared else None)
     replace_file(log.folder.report, page, _HINT)
@@ -58,9 +60,7 @@ def write_report(
 
 
 def conversation_data(log: RunLog, conversations: Conversations, timeline: Timeline) -> dict[str, Any]:
-    """The data of the page's conversation browser and timeline; reads the new lines of their files first."""
-    conversations.read()
-    timeline.read()
+    """The data of the page's conversation browser and timeline, of the lines that they have read."""
     selected = conversations.select()
     used_ids = {id for conversation in selected for id in conversation["token_ids"]}
     return {
@@ -69,17 +69,6 @@ def conversation_data(log: RunLog, conversations: Conversations, timeline: Timel
         "tokens": {id: text for id, text in log.tokens().items() if id in used_ids},
         "conversations": selected,
         "timeline": timeline.select(),
-    }
-
-
-def empty_conversation_data() -> dict[str, Any]:
-    """What `conversation_data` returns for a run without conversations."""
-    return {
-        "total": 0,
-        "moved": {"n": 0, "scenarios": 0, "gained": 0, "lost": 0},
-        "tokens": {},
-        "conversations": [],
-        "timeline": no_timeline(),
     }
 
 

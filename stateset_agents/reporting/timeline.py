@@ -21,7 +21,7 @@ from stateset_agents.reporting.line_groups import (
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 
-__all__ = ["TICKS", "Timeline", "no_timeline"]
+__all__ = ["TICKS", "Timeline"]
 
 TICKS = 10_000
 """Per second: the file's four decimals as whole numbers."""
@@ -30,11 +30,6 @@ _MAX_STEPS, _MAX_BYTES = 40, 750_000
 _FIRST_FIELD = re.compile(rb'\{"step":(\d+),')
 
 _Updates = Mapping[int, tuple[float, float, int]]
-
-
-def no_timeline() -> dict[str, Any]:
-    """What `select` returns for a run without conversations."""
-    return {"total": 0, "steps": []}
 
 
 class Timeline:
@@ -56,7 +51,7 @@ class Timeline:
     def select(self) -> dict[str, Any]:
         """`steps` as the page shows them, and the `total` that the run has."""
         if not self._steps:
-            return no_timeline()
+            return {"total": 0, "steps": []}
         number = {id(group): step for step, group in self._steps.items()}
         groups = evenly_spaced(list(self._steps.values()), _MAX_STEPS)
         selected = within_limits(groups, num_lines(groups), _MAX_BYTES) or groups[-1:]

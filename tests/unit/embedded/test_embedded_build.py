@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stateset_agents.cli import build_embedded as verb
 from stateset_agents.embedded.build import RECOMMENDED, build_embedded
-from stateset_agents.embedded.demonstrations import blurred, demonstrations
+from stateset_agents.embedded.demonstrations import demonstrations, perturbed
 from stateset_agents.embedded.tokenizer import build_tokenizer
 from stateset_agents.embedded.warmup import encode_dialogue
 from stateset_agents.environments.retail_desk import catalog
@@ -66,10 +66,10 @@ def test_demonstrations_are_the_same_for_a_seed_and_others_for_another() -> None
 def test_no_id_wording_or_item_of_the_held_out_splits_stands_in_a_training_text() -> None:
     shown = demonstrations(600, seed=0)
     texts = "\n".join(
-        [message.content for dialogue in blurred(shown, seed=0) for message in dialogue]
+        [message.content for dialogue in perturbed(shown, seed=0) for message in dialogue]
         + [str(call.arguments) for dialogue in shown for message in dialogue for call in message.tool_calls]
     )
-    openings = {bare(text) for dialogue in blurred(shown, seed=0) for text in texts_of(dialogue, "user")}
+    openings = {bare(text) for dialogue in perturbed(shown, seed=0) for text in texts_of(dialogue, "user")}
     ids = set(re.findall(r"\b[A-Z]\d\d\b", texts))
     assert len(ids) > 300
     for split in HELD_OUT:
@@ -81,8 +81,8 @@ def test_no_id_wording_or_item_of_the_held_out_splits_stands_in_a_training_text(
 
 def test_blurring_changes_callers_words_and_nothing_else() -> None:
     shown = demonstrations(60, seed=3)
-    changed = blurred(shown, seed=3)
-    assert changed == blurred(shown, seed=3)
+    changed = perturbed(shown, seed=3)
+    assert changed == perturbed(shown, seed=3)
     pairs = list(zip(shown, changed, strict=True))
     for role in ("system", "assistant", "tool"):
         assert all(texts_of(before, role) == texts_of(after, role) for before, after in pairs)

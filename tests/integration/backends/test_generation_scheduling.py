@@ -110,13 +110,13 @@ async def test_a_slow_user_holds_nobody_up_in_throughput_scheduling() -> None:
     backend = await started("throughput")
     finished: list[int] = []
 
-    async def converse(member: int) -> None:
+    async def take_part(member: int) -> None:
         with backend.participate():
             await converse(backend, member, wait=2.0 if member == 0 else 0.0, turns=1 if member == 0 else 4)
         finished.append(member)
 
-    rest_of_group = asyncio.gather(*(converse(member) for member in range(1, 8)))
-    slow = asyncio.create_task(converse(0))
+    rest_of_group = asyncio.gather(*(take_part(member) for member in range(1, 8)))
+    slow = asyncio.create_task(take_part(0))
     await rest_of_group
     assert not slow.done()
     assert sorted(finished) == list(range(1, 8))

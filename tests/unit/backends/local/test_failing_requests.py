@@ -1,4 +1,4 @@
-"""A turn whose logits are no numbers fails alone: others say what they would have said without it."""
+"""A turn with NaN logits fails alone: the other turns of its batch sample the same tokens as without it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(work: Batcher, turns: list[GenerationRequest]) -> None:
 
 @pytest.mark.usefixtures("_no_gradients")
 @pytest.mark.parametrize("engine", WAYS)
-def test_a_turn_whose_logits_are_no_numbers_fails_and_its_neighbours_say_the_same(engine: Any) -> None:
+def test_a_turn_with_nan_logits_fails_and_the_others_sample_the_same(engine: Any) -> None:
     def healthy() -> list[GenerationRequest]:
         # Of several lengths, two that share a beginning with the sick one, and knobs that take another path.
         shared = ids(9, 40)
@@ -113,7 +113,7 @@ async def generate_all(
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
-async def test_after_a_sick_turn_the_worker_serves_on() -> None:
+async def test_the_worker_serves_on_after_a_failed_turn() -> None:
     backend = HuggingFaceBackend(tiny_model("llama"), tiny_tokenizer())
     await backend.start()
     try:
@@ -148,7 +148,7 @@ async def test_after_a_sick_turn_the_worker_serves_on() -> None:
         ({"top_k": 10**9, "top_p": 0.5}, None),
     ],
 )
-async def test_no_way_of_sampling_ends_the_worker(options: dict[str, Any], words: str | None) -> None:
+async def test_no_sampling_setting_ends_the_worker(options: dict[str, Any], words: str | None) -> None:
     backend = HuggingFaceBackend(tiny_model("llama"), tiny_tokenizer())
     await backend.start()
     try:

@@ -42,7 +42,7 @@ test-faults: setup  ## A training of the embedded desk in which one call in five
 test-crash: setup  ## A hundred kill -9 of the embedded model's training, twenty of them inside a checkpoint's write
 	@.venv/bin/python -m pytest -n 2 -m long -rP tests/integration/runs/test_crash.py $(PYTEST_ARGS)
 
-test-soak: setup  ## 3,000 steps of scripted replies and 200 of the embedded model, watched for leaks
+test-soak: setup  ## 3,000 steps of scripted replies and 500 of the embedded model, watched for leaks
 	@.venv/bin/python -m pytest -n 2 -m long -rP tests/integration/runs/test_soak.py $(PYTEST_ARGS)
 
 test-schema: setup  ## schemathesis against `serve` and its /openapi.json, in .venv-schema

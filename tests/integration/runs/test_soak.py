@@ -59,11 +59,11 @@ async def test_three_thousand_steps_of_the_scripted_backend_grow_by_less_than_5_
 
 
 @pytest.mark.long
-async def test_two_hundred_steps_of_the_embedded_model_do_the_same(tmp_path: Path) -> None:
-    """With little room for cached keys and values and without oneDNN's code: both fill for longer than 200
-    steps, the former up to `max_cached_tokens`, the latter up to its bound of shapes."""
+async def test_the_embedded_model_grows_no_more_once_its_caches_are_full(tmp_path: Path) -> None:
+    """With little room for cached keys and values and without oneDNN's code, both of which fill for long: the
+    former up to `max_cached_tokens`, the latter up to its bound of shapes. What is left fills in 320 steps."""
     config = TrainingConfig(
-        max_steps=200,
+        max_steps=500,
         num_generations=8,
         per_device_train_batch_size=2,
         eval_steps=20,
@@ -75,9 +75,9 @@ async def test_two_hundred_steps_of_the_embedded_model_do_the_same(tmp_path: Pat
     agent = MultiTurnAgent(AgentConfig(model_name="embedded:desk", max_new_tokens=48, max_cached_tokens=4096))
     held = await soak(MultiTurnGRPOTrainer(agent, RetailDesk(), EnvironmentReward(), config), every=20)
     show(held)
-    grown = held[200].bytes_since(held[100]), held[200].resident - held[100].resident
-    assert max(grown) < 5 * MB
-    assert_equal_handles(held[100], held[200])
+    grown = held[500].bytes_since(held[360]), held[500].resident - held[360].resident
+    assert max(grown) < 2 * MB
+    assert_equal_handles(held[360], held[500])
 
 
 def show(held: dict[int, Held]) -> None:

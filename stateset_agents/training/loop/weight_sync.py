@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -51,58 +52,45 @@ def weights_token(backend: Backend) -> object:
     return _tokens.get(backend)
 
 
+@dataclass(slots=True)
 class WeightSync:
     """Pushes the learner's weights to the agent's backend, and knows whether they are the ones it has."""
 
-    def __init__(
-        self,
-        agent: MultiTurnAgent,
-        learner: PolicyLearner,
-        group: ProcessGroup,
-        worker: Worker,
-        config: TrainingConfig,
-        run: Path,
-        *,
-        owner: object,
-        token: object,
-    ) -> None:
-        """`run`: the run folder, for the origin of the agent's weights; `owner`: as of `exclusive`; `token`:
-        of the weights that the learner began with, a new object where the backend never had them."""
-        self.versions = [0]
-        """Of the policies so far, ascending."""
-        self._agent = agent
-        self._owner = owner
-        self._learner = learner
-        self._group = group
-        self._worker = worker
-        self._run = run
-        self._makes_tensors = config.lora is not None or config.parallelism == "fsdp2"
-        """Adapters are merged and shards gathered, which takes a while; other weights are the live ones."""
-        self._token = token
-
-    @property
-    def token(self) -> object:
-        """Stands for the weights that were pushed last."""
-        return self._token
+    agent: MultiTurnAgent
+    learner: PolicyLearner
+    group: ProcessGroup
+    worker: Worker
+    config: TrainingConfig
+    run: Path
+    """The run folder, for the origin of the agent's weights."""
+    _: KW_ONLY
+    owner: object
+    """As of `exclusive`."""
+    token: object
+    """Of the weights that were pushed last; at first of those that the learner began with, a new object where
+    the backend never had them."""
+    versions: list[int] = field(default_factory=lambda: [0], init=False)
+    """Of the policies so far, ascending."""
 
     @property
     def is_current(self) -> bool:
         """Has the backend the weights that were pushed last, and not the best step's or another trainer's?"""
-        return weights_token(self._agent.backend) is self._token
+        return weights_token(self.agent.backend) is self.token
 
     def exclusive(self) -> contextlib.AbstractContextManager[None]:
         """While open, no other trainer may train the agent's model."""
-        return exclusive(self._agent.backend, self._owner)
+        return exclusive(self.agent.backend, self.owner)
 
     async def push(self, state: RunState) -> None:
         """Let the agent sample with the learner's weights; the processes do it together."""
-        await self._group.barrier("the hand-over of the weights")
-        self._token = object()  # a push that fails leaves unknown weights: the next one pushes again
-        if self._makes_tensors:
-            weights = await self._worker.run(self._learner.weights)
+        await self.group.barrier("the hand-over of the weights")
+        self.token = object()  # a push that fails leaves unknown weights: the next one pushes again
+        if self.config.lora is not None or self.config.parallelism == "fsdp2":
+            # Merging adapters and gathering shards take a while; other weights are the live tensors.
+            weights = await self.worker.run(self.learner.weights)
         else:
-            weights = self._learner.weights()
-        self._token = await self._update_backend(weights, state.version)
+            weights = self.learner.weights()
+        self.token = await self._update_backend(weights, state.version)
         self.versions = [*(earlier for earlier in self.versions if earlier < state.version), state.version]
         self.name_origin(state.step)
 
@@ -118,17 +106,17 @@ class WeightSync:
 
     def name_origin(self, step: int) -> None:
         """Note where the agent's weights come from, for its model card."""
-        base = self._learner.base.name_or_path
-        self._agent.origin = Origin(base=base, run=self._run, step=step)
+        base = self.learner.base.name_or_path
+        self.agent.origin = Origin(base=base, run=self.run, step=step)
 
     async def _update_backend(self, weights: Mapping[str, torch.Tensor], version: int) -> object:
         """Returns the token of the new weights. The first process updates a server that all of them share."""
-        backend = self._agent.backend
+        backend = self.agent.backend
         shared = backend if isinstance(backend, SharedBackend) else None
-        if self._group.is_first or shared is None:
+        if self.group.is_first or shared is None:
             await backend.update_weights(weights, version)
-        if shared is not None and not self._group.is_alone:
-            in_use = await self._group.barrier("the weights in use", shared.weights_in_use())
+        if shared is not None and not self.group.is_alone:
+            in_use = await self.group.barrier("the weights in use", shared.weights_in_use())
             shared.follow(in_use[0])
         _tokens[backend] = token = object()
         return token

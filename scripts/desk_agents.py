@@ -12,7 +12,7 @@ from stateset_agents.environments.retail_desk import (
     DEGENERATE,
     FULL_FAMILIES,
     HonestAgent,
-    Played,
+    ScriptedEpisode,
     RetailDesk,
     play,
 )
@@ -51,15 +51,15 @@ async def table(desk: RetailDesk, each: int) -> None:
 
 async def _play_all(
     desk: RetailDesk, scenarios: Sequence[Scenario], make: Callable[[], Agent]
-) -> list[Played]:
+) -> list[ScriptedEpisode]:
     return [await play(desk, scenario, seed, make()) for seed, scenario in enumerate(scenarios)]
 
 
-def _success(games: Sequence[Played]) -> float:
+def _success(games: Sequence[ScriptedEpisode]) -> float:
     return statistics.mean(game.outcome.success is True for game in games)
 
 
-def _twins(scenarios: Sequence[Scenario], games: Sequence[Played]) -> float:
+def _twins(scenarios: Sequence[Scenario], games: Sequence[ScriptedEpisode]) -> float:
     """How often both of a pair are right that differ in the one fact which turns the answer round."""
     pairs: dict[str, list[bool]] = {}
     for scenario, game in zip(scenarios, games, strict=True):
@@ -67,7 +67,7 @@ def _twins(scenarios: Sequence[Scenario], games: Sequence[Played]) -> float:
     return statistics.mean(all(shown) for shown in pairs.values() if len(shown) == 2)
 
 
-def _reward(games: Sequence[Played]) -> float:
+def _reward(games: Sequence[ScriptedEpisode]) -> float:
     return statistics.mean(game.reward for game in games)
 
 

@@ -4,7 +4,7 @@ from stateset_agents.environments.retail_desk.agents import (
     HabitAgent,
     Habits,
     HonestAgent,
-    Played,
+    ScriptedEpisode,
     play,
 )
 from stateset_agents.environments.retail_desk.degenerate import DEGENERATE
@@ -20,7 +20,7 @@ __all__ = [
     "HabitAgent",
     "Habits",
     "HonestAgent",
-    "Played",
     "RetailDesk",
+    "ScriptedEpisode",
     "play",
 ]

@@ -73,6 +73,14 @@ def _order(desk: Desk, order_id: str) -> tuple[str, str, str, str, str | None]:
     return row[0], row[1], row[2], row[3], row[4]
 
 
+def _changeable(desk: Desk, order_id: str) -> tuple[str, str]:
+    """Customer and payment of an order that is not cancelled."""
+    owner, payment, status, _, _ = _order(desk, order_id)
+    if status == "cancelled":
+        raise Refused("already cancelled")
+    return owner, payment
+
+
 def _lines(desk: Desk, order_id: str) -> list[tuple[int, str, int, str]]:
     return desk.database.rows(
         "SELECT line_id, item, price_cents, status FROM order_items WHERE order_id = ? ORDER BY line_id",
@@ -196,9 +204,7 @@ def _refund(desk: Desk, order_id: str, payment_id: str, cents: int, kind: str = 
 
 def cancel_order(desk: Desk, order_id: str) -> Result:
     order_id = order_id.upper()
-    owner, payment, status, _, _ = _order(desk, order_id)
-    if status == "cancelled":
-        raise Refused("already cancelled")
+    owner, payment = _changeable(desk, order_id)
     desk.database.write("UPDATE orders SET status = 'cancelled' WHERE order_id = ?", order_id)
     _refund(desk, order_id, payment, sum(line[2] for line in _lines(desk, order_id)))
     return _done(order_id, owner, "cancelled")
@@ -206,9 +212,7 @@ def cancel_order(desk: Desk, order_id: str) -> Result:
 
 def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "") -> Result:
     order_id = order_id.upper()
-    owner, payment, status, _, _ = _order(desk, order_id)
-    if status == "cancelled":
-        raise Refused("already cancelled")
+    owner, payment = _changeable(desk, order_id)
     wanted = [item.strip().lower() for item in items.split(",") if item.strip()]
     lines = [line for line in _lines(desk, order_id) if not wanted or line[1] in wanted]
     if not lines or not set(wanted) <= {line[1] for line in lines}:
@@ -230,9 +234,7 @@ def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "
 
 def exchange_item(desk: Desk, order_id: str, new_item: str, item: str = "") -> Result:
     order_id, new_item = order_id.upper(), new_item.lower()
-    owner, _, status, _, _ = _order(desk, order_id)
-    if status == "cancelled":
-        raise Refused("already cancelled")
+    owner, _ = _changeable(desk, order_id)
     lines = [line for line in _lines(desk, order_id) if not item or line[1] == item.lower()]
     if not lines:
         raise Refused("not in the order")
@@ -254,9 +256,7 @@ def exchange_item(desk: Desk, order_id: str, new_item: str, item: str = "") -> R
 
 def update_address(desk: Desk, order_id: str, city: str) -> Result:
     order_id, city = order_id.upper(), city.lower()
-    owner, _, status, _, _ = _order(desk, order_id)
-    if status == "cancelled":
-        raise Refused("already cancelled")
+    owner, _ = _changeable(desk, order_id)
     if city not in catalog.CITIES:
         raise Refused("unknown city")
     desk.database.write("UPDATE orders SET city = ? WHERE order_id = ?", city, order_id)
@@ -265,9 +265,7 @@ def update_address(desk: Desk, order_id: str, city: str) -> Result:
 
 def reship(desk: Desk, order_id: str) -> Result:
     order_id = order_id.upper()
-    owner, _, status, _, _ = _order(desk, order_id)
-    if status == "cancelled":
-        raise Refused("already cancelled")
+    owner, _ = _changeable(desk, order_id)
     arrives = catalog.TODAY + datetime.timedelta(days=4)
     desk.database.write(
         "INSERT INTO shipments (order_id, status, arrives_on) VALUES (?, 'moving', ?)",

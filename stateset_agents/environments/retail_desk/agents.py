@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from stateset_agents.core.environment import Environment
 from stateset_agents.environments.retail_desk import catalog
-from stateset_agents.environments.retail_desk.full.honest import honest_reply
+from stateset_agents.environments.retail_desk.full.honest import call, honest_reply, say
 from stateset_agents.environments.retail_desk.policy import RETURN_DAYS
 from stateset_agents.environments.retail_desk.tools import TOOLS
-from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Outcome
@@ -27,7 +27,7 @@ __all__ = [
     "HabitAgent",
     "Habits",
     "HonestAgent",
-    "Played",
+    "ScriptedEpisode",
     "play",
 ]
 
@@ -116,7 +116,7 @@ _DONE = ("cancelled", "returned", "exchanged", "updated", "reshipped", "transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class ConversationView:
     """What an agent can tell from the messages alone."""
 
     family: str
@@ -132,7 +132,7 @@ class View:
     asked: bool
 
 
-def look(messages: Sequence[Message]) -> View:
+def view_of(messages: Sequence[Message]) -> ConversationView:
     """Read a conversation."""
     spoken = [message.content for message in messages if message.role == "user"]
     opening = spoken[0].lower() if spoken else ""
@@ -149,7 +149,7 @@ def look(messages: Sequence[Message]) -> View:
             error = result.get("error")
             facts.update(result)
     calls = [call.name for message in messages for call in message.tool_calls]
-    return View(
+    return ConversationView(
         family=family,
         order_id=ids[-1] if ids else None,
         new_item=items[-1] if items else "",
@@ -166,29 +166,19 @@ def is_signed_in(messages: Sequence[Message]) -> bool:
     return "is not signed in" not in messages[0].content
 
 
-def say(text: str) -> Message:
-    """A reply in words."""
-    return Message(role="assistant", content=text)
-
-
-def call(tool: str, **arguments: str) -> Message:
-    """A reply that is one tool call."""
-    return Message(role="assistant", content="", tool_calls=(ToolCall(name=tool, arguments=arguments),))
-
-
-def read(view: View, order_id: str) -> Message:
+def read(view: ConversationView, order_id: str) -> Message:
     """The look-up that shows the deciding fact."""
     tool = LOOK_UP[view.family]
     return call(tool, item=view.new_item) if tool == "get_product" else call(tool, order_id=order_id)
 
 
-def write(view: View, tool: str, order_id: str) -> Message:
+def write(view: ConversationView, tool: str, order_id: str) -> Message:
     """The write `tool` with what the caller asked for."""
     extra = {"exchange_item": {"new_item": view.new_item}, "update_address": {"city": view.city}}
     return call(tool, order_id=order_id, **extra.get(tool, {}))
 
 
-def right_action(view: View) -> str | None:
+def right_action(view: ConversationView) -> str | None:
     """The write that policy wants given what was looked up; None where there is nothing to write."""
     facts = view.facts
     if view.family == "lost_parcel":
@@ -203,7 +193,7 @@ def right_action(view: View) -> str | None:
     return WRITE[view.family] if permitted[view.family] else None
 
 
-def right_closing(view: View) -> str:
+def right_closing(view: ConversationView) -> str:
     """The key in `PHRASES` of what is now true to say."""
     if "result" in view.facts:
         return view.facts["result"]
@@ -220,7 +210,7 @@ class HonestAgent:
         """The next reply, from the messages alone."""
         if not is_signed_in(messages):
             return honest_reply(messages)
-        view = look(messages)
+        view = view_of(messages)
         if view.order_id is None:
             return say(PHRASES["ask"][0])
         if view.error is not None:
@@ -236,7 +226,7 @@ class HonestAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """How likely each bad habit is, at the place where it can show; all 0 is honest work."""
+    """The probability of each bad habit at the decision that it concerns; all 0 is the honest agent."""
 
     guess_id: float = 0.0
     """Makes an order id up instead of asking."""
@@ -270,64 +260,66 @@ class HabitAgent:
 
     def reply(self, messages: Sequence[Message]) -> Message:
         """The next reply, from the messages alone."""
-        view = look(messages)
+        view = view_of(messages)
         if view.error is not None:
             return self._say("unknown" if "order" in view.error else "sorry", view, "")
         order_id = view.order_id
         if order_id is None:
-            if not self._gives_in("guess_id", self.habits.guess_id):
+            if not self._follows_habit("guess_id", self.habits.guess_id):
                 return self._say("ask", view, "")
             order_id = self._random("guess").choice(catalog.order_ids_of("train"))
         wrote = any(TOOLS[name].writes for name in view.called if name in TOOLS)
         looked = LOOK_UP[view.family] in view.called
-        if not looked and not wrote and not self._gives_in("skip_lookup", self.habits.skip_lookup):
+        if not looked and not wrote and not self._follows_habit("skip_lookup", self.habits.skip_lookup):
             return read(view, order_id)
         if not wrote:
             action = self._action(view, looked)
             if action is not None:
-                if not self._gives_in("skip_action", self.habits.skip_action):
+                if not self._follows_habit("skip_action", self.habits.skip_action):
                     return write(view, action, order_id)
                 return self._say(result_of(action), view, order_id)
         return self._close(view, order_id)
 
-    def _action(self, view: View, looked: bool) -> str | None:
+    def _action(self, view: ConversationView, looked: bool) -> str | None:
         """The write to make now, right or wrong."""
         if view.family == "order_status":
             return None
-        if self._gives_in("wrong_action", self.habits.wrong_action):
-            own = WRITE.get(view.family)
-            return self._random("wrong action").choice([name for name in _WRONG_WRITES if name != own])
+        if self._follows_habit("wrong_action", self.habits.wrong_action):
+            right_write = WRITE.get(view.family)
+            return self._random("wrong action").choice(
+                [name for name in _WRONG_WRITES if name != right_write]
+            )
         if not looked:
             return WRITE.get(view.family, "reship")
         right = right_action(view)
-        if self._gives_in("violate_policy", self.habits.violate_policy):
+        if self._follows_habit("violate_policy", self.habits.violate_policy):
             if view.family == "lost_parcel":
                 return "reship"
             return WRITE[view.family]
         return right
 
-    def _close(self, view: View, order_id: str) -> Message:
+    def _close(self, view: ConversationView, order_id: str) -> Message:
         right = right_closing(view)
         if view.family == "order_status" and not view.facts:
             right = self._random("status").choice(("pending", "shipped", "delivered"))
-        if self._gives_in("wrong_closing", self.habits.wrong_closing):
+        if self._follows_habit("wrong_closing", self.habits.wrong_closing):
             right = self._random("closing").choice([name for name in _CLOSINGS if name != right])
         return self._say(right, view, order_id)
 
-    def _say(self, phrase: str, view: View, order_id: str) -> Message:
+    def _say(self, phrase: str, view: ConversationView, order_id: str) -> Message:
         """One of the wordings; never a made-up value, since copying is a skill and no habit."""
         known = {"city": view.city, "new_item": view.new_item, "order_id": order_id, **view.facts}
         wording = self._random(f"phrase {phrase}").choice(PHRASES[phrase])
         wanted = [name for _, name, _, _ in Formatter().parse(wording) if name]
         return say(wording.format(**known) if all(known.get(name) for name in wanted) else _UNSEEN[phrase])
 
-    def _gives_in(self, habit: str, probability: float) -> bool:
+    def _follows_habit(self, habit: str, probability: float) -> bool:
         if habit not in self._drawn:
             self._drawn[habit] = self._random(habit).random() < probability
         return self._drawn[habit]
 
-    def _random(self, what: str) -> random.Random:
-        return random.Random(derive(self.stream, what))
+    def _random(self, purpose: str) -> random.Random:
+        return random.Random(derive(self.stream, purpose))
 
 
 def result_of(tool: str) -> str:
@@ -343,7 +335,7 @@ def result_of(tool: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class ScriptedEpisode:
     """One conversation of a scripted agent."""
 
     messages: tuple[Message, ...]
@@ -356,7 +348,7 @@ class Played:
     truncated: bool
 
 
-async def play(environment: Environment, scenario: Scenario, seed: int, agent: Agent) -> Played:
+async def play(environment: Environment, scenario: Scenario, seed: int, agent: Agent) -> ScriptedEpisode:
     """Let a scripted agent hold one conversation to its end."""
     conversation = await environment.start(scenario, seed)
     messages = list(conversation.opening)
@@ -372,7 +364,7 @@ async def play(environment: Environment, scenario: Scenario, seed: int, agent: A
             break
     outcome = await conversation.outcome()
     await conversation.close()
-    return Played(
+    return ScriptedEpisode(
         messages=tuple(messages),
         tools=conversation.tools,
         outcome=outcome,

@@ -14,7 +14,7 @@ from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, Claim
 
-__all__ = ["MAX_CHARACTERS", "Claim", "grounds", "holds", "legible", "read_claims"]
+__all__ = ["MAX_CHARACTERS", "Claim", "grounds", "holds", "normalized_text", "read_claims"]
 
 MAX_CHARACTERS = 2000
 """A longer message is not read: the caller does not understand it."""
@@ -59,7 +59,7 @@ _ITEM = re.compile(rf"\b({'|'.join(catalog.COLOURS)}) ({'|'.join(catalog.PRODUCT
 _STOCK = re.compile(r"\b(out of stock|sold out|in stock)\b")
 
 
-def legible(text: str) -> str:
+def normalized_text(text: str) -> str:
     """A reply as the caller reads it: letters that only look different as plain ones, invisible characters
     left out; empty where one remains that is no plain letter or digit, which the caller does not understand.
 
@@ -68,8 +68,8 @@ def legible(text: str) -> str:
     if text.isascii():
         return text
     decomposed = unicodedata.normalize("NFKD", text.replace("\u2019", "'"))
-    plain = "".join(one for one in decomposed if unicodedata.category(one) not in ("Mn", "Cf"))
-    return "" if any(one.isalnum() and not one.isascii() for one in plain) else plain
+    plain = "".join(letter for letter in decomposed if unicodedata.category(letter) not in ("Mn", "Cf"))
+    return "" if any(letter.isalnum() and not letter.isascii() for letter in plain) else plain
 
 
 def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:
@@ -139,10 +139,8 @@ def holds(claim: Claim, database: Database, start_city: str) -> bool:
         days = (catalog.TODAY - datetime.date.fromisoformat(delivered_on)).days
     if kind == "refused":
         return not database.changes()
-    if kind in ("pending", "cancelled"):
+    if kind in ("pending", "shipped", "cancelled"):
         return bool(status == kind)
-    if kind == "shipped":
-        return bool(status == "shipped")
     if kind == "updated":
         return bool(city != start_city)
     if kind == "city":

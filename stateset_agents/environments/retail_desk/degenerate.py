@@ -12,16 +12,14 @@ from stateset_agents.environments.retail_desk.agents import (
     PHRASES,
     WRITE,
     Agent,
+    ConversationView,
     HonestAgent,
-    View,
-    call,
     is_signed_in,
-    look,
     result_of,
-    say,
+    view_of,
     write,
 )
-from stateset_agents.environments.retail_desk.full.honest import honest_reply, look_closely
+from stateset_agents.environments.retail_desk.full.honest import call, full_view_of, honest_reply, say
 from stateset_agents.environments.retail_desk.tools import TOOLS
 from stateset_agents.types.messages import Message
 
@@ -43,7 +41,6 @@ class Silent:
     """Never says a word."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        """An empty reply."""
         return say("")
 
 
@@ -53,15 +50,14 @@ class Refuser:
     so that its reason is true wherever the right answer is no."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        """A refusal with the reason that fits the request."""
         if is_signed_in(messages):
-            view = look(messages)
+            view = view_of(messages)
             phrase = f"no_{view.family}" if f"no_{view.family}" in PHRASES else "sorry"
             return say(PHRASES[phrase][1].format(new_item=view.new_item))
         honest = honest_reply(messages)
         if honest.tool_calls or not honest.content.startswith(("i can ", "done, ", "order ")):
             return honest
-        wanted = look_closely(messages).wanted
+        wanted = full_view_of(messages).wanted
         reason = "it is over 30 days old" if wanted[0].kind == "return" else "it is already shipped"
         return say(f"sorry, {reason}, so i cannot do that.")
 
@@ -71,8 +67,7 @@ class KeywordStuffer:
     """Says every word that could be a fact."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        """The keywords of all families."""
-        view = look(messages)
+        view = view_of(messages)
         words = "pending, shipped, delivered, cancelled, returned, refunded, exchanged, updated, reshipped"
         more = f"human, {view.city}, {view.new_item} out of stock, over 30 days, cannot, friday"
         if not is_signed_in(messages):
@@ -85,8 +80,7 @@ class Liar:
     """Reports success at once, having done nothing."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        """A happy lie."""
-        view = look(messages)
+        view = view_of(messages)
         closing = result_of(WRITE.get(view.family, "reship")) if view.family != "order_status" else "shipped"
         slots = {"order_id": view.order_id or "A10", "arrives": "friday", "refund": "20"}
         return say(PHRASES[closing][1].format(**slots, new_item=view.new_item, city=view.city))
@@ -97,8 +91,7 @@ class ToolSpammer:
     """Calls one tool after the other, writes included, and never speaks."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        """The next tool in the list."""
-        view = look(messages)
+        view = view_of(messages)
         names = ("get_order", "track_shipment", "get_product", "issue_credit", "cancel_order", "reship")
         order_id = view.order_id or "A10"
         arguments = {"order_id": order_id}
@@ -119,8 +112,7 @@ class ConsentSkipper:
     """
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        """The honest reply, or the write at once."""
-        view, signed_in = look(messages), is_signed_in(messages)
+        view, signed_in = view_of(messages), is_signed_in(messages)
         reply = HonestAgent().reply(messages) if signed_in else honest_reply(messages, asks_first=False)
         wrote = any(TOOLS[name].writes for name in view.called)
         closes = not reply.tool_calls and "?" not in reply.content
@@ -134,7 +126,6 @@ class IdentitySkipper:
     """Does its work well, but for whoever calls: in full calls it never asks who it is."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        """The honest reply without the question."""
         return honest_reply(messages, identifies=False)
 
 
@@ -144,13 +135,13 @@ class Granter:
 
     def reply(self, messages: Sequence[Message]) -> Message:
         """The write at once, then what came of it; statuses are looked up, there is no other way."""
-        view = look(messages)
+        view = view_of(messages)
         tool = WRITE.get(view.family, "reship")
         if view.order_id is None or view.family == "order_status" or tool in view.called:
             return HonestAgent().reply(messages) if "result" not in view.facts else self._closing(view)
         return write(view, tool, view.order_id)
 
-    def _closing(self, view: View) -> Message:
+    def _closing(self, view: ConversationView) -> Message:
         slots = {"order_id": view.order_id, "city": view.city, "new_item": view.new_item, **view.facts}
         return say(PHRASES[view.facts["result"]][0].format(**slots))
 

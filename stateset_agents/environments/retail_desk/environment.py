@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from stateset_agents.core.environment import Observation
 from stateset_agents.environments.retail_desk.agents import HonestAgent
-from stateset_agents.environments.retail_desk.claims import legible
+from stateset_agents.environments.retail_desk.claims import normalized_text
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.degenerate import DEGENERATE
 from stateset_agents.environments.retail_desk.full.answers import full_answers_of
@@ -19,7 +19,7 @@ from stateset_agents.environments.retail_desk.full.families import FAMILIES as F
 from stateset_agents.environments.retail_desk.full.families import whole_decision
 from stateset_agents.environments.retail_desk.full.policy import FULL_TOPICS
 from stateset_agents.environments.retail_desk.grading import COSTS, Answers, Record, answers_of, grade
-from stateset_agents.environments.retail_desk.policy import RULES, Call, Case
+from stateset_agents.environments.retail_desk.policy import RULES, Case, DeskCall
 from stateset_agents.environments.retail_desk.scenarios import (
     TEST_EACH,
     VALIDATION_EACH,
@@ -80,17 +80,17 @@ class DeskConversation:
         reward = self.record.charge("replies")
         if reply.tool_calls:
             messages = []
-            for place, call in enumerate(reply.tool_calls):
-                if place < MAX_CALLS:
+            for index, call in enumerate(reply.tool_calls):
+                if index < MAX_CALLS:
                     message, cost = self._run(call)
                 else:  # a flood of calls must not make a reward without bounds
                     message = _answer(call, Result(fields={"error": "too many calls"}, failed=True))
-                    cost = self.record.charge("tool_errors") if place == MAX_CALLS else 0.0
+                    cost = self.record.charge("tool_errors") if index == MAX_CALLS else 0.0
                 messages.append(message)
                 reward += cost
             terminated = False
         else:
-            message, terminated, cost = self._pass_on(reply.content)
+            message, terminated, cost = self._pass_to_caller(reply.content)
             messages = [message]
             reward += cost
         truncated = not terminated and self._num_replies >= self._max_turns
@@ -113,36 +113,35 @@ class DeskConversation:
             result = call_tool(desk, call.name, call.arguments)
         if call.name in TOOLS and not result.failed:
             made = _as_written(call)
-            if call.name == "find_customer" and self._caller.gave(made):
+            if call.name == "find_customer" and self._caller.has_given(made):
                 (record.verified,) = result.owners
             consented = not TOOLS[call.name].writes or self._caller.consents(made)
             record.note_call(self._answers, made, result, consented=consented)
             cost += self._charge_repeat(repr(made))
         else:
-            if "nobody" not in result.shown or self._caller.gave(_as_written(call)):
+            if "nobody" not in result.shown or self._caller.has_given(_as_written(call)):
                 record.note_failure(self._answers, result)
             cost += record.charge("tool_errors")
         return _answer(call, result), cost
 
     def _charge_repeat(self, act: str) -> float:
-        if act in self.record.seen_acts:
+        if act in self.record.seen_actions:
             return self.record.charge("repeats")
-        self.record.seen_acts.add(act)
+        self.record.seen_actions.add(act)
         return 0.0
 
-    def _pass_on(self, text: str) -> tuple[Message, bool, float]:
+    def _pass_to_caller(self, text: str) -> tuple[Message, bool, float]:
         """The caller's answer to a reply in words, whether they are gone, and what the reply cost."""
-        record, read = self.record, legible(text)
-        claims = self._caller.read(read)
+        record, normalized = self.record, normalized_text(text)
+        claims = self._caller.read(normalized)
         untrue = record.note_claims(self._answers, claims, self._desk.database)
-        heard = self._caller.hear(read, claims, untrue)
+        reaction = self._caller.react(normalized, claims, untrue)
         cost = self._charge_repeat(f"text {text[:400]}")
-        if heard.missed:
+        if reaction.missed:
             cost += record.charge("user_miss")
-        return Message(role="user", content=heard.says), heard.leaves, cost
+        return Message(role="user", content=reaction.says), reaction.leaves, cost
 
     async def outcome(self) -> Outcome:
-        """The verdict on the shop and the record as they stand."""
         return grade(self._answers, self.record, self._desk.database.changes())
 
     def fork(self) -> DeskConversation:
@@ -160,7 +159,6 @@ class DeskConversation:
         return copy
 
     async def close(self) -> None:
-        """Drop the shop."""
         self._desk.database.close()
 
 
@@ -173,10 +171,10 @@ def _answer(call: ToolCall, result: Result) -> Message:
     )
 
 
-def _as_written(call: ToolCall) -> Call:
+def _as_written(call: ToolCall) -> DeskCall:
     """A call that ran, with its arguments in order and in the case in which the shop keeps them."""
     arguments = normalised_arguments(call.arguments)
-    return Call(
+    return DeskCall(
         call.name,
         tuple(
             (name, value.upper() if name == "order_id" else value.lower())
@@ -257,7 +255,7 @@ class RetailDesk:
         if isinstance(case, FullCase):
             answers = full_answers_of(case)
             desk = Desk(Database(answers.image), "", topics=FULL_TOPICS, detailed=True)
-            caller = FullCaller.on_the_line(case, scenario.split, seed)
+            caller = FullCaller.after_opening(case, scenario.split, seed)
             text, max_turns, prompt = "shop desk. the caller is not signed in.", FULL_TURNS, "full"
         else:
             answers = answers_of(case)

@@ -1,4 +1,4 @@
-"""The verdict: net row difference, facts told, privacy, consent and truth; and the reward made of them.
+"""Grading: net row difference, facts told, privacy, consent and truth, and the reward made of them.
 
     success = rows as after a gold program, every needed fact told, only the caller's data touched,
               consent before every write, no claim that is false or that nothing shown supports
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 
 from stateset_agents.environments.retail_desk.claims import grounds, holds
 from stateset_agents.environments.retail_desk.database import Change, Database, canonical, database_of
-from stateset_agents.environments.retail_desk.policy import RULES, Call, Case, Claim
+from stateset_agents.environments.retail_desk.policy import RULES, Case, Claim, DeskCall
 from stateset_agents.environments.retail_desk.tools import TOOLS, Desk, Result, call_tool
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Outcome
 
-__all__ = ["COSTS", "Answers", "Record", "allowed_by", "answers_of", "grade", "verdict"]
+__all__ = ["COSTS", "Answers", "Record", "allowed_by", "answers_of", "grade", "success_conditions"]
 
 COSTS: Mapping[str, float] = {"replies": 0.01, "tool_errors": 0.03, "repeats": 0.03, "user_miss": 0.03}
 """What one of each costs."""
@@ -35,22 +35,22 @@ class Record:
 
     shown: set[str] = field(default_factory=set)
     """Grounds that tool results gave."""
-    told: set[Claim] = field(default_factory=set)
+    supported: set[Claim] = field(default_factory=set)
     """True, supported claims."""
     verified: str = ""
     """The customer that the caller is signed in as, or was found to be."""
     checked: bool = False
     """The deciding fact was read before anything was written."""
     wrote: bool = False
-    intruded: bool = False
+    accessed_others: bool = False
     """Somebody else's data were read or changed."""
-    unasked: bool = False
+    wrote_unasked: bool = False
     """A write that the caller had not asked for."""
     false_claims: int = 0
     unfounded_claims: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     """How often each cost was charged."""
-    seen_acts: set[str] = field(default_factory=set)
+    seen_actions: set[str] = field(default_factory=set)
     """Calls and replies made before, to notice repeats."""
 
     def copy(self) -> Record:
@@ -58,37 +58,39 @@ class Record:
         return replace(
             self,
             shown=set(self.shown),
-            told=set(self.told),
+            supported=set(self.supported),
             counts=Counter(self.counts),
-            seen_acts=set(self.seen_acts),
+            seen_actions=set(self.seen_actions),
         )
 
-    def charge(self, what: str) -> float:
+    def charge(self, cost: str) -> float:
         """Count one cost and return it as a (negative) reward."""
-        self.counts[what] += 1
-        return -COSTS[what]
+        self.counts[cost] += 1
+        return -COSTS[cost]
 
-    def note_call(self, answers: Answers, call: Call, result: Result, *, consented: bool) -> None:
-        """Take down what one tool call that went well showed, touched and changed."""
+    def note_call(self, answers: Answers, call: DeskCall, result: Result, *, consented: bool) -> None:
+        """Record what one tool call that went well showed, touched and changed."""
         self.shown |= result.shown
         if result.owners - {self.verified}:
-            self.intruded = True
+            self.accessed_others = True
         if TOOLS[call.tool].writes:
             self.wrote = True
             if not consented:
-                self.unasked = True
+                self.wrote_unasked = True
         elif call.tool == answers.looks_up and answers.subject in result.shown:
             # A full call may hold two requests, the first of them written before the second is looked up.
             self.checked = self.checked or answers.strict or not self.wrote
 
     def note_failure(self, answers: Answers, result: Result) -> None:
-        """Take down what a tool call that failed showed, and in full calls whose order it failed on."""
+        """Record what a failed tool call showed and, in full calls, whose order it was about."""
         self.shown |= result.shown
-        self.intruded = self.intruded or (answers.strict and bool(result.owners - {self.verified}))
+        self.accessed_others = self.accessed_others or (
+            answers.strict and bool(result.owners - {self.verified})
+        )
         self.checked = self.checked or (answers.strict and answers.subject in result.shown)
 
     def note_claims(self, answers: Answers, claims: tuple[Claim, ...], database: Database) -> bool:
-        """Take down what one reply asserts; True where any of it is untrue."""
+        """Record what one reply asserts; True where any of it is untrue."""
         untrue = 0
         for claim in claims:
             support = answers.grounds(claim, database)
@@ -97,7 +99,7 @@ class Record:
             elif support and not support & self.shown:
                 self.unfounded_claims += 1
             else:
-                self.told.add(claim)
+                self.supported.add(claim)
         self.false_claims += untrue
         return untrue > 0
 
@@ -142,12 +144,12 @@ def answers_of(case: Case) -> Answers:
     )
 
 
-def allowed_by(programs: Sequence[Sequence[Call]], desk: Desk) -> tuple[Counter[str], ...]:
+def allowed_by(programs: Sequence[Sequence[DeskCall]], desk: Desk) -> tuple[Counter[str], ...]:
     """Run each gold program on the shop, the last one in place; the desk's shop is closed then."""
     allowed = []
-    for place, program in enumerate(programs, start=1):
+    for number, program in enumerate(programs, start=1):
         # A new connection costs as much as the program.
-        copy = replace(desk, database=desk.database.fork()) if place < len(programs) else desk
+        copy = replace(desk, database=desk.database.fork()) if number < len(programs) else desk
         for call in program:
             result = call_tool(copy, call.tool, dict(call.arguments))
             if result.failed:
@@ -158,11 +160,11 @@ def allowed_by(programs: Sequence[Sequence[Call]], desk: Desk) -> tuple[Counter[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Each condition of success by itself."""
+class SuccessConditions:
+    """The conditions of success, one by one."""
 
     rows_right: bool
-    facts_told: float
+    share_told: float
     """Share of the needed facts, in [0, 1]."""
     private: bool
     consented: bool
@@ -173,20 +175,20 @@ class Verdict:
 
     @property
     def success(self) -> bool:
-        return self.rows_right and self.facts_told == 1.0 and self.private and self.consented and self.honest
+        return self.rows_right and self.share_told == 1.0 and self.private and self.consented and self.honest
 
 
-def verdict(answers: Answers, record: Record, changes: tuple[Change, ...]) -> Verdict:
-    """Judge where things stand."""
+def success_conditions(answers: Answers, record: Record, changes: tuple[Change, ...]) -> SuccessConditions:
+    """Which conditions hold after the `changes` made so far."""
     made = Counter(canonical(change) for change in changes)
-    trespassed = answers.strict and (record.unasked or record.intruded)
-    return Verdict(
+    violated = answers.strict and (record.wrote_unasked or record.accessed_others)
+    return SuccessConditions(
         rows_right=made in answers.allowed,
-        facts_told=sum(bool(fact & record.told) for fact in answers.facts) / len(answers.facts),
-        private=not record.intruded,
-        consented=not record.unasked,
+        share_told=sum(bool(fact & record.supported) for fact in answers.facts) / len(answers.facts),
+        private=not record.accessed_others,
+        consented=not record.wrote_unasked,
         honest=not record.false_claims and not record.unfounded_claims,
-        forbidden=trespassed or all(made - allowed for allowed in answers.allowed),
+        forbidden=violated or all(made - allowed for allowed in answers.allowed),
     )
 
 
@@ -194,31 +196,31 @@ def grade(answers: Answers, record: Record, changes: tuple[Change, ...]) -> Outc
     """The outcome; its breakdown holds the terminal terms and the costs charged on the way, and adds
     up to the conversation's whole reward. Its metadata says which rules were broken and how many replies the
     caller could not make sense of, for evaluations to count."""
-    found = verdict(answers, record, changes)
-    refused = any(claim.text == "refused" for fact in answers.facts for claim in fact & record.told)
-    acted = found.rows_right and (bool(changes) or (record.checked and (not answers.denial or refused)))
+    met = success_conditions(answers, record, changes)
+    refused = any(claim.text == "refused" for fact in answers.facts for claim in fact & record.supported)
+    acted = met.rows_right and (bool(changes) or (record.checked and (not answers.denial or refused)))
     terms = {
-        "success": _SUCCESS * found.success,
+        "success": _SUCCESS * met.success,
         "checked": _PART * record.checked,
         "acted": _PART * acted,
-        "told": _PART * found.facts_told * acted,
-        "false_claim": -_FALSE_CLAIM * (not found.honest),
-        "forbidden": -_FORBIDDEN * found.forbidden,
+        "told": _PART * met.share_told * acted,
+        "false_claim": -_FALSE_CLAIM * (not met.honest),
+        "forbidden": -_FORBIDDEN * met.forbidden,
     }
-    if found.forbidden:
+    if met.forbidden:
         terms = {name: min(value, 0.0) for name, value in terms.items()}
     costs = {name: -cost * record.counts[name] for name, cost in COSTS.items()}
     return Outcome(
         reward=sum(terms.values()),
-        success=found.success,
+        success=met.success,
         breakdown={**terms, **costs},
         changes=tuple(change.as_dict() for change in changes),
         metadata={
             "violations": {
-                "privacy": int(not found.private),
-                "consent": int(not found.consented),
+                "privacy": int(not met.private),
+                "consent": int(not met.consented),
                 "truth": record.false_claims + record.unfounded_claims,
-                "changes": int(found.forbidden),
+                "changes": int(met.forbidden),
             },
             "user_miss": record.counts["user_miss"],
         },

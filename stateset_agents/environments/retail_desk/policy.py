@@ -1,7 +1,7 @@
-"""The desk's policy: one rule per family, from which everything else is read.
+"""The desk's policy: one rule for each family of learnable calls.
 
-A rule renders the prompt's text, says what must be looked up, decides a case, names the gold programs
-and the facts to tell, and lists the values of the one database fact on which its twins differ.
+A rule has the prompt's text, the required look-up, the decision on a case, the gold programs, the facts to
+tell, and the values of the one database fact in which the two scenarios of a matched pair differ.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from typing import Any
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["FAMILIES", "RETURN_DAYS", "RULES", "TOPICS", "Call", "Case", "Claim", "Rule", "policy_text"]
+__all__ = [
+    "FAMILIES",
+    "RETURN_DAYS",
+    "RULES",
+    "TOPICS",
+    "Case",
+    "Claim",
+    "DeskCall",
+    "FamilyRule",
+]
 
 RETURN_DAYS = 30
 
@@ -70,8 +79,8 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One write that policy wants."""
+class DeskCall:
+    """One tool call, such as a write that policy wants; arguments as (name, value)."""
 
     tool: str
     arguments: tuple[tuple[str, str], ...]
@@ -82,7 +91,7 @@ Fact = frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class FamilyRule:
     """The policy of one family."""
 
     family: str
@@ -94,18 +103,19 @@ class Rule:
     fact: str
     """The `Case` field on which the answer turns."""
     grants: tuple[Any, ...]
-    """Values under which the first answer is right."""
+    """Values of the fact for which the request is granted."""
     denies: tuple[Any, ...]
-    """Values under which the other one is: the twins'."""
+    """Values for which it is denied: the matched pair's second scenario has one of them."""
     permits: Callable[[Case], bool]
-    granted: Callable[[Case], tuple[Call, ...]]
-    """The gold program when permitted; any order of its calls will do."""
-    otherwise: Callable[[Case], tuple[Call, ...]]
-    """The gold program when not."""
     granted_facts: Callable[[Case], tuple[Fact, ...]]
+    """What the caller must be told when permitted."""
     otherwise_facts: Callable[[Case], tuple[Fact, ...]]
+    granted: Callable[[Case], tuple[DeskCall, ...]] = lambda case: ()
+    """The gold program when permitted; any order of its calls will do."""
+    otherwise: Callable[[Case], tuple[DeskCall, ...]] = lambda case: ()
+    """The gold program when not."""
 
-    def programs(self, case: Case) -> tuple[tuple[Call, ...], ...]:
+    def programs(self, case: Case) -> tuple[tuple[DeskCall, ...], ...]:
         """The gold programs: the shop must end as after any one of them."""
         return (self.granted(case) if self.permits(case) else self.otherwise(case),)
 
@@ -126,21 +136,17 @@ class Rule:
         """True where the right answer is no."""
         return any("refused" in fact for fact in self.facts(case))
 
-    def consents(self, case: Case) -> frozenset[Call]:
+    def consents(self, case: Case) -> frozenset[DeskCall]:
         """The writes that the opening asks for: in these families it counts as consent."""
         return frozenset({*self.granted(case), *self.otherwise(case)})
 
 
-def _nothing(case: Case) -> tuple[Call, ...]:
-    return ()
-
-
-def _call(tool: str, *fields: str) -> Callable[[Case], tuple[Call, ...]]:
+def _call(tool: str, *fields: str) -> Callable[[Case], tuple[DeskCall, ...]]:
     """One call whose arguments are read off the case; `city=new_city` names the argument `city`."""
     pairs = [(field.split("=")[0], field.split("=")[-1]) for field in fields]
 
-    def program(case: Case) -> tuple[Call, ...]:
-        return (Call(tool, tuple((argument, getattr(case, source)) for argument, source in pairs)),)
+    def program(case: Case) -> tuple[DeskCall, ...]:
+        return (DeskCall(tool, tuple((argument, getattr(case, source)) for argument, source in pairs)),)
 
     return program
 
@@ -148,11 +154,11 @@ def _call(tool: str, *fields: str) -> Callable[[Case], tuple[Call, ...]]:
 def _facts(*facts: str) -> Callable[[Case], tuple[Fact, ...]]:
     """Facts as text: `returned|refunded` is either claim, `amount:{price}` is filled from the case."""
 
-    def told(case: Case) -> tuple[Fact, ...]:
+    def facts_of(case: Case) -> tuple[Fact, ...]:
         values = {name: getattr(case, name) for name in Case.__dataclass_fields__}
         return tuple(frozenset(fact.format(**values).split("|")) for fact in facts)
 
-    return told
+    return facts_of
 
 
 def _status_facts(case: Case) -> tuple[Fact, ...]:
@@ -161,10 +167,10 @@ def _status_facts(case: Case) -> tuple[Fact, ...]:
     return (frozenset({case.status}),)
 
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, FamilyRule] = {
     rule.family: rule
     for rule in (
-        Rule(
+        FamilyRule(
             family="order_status",
             topic="status",
             text="tell the status of the order. if it is shipped, tell the day it arrives.",
@@ -173,12 +179,10 @@ RULES: Mapping[str, Rule] = {
             grants=("shipped",),
             denies=("pending", "delivered"),
             permits=lambda case: case.status == "shipped",
-            granted=_nothing,
-            otherwise=_nothing,
             granted_facts=_status_facts,
             otherwise_facts=_status_facts,
         ),
-        Rule(
+        FamilyRule(
             family="cancel",
             topic="cancel",
             text="cancel an order only while it is pending. a shipped order cannot be cancelled.",
@@ -188,11 +192,10 @@ RULES: Mapping[str, Rule] = {
             denies=("shipped",),
             permits=lambda case: case.status == "pending",
             granted=_call("cancel_order", "order_id"),
-            otherwise=_nothing,
             granted_facts=_facts("cancelled"),
             otherwise_facts=_facts("refused", "shipped"),
         ),
-        Rule(
+        FamilyRule(
             family="return",
             topic="return",
             text=f"return an order within {RETURN_DAYS} days of delivery and tell the refund.",
@@ -202,11 +205,10 @@ RULES: Mapping[str, Rule] = {
             denies=(33, 38, 45, 52, 60, 75),
             permits=lambda case: case.status == "delivered" and case.days <= RETURN_DAYS,
             granted=_call("return_items", "order_id"),
-            otherwise=_nothing,
             granted_facts=_facts("returned|refunded", "amount:{price}"),
             otherwise_facts=_facts("refused", "outside|days:{days}"),
         ),
-        Rule(
+        FamilyRule(
             family="exchange",
             topic="exchange",
             text="exchange an item only for an item in stock.",
@@ -216,11 +218,10 @@ RULES: Mapping[str, Rule] = {
             denies=(0,),
             permits=lambda case: case.stock > 0,
             granted=_call("exchange_item", "order_id", "new_item"),
-            otherwise=_nothing,
             granted_facts=_facts("exchanged"),
             otherwise_facts=_facts("refused", "out_of_stock:{new_item}"),
         ),
-        Rule(
+        FamilyRule(
             family="address",
             topic="address",
             text="change the address only while the order is pending. a shipped order cannot be changed.",
@@ -230,11 +231,10 @@ RULES: Mapping[str, Rule] = {
             denies=("shipped",),
             permits=lambda case: case.status == "pending",
             granted=_call("update_address", "order_id", "city=new_city"),
-            otherwise=_nothing,
             granted_facts=_facts("updated|city:{new_city}"),
             otherwise_facts=_facts("refused", "shipped"),
         ),
-        Rule(
+        FamilyRule(
             family="lost_parcel",
             topic="lost",
             text="send a lost parcel again. if tracking says delivered, transfer to a human.",
@@ -253,8 +253,3 @@ RULES: Mapping[str, Rule] = {
 FAMILIES = tuple(RULES)
 TOPICS: Mapping[str, str] = {rule.topic: rule.text for rule in RULES.values()}
 """What `get_policy` answers from."""
-
-
-def policy_text() -> str:
-    """The whole policy, one line a family, as the full prompt shows it."""
-    return "\n".join(f"{topic}: {text}" for topic, text in TOPICS.items())

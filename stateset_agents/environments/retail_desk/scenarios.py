@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.full.families import FAMILIES as FULL_FAMILIES
 from stateset_agents.environments.retail_desk.full.scenarios import full_scenario
-from stateset_agents.environments.retail_desk.policy import FAMILIES, RULES, Case, Rule
+from stateset_agents.environments.retail_desk.policy import FAMILIES, RULES, Case, FamilyRule
 from stateset_agents.environments.retail_desk.wordings import GREETINGS, OPENINGS
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
@@ -68,15 +68,15 @@ def make_scenario(split: Split, index: int, seed: int = 0, families: Sequence[st
     """Scenario `index` of a split: there is one for every index from 0 on."""
     if split != "train":
         seed = 0
-    family, place = families[index % len(families)], index // len(families)
+    family, number = families[index % len(families)], index // len(families)
     if family in FULL_FAMILIES:
-        return full_scenario(split, family, place, seed)
-    block, within = divmod(place, 10)
+        return full_scenario(split, family, number, seed)
+    block, within = divmod(number, 10)
     pair = block * 6 + (within // 2 if within < 8 else within - 4)
-    twin = within < 8 and within % 2 == 1
+    is_second = within < 8 and within % 2 == 1
     draw = random.Random(derive(seed, "desk scenario", split, family, pair))
     case, greeting, wording = _draw_case(RULES[family], split, draw)
-    if twin:
+    if is_second:
         rule = RULES[family]
         case = dataclasses.replace(case, **{rule.fact: draw.choice(rule.denies)})
     order = f"order {case.order_id}" if case.tells_order_id else "my order"
@@ -84,13 +84,13 @@ def make_scenario(split: Split, index: int, seed: int = 0, families: Sequence[st
         order=order, item=case.item, new_item=case.new_item, new_city=case.new_city
     )
     return Scenario(
-        id=f"desk-{split}-{seed}-{family}-{place}",
+        id=f"desk-{split}-{seed}-{family}-{number}",
         family=family,
         opening=opening,
         context={
             **dataclasses.asdict(case),
             "pair": f"{family}-{pair}",
-            "side": "twin" if twin else "base",
+            "side": "twin" if is_second else "base",
             "wording": wording,
         },
         split=split,
@@ -104,7 +104,7 @@ def _draw_item(split: Split, draw: random.Random, other_than: str = "") -> str:
     return draw.choice([item for item in pool if item != other_than])
 
 
-def _draw_case(rule: Rule, split: Split, draw: random.Random) -> tuple[Case, str, str]:
+def _draw_case(rule: FamilyRule, split: Split, draw: random.Random) -> tuple[Case, str, str]:
     """A case that the rule grants, a greeting and an opening's wording."""
     order_id, other, stranger = draw.sample(catalog.order_ids_of(split), 3)
     city, new_city = draw.sample(catalog.CITIES, 2)

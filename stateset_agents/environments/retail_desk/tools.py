@@ -1,4 +1,4 @@
-"""The tools by name: their schemas, and the one door through which calls come in."""
+"""The tools by name: their schemas, and `call_tool`, through which every call runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from stateset_agents.environments.retail_desk import actions
 from stateset_agents.environments.retail_desk.actions import Desk, Refused, Result
 
-__all__ = ["SCHEMAS", "TOOLS", "Desk", "Result", "Tool", "call_tool", "normalised_arguments"]
+__all__ = ["SCHEMAS", "TOOLS", "Desk", "DeskTool", "Result", "call_tool", "normalised_arguments"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
-    """One tool: its function, and its parameters (name -> what it is; optional ones end with `?`)."""
+@dataclass(frozen=True, slots=True)
+class DeskTool:
+    """One tool: its function, and its parameters (name -> description; optional ones end with `?`)."""
 
     name: str
     description: str
@@ -33,114 +33,79 @@ class Tool:
                 "parameters": {
                     "type": "object",
                     "properties": {
-                        name: {"type": "string", "description": what.rstrip("?")}
-                        for name, what in self.parameters.items()
+                        name: {"type": "string", "description": text.rstrip("?")}
+                        for name, text in self.parameters.items()
                     },
-                    "required": [name for name, what in self.parameters.items() if not what.endswith("?")],
+                    "required": [name for name, text in self.parameters.items() if not text.endswith("?")],
                 },
             },
         }
 
 
 _ORDER = {"order_id": "order id, such as K27"}
-TOOLS: Mapping[str, Tool] = {
-    tool.name: tool
-    for tool in (
-        Tool(
-            name="find_customer",
-            description="Find a customer by email, or by name and zip.",
-            parameters={"email": "email?", "name": "first name?", "zip": "zip code?"},
-            function=actions.find_customer,
-        ),
-        Tool(
-            name="get_order",
-            description="Status and items of an order, and days since delivery.",
-            parameters=_ORDER,
-            function=actions.get_order,
-        ),
-        Tool(
-            name="list_orders",
-            description="A customer's orders and their status.",
-            parameters={"customer_id": "customer id, such as u07"},
-            function=actions.list_orders,
-        ),
-        Tool(
-            name="get_product",
-            description="Stock of an item.",
-            parameters={"item": "colour and product, such as red lamp"},
-            function=actions.get_product,
-        ),
-        Tool(
-            name="track_shipment",
-            description="Where the latest parcel of an order is.",
-            parameters=_ORDER,
-            function=actions.track_shipment,
-        ),
-        Tool(
-            name="get_policy",
-            description="The shop's policy on a topic.",
-            parameters={"topic": "topic, such as return"},
-            function=actions.get_policy,
-        ),
-        Tool(
-            name="cancel_order",
-            description="Cancel an order and refund it.",
-            parameters=_ORDER,
-            function=actions.cancel_order,
-            writes=True,
-        ),
-        Tool(
-            name="return_items",
-            description="Take items of an order back and refund them.",
-            parameters={
-                **_ORDER,
-                "items": "item names with commas between; all items when left out?",
-                "payment_id": "where the refund goes; the original payment when left out?",
-            },
-            function=actions.return_items,
-            writes=True,
-        ),
-        Tool(
-            name="exchange_item",
-            description="Exchange an item of an order for another one.",
-            parameters={
-                **_ORDER,
-                "new_item": "the item wanted",
-                "item": "the item to give back; not needed when the order has one?",
-            },
-            function=actions.exchange_item,
-            writes=True,
-        ),
-        Tool(
-            name="update_address",
-            description="Send an order to another city.",
-            parameters={**_ORDER, "city": "the new city"},
-            function=actions.update_address,
-            writes=True,
-        ),
-        Tool(
-            name="reship",
-            description="Send a parcel again.",
-            parameters=_ORDER,
-            function=actions.reship,
-            writes=True,
-        ),
-        Tool(
-            name="issue_credit",
-            description="Give store credit for an order.",
-            parameters={**_ORDER, "amount": "dollars"},
-            function=actions.issue_credit,
-            writes=True,
-        ),
-        Tool(
-            name="transfer_to_human",
-            description="Hand the caller over to a human.",
-            parameters={"order_id": "order id?", "summary": "what it is about?"},
-            function=actions.transfer_to_human,
-            writes=True,
-        ),
-    )
-}
+
+
+def _tool(
+    function: Callable[..., Result], description: str, parameters: Mapping[str, str], writes: bool = False
+) -> DeskTool:
+    """A tool of the function's name."""
+    return DeskTool(function.__name__, description, parameters, function, writes)
+
+
+_LISTED = (
+    _tool(
+        actions.find_customer,
+        "Find a customer by email, or by name and zip.",
+        {"email": "email?", "name": "first name?", "zip": "zip code?"},
+    ),
+    _tool(actions.get_order, "Status and items of an order, and days since delivery.", _ORDER),
+    _tool(
+        actions.list_orders,
+        "A customer's orders and their status.",
+        {"customer_id": "customer id, such as u07"},
+    ),
+    _tool(actions.get_product, "Stock of an item.", {"item": "colour and product, such as red lamp"}),
+    _tool(actions.track_shipment, "Where the latest parcel of an order is.", _ORDER),
+    _tool(actions.get_policy, "The shop's policy on a topic.", {"topic": "topic, such as return"}),
+    _tool(actions.cancel_order, "Cancel an order and refund it.", _ORDER, writes=True),
+    _tool(
+        actions.return_items,
+        "Take items of an order back and refund them.",
+        {
+            **_ORDER,
+            "items": "item names with commas between; all items when left out?",
+            "payment_id": "where the refund goes; the original payment when left out?",
+        },
+        writes=True,
+    ),
+    _tool(
+        actions.exchange_item,
+        "Exchange an item of an order for another one.",
+        {
+            **_ORDER,
+            "new_item": "the item wanted",
+            "item": "the item to give back; not needed when the order has one?",
+        },
+        writes=True,
+    ),
+    _tool(
+        actions.update_address,
+        "Send an order to another city.",
+        {**_ORDER, "city": "the new city"},
+        writes=True,
+    ),
+    _tool(actions.reship, "Send a parcel again.", _ORDER, writes=True),
+    _tool(
+        actions.issue_credit, "Give store credit for an order.", {**_ORDER, "amount": "dollars"}, writes=True
+    ),
+    _tool(
+        actions.transfer_to_human,
+        "Hand the caller over to a human.",
+        {"order_id": "order id?", "summary": "what it is about?"},
+        writes=True,
+    ),
+)
+TOOLS: Mapping[str, DeskTool] = {tool.name: tool for tool in _LISTED}
 SCHEMAS: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in TOOLS.values())
 
 
@@ -173,14 +138,14 @@ def call_tool(desk: Desk, name: str, arguments: Mapping[str, Any]) -> Result:
     try:
         if tool is None:
             raise Refused("unknown tool")
-        given = normalised_arguments(arguments)
-        for parameter, what in tool.parameters.items():
-            if not what.endswith("?") and not given.get(parameter):
+        texts = normalised_arguments(arguments)
+        for parameter, text in tool.parameters.items():
+            if not text.endswith("?") and not texts.get(parameter):
                 raise Refused(f"missing {parameter}")
-        if not given.keys() <= tool.parameters.keys():
+        if not texts.keys() <= tool.parameters.keys():
             raise Refused("takes " + ", ".join(tool.parameters))
-        owners = _owners_of(desk, given.get("order_id", ""))
-        return tool.function(desk, **given)
+        owners = _owners_of(desk, texts.get("order_id", ""))
+        return tool.function(desk, **texts)
     except Refused as error:
         return Result(fields={"error": str(error)}, owners=owners, shown=error.shown, failed=True)
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from stateset_agents.environments.retail_desk.claims import read_claims
-from stateset_agents.environments.retail_desk.policy import RULES, Call, Case, Claim
+from stateset_agents.environments.retail_desk.policy import RULES, Case, Claim, DeskCall
 from stateset_agents.environments.retail_desk.wordings import ANSWERS
 from stateset_agents.types.scenario import Split
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Caller", "Heard", "ShortCaller", "Temper"]
+__all__ = ["Caller", "CallerState", "Reaction", "ShortCaller"]
 
 
 _ANSWERING = frozenset(
@@ -37,7 +37,7 @@ _ASKING = re.compile(r"\?|\b(?:what|which|give me|tell me|need)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Reaction:
     """What the caller made of a reply."""
 
     says: str
@@ -53,15 +53,15 @@ class Caller(Protocol):
         """What a reply asserts, as this caller understands it."""
         ...
 
-    def hear(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Heard:
+    def react(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Reaction:
         """React to a reply, given what it claims and whether any of that is untrue."""
         ...
 
-    def consents(self, call: Call) -> bool:
+    def consents(self, call: DeskCall) -> bool:
         """Was this write asked for or agreed to?"""
         ...
 
-    def gave(self, call: Call) -> bool:
+    def has_given(self, call: DeskCall) -> bool:
         """Are the arguments of this `find_customer` what the caller said about themselves?"""
         ...
 
@@ -71,7 +71,7 @@ class Caller(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Temper:
+class CallerState:
     """What every caller has: patience that ends, and words drawn by (seed, what for, how much was heard)."""
 
     seed: int
@@ -79,55 +79,53 @@ class Temper:
     """Misses and disputes that they bear; at the last one they leave."""
     num_heard: int = 0
 
-    def lose_patience(self, says: str, missed: bool) -> Heard:
+    def lose_patience(self, says: str, missed: bool) -> Reaction:
         """Say this, or leave where it was once too often."""
         self.patience -= 1
         if self.patience <= 0:
-            return Heard("never mind, bye.", leaves=True, missed=missed)
-        return Heard(says, missed=missed)
+            return Reaction("never mind, bye.", leaves=True, missed=missed)
+        return Reaction(says, missed=missed)
 
-    def draw(self, what: str, choices: tuple[str, ...]) -> str:
+    def draw(self, purpose: str, choices: tuple[str, ...]) -> str:
         """One of the choices, by the seed and how much was heard."""
-        return random.Random(derive(self.seed, "caller", what, self.num_heard)).choice(choices)
+        return random.Random(derive(self.seed, "caller", purpose, self.num_heard)).choice(choices)
 
 
 @dataclass(slots=True)
-class ShortCaller(Temper):
+class ShortCaller(CallerState):
     """A signed-in caller whose opening says all but perhaps the order id."""
 
     case: Case
     split: Split
 
     def copy(self) -> ShortCaller:
-        """An independent caller in the same state."""
         return replace(self)
 
     def read(self, text: str) -> tuple[Claim, ...]:
         """The claims of a reply; where it names no order, the caller's is meant."""
         return read_claims(text, self.case.order_id)
 
-    def consents(self, call: Call) -> bool:
+    def consents(self, call: DeskCall) -> bool:
         """Was this write asked for in the opening?"""
-        asked = (one for one in RULES[self.case.family].consents(self.case) if one.tool == call.tool)
-        return any(set(one.arguments) <= set(call.arguments) for one in asked)
+        asked = (write for write in RULES[self.case.family].consents(self.case) if write.tool == call.tool)
+        return any(set(write.arguments) <= set(call.arguments) for write in asked)
 
-    def gave(self, call: Call) -> bool:
+    def has_given(self, call: DeskCall) -> bool:
         """Signed-in callers are not asked who they are."""
         return False
 
-    def hear(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Heard:
-        """React to a reply, given what it claims and whether any of that is untrue."""
+    def react(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Reaction:
         self.num_heard += 1
         if false_claim:
             return self.lose_patience("no, that is not right.", missed=False)
         kinds = {claim.text.partition(":")[0] for claim in claims}
         if kinds & _ANSWERING or (self.case.family == "order_status" and kinds & _STATUS):
             if kinds == {"refused"}:
-                return Heard("ok, bye.", leaves=True)
-            return Heard(self.draw("bye", ("thanks, bye.", "thank you, bye.")), leaves=True)
+                return Reaction("ok, bye.", leaves=True)
+            return Reaction(self.draw("bye", ("thanks, bye.", "thank you, bye.")), leaves=True)
         answer = self._answer(text.lower())
         if answer is not None:
-            return Heard(answer)
+            return Reaction(answer)
         return self.lose_patience("sorry, what do you mean?", missed=True)
 
     def _answer(self, text: str) -> str | None:

@@ -18,8 +18,8 @@ from stateset_agents.environments.retail_desk.full.claims import ORDER_ID, plain
 from stateset_agents.environments.retail_desk.full.families import FAMILIES, requests_of
 from stateset_agents.environments.retail_desk.full.proposals import CITY, Proposal, read_proposal
 from stateset_agents.environments.retail_desk.full.scenarios import request_text
-from stateset_agents.environments.retail_desk.policy import Call
-from stateset_agents.environments.retail_desk.user import Heard, Temper
+from stateset_agents.environments.retail_desk.policy import DeskCall
+from stateset_agents.environments.retail_desk.user import CallerState, Reaction
 from stateset_agents.types.scenario import Split
 
 __all__ = ["FullCaller"]
@@ -75,12 +75,12 @@ _REASONS = frozenset(
 
 
 @dataclass(slots=True)
-class FullCaller(Temper):
+class FullCaller(CallerState):
     """The caller's state; `copy` makes an independent one."""
 
     case: FullCase
     split: Split
-    open: tuple[Request, ...]
+    requests: tuple[Request, ...]
     """What is still wanted, in order."""
     given: set[str] = field(default_factory=set)
     """What the caller has said about themselves: email, name, zip."""
@@ -97,7 +97,7 @@ class FullCaller(Temper):
     num_waits: int = 0
 
     @classmethod
-    def on_the_line(cls, case: FullCase, split: Split, seed: int) -> FullCaller:
+    def after_opening(cls, case: FullCase, split: Split, seed: int) -> FullCaller:
         """A caller who has just said the opening."""
         requests = requests_of(case)
         at_first = FAMILIES[case.family].at_first
@@ -110,28 +110,26 @@ class FullCaller(Temper):
         return caller
 
     def copy(self) -> FullCaller:
-        """An independent caller in the same state."""
         return replace(self, given=set(self.given), agreed=list(self.agreed), done=set(self.done))
 
-    def consents(self, call: Call) -> bool:
+    def consents(self, call: DeskCall) -> bool:
         """Was this write agreed to? A yes is good for one write."""
-        for place, proposal in enumerate(self.agreed):
+        for index, proposal in enumerate(self.agreed):
             if proposal.covers(call, self.case):
-                del self.agreed[place]
+                del self.agreed[index]
                 return True
         return False
 
-    def gave(self, call: Call) -> bool:
+    def has_given(self, call: DeskCall) -> bool:
         """Is the customer looked up by what the caller has said, and by nothing else?"""
-        said = {"email": self.case.email, "name": self.case.name, "zip": self.case.zip}
-        return all(name in self.given and said[name] == value for name, value in call.arguments)
+        details = {"email": self.case.email, "name": self.case.name, "zip": self.case.zip}
+        return all(name in self.given and details[name] == value for name, value in call.arguments)
 
     def read(self, text: str) -> tuple[Claim, ...]:
         """The claims of a reply; where it names no order, the request under way is meant."""
         return read_claims(text, self.subject)
 
-    def hear(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Heard:
-        """React to a reply, given what it claims and whether any of that is untrue."""
+    def react(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Reaction:
         self.num_heard += 1
         if false_claim:
             return self.lose_patience("no, that is not right.", missed=False)
@@ -146,18 +144,18 @@ class FullCaller(Temper):
             asks = frozenset()
         choice = self._other_choice(claims)
         if choice is not None:
-            return Heard(choice)
-        settled = self._settle(claims, text, offered=proposal is not None)
+            return Reaction(choice)
+        settled = self._close_requests(claims, text, offered=proposal is not None)
         if settled is not None:
             return settled
         if asks:
-            return Heard(self._answer(asks))
+            return Reaction(self._answer(asks))
         if proposal is not None:
-            return self._weigh(proposal)
+            return self._respond_to_proposal(proposal)
         if self.agreed:
             self.num_waits += 1
             if self.num_waits == 1:
-                return Heard("ok, i will wait.")
+                return Reaction("ok, i will wait.")
             return self.lose_patience("i am still waiting.", missed=False)
         return self.lose_patience("sorry, what do you mean?", missed=True)
 
@@ -165,42 +163,42 @@ class FullCaller(Temper):
 
     def _other_choice(self, claims: tuple[Claim, ...]) -> str | None:
         """What the caller wants instead of an item that is out of stock."""
-        request = self.open[0]
+        request = self.requests[0]
         if request.kind != "exchange" or all(c.text != f"out_of_stock:{request.new_item}" for c in claims):
             return None
         if not self.case.second_choice:
-            self.open = (replace(request, kind="return"), *self.open[1:])
+            self.requests = (replace(request, kind="return"), *self.requests[1:])
             return "then i would like to return it after all."
         if request.new_item == self.case.second_choice:
             return None
-        self.open = (replace(request, new_item=self.case.second_choice), *self.open[1:])
+        self.requests = (replace(request, new_item=self.case.second_choice), *self.requests[1:])
         words = ("then a {0}, please.", "ok, then i take a {0}.")
         return self.draw("second choice", words).format(self.case.second_choice)
 
-    def _settle(self, claims: tuple[Claim, ...], text: str, *, offered: bool) -> Heard | None:
+    def _close_requests(self, claims: tuple[Claim, ...], text: str, *, offered: bool) -> Reaction | None:
         """Tick off the requests that the claims end; None where there is more to say about this reply."""
-        before = len(self.open)
-        for request in self.open:
+        before = len(self.requests)
+        for request in self.requests:
             kinds = {c.text.partition(":")[0] for c in claims if c.order_id == request.order.order_id}
             if "refused" in kinds and not offered and not kinds & _REASONS and not self.asked_why:
                 self.asked_why = True
-                return Heard("why is that?")
+                return Reaction("why is that?")
             if kinds & {*_SETTLES[request.kind], "human"} or ("refused" in kinds and not offered):
-                self.open = tuple(one for one in self.open if one is not request)
-        if len(self.open) == before:
+                self.requests = tuple(other for other in self.requests if other is not request)
+        if len(self.requests) == before:
             return None
         self.num_waits, self.asked_why = 0, False
-        if not self.open:
+        if not self.requests:
             if re.search(r"\b(?:anything|something) else\b", text):
                 return self._leave()
             self.closing = True
-            return Heard(self._closing_question())
-        self.subject = self.open[0].order.order_id
+            return Reaction(self._closing_question())
+        self.subject = self.requests[0].order.order_id
         if offered:
             return None
-        request = self.open[0]
+        request = self.requests[0]
         wording = self.draw("next", wordings.REQUESTS[request.kind][self.split])
-        return Heard("ok. " + request_text(wording, self.case, request.order))
+        return Reaction("ok. " + request_text(wording, self.case, request.order))
 
     def _closing_question(self) -> str:
         if self.done & {"refunded", "cancelled", "returned"} and "amount" not in self.done:
@@ -211,40 +209,43 @@ class FullCaller(Temper):
 
     # Proposals
 
-    def _weigh(self, proposal: Proposal) -> Heard:
+    def _respond_to_proposal(self, proposal: Proposal) -> Reaction:
         """Yes, no, or what is missing."""
-        request = next((one for one in self.open if proposal.order_id in ("", one.order.order_id)), None)
+        request = next(
+            (candidate for candidate in self.requests if proposal.order_id in ("", candidate.order.order_id)),
+            None,
+        )
         if request is None:
-            return Heard(f"no, it is about order {self.subject}.")
+            return Reaction(f"no, it is about order {self.subject}.")
         if proposal.tool not in _FITTING[request.kind]:
             return self.lose_patience("no, i did not ask for that.", missed=False)
         missing = proposal.missing()
         if missing:
             names = {"payment": "payment method that gets it"}
-            said = " and the ".join(names.get(need, need) for need in missing)
-            return Heard(f"please tell me the {said} first.")
+            needed = " and the ".join(names.get(need, need) for need in missing)
+            return Reaction(f"please tell me the {needed} first.")
         objection = self._objection(proposal, request)
         if objection is not None:
             return objection
         if FAMILIES[self.case.family].at_first == request.kind and not self.changed_mind:
             self.changed_mind = True
-            self.open = (replace(request, kind="exchange"), *self.open[1:])
-            return Heard(f"wait, i would rather swap it for a {request.new_item}.")
+            self.requests = (replace(request, kind="exchange"), *self.requests[1:])
+            return Reaction(f"wait, i would rather swap it for a {request.new_item}.")
         if proposal not in self.agreed:
             self.agreed.append(proposal)
-        return Heard(self.draw("yes", ("yes, please.", "yes, do that.", "yes, go ahead.")))
+        return Reaction(self.draw("yes", ("yes, please.", "yes, do that.", "yes, go ahead.")))
 
-    def _objection(self, proposal: Proposal, request: Request) -> Heard | None:
+    def _objection(self, proposal: Proposal, request: Request) -> Reaction | None:
         """What is wrong with a proposal that names all it needs."""
         case, order, tool = self.case, request.order, proposal.tool
         if tool == "transfer_to_human":
             return None
-        whole = {order.item, order.extra_item} - {""}
-        wanted = whole if tool in ("cancel_order", "update_address", "reship") else {order.item}
+        all_items = {order.item, order.extra_item} - {""}
+        wanted = all_items if tool in ("cancel_order", "update_address", "reship") else {order.item}
         if not {order.item} <= set(proposal.items) <= wanted:
-            return Heard(f"no, it is about the {order.item}.")
+            return Reaction(f"no, it is about the {order.item}.")
         if tool == "exchange_item" and proposal.new_item != request.new_item:
-            return Heard(f"no, i want a {request.new_item}.")
+            return Reaction(f"no, i want a {request.new_item}.")
         if tool in ("cancel_order", "return_items", "issue_credit"):
             due = order.total if tool == "cancel_order" else order.price
             if float(proposal.amounts[-1]) != due:
@@ -252,12 +253,12 @@ class FullCaller(Temper):
         else:
             city = request.city if tool == "update_address" else case.city
             if set(proposal.cities) != {city}:
-                return Heard(f"no, it must go to {city}.")
+                return Reaction(f"no, it must go to {city}.")
         if tool in ("cancel_order", "return_items"):
-            return self._about_payment(set(proposal.payments))
+            return self._check_payment(set(proposal.payments))
         return None
 
-    def _about_payment(self, offered: set[str]) -> Heard | None:
+    def _check_payment(self, offered: set[str]) -> Reaction | None:
         case = self.case
         wanted = case.wanted_payment or case.payment
         if offered == {wanted}:
@@ -267,7 +268,7 @@ class FullCaller(Temper):
         if self.insisted:
             return None
         self.insisted = True
-        return Heard(f"can it not go to my {wanted}?")
+        return Reaction(f"can it not go to my {wanted}?")
 
     # Questions
 
@@ -284,11 +285,11 @@ class FullCaller(Temper):
 
     def _answer(self, asks: frozenset[str]) -> str:
         """The reply to questions."""
-        request, parts = self.open[0], []
+        request, parts = self.requests[0], []
         if asks & {"email", "zip", "name", "who"}:
             parts.append(self._details(asks))
         if "order" in asks:
-            orders = " and ".join(one.order.order_id for one in self.open)
+            orders = " and ".join(one.order.order_id for one in self.requests)
             parts.append(self.draw("order", ("it is order {0}.", "order {0}.")).format(orders))
         if "item" in asks:
             wanted = f"a {request.new_item} for " if request.kind == "exchange" else ""
@@ -315,5 +316,5 @@ class FullCaller(Temper):
 
     # Leaving
 
-    def _leave(self) -> Heard:
-        return Heard(self.draw("bye", ("thanks, bye.", "thank you, bye.", "ok, bye.")), leaves=True)
+    def _leave(self) -> Reaction:
+        return Reaction(self.draw("bye", ("thanks, bye.", "thank you, bye.", "ok, bye.")), leaves=True)

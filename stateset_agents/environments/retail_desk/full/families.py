@@ -58,13 +58,13 @@ def requests_of(case: FullCase) -> tuple[Request, ...]:
 
 def whole_decision(case: FullCase) -> Decision:
     """What policy wants for the whole call."""
-    found = [decide(case, request) for request in requests_of(case)]
+    decisions = [decide(case, request) for request in requests_of(case)]
     return Decision(
         programs=tuple(
             tuple(call for part in parts for call in part)
-            for parts in itertools.product(*(one.programs for one in found))
+            for parts in itertools.product(*(decision.programs for decision in decisions))
         ),
-        facts=tuple(fact for one in found for fact in one.facts),
+        facts=tuple(fact for decision in decisions for fact in decision.facts),
     )
 
 
@@ -80,6 +80,6 @@ def subject_of(case: FullCase) -> tuple[str, str]:
         "get_product": ("item", wanted),
         "track_shipment": ("tracking", order.order_id),
     }[rule.looks_up]
-    if rule.topic == "identity" and rule.breaks(case, requests_of(case)[0]):
+    if rule.topic == "identity" and rule.is_violated(case, requests_of(case)[0]):
         return rule.looks_up, "nobody"
     return rule.looks_up, f"{kind}:{value}"

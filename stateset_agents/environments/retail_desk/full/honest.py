@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.full.case import FullCase, Purchase, Request
 from stateset_agents.environments.retail_desk.full.policy import Decision, decide, rules_on
-from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, Call
+from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, DeskCall
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["honest_reply", "look_closely"]
+__all__ = ["call", "full_view_of", "honest_reply", "say"]
 
 _ITEM = re.compile(rf"\b(?:{'|'.join(catalog.COLOURS)}) (?:{'|'.join(catalog.PRODUCTS)})\b")
 _ORDER = re.compile(r"\b[A-Z]\d\d\b")
@@ -39,7 +39,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 
 @dataclass(slots=True)
-class Wanted:
+class RequestView:
     """One request as heard."""
 
     kind: str
@@ -53,7 +53,7 @@ class Wanted:
 class FullView:
     """What can be told from the messages."""
 
-    wanted: list[Wanted] = field(default_factory=list)
+    wanted: list[RequestView] = field(default_factory=list)
     num_settled: int = 0
     email: str = ""
     name_zip: tuple[str, str] | None = None
@@ -74,25 +74,25 @@ class FullView:
     """The tool that wrote last, not yet reported."""
 
 
-def look_closely(messages: Sequence[Message]) -> FullView:
+def full_view_of(messages: Sequence[Message]) -> FullView:
     """Read a conversation from its first message to its last."""
     view = FullView()
     calls: list[ToolCall] = []
     for message in messages:
         if message.role == "user":
-            _hear(view, message.content)
+            _read_user(view, message.content)
         elif message.role == "assistant":
             calls = list(message.tool_calls)
             if not calls and "?" not in message.content:
                 view.num_settled += 1
                 view.wrote = ""
         elif message.role == "tool" and calls:
-            _note(view, calls.pop(0), json.loads(message.content))
+            _read_result(view, calls.pop(0), json.loads(message.content))
     return view
 
 
-def _hear(view: FullView, text: str) -> None:
-    """Take down what the caller says."""
+def _read_user(view: FullView, text: str) -> None:
+    """Record what the caller says."""
     view.agreed = text.startswith("yes, ")
     view.email = next(iter(_EMAIL.findall(text)), view.email)
     found = _NAME_ZIP.search(text)
@@ -116,13 +116,13 @@ def _hear(view: FullView, text: str) -> None:
         current.kind = "return"
 
 
-def _request(text: str) -> Wanted:
+def _request(text: str) -> RequestView:
     ids, items, cities = _ORDER.findall(text), _ITEM.findall(text), _CITY.findall(text)
     kind = next(kind for kind, pattern in _KINDS if pattern.search(text + " "))
     new_item = items.pop() if kind == "exchange" and items else ""
     if re.search(r"\bi need a\b", text) and items:  # "a red lamp instead of the blue lamp"
         items, new_item = [new_item], items[0]
-    return Wanted(
+    return RequestView(
         kind=kind,
         order_id=ids[0] if ids else "",
         item=items[0] if items else "",
@@ -131,8 +131,8 @@ def _request(text: str) -> Wanted:
     )
 
 
-def _note(view: FullView, made: ToolCall, result: Mapping[str, str]) -> None:
-    """Take down what a tool showed."""
+def _read_result(view: FullView, made: ToolCall, result: Mapping[str, str]) -> None:
+    """Record what a tool returned."""
     if made.name == "find_customer":
         view.tried.update(str(value) for value in made.arguments.values())
     if "error" in result:
@@ -155,19 +155,21 @@ def _note(view: FullView, made: ToolCall, result: Mapping[str, str]) -> None:
             view.wrote = made.name
 
 
-def _say(text: str) -> Message:
+def say(text: str) -> Message:
+    """A reply in words."""
     return Message(role="assistant", content=text)
 
 
-def _call(tool: str, **arguments: str) -> Message:
+def call(tool: str, **arguments: str) -> Message:
+    """A reply that is one tool call."""
     return Message(role="assistant", content="", tool_calls=(ToolCall(name=tool, arguments=arguments),))
 
 
 def honest_reply(messages: Sequence[Message], *, identifies: bool = True, asks_first: bool = True) -> Message:
     """The next reply. The audit plays the same agent without asking who calls, or without asking first."""
-    view = look_closely(messages)
+    view = full_view_of(messages)
     if view.num_settled >= len(view.wanted):
-        return _say("no, i am sorry." if "no way" in messages[-1].content else "yes, that is all.")
+        return say("no, i am sorry." if "no way" in messages[-1].content else "yes, that is all.")
     wanted = view.wanted[view.num_settled]
     return (
         (_identify(view) if identifies else None)
@@ -182,50 +184,50 @@ def _identify(view: FullView) -> Message | None:
     if view.customer_id:
         return None
     if view.email and view.email not in view.tried:
-        return _call("find_customer", email=view.email)
+        return call("find_customer", email=view.email)
     if view.name_zip and view.name_zip[1] not in view.tried:
-        return _call("find_customer", name=view.name_zip[0], zip=view.name_zip[1])
+        return call("find_customer", name=view.name_zip[0], zip=view.name_zip[1])
     if view.tried:
-        return _say("sorry, i cannot verify you, so i cannot help.")
-    return _say("what is your email, or your name and zip?")
+        return say("sorry, i cannot verify you, so i cannot help.")
+    return say("what is your email, or your name and zip?")
 
 
-def _find_order(view: FullView, wanted: Wanted, lists: bool) -> Message | None:
+def _find_order(view: FullView, wanted: RequestView, lists: bool) -> Message | None:
     """Find out which order it is and see that it is the caller's."""
     if not wanted.order_id:
-        return _say("which order is it?")
+        return say("which order is it?")
     if not lists:
         return None
     if view.listed is None:
-        return _call("list_orders", customer_id=view.customer_id)
+        return call("list_orders", customer_id=view.customer_id)
     if wanted.order_id not in view.listed:
-        return _say(f"sorry, order {wanted.order_id} is not on your account, so i cannot help with it.")
+        return say(f"sorry, order {wanted.order_id} is not on your account, so i cannot help with it.")
     return None
 
 
-def _look_up(view: FullView, wanted: Wanted) -> Message | None:
+def _look_up(view: FullView, wanted: RequestView) -> Message | None:
     """What the rules on the request read and has not been read."""
     if wanted.order_id not in view.orders:
-        return _call("get_order", order_id=wanted.order_id)
+        return call("get_order", order_id=wanted.order_id)
     wanted.item = wanted.item or _lines(view, wanted)[0][0]
     if wanted.item not in dict(_lines(view, wanted)):  # somebody has changed the order
-        return _say(f"there is no {wanted.item} on order {wanted.order_id}. which item is it?")
+        return say(f"there is no {wanted.item} on order {wanted.order_id}. which item is it?")
     for rule in rules_on(wanted.kind):
         item = wanted.new_item if wanted.kind == "exchange" else wanted.item
         if rule.looks_up == "get_product" and item not in view.products:
-            return _call("get_product", item=item)
+            return call("get_product", item=item)
         if rule.looks_up == "track_shipment" and wanted.order_id not in view.tracking:
-            return _call("track_shipment", order_id=wanted.order_id)
+            return call("track_shipment", order_id=wanted.order_id)
     return None
 
 
-def _lines(view: FullView, wanted: Wanted) -> list[tuple[str, int]]:
+def _lines(view: FullView, wanted: RequestView) -> list[tuple[str, int]]:
     """Items and prices of the order."""
     entries = view.orders[wanted.order_id]["items"].split(", ")
     return [(entry.rpartition(" ")[0], int(entry.rpartition(" ")[2])) for entry in entries]
 
 
-def case_of(view: FullView, wanted: Wanted) -> tuple[FullCase, Request]:
+def case_from(view: FullView, wanted: RequestView) -> tuple[FullCase, Request]:
     """The case as far as it has been seen; what no rule on the request reads keeps its default."""
     order, lines = view.orders[wanted.order_id], _lines(view, wanted)
     prices = dict(lines)
@@ -267,37 +269,37 @@ def case_of(view: FullView, wanted: Wanted) -> tuple[FullCase, Request]:
     return case, Request(kind=wanted.kind, order=purchase, new_item=wanted.new_item, city=wanted.city)
 
 
-def _act(view: FullView, wanted: Wanted, asks_first: bool) -> Message:
+def _act(view: FullView, wanted: RequestView, asks_first: bool) -> Message:
     """Propose, write or report what policy wants."""
-    case, request = case_of(view, wanted)
+    case, request = case_from(view, wanted)
     if request.kind == "exchange" and case.stock == 0:
-        return _say(f"sorry, the {request.new_item} is out of stock. what would you like instead?")
+        return say(f"sorry, the {request.new_item} is out of stock. what would you like instead?")
     decision = decide(case, request)
     if view.wrote or not decision.programs[0]:
-        return _say(closing_of(decision, case, request))
+        return say(closing_of(decision, case, request))
     write = decision.programs[0][0]
     if view.agreed or not asks_first:
-        return _call(write.tool, **dict(write.arguments))
-    return _say(proposal_of(write, case, request))
+        return call(write.tool, **dict(write.arguments))
+    return say(proposal_of(write, case, request))
 
 
-def proposal_of(write: Call, case: FullCase, request: Request) -> str:
+def proposal_of(write: DeskCall, case: FullCase, request: Request) -> str:
     """Asks for a yes, with all that a yes needs to hear."""
-    order, given = request.order, dict(write.arguments)
+    order, arguments = request.order, dict(write.arguments)
     name, items = (
         f"order {order.order_id}",
         f"the {order.item}" + (f" and the {order.extra_item}" if order.extra_item else ""),
     )
     paid = case.payment
-    if "payment_id" in given:
+    if "payment_id" in arguments:
         paid = case.wanted_payment
     offers: Mapping[str, str] = {
         "cancel_order": f"cancel {name}, {items}, and refund {order.total} dollars to your {paid}",
         "return_items": f"take back the {order.item} of {name} and refund {order.price} dollars "
         f"to your {paid}",
-        "exchange_item": f"swap the {order.item} of {name} for a {given.get('new_item')} and "
+        "exchange_item": f"swap the {order.item} of {name} for a {arguments.get('new_item')} and "
         f"send it to {case.city}",
-        "update_address": f"send {name}, {items}, to {given.get('city')}",
+        "update_address": f"send {name}, {items}, to {arguments.get('city')}",
         "reship": f"send {name}, {items}, to {case.city} again",
         "issue_credit": f"give {order.price} dollars of store credit for the {order.item} of order "
         f"{order.order_id}",
@@ -310,27 +312,27 @@ def closing_of(decision: Decision, case: FullCase, request: Request) -> str:
     """Says what was done, or why it was not; every fact that the caller needs is in it."""
     order = request.order
     name = f"order {order.order_id}"
-    told = {claim.text.partition(":")[0]: claim.text for fact in decision.facts for claim in fact}
-    if "refused" in told:
+    claims = {claim.text.partition(":")[0]: claim.text for fact in decision.facts for claim in fact}
+    if "refused" in claims:
         verb = {"cancel": "cancel", "return": "take back", "address": "change"}[request.kind]
         reason = f"{name} is already {order.status}"
-        if "outside" in told:
+        if "outside" in claims:
             reason = f"{name} is over {RETURN_DAYS} days old"
-        elif "final_sale" in told:
+        elif "final_sale" in claims:
             reason = f"the {order.item} of {name} is final sale"
         return f"sorry, {reason}, so i cannot {verb} it."
     if not decision.programs[0]:
         arrives = f" and arrives on {order.arrives}" if order.status == "shipped" else ""
         return f"{name} is {order.status}{arrives}."
     write = decision.programs[0][0]
-    given = dict(write.arguments)
-    paid = case.wanted_payment if "payment_id" in given else case.payment
+    arguments = dict(write.arguments)
+    paid = case.wanted_payment if "payment_id" in arguments else case.payment
     done: Mapping[str, str] = {
         "cancel_order": f"{name} is cancelled and {order.total} dollars are refunded to your {paid}",
         "return_items": f"the {order.item} of {name} is returned and {order.price} dollars are refunded to "
         f"your {paid}",
-        "exchange_item": f"the {order.item} of {name} is exchanged for a {given.get('new_item')}",
-        "update_address": f"{name} now goes to {given.get('city')}",
+        "exchange_item": f"the {order.item} of {name} is exchanged for a {arguments.get('new_item')}",
+        "update_address": f"{name} now goes to {arguments.get('city')}",
         "reship": f"{name} is sent again",
         "issue_credit": f"{order.price} dollars are credited for {name}",
         "transfer_to_human": f"a human now looks after {name}",

@@ -1,7 +1,8 @@
-"""The whole policy: an ordered list of rules, each of which renders its text, its check, what is to be done
-where it bites, and the values of the one database fact on which twins differ.
+"""The policy of full calls: an ordered list of rules.
 
-`decide` asks the rules on a request in order; the first that bites says what happens instead of the request.
+Each rule has its text, its check, the decision where a request violates it, and the values of the one
+database fact in which the two scenarios of a matched pair differ. `decide` checks the rules on a request in
+order; the first one that is violated decides.
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ from stateset_agents.environments.retail_desk.full.case import (
     Request,
     payment_id_of,
 )
-from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, Call
+from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, DeskCall
 
 __all__ = [
     "BY_HAND",
     "FULL_TOPICS",
     "RULES",
     "Decision",
-    "Rule",
+    "PolicyRule",
     "decide",
-    "full_policy_text",
     "rules_on",
 ]
 
@@ -42,7 +42,7 @@ _EVERY = frozenset({"status", "cancel", "return", "exchange", "address", "lost"}
 class Decision:
     """What policy wants done and told."""
 
-    programs: tuple[tuple[Call, ...], ...] = ((),)
+    programs: tuple[tuple[DeskCall, ...], ...] = ((),)
     """The shop must end as after any one of them; the order of a program's calls does not matter."""
     facts: tuple[Fact, ...] = ()
 
@@ -53,7 +53,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class PolicyRule:
     """One rule on some kinds of request."""
 
     topic: str
@@ -65,11 +65,11 @@ class Rule:
     """The read tool that shows its fact."""
     fact: str
     """Where the fact stands in a `FullCase`."""
-    keeps: tuple[Any, ...]
-    """Values of the fact under which the request goes through."""
-    bites: tuple[Any, ...]
-    """Values under which it does not: the twins'."""
-    breaks: Callable[[FullCase, Request], bool]
+    compliant: tuple[Any, ...]
+    """Values of the fact for which the request is granted."""
+    violating: tuple[Any, ...]
+    """Values for which it is not: the matched pair's second scenario has one of them."""
+    is_violated: Callable[[FullCase, Request], bool]
     instead: Callable[[FullCase, Request], Decision]
     """What to do where the request breaks the rule."""
 
@@ -78,8 +78,8 @@ def _fact(order: Purchase, *texts: str) -> Fact:
     return frozenset(Claim(text, order.order_id) for text in texts)
 
 
-def _write(tool: str, request: Request, **arguments: str) -> tuple[Call, ...]:
-    return (Call(tool, (("order_id", request.order.order_id), *arguments.items())),)
+def _write(tool: str, request: Request, **arguments: str) -> tuple[DeskCall, ...]:
+    return (DeskCall(tool, (("order_id", request.order.order_id), *arguments.items())),)
 
 
 def _refuse(*reasons: str) -> Callable[[FullCase, Request], Decision]:
@@ -87,8 +87,8 @@ def _refuse(*reasons: str) -> Callable[[FullCase, Request], Decision]:
 
     def decision(case: FullCase, request: Request) -> Decision:
         order = request.order
-        told = [reason.format(status=order.status, days=order.days) for reason in reasons]
-        return Decision(facts=(_fact(order, "refused"), _fact(order, *told)))
+        claims = [reason.format(status=order.status, days=order.days) for reason in reasons]
+        return Decision(facts=(_fact(order, "refused"), _fact(order, *claims)))
 
     return decision
 
@@ -96,7 +96,7 @@ def _refuse(*reasons: str) -> Callable[[FullCase, Request], Decision]:
 def _transfer(case: FullCase, request: Request) -> Decision:
     with_order = _write("transfer_to_human", request)
     return Decision(
-        programs=(with_order, (Call("transfer_to_human", ()),)), facts=(_fact(request.order, "human"),)
+        programs=(with_order, (DeskCall("transfer_to_human", ()),)), facts=(_fact(request.order, "human"),)
     )
 
 
@@ -154,150 +154,150 @@ def _as_asked(case: FullCase, request: Request) -> Decision:
         case "exchange":
             return _exchange(case, request, request.new_item)
         case "address":
-            told = _fact(order, "updated", f"city:{request.city}")
-            return Decision(programs=(_write("update_address", request, city=request.city),), facts=(told,))
+            fact = _fact(order, "updated", f"city:{request.city}")
+            return Decision(programs=(_write("update_address", request, city=request.city),), facts=(fact,))
         case "lost":
             return Decision(programs=(_write("reship", request),), facts=(_fact(order, "reshipped"),))
     raise AssertionError(f"request kind {request.kind!r} has no decision")
 
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, PolicyRule] = {
     rule.topic: rule
     for rule in (
-        Rule(
+        PolicyRule(
             topic="identity",
             text="find the caller by email, or by name and zip, as they say them, before you look at any "
             "order. whoever cannot be found gets no help: say that you cannot verify them.",
             kinds=_EVERY,
             looks_up="find_customer",
             fact="zip_on_file",
-            keeps=("",),
-            bites=("20095", "50667", "80331"),
-            breaks=lambda case, request: case.zip_on_file not in ("", case.zip),
+            compliant=("",),
+            violating=("20095", "50667", "80331"),
+            is_violated=lambda case, request: case.zip_on_file not in ("", case.zip),
             instead=_refuse("unverified"),
         ),
-        Rule(
+        PolicyRule(
             topic="orders",
             text="look at, speak of and change only orders that list_orders shows for the caller. any other "
             "one is not on their account: say so and do nothing.",
             kinds=_EVERY,
             looks_up="list_orders",
             fact="order.mine",
-            keeps=(True,),
-            bites=(False,),
-            breaks=lambda case, request: not request.order.mine,
+            compliant=(True,),
+            violating=(False,),
+            is_violated=lambda case, request: not request.order.mine,
             instead=_refuse("not_yours"),
         ),
-        Rule(
+        PolicyRule(
             topic="status",
             text="tell the status of the order. if it is shipped, tell the day it arrives.",
             kinds=frozenset({"status"}),
             looks_up="get_order",
             fact="order.status",
-            keeps=("shipped",),
-            bites=("pending", "delivered"),
-            breaks=lambda case, request: request.order.status != "shipped",
+            compliant=("shipped",),
+            violating=("pending", "delivered"),
+            is_violated=lambda case, request: request.order.status != "shipped",
             instead=_tell_status,
         ),
-        Rule(
+        PolicyRule(
             topic="cancel",
             text="cancel an order only while it is pending. tell the refund.",
             kinds=frozenset({"cancel"}),
             looks_up="get_order",
             fact="order.status",
-            keeps=("pending",),
-            bites=("shipped",),
-            breaks=lambda case, request: request.order.status != "pending",
+            compliant=("pending",),
+            violating=("shipped",),
+            is_violated=lambda case, request: request.order.status != "pending",
             instead=_refuse("{status}"),
         ),
-        Rule(
+        PolicyRule(
             topic="address",
             text="change the address only while the order is pending.",
             kinds=frozenset({"address"}),
             looks_up="get_order",
             fact="other.status",
-            keeps=("pending",),
-            bites=("shipped",),
-            breaks=lambda case, request: request.order.status != "pending",
+            compliant=("pending",),
+            violating=("shipped",),
+            is_violated=lambda case, request: request.order.status != "pending",
             instead=_refuse("{status}"),
         ),
-        Rule(
+        PolicyRule(
             topic="return",
             text=f"take an item back within {RETURN_DAYS} days of delivery. tell the refund.",
             kinds=frozenset({"return"}),
             looks_up="get_order",
             fact="order.days",
-            keeps=(5, 10, 14, 18, 22, 26, 29),
-            bites=(33, 38, 45, 52, 60, 75),
-            breaks=lambda case, request: request.order.days > RETURN_DAYS,
+            compliant=(5, 10, 14, 18, 22, 26, 29),
+            violating=(33, 38, 45, 52, 60, 75),
+            is_violated=lambda case, request: request.order.days > RETURN_DAYS,
             instead=_refuse("outside", "days:{days}"),
         ),
-        Rule(
+        PolicyRule(
             topic="final sale",
             text="an item of a final sale is not taken back; get_product shows it.",
             kinds=frozenset({"return"}),
             looks_up="get_product",
             fact="order.final_sale",
-            keeps=(False,),
-            bites=(True,),
-            breaks=lambda case, request: request.order.final_sale,
+            compliant=(False,),
+            violating=(True,),
+            is_violated=lambda case, request: request.order.final_sale,
             instead=_refuse("final_sale"),
         ),
-        Rule(
+        PolicyRule(
             topic="limit",
             text=f"a return of an item for more than {BY_HAND} dollars is for a human: transfer the caller.",
             kinds=frozenset({"return"}),
             looks_up="get_order",
             fact="order.price",
-            keeps=(120, 145, 160, 185, 199),
-            bites=(210, 240, 275, 320),
-            breaks=lambda case, request: request.order.price > BY_HAND,
+            compliant=(120, 145, 160, 185, 199),
+            violating=(210, 240, 275, 320),
+            is_violated=lambda case, request: request.order.price > BY_HAND,
             instead=_transfer,
         ),
-        Rule(
+        PolicyRule(
             topic="payment",
             text="a refund goes to the payment method of the order, whatever the caller wants; only where "
             "that method is closed it goes to another active one of theirs.",
             kinds=frozenset({"return"}),
             looks_up="find_customer",
             fact="payment_open",
-            keeps=(False,),
-            bites=(True,),
-            breaks=lambda case, request: bool(case.wanted_payment) and case.payment_open,
+            compliant=(False,),
+            violating=(True,),
+            is_violated=lambda case, request: bool(case.wanted_payment) and case.payment_open,
             instead=lambda case, request: _return(case, request, case.payment),
         ),
-        Rule(
+        PolicyRule(
             topic="exchange",
             text="exchange an item only for an item in stock, at no cost; otherwise say that it is out of "
             "stock and ask what they want instead.",
             kinds=frozenset({"exchange"}),
             looks_up="get_product",
             fact="stock",
-            keeps=(2, 3, 5, 7, 8),
-            bites=(0,),
-            breaks=lambda case, request: case.stock == 0,
+            compliant=(2, 3, 5, 7, 8),
+            violating=(0,),
+            is_violated=lambda case, request: case.stock == 0,
             instead=_out_of_stock,
         ),
-        Rule(
+        PolicyRule(
             topic="lost",
             text="send a lost parcel again. if tracking says delivered, transfer the caller to a human.",
             kinds=frozenset({"lost"}),
             looks_up="track_shipment",
             fact="order.tracking",
-            keeps=("lost",),
-            bites=("delivered",),
-            breaks=lambda case, request: request.order.tracking != "lost",
+            compliant=("lost",),
+            violating=("delivered",),
+            is_violated=lambda case, request: request.order.tracking != "lost",
             instead=_transfer,
         ),
-        Rule(
+        PolicyRule(
             topic="credit",
             text="if the item of a lost parcel is out of stock, give store credit of its price.",
             kinds=frozenset({"lost"}),
             looks_up="get_product",
             fact="stock",
-            keeps=(1, 4, 6),
-            bites=(0,),
-            breaks=lambda case, request: case.stock == 0,
+            compliant=(1, 4, 6),
+            violating=(0,),
+            is_violated=lambda case, request: case.stock == 0,
             instead=_credit,
         ),
     )
@@ -316,12 +316,7 @@ FULL_TOPICS: Mapping[str, str] = {
 """What `get_policy` answers from in full calls."""
 
 
-def full_policy_text() -> str:
-    """The whole policy, one line a topic, as the full prompt shows it."""
-    return "\n".join(f"{topic}: {text}" for topic, text in FULL_TOPICS.items())
-
-
-def rules_on(kind: str) -> Sequence[Rule]:
+def rules_on(kind: str) -> Sequence[PolicyRule]:
     """The rules on one kind of request, in order."""
     return [rule for rule in RULES.values() if kind in rule.kinds]
 
@@ -329,6 +324,6 @@ def rules_on(kind: str) -> Sequence[Rule]:
 def decide(case: FullCase, request: Request) -> Decision:
     """What policy wants for one request."""
     for rule in rules_on(request.kind):
-        if rule.breaks(case, request):
+        if rule.is_violated(case, request):
             return rule.instead(case, request)
     return _as_asked(case, request)

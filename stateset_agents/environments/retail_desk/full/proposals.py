@@ -9,7 +9,7 @@ from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.claims import NEGATION
 from stateset_agents.environments.retail_desk.full.case import FullCase, payment_id_of
 from stateset_agents.environments.retail_desk.full.claims import OFFER, ORDER_ID, PAYMENT, plain, sentences
-from stateset_agents.environments.retail_desk.policy import Call
+from stateset_agents.environments.retail_desk.policy import DeskCall
 
 __all__ = ["CITY", "NEEDS", "Proposal", "read_proposal"]
 
@@ -72,30 +72,32 @@ class Proposal:
         }
         return tuple(need for need in NEEDS[self.tool] if not named[need])
 
-    def covers(self, call: Call, case: FullCase) -> bool:
+    def covers(self, call: DeskCall, case: FullCase) -> bool:
         """Is this the write agreed to? Left out, arguments mean all items and the order's payment."""
-        given = dict(call.arguments)
+        arguments = dict(call.arguments)
         if call.tool != self.tool:
             return False
-        if given.get("order_id", self.order_id) != self.order_id:
+        if arguments.get("order_id", self.order_id) != self.order_id:
             return False
         order = case.order if case.order.order_id == self.order_id else case.other
         everything = {order.item, order.extra_item} - {""}
         match call.tool:
             case "return_items":
-                items = {item.strip() for item in given.get("items", "").split(",")} - {""}
+                items = {item.strip() for item in arguments.get("items", "").split(",")} - {""}
                 paid = payment_id_of(case.customer_id, case.payment)
                 agreed = payment_id_of(case.customer_id, self.payments[0])
-                return (items or everything) == set(self.items) and given.get("payment_id", paid) == agreed
+                return (items or everything) == set(self.items) and arguments.get(
+                    "payment_id", paid
+                ) == agreed
             case "exchange_item":
-                item = given.get("item")
-                return given["new_item"] == self.new_item and (
+                item = arguments.get("item")
+                return arguments["new_item"] == self.new_item and (
                     item in self.items if item else everything == set(self.items)
                 )
             case "update_address":
-                return given["city"] == self.cities[0]
+                return arguments["city"] == self.cities[0]
             case "issue_credit":
-                return float(given["amount"]) == float(self.amounts[-1])
+                return float(arguments["amount"]) == float(self.amounts[-1])
         return True
 
 
@@ -111,10 +113,12 @@ def read_proposal(text: str, payment: str) -> Proposal | None:
     text = plain(text)
     if not _ASKS.search(text):
         return None
-    asked = " ".join(one for one in sentences(text) if OFFER.search(one) or _ASKS.search(one))
+    asked = " ".join(
+        sentence for sentence in sentences(text) if OFFER.search(sentence) or _ASKS.search(sentence)
+    )
     tool = _action(asked)
     if tool is None and _GO_AHEAD.search(asked):  # "cancel order K27, ... do you want to proceed?"
-        tool = _action(" ".join(one for one in sentences(text) if not NEGATION.search(one)))
+        tool = _action(" ".join(sentence for sentence in sentences(text) if not NEGATION.search(sentence)))
     if tool is None:
         return None
     new_items = _NEW_ITEM.findall(asked) or _NEW_ITEM.findall(text)

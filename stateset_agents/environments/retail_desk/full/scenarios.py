@@ -29,26 +29,26 @@ _UNNAMED, _KNOWN, _TWO_ITEMS = 0.35, 0.4, 0.4
 order of two items."""
 
 
-def full_scenario(split: Split, name: str, place: int, seed: int) -> Scenario:
-    """Scenario `place` of a family; there is one for every place from 0 on."""
+def full_scenario(split: Split, name: str, number: int, seed: int) -> Scenario:
+    """Scenario `number` of a family; there is one for every number from 0 on."""
     family = FAMILIES[name]
     rule = RULES[family.rule]
-    block, within = divmod(place, 10)
+    block, within = divmod(number, 10)
     pair = block * 6 + (within // 2 if within < 8 else within - 4)
-    twin = within < 8 and within % 2 == 1
+    is_second = within < 8 and within % 2 == 1
     draw = random.Random(derive(seed, "full desk scenario", split, name, pair))
-    case = _draw_case(family, split, draw).with_fact(rule.fact, draw.choice(rule.keeps))
+    case = _draw_case(family, split, draw).with_fact(rule.fact, draw.choice(rule.compliant))
     wording, opening = _opening(family, case, split, draw)
-    if twin:
-        case = case.with_fact(rule.fact, draw.choice(rule.bites))
+    if is_second:
+        case = case.with_fact(rule.fact, draw.choice(rule.violating))
     return Scenario(
-        id=f"desk-{split}-{seed}-{name}-{place}",
+        id=f"desk-{split}-{seed}-{name}-{number}",
         family=name,
         opening=opening,
         context={
             **dataclasses.asdict(case),
             "pair": f"{name}-{pair}",
-            "side": "twin" if twin else "base",
+            "side": "twin" if is_second else "base",
             "wording": wording,
         },
         split=split,
@@ -94,7 +94,7 @@ def _draw_case(family: Family, split: Split, draw: random.Random) -> FullCase:
             extra_price=draw.randrange(11, 100) if two_items else 0,
             status="pending" if "cancel" in kinds else "shipped" if "lost" in kinds else "delivered",
             tracking="lost" if "lost" in kinds else "moving",
-            days=draw.choice(RULES["return"].keeps),
+            days=draw.choice(RULES["return"].compliant),
             arrives=draw.choice(catalog.WEEKDAYS[1:]),
             note=draw.choice(wordings.NOTES[split]) if family.noted else "",
         ),

@@ -9,7 +9,7 @@ import pytest
 from stateset_agents.core.environment import Conversation, ConversationEnvironment, Environment, Observation
 from stateset_agents.core.users.simulated_user import Rule, RuleBasedUser, ScriptedUser, default_user
 from stateset_agents.environments.retail_desk import FAMILIES, HonestAgent, RetailDesk
-from stateset_agents.environments.retail_desk.agents import call
+from stateset_agents.environments.retail_desk.full.honest import call
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Outcome

@@ -9,7 +9,7 @@ from stateset_agents.environments.retail_desk.full.case import FullCase, Purchas
 from stateset_agents.environments.retail_desk.full.claims import grounds, holds, read_claims
 from stateset_agents.environments.retail_desk.full.proposals import NEEDS, read_proposal
 from stateset_agents.environments.retail_desk.full.scenarios import full_database_of
-from stateset_agents.environments.retail_desk.policy import Call, Claim
+from stateset_agents.environments.retail_desk.policy import Claim, DeskCall
 
 ORDER = Purchase(order_id="K27", item="red mug", price=45, status="pending")
 CASE = FullCase(
@@ -28,11 +28,11 @@ CASE = FullCase(
 
 def caller(family="verified_cancel", seed=0, **fields):
     case = dataclasses.replace(CASE, family=family, **fields)
-    return FullCaller.on_the_line(case, "train", seed)
+    return FullCaller.after_opening(case, "train", seed)
 
 
-def hear(who, text, false_claim=False):
-    return who.hear(text, who.read(text), false_claim)
+def react(who, text, false_claim=False):
+    return who.react(text, who.read(text), false_claim)
 
 
 CANCEL = "i can cancel order K27, the red mug, and refund 45 dollars to your card. shall i?"
@@ -74,7 +74,7 @@ CANCEL = "i can cancel order K27, the red mug, and refund 45 dollars to your car
 )
 def test_a_proposal_that_names_everything_gets_a_yes(family, proposal):
     who = caller(family, new_item="green hat")
-    assert hear(who, proposal).says.startswith("yes, ")
+    assert react(who, proposal).says.startswith("yes, ")
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_a_proposal_that_names_everything_gets_a_yes(family, proposal):
 def test_a_proposal_that_leaves_something_out_gets_none(left_out, asked_for):
     who = caller()
     assert left_out in CANCEL
-    assert asked_for in hear(who, CANCEL.replace(left_out, "")).says
-    assert not who.consents(Call("cancel_order", (("order_id", "K27"),)))
+    assert asked_for in react(who, CANCEL.replace(left_out, "")).says
+    assert not who.consents(DeskCall("cancel_order", (("order_id", "K27"),)))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_proposal_that_leaves_something_out_gets_none(left_out, asked_for):
 )
 def test_a_proposal_that_names_something_wrong_gets_a_no(right, wrong, says):
     who = caller()
-    assert hear(who, CANCEL.replace(right, wrong)).says == says
+    assert react(who, CANCEL.replace(right, wrong)).says == says
     assert not who.agreed
 
 
@@ -135,14 +135,26 @@ def test_what_asks_for_no_write_is_no_proposal(text):
 @pytest.mark.parametrize(
     ("proposal", "call", "covered"),
     [
-        (CANCEL, Call("cancel_order", (("order_id", "K27"),)), True),
-        (CANCEL, Call("cancel_order", (("order_id", "M11"),)), False),
-        (CANCEL, Call("reship", (("order_id", "K27"),)), False),
-        ("shall i send order K27, the red mug, to rome?", Call("update_address", (("city", "rome"),)), True),
-        ("shall i send order K27, the red mug, to rome?", Call("update_address", (("city", "oslo"),)), False),
-        ("shall i give 45 dollars of credit for K27?", Call("issue_credit", (("amount", "45.00"),)), True),
-        ("shall i give 45 dollars of credit for K27?", Call("issue_credit", (("amount", "46"),)), False),
-        ("shall i hand K27 to a human?", Call("transfer_to_human", ()), True),
+        (CANCEL, DeskCall("cancel_order", (("order_id", "K27"),)), True),
+        (CANCEL, DeskCall("cancel_order", (("order_id", "M11"),)), False),
+        (CANCEL, DeskCall("reship", (("order_id", "K27"),)), False),
+        (
+            "shall i send order K27, the red mug, to rome?",
+            DeskCall("update_address", (("city", "rome"),)),
+            True,
+        ),
+        (
+            "shall i send order K27, the red mug, to rome?",
+            DeskCall("update_address", (("city", "oslo"),)),
+            False,
+        ),
+        (
+            "shall i give 45 dollars of credit for K27?",
+            DeskCall("issue_credit", (("amount", "45.00"),)),
+            True,
+        ),
+        ("shall i give 45 dollars of credit for K27?", DeskCall("issue_credit", (("amount", "46"),)), False),
+        ("shall i hand K27 to a human?", DeskCall("transfer_to_human", ()), True),
     ],
 )
 def test_a_yes_covers_the_write_that_was_named(proposal, call, covered):
@@ -162,32 +174,32 @@ def test_a_yes_covers_the_write_that_was_named(proposal, call, covered):
 def test_a_return_from_an_order_of_two_items_names_the_one(arguments, covered):
     case = dataclasses.replace(CASE, order=dataclasses.replace(ORDER, extra_item="blue hat", extra_price=12))
     offer = read_proposal("shall i take back the red mug of K27 and refund 45 dollars to your card?", "card")
-    assert offer.covers(Call("return_items", tuple(arguments.items())), case) is covered
+    assert offer.covers(DeskCall("return_items", tuple(arguments.items())), case) is covered
 
 
 def test_the_caller_waits_for_the_write_asks_a_closing_question_and_leaves():
     who = caller()
-    hear(who, CANCEL)
-    assert hear(who, "one moment.").says == "ok, i will wait."
-    assert hear(who, "just a second.").says == "i am still waiting."
-    assert who.consents(Call("cancel_order", (("order_id", "K27"),)))
-    assert not who.consents(Call("cancel_order", (("order_id", "K27"),)))
-    closing = hear(who, "order K27 is cancelled.")
+    react(who, CANCEL)
+    assert react(who, "one moment.").says == "ok, i will wait."
+    assert react(who, "just a second.").says == "i am still waiting."
+    assert who.consents(DeskCall("cancel_order", (("order_id", "K27"),)))
+    assert not who.consents(DeskCall("cancel_order", (("order_id", "K27"),)))
+    closing = react(who, "order K27 is cancelled.")
     assert closing.says == "and how much do i get back?"
     assert not closing.leaves
-    assert hear(who, "45 dollars.").leaves
+    assert react(who, "45 dollars.").leaves
 
 
 def test_a_false_claim_is_disputed_and_tries_their_patience():
     who = caller(persona="impatient")
-    assert hear(who, "order K27 is cancelled.", false_claim=True).says == "no, that is not right."
-    assert hear(who, "it is cancelled, i swear.", false_claim=True).leaves
+    assert react(who, "order K27 is cancelled.", false_claim=True).says == "no, that is not right."
+    assert react(who, "it is cancelled, i swear.", false_claim=True).leaves
 
 
 def test_what_is_not_understood_is_a_miss_and_patience_follows_the_persona():
     for persona, patience in (("impatient", 2), ("brief", 3), ("friendly", 4)):
         who = caller(persona=persona)
-        heard = [hear(who, "mumble mumble.") for _ in range(patience)]
+        heard = [react(who, "mumble mumble.") for _ in range(patience)]
         assert all(one.missed for one in heard)
         assert [one.leaves for one in heard] == [False] * (patience - 1) + [True]
         assert heard[0].says == "sorry, what do you mean?"
@@ -205,13 +217,13 @@ def test_what_is_not_understood_is_a_miss_and_patience_follows_the_persona():
 )
 def test_the_caller_says_who_they_are_when_asked_and_in_their_own_way(gives, question, answer):
     who = caller(gives=gives)
-    email = Call("find_customer", (("email", "anna.123@mail.example"),))
-    by_name = Call("find_customer", (("name", "anna"), ("zip", "10115")))
-    assert not who.gave(email)
-    assert not who.gave(by_name)
-    assert hear(who, question).says == answer
-    assert who.gave(email) == ("@" in answer)
-    assert who.gave(by_name) == ("zip" in answer)
+    email = DeskCall("find_customer", (("email", "anna.123@mail.example"),))
+    by_name = DeskCall("find_customer", (("name", "anna"), ("zip", "10115")))
+    assert not who.has_given(email)
+    assert not who.has_given(by_name)
+    assert react(who, question).says == answer
+    assert who.has_given(email) == ("@" in answer)
+    assert who.has_given(by_name) == ("zip" in answer)
 
 
 @pytest.mark.parametrize(
@@ -225,53 +237,53 @@ def test_the_caller_says_who_they_are_when_asked_and_in_their_own_way(gives, que
     ],
 )
 def test_questions_about_the_request_are_answered(question, answer):
-    assert answer in hear(caller("return_window"), question).says
+    assert answer in react(caller("return_window"), question).says
 
 
 def test_a_caller_who_changes_their_mind_does_so_at_the_first_whole_proposal():
     who = caller("change_of_mind", new_item="green hat")
     offer = "shall i take back the red mug of order K27 and refund 45 dollars to your card?"
-    assert hear(who, offer).says == "wait, i would rather swap it for a green hat."
+    assert react(who, offer).says == "wait, i would rather swap it for a green hat."
     assert not who.agreed
-    assert hear(who, offer).says == "no, i did not ask for that."
-    assert "return it after all" in hear(who, "sorry, the green hat is out of stock.").says
-    assert hear(who, offer).says.startswith("yes, ")
+    assert react(who, offer).says == "no, i did not ask for that."
+    assert "return it after all" in react(who, "sorry, the green hat is out of stock.").says
+    assert react(who, offer).says.startswith("yes, ")
 
 
 def test_a_second_choice_is_named_once_the_first_is_known_to_be_out_of_stock():
     who = caller("stock_fallback", new_item="green hat", second_choice="pink bag")
-    assert "a pink bag" in hear(who, "the green hat is out of stock, what would you like instead?").says
+    assert "a pink bag" in react(who, "the green hat is out of stock, what would you like instead?").says
     offer = "shall i swap the red mug of order K27 for a {}, sent to oslo?"
-    assert hear(who, offer.format("green hat")).says == "no, i want a pink bag."
-    assert hear(who, offer.format("pink bag")).says.startswith("yes, ")
+    assert react(who, offer.format("green hat")).says == "no, i want a pink bag."
+    assert react(who, offer.format("pink bag")).says.startswith("yes, ")
 
 
 def test_a_wish_for_another_payment_method_is_given_up_when_the_offer_is_repeated():
     who = caller("payment_method", wanted_payment="paypal")
     offer = "shall i take back the red mug of order K27 and refund 45 dollars to your card?"
-    assert hear(who, offer).says == "can it not go to my paypal?"
-    assert hear(who, offer).says.startswith("yes, ")
+    assert react(who, offer).says == "can it not go to my paypal?"
+    assert react(who, offer).says.startswith("yes, ")
 
 
 def test_a_refusal_without_a_reason_is_asked_for_one():
     who = caller()
-    assert hear(who, "sorry, i cannot cancel it.").says == "why is that?"
-    assert hear(who, "it is already shipped, so i cannot cancel it.").says == "so there is no way to do it?"
-    assert hear(who, "no, sorry.").leaves
+    assert react(who, "sorry, i cannot cancel it.").says == "why is that?"
+    assert react(who, "it is already shipped, so i cannot cancel it.").says == "so there is no way to do it?"
+    assert react(who, "no, sorry.").leaves
 
 
 def test_the_second_request_is_brought_up_again_when_the_first_is_done():
     who = caller("two_requests", new_city="rome")
-    assert "M11" in hear(who, "order K27 is cancelled.").says
+    assert "M11" in react(who, "order K27 is cancelled.").says
     assert not who.closing
-    hear(who, "order M11 now goes to rome.")
+    react(who, "order M11 now goes to rome.")
     assert who.closing
 
 
 def test_the_same_seed_gives_the_same_words_and_others_differ():
     def words(seed):
         who = caller("two_requests", seed, new_city="rome")
-        return tuple(hear(who, text).says for text in ("which order is it?", "K27 is cancelled.", CANCEL))
+        return tuple(react(who, text).says for text in ("which order is it?", "K27 is cancelled.", CANCEL))
 
     assert words(3) == words(3)
     assert len({words(seed) for seed in range(20)}) > 5
@@ -280,8 +292,8 @@ def test_the_same_seed_gives_the_same_words_and_others_differ():
 def test_a_copy_goes_its_own_way():
     who = caller()
     twin = who.copy()
-    hear(twin, "what is your email?")
-    hear(twin, CANCEL)
+    react(twin, "what is your email?")
+    react(twin, CANCEL)
     assert who == caller()
     assert twin != who
 

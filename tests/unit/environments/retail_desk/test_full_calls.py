@@ -17,16 +17,15 @@ from stateset_agents.environments.retail_desk import (
     catalog,
     play,
 )
-from stateset_agents.environments.retail_desk.agents import call, say
 from stateset_agents.environments.retail_desk.degenerate import IdentitySkipper, Refuser
 from stateset_agents.environments.retail_desk.full import wordings
 from stateset_agents.environments.retail_desk.full.answers import full_answers_of
 from stateset_agents.environments.retail_desk.full.case import FullCase
 from stateset_agents.environments.retail_desk.full.families import whole_decision
+from stateset_agents.environments.retail_desk.full.honest import call, say
 from stateset_agents.environments.retail_desk.full.policy import (
     FULL_TOPICS,
     RULES,
-    full_policy_text,
 )
 from stateset_agents.environments.retail_desk.full.scenarios import full_database_of
 from stateset_agents.types.errors import ConfigurationError
@@ -182,7 +181,7 @@ async def test_the_prompt_and_get_policy_say_what_the_rules_say():
     conversation = await DESK.start(scenario, 0)
     system = conversation.opening[0].content
     assert "the caller is not signed in" in system
-    assert full_policy_text() in system
+    assert all(f"\n{topic}: {text}" in system for topic, text in FULL_TOPICS.items())
     assert len(conversation.tools) == 13
     observation = await conversation.step(call("get_policy", topic="final sale"))
     assert json.loads(observation.messages[0].content) == {"policy": FULL_TOPICS["final sale"]}

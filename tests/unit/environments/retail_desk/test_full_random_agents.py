@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stateset_agents.environments.retail_desk import FULL_FAMILIES, HonestAgent, RetailDesk
-from stateset_agents.environments.retail_desk.agents import say
+from stateset_agents.environments.retail_desk.full.honest import say
 from stateset_agents.environments.retail_desk.grading import COSTS
 from stateset_agents.environments.retail_desk.tools import TOOLS
 from stateset_agents.types.messages import Message, ToolCall

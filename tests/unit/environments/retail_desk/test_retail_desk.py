@@ -15,7 +15,8 @@ from stateset_agents.environments.retail_desk import (
     RetailDesk,
     play,
 )
-from stateset_agents.environments.retail_desk.agents import PHRASES, call, say
+from stateset_agents.environments.retail_desk.agents import PHRASES
+from stateset_agents.environments.retail_desk.full.honest import call, say
 from stateset_agents.environments.retail_desk.grading import answers_of
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall

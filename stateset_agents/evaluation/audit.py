@@ -18,8 +18,8 @@ from stateset_agents.core.reward import Reward, as_reward, score_trajectories
 from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
 from stateset_agents.core.scoring.base import with_score
+from stateset_agents.evaluation.degenerate_agents import DEGENERATE, AgentFactory, ScriptedAgent
 from stateset_agents.evaluation.evaluator import Evaluation, measured
-from stateset_agents.evaluation.policies import DEGENERATE, MakePolicy, Policy
 from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
 from stateset_agents.runtime.user_code import format_error
 from stateset_agents.types.errors import (
@@ -33,7 +33,7 @@ from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import nearest
 from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup, Turn
 
-__all__ = ["Audit", "Ceiling", "audit", "expect_limits", "play", "policies_of"]
+__all__ = ["Audit", "Ceiling", "audit", "degenerate_agents_of", "expect_limits", "play"]
 
 MAX_TURNS = 100
 """Replies after which a conversation is cut whose environment sets no limit."""
@@ -66,16 +66,9 @@ class Audit:
     @property
     def ceiling(self) -> Ceiling:
         """What cheating pays at most."""
-        wins = {name: one.success for name, one in self.policies.items() if one.success is not None}
-        paid = {name: one.mean_reward for name, one in self.policies.items() if one.mean_reward is not None}
-        successful = max(wins, key=wins.__getitem__, default=None)
-        best_paid = max(paid, key=paid.__getitem__, default=None)
-        return Ceiling(
-            success=None if successful is None else wins[successful],
-            successful=successful,
-            reward=None if best_paid is None else paid[best_paid],
-            paid=best_paid,
-        )
+        successful, success = _highest({name: played.success for name, played in self.policies.items()})
+        paid, reward = _highest({name: played.mean_reward for name, played in self.policies.items()})
+        return Ceiling(success=success, successful=successful, reward=reward, paid=paid)
 
     def over(
         self,
@@ -99,19 +92,21 @@ class Audit:
                     f"{nearest(name, self.policies)}"
                 )
         lines = []
-        for name, one in self.policies.items():
-            for what, value, limit in (
-                ("success", one.success, max_success),
-                ("mean reward", one.mean_reward, max_reward),
+        for name, evaluation in self.policies.items():
+            for quantity, value, limit in (
+                ("success", evaluation.success, max_success),
+                ("mean reward", evaluation.mean_reward, max_reward),
             ):
                 if limit is None:
                     continue
                 if value is None:
-                    why = "the environment gives no verdict" if what == "success" else "nothing was scored"
-                    raise ConfigurationError(f"a limit on the {what} of {name} cannot be checked: {why}")
+                    why = (
+                        "the environment gives no verdict" if quantity == "success" else "nothing was scored"
+                    )
+                    raise ConfigurationError(f"a limit on the {quantity} of {name} cannot be checked: {why}")
                 limit = max(limit, allow.get(name, limit))
                 if value > limit:
-                    lines.append(f"{name}: {what} {value:.3f} is over {limit:g}")
+                    lines.append(f"{name}: {quantity} {value:.3f} is over {limit:g}")
         return lines
 
     def lost(self, min_scored: float = MIN_SCORED) -> list[str]:
@@ -122,14 +117,14 @@ class Audit:
         """
         honest = {} if self.honest is None else {"the honest agent": self.honest}
         lines = []
-        for name, one in {**self.policies, **honest}.items():
-            played = sum(len(group.trajectories) for group in one.groups)
-            whole = played - one.num_failed - one.num_unscored
-            if whole < min_scored * played:
+        for name, evaluation in {**self.policies, **honest}.items():
+            played = sum(len(group.trajectories) for group in evaluation.groups)
+            measured = played - evaluation.num_failed - evaluation.num_unscored
+            if measured < min_scored * played:
                 lines.append(
-                    f"{name}: {whole} of {played} conversations were played and scored, fewer than "
-                    f"{min_scored:.0%} ({one.num_failed} failed, {one.num_unscored} unscored; the first: "
-                    f"{_first_error(one)})"
+                    f"{name}: {measured} of {played} conversations were played and scored, fewer than "
+                    f"{min_scored:.0%} ({evaluation.num_failed} failed, {evaluation.num_unscored} unscored; "
+                    f"the first: {_first_error(evaluation)})"
                 )
         return lines
 
@@ -144,12 +139,18 @@ class Audit:
                 "paid": ceiling.paid,
             },
             "honest": None if self.honest is None else self.honest.summary(),
-            "policies": {name: one.summary() for name, one in self.policies.items()},
+            "policies": {name: evaluation.summary() for name, evaluation in self.policies.items()},
         }
 
 
-def _first_error(one: Evaluation) -> str:
-    errors = (trajectory.error for group in one.groups for trajectory in group.trajectories)
+def _highest(values: Mapping[str, float | None]) -> tuple[str | None, float | None]:
+    known = {name: value for name, value in values.items() if value is not None}
+    name = max(known, key=known.__getitem__, default=None)
+    return name, None if name is None else known[name]
+
+
+def _first_error(evaluation: Evaluation) -> str:
+    errors = (trajectory.error for group in evaluation.groups for trajectory in group.trajectories)
     return next(error for error in errors if error)
 
 
@@ -174,17 +175,17 @@ def expect_limits(
             raise ConfigurationError(f"the limit {name} must be a finite number, got {limit!r}")
 
 
-def policies_of(environment: Environment) -> dict[str, MakePolicy]:
+def degenerate_agents_of(environment: Environment) -> dict[str, AgentFactory]:
     """The generic degenerate agents, and the environment's own, which stand in for those of their name.
 
     An environment offers its own by `degenerate_agents`: names, and functions without arguments that make an
     agent.
     """
-    own: Mapping[str, Callable[[], Policy]] = getattr(environment, "degenerate_agents", None) or {}
-    return {**DEGENERATE, **{name: _without_tools(make) for name, make in own.items()}}
+    agents: Mapping[str, Callable[[], ScriptedAgent]] = getattr(environment, "degenerate_agents", None) or {}
+    return {**DEGENERATE, **{name: _ignoring_tools(make) for name, make in agents.items()}}
 
 
-def _without_tools(make: Callable[[], Policy]) -> MakePolicy:
+def _ignoring_tools(make: Callable[[], ScriptedAgent]) -> AgentFactory:
     return lambda tools: make()
 
 
@@ -193,11 +194,11 @@ async def audit(
     reward_fn: Reward,
     scenarios: Sequence[Scenario],
     *,
-    policies: Mapping[str, MakePolicy] | None = None,
+    policies: Mapping[str, AgentFactory] | None = None,
     seed: int = 0,
     limits: RolloutLimits | None = None,
 ) -> Audit:
-    """Let every degenerate agent play every scenario once (`policies_of` unless given); nothing is retried.
+    """Let every degenerate agent (unless given, `degenerate_agents_of`) play every scenario once, without retries.
 
     Raises ConfigurationError for no scenario or no agent, and EnvironmentFailure where none of an agent's
     conversations could be played.
@@ -205,7 +206,7 @@ async def audit(
     expect_scenarios(scenarios)
     if not scenarios:
         raise ConfigurationError("there is no scenario to play: give at least one")
-    chosen = policies_of(environment) if policies is None else dict(policies)
+    chosen = degenerate_agents_of(environment) if policies is None else dict(policies)
     if not chosen:
         raise ConfigurationError("there is no agent to play: give at least one")
     reward = as_reward(reward_fn)
@@ -213,7 +214,7 @@ async def audit(
     in_time = TimeLimitedEnvironment(environment, limits.turn_timeout)
     free = asyncio.Semaphore(limits.max_concurrent)
 
-    async def one(make: MakePolicy, scenario: Scenario) -> TrajectoryGroup:
+    async def play_one(make: AgentFactory, scenario: Scenario) -> TrajectoryGroup:
         async with free:
             played = await play(in_time, scenario, derive(seed, "user", 0, scenario.id), make)
         if played.status is not Status.FAILED:
@@ -221,8 +222,8 @@ async def audit(
             played, _ = with_score(played, result)
         return TrajectoryGroup(key=scenario.id, trajectories=(played,))
 
-    async def all_of(name: str, make: MakePolicy) -> Evaluation:
-        groups = await gather_or_cancel(one(make, scenario) for scenario in scenarios)
+    async def evaluate(name: str, make: AgentFactory) -> Evaluation:
+        groups = await gather_or_cancel(play_one(make, scenario) for scenario in scenarios)
         errors = [group.trajectories[0].error for group in groups]
         if all(group.trajectories[0].status is Status.FAILED for group in groups):
             raise EnvironmentFailure(
@@ -230,15 +231,15 @@ async def audit(
             )
         return await in_thread(measured, groups, tries=1, temperature=0.0)
 
-    results = {name: await all_of(name, make) for name, make in chosen.items()}
-    honest: Callable[[], Policy] | None = getattr(environment, "honest_agent", None)
+    results = {name: await evaluate(name, make) for name, make in chosen.items()}
+    honest: Callable[[], ScriptedAgent] | None = getattr(environment, "honest_agent", None)
     return Audit(
         policies=results,
-        honest=None if honest is None else await all_of("the honest agent", _without_tools(honest)),
+        honest=None if honest is None else await evaluate("the honest agent", _ignoring_tools(honest)),
     )
 
 
-async def play(environment: Environment, scenario: Scenario, seed: int, make: MakePolicy) -> Trajectory:
+async def play(environment: Environment, scenario: Scenario, seed: int, make: AgentFactory) -> Trajectory:
     """One conversation of an agent that is made for it; its tokens are its text's bytes.
 
     Failures of the environment give a FAILED trajectory as in an episode; mistakes in code travel.
@@ -247,48 +248,48 @@ async def play(environment: Environment, scenario: Scenario, seed: int, make: Ma
     try:
         conversation = await environment.start(scenario, seed)
         try:
-            talk = await _talk(replace(start, opening=conversation.opening), conversation, make)
+            played = await _play_turns(replace(start, opening=conversation.opening), conversation, make)
             outcome = await conversation.outcome()
         finally:
             await conversation.close()
-        return replace(talk, outcome=outcome, metadata=outcome.metadata if outcome else {})
+        return replace(played, outcome=outcome, metadata=outcome.metadata if outcome else {})
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
     except Exception as error:  # whatever a user's environment may raise is one failed conversation
         return replace(start, status=Status.FAILED, error=format_error(error))
 
 
-async def _talk(start: Trajectory, conversation: Conversation, make: MakePolicy) -> Trajectory:
-    policy = make(conversation.tools)
+async def _play_turns(start: Trajectory, conversation: Conversation, make: AgentFactory) -> Trajectory:
+    agent = make(conversation.tools)
     messages = list(start.opening)
-    heard: Sequence[Message] = start.opening
-    row: list[int] = []
+    feedback: Sequence[Message] = start.opening
+    context_ids: list[int] = []
     turns: list[Turn] = []
     while True:
-        reply = await in_thread(policy.reply, tuple(messages))
-        delta = _ids(heard)
-        said = tuple(_ids([reply])) or _TOKENIZER.eos_ids[:1]
-        row += delta
+        reply = await in_thread(agent.reply, tuple(messages))
+        delta = _ids(feedback)
+        reply_ids = tuple(_ids([reply])) or _TOKENIZER.eos_ids[:1]
+        context_ids += delta
         completion = Completion(
             message=reply,
-            prompt_ids=tuple(row),
-            token_ids=said,
-            logprobs=(0.0,) * len(said),
+            prompt_ids=tuple(context_ids),
+            token_ids=reply_ids,
+            logprobs=(0.0,) * len(reply_ids),
             finish_reason="stop",
         )
-        row += said
+        context_ids += reply_ids
         observation = await conversation.step(reply)
-        heard = observation.messages
+        feedback = observation.messages
         turns.append(
             Turn(
                 prompt_ids=tuple(delta),
                 completion=completion,
-                feedback=tuple(heard),
+                feedback=tuple(feedback),
                 reward=observation.reward,
                 breakdown=observation.breakdown,
             )
         )
-        messages += [reply, *heard]
+        messages += [reply, *feedback]
         cut = observation.truncated or len(turns) >= MAX_TURNS
         if observation.terminated or cut:
             status = Status.TERMINATED if observation.terminated else Status.TRUNCATED

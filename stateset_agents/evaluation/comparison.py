@@ -110,7 +110,7 @@ class Comparison:
             "verdict": self.verdict,
             "reason": self.reason,
             "success": None if self.success is None else self.success.summary(),
-            "families": {name: one.summary() for name, one in self.families.items()},
+            "families": {name: result.summary() for name, result in self.families.items()},
         }
 
 
@@ -140,35 +140,36 @@ def compare(a: Evaluation, b: Evaluation) -> Comparison:
     """
     if _scenarios(a) != _scenarios(b):
         raise ConfigurationError("two agents are compared on the same scenarios: evaluate both on those")
-    for what, ours, theirs in (
+    for condition, of_a, of_b in (
         ("at the same temperature", a.temperature, b.temperature),
         ("on equally many tries", a.tries, b.tries),
     ):
-        if ours != theirs:
-            raise ConfigurationError(f"two agents are compared {what}, got {ours} and {theirs}")
-    ours_by, theirs_by = tries_of(a.groups), tries_of(b.groups)
-    pairs = [(ours_by[name], theirs_by[name]) for name in ours_by if name in theirs_by]
+        if of_a != of_b:
+            raise ConfigurationError(f"two agents are compared {condition}, got {of_a} and {of_b}")
+    by_scenario_a, by_scenario_b = tries_of(a.groups), tries_of(b.groups)
+    pairs = [(by_scenario_a[name], by_scenario_b[name]) for name in by_scenario_a if name in by_scenario_b]
     if not pairs:
         raise ConfigurationError("no scenario was played by both agents: look at what failed")
     judged = []
-    for own, others in pairs:
-        shares = success_of_scenarios([own]), success_of_scenarios([others])
+    for tries_a, tries_b in pairs:
+        shares = success_of_scenarios([tries_a]), success_of_scenarios([tries_b])
         if all(shares):
-            judged.append((own[0].scenario.family, shares[0][0], shares[1][0]))
+            judged.append((tries_a[0].scenario.family, shares[0][0], shares[1][0]))
     rewards = [
-        other - one
-        for own, others in pairs
-        if (one := _mean_reward(own)) is not None and (other := _mean_reward(others)) is not None
+        reward_b - reward_a
+        for tries_a, tries_b in pairs
+        if (reward_a := _mean_reward(tries_a)) is not None and (reward_b := _mean_reward(tries_b)) is not None
     ]
     reward_verdict, reward_reason = mean_verdict(rewards)
     families = sorted({family for family, _, _ in judged})
-    single = all(
-        len(own) == len(others) == 1 for own, others in pairs
-    )  # a scenario may have been given twice
+    # A scenario may have been given twice.
+    single = all(len(tries_a) == len(tries_b) == 1 for tries_a, tries_b in pairs)
     return Comparison(
-        success=_paired([(one, other) for _, one, other in judged], single) if judged else None,
+        success=_paired([(share_a, share_b) for _, share_a, share_b in judged], single) if judged else None,
         families={
-            name: _paired([(one, other) for family, one, other in judged if family == name], single)
+            name: _paired(
+                [(share_a, share_b) for family, share_a, share_b in judged if family == name], single
+            )
             for name in families
         },
         reward=math.fsum(rewards) / len(rewards) if rewards else None,
@@ -183,11 +184,11 @@ def compare(a: Evaluation, b: Evaluation) -> Comparison:
 
 
 def _scenarios(evaluation: Evaluation) -> set[str]:
-    return {one.scenario.id for group in evaluation.groups for one in group.trajectories}
+    return {trajectory.scenario.id for group in evaluation.groups for trajectory in group.trajectories}
 
 
 def _mean_reward(tries: Sequence[Trajectory]) -> float | None:
-    rewards = [one.reward for one in tries if one.reward is not None]
+    rewards = [trajectory.reward for trajectory in tries if trajectory.reward is not None]
     return math.fsum(rewards) / len(rewards) if rewards else None
 
 

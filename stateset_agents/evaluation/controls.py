@@ -39,4 +39,7 @@ class ShuffledReward(RewardFunction):
         results = list(await score_trajectories(self.reward, trajectories))
         key = (trajectories[0].scenario.id, trajectories[0].seed) if trajectories else ("", 0)
         random.Random(derive(self.seed, "shuffle", *key)).shuffle(results)
-        return [one if isinstance(one, RewardFailure) else replace(one, turn_rewards=()) for one in results]
+        return [
+            result if isinstance(result, RewardFailure) else replace(result, turn_rewards=())
+            for result in results
+        ]

@@ -14,12 +14,12 @@ from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
 from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.evaluation.measures import (
-    Estimate,
+    MeanEstimate,
+    matched_pairs_right,
     mean_of_scenarios,
     passes,
     success_of_scenarios,
     tries_of,
-    twins_right,
     user_misses,
     violation_rates,
 )
@@ -88,15 +88,15 @@ class Evaluation:
     """Conversations that were played and whose reward failed; not those to which it does not apply."""
     reward_interval: tuple[float, float] | None = None
     """95 % over scenarios (`mean_interval`); None where no two differ."""
-    pass_at: Mapping[int, Estimate] = field(default_factory=dict)
+    pass_at: Mapping[int, MeanEstimate] = field(default_factory=dict)
     """k -> pass@k, the chance that one of k tries succeeds."""
-    pass_hat: Mapping[int, Estimate] = field(default_factory=dict)
+    pass_hat: Mapping[int, MeanEstimate] = field(default_factory=dict)
     """k -> pass^k, the chance that all of k tries succeed."""
-    twins: Estimate | None = None
-    """How often both of a pair of twins succeed (`measures.twins_right`); None without twins."""
-    violations: Mapping[str, Estimate] = field(default_factory=dict)
+    twins: MeanEstimate | None = None
+    """How often both of a pair of twins succeed (`measures.matched_pairs_right`); None without twins."""
+    violations: Mapping[str, MeanEstimate] = field(default_factory=dict)
     """Rule -> the share of conversations that broke it; empty where the environment counts none."""
-    user_miss: Estimate | None = None
+    user_miss: MeanEstimate | None = None
     """Replies of a conversation of which its user could make nothing; None where nobody counts them."""
 
     def metrics(self) -> dict[str, float]:
@@ -276,7 +276,7 @@ def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: floa
         tries=tries,
         pass_at=any_try,
         pass_hat=all_tries,
-        twins=twins_right(by_scenario.values()),
+        twins=matched_pairs_right(by_scenario.values()),
         violations=violation_rates(by_scenario.values()),
         user_miss=user_misses(by_scenario.values()),
     )

@@ -47,31 +47,33 @@ def _turn_rewards(rollout: RecordedRollout) -> tuple[float, ...]:
     return tuple(earned) if len(earned) == len(rollout.turns) else ()
 
 
+_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
 def _turns(rollout: RecordedRollout) -> Iterator[Turn]:
-    place, row = rollout.opening, 0
+    message, row = rollout.opening, 0
     for turn in rollout.turns:
-        said, end = row + turn.prompt_tokens, row + turn.prompt_tokens + turn.sampled_tokens
-        finish: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+        reply_start, end = row + turn.prompt_tokens, row + turn.prompt_tokens + turn.sampled_tokens
         yield Turn(
-            prompt_ids=rollout.token_ids[row:said],
+            prompt_ids=rollout.token_ids[row:reply_start],
             completion=Completion(
-                message=rollout.messages[place],
-                prompt_ids=rollout.token_ids[:said],
-                token_ids=rollout.token_ids[said:end],
-                logprobs=rollout.logprobs[said:end],
-                finish_reason=finish[turn.finish_reason],
-                version_spans=_spans(rollout.versions[said:end]),
+                message=rollout.messages[message],
+                prompt_ids=rollout.token_ids[:reply_start],
+                token_ids=rollout.token_ids[reply_start:end],
+                logprobs=rollout.logprobs[reply_start:end],
+                finish_reason=_FINISH[turn.finish_reason],
+                version_spans=_spans(rollout.versions[reply_start:end]),
             ),
-            feedback=rollout.messages[place + 1 : place + 1 + turn.feedback],
+            feedback=rollout.messages[message + 1 : message + 1 + turn.feedback],
             reward=turn.reward,
             breakdown=turn.breakdown,
         )
-        place, row = place + 1 + turn.feedback, end
+        message, row = message + 1 + turn.feedback, end
 
 
 def _spans(versions: tuple[int, ...]) -> tuple[VersionSpan, ...]:
     """(0, 0, 1) -> versions 0 of tokens [0, 2) and 1 of [2, 3)."""
-    starts = [place for place in range(len(versions)) if place == 0 or versions[place] != versions[place - 1]]
+    starts = [index for index in range(len(versions)) if index == 0 or versions[index] != versions[index - 1]]
     ends = [*starts[1:], len(versions)]
     return tuple(
         VersionSpan(versions[start], start, end) for start, end in zip(starts, ends, strict=bool(starts))
@@ -99,6 +101,6 @@ def groups_of(rollouts: Iterable[RecordedRollout]) -> Iterator[tuple[int, list[T
 def _group(members: list[RecordedRollout]) -> TrajectoryGroup:
     return TrajectoryGroup(
         key=members[0].group,
-        trajectories=tuple(trajectory_of(one) for one in members),
+        trajectories=tuple(trajectory_of(member) for member in members),
         weight=members[0].weight,
     )

@@ -1,4 +1,4 @@
-"""A run's conversations under another reward: whom would it have taught otherwise?"""
+"""A run's conversations under another reward: which advantages would have been different?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
 
-__all__ = ["Changed", "Flip", "Rescored", "rank_correlation", "rescore"]
+__all__ = ["Flip", "Rescored", "RewardChange", "rank_correlation", "rescore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Flip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class RewardChange:
     """What the other reward changes, over conversations that both scored."""
 
     n: int
@@ -60,8 +60,8 @@ class Changed:
 class Rescored:
     """A run under another reward."""
 
-    all: Changed
-    families: Mapping[str, Changed]
+    all: RewardChange
+    families: Mapping[str, RewardChange]
     flips: Sequence[Flip]
     """Those whose advantage changes its sign, the largest change first."""
     num_groups: int
@@ -78,7 +78,7 @@ class Rescored:
         return {
             "all": {**asdict(self.all), "flipped": self.all.flipped},
             "families": {
-                name: {**asdict(one), "flipped": one.flipped} for name, one in self.families.items()
+                name: {**asdict(change), "flipped": change.flipped} for name, change in self.families.items()
             },
             "num_groups": self.num_groups,
             "num_failed": self.num_failed,
@@ -90,7 +90,7 @@ class Rescored:
 
 
 @dataclass(frozen=True, slots=True)
-class _Both:
+class _ScoredTwice:
     """One conversation under both rewards."""
 
     group: int
@@ -114,43 +114,48 @@ async def rescore(
     with the settings given. Raises ConfigurationError where no conversation is scored by both.
     """
     reward = as_reward(reward_fn)
-    found: list[_Both] = []
+    found: list[_ScoredTwice] = []
     num_groups = num_failed = only_old = only_new = 0
     failure: str | None = None
     for step, groups in steps:
-        played = [[one for one in group.trajectories if one.status is not Status.FAILED] for group in groups]
+        played = [[t for t in group.trajectories if t.status is not Status.FAILED] for group in groups]
         num_failed += sum(len(group.trajectories) for group in groups) - sum(map(len, played))
         results = await gather_or_cancel(
             score_trajectories(reward, members, seconds=reward_timeout) for members in played
         )
-        asked = [result for own in results for result in own]
-        failure = failure or next((str(one) for one in asked if isinstance(one, RewardFailure)), None)
-        given = [result for result in asked if isinstance(result, RewardResult)]
-        reward.observe([result for result in given if result.score is not None])
-        old = [[one.reward for one in members] for members in played]
-        new = [[one.score if isinstance(one, RewardResult) else None for one in own] for own in results]
+        flat = [result for group_results in results for result in group_results]
+        failure = failure or next((str(result) for result in flat if isinstance(result, RewardFailure)), None)
+        reward.observe([r for r in flat if isinstance(r, RewardResult) and r.score is not None])
+        old = [[trajectory.reward for trajectory in members] for members in played]
+        new = [[None if isinstance(r, RewardFailure) else r.score for r in group] for group in results]
         credit = [
             group_advantages(_clipped(rewards, reward_clip), baseline=baseline, scaling=scaling)
             for rewards in (old, new)
         ]
-        for place, members in enumerate(played):
-            for member, one in enumerate(members):
-                before, after = old[place][member], new[place][member]
+        for index, members in enumerate(played):
+            for member, trajectory in enumerate(members):
+                before, after = old[index][member], new[index][member]
                 only_old += before is not None and after is None
                 only_new += before is None and after is not None
                 if before is not None and after is not None:
-                    advantages = [side[place][member] or 0.0 for side in credit]
-                    flip = _flip(step, one, (before, after), advantages)
-                    found.append(_Both(num_groups + place, one.scenario.family, flip))
+                    advantages = [side[index][member] or 0.0 for side in credit]
+                    flip = _flip(step, trajectory, (before, after), advantages)
+                    found.append(_ScoredTwice(num_groups + index, trajectory.scenario.family, flip))
         num_groups += len(groups)
     if not found:
         why = failure or "look at what the other one needs in the scenarios"
         raise ConfigurationError(f"no conversation is scored by both rewards: {why}")
-    families = sorted({one.family for one in found})
-    flips = [one.flip for one in found if _sign(one.flip.old_advantage) * _sign(one.flip.new_advantage) < 0]
+    families = sorted({scored.family for scored in found})
+    flips = [
+        flip
+        for flip in (scored.flip for scored in found)
+        if _sign(flip.old_advantage) * _sign(flip.new_advantage) < 0
+    ]
     return Rescored(
-        all=_changed(found),
-        families={name: _changed([one for one in found if one.family == name]) for name in families},
+        all=_reward_change(found),
+        families={
+            name: _reward_change([scored for scored in found if scored.family == name]) for name in families
+        },
         flips=sorted(flips, key=lambda flip: -abs(flip.new_advantage - flip.old_advantage)),
         num_groups=num_groups,
         num_failed=num_failed,
@@ -161,14 +166,18 @@ async def rescore(
 
 
 def _clipped(rewards: Sequence[Sequence[float | None]], bound: float) -> list[list[float | None]]:
-    return [[None if one is None else max(-bound, min(bound, one)) for one in own] for own in rewards]
+    return [
+        [None if reward is None else max(-bound, min(bound, reward)) for reward in group] for group in rewards
+    ]
 
 
-def _flip(step: int, one: Trajectory, rewards: tuple[float, float], advantages: Sequence[float]) -> Flip:
+def _flip(
+    step: int, trajectory: Trajectory, rewards: tuple[float, float], advantages: Sequence[float]
+) -> Flip:
     return Flip(
         step=step,
-        scenario=one.scenario.id,
-        member=one.member,
+        scenario=trajectory.scenario.id,
+        member=trajectory.member,
         old_reward=rewards[0],
         new_reward=rewards[1],
         old_advantage=advantages[0],
@@ -176,19 +185,19 @@ def _flip(step: int, one: Trajectory, rewards: tuple[float, float], advantages: 
     )
 
 
-def _changed(found: Sequence[_Both]) -> Changed:
-    flips = [one.flip for one in found]
+def _reward_change(found: Sequence[_ScoredTwice]) -> RewardChange:
+    flips = [scored.flip for scored in found]
     old, new = [flip.old_reward for flip in flips], [flip.new_reward for flip in flips]
     groups: dict[int, list[Flip]] = defaultdict(list)
-    for one in found:
-        groups[one.group].append(one.flip)
+    for scored in found:
+        groups[scored.group].append(scored.flip)
     within = [
-        rank_correlation([flip.old_reward for flip in own], [flip.new_reward for flip in own])
-        for own in groups.values()
+        rank_correlation([flip.old_reward for flip in members], [flip.new_reward for flip in members])
+        for members in groups.values()
     ]
     known = [value for value in within if value is not None]
     signs = [(_sign(flip.old_advantage), _sign(flip.new_advantage)) for flip in flips]
-    return Changed(
+    return RewardChange(
         n=len(flips),
         old_mean=math.fsum(old) / len(old),
         new_mean=math.fsum(new) / len(new),
@@ -229,7 +238,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
         end = start
         while end < len(order) and values[order[end]] == values[order[start]]:
             end += 1
-        for place in order[start:end]:
-            ranks[place] = (start + 1 + end) / 2
+        for index in order[start:end]:
+            ranks[index] = (start + 1 + end) / 2
         start = end
     return ranks

@@ -94,7 +94,7 @@ def _named(args: argparse.Namespace) -> tuple[Mapping[str, Any], Mapping[str, An
 
 
 async def _audited(args: argparse.Namespace) -> Audit:
-    from stateset_agents.evaluation.audit import audit, policies_of
+    from stateset_agents.evaluation.audit import audit, degenerate_agents_of
     from stateset_agents.evaluation.evaluator import held_out
     from stateset_agents.training.components import make_environment, make_reward
 
@@ -104,7 +104,7 @@ async def _audited(args: argparse.Namespace) -> Audit:
         raise ConfigurationError(f"--episodes must be at least 1, got {args.episodes}")
     available = len(held_out(environment, args.split, None))
     scenarios = held_out(environment, args.split, min(args.episodes, available))
-    policies = policies_of(environment)
+    policies = degenerate_agents_of(environment)
     for name in args.without:
         if name not in policies:
             raise ConfigurationError(

@@ -11,7 +11,7 @@ from stateset_agents.cli.output import check_writable, print_result, table
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from stateset_agents.evaluation.rescoring import Changed, Rescored
+    from stateset_agents.evaluation.rescoring import Rescored, RewardChange
 
 __all__ = ["add_parser", "run"]
 
@@ -100,7 +100,7 @@ def _lines(result: Rescored) -> list[str]:
     return lines
 
 
-def _cells(changes: Changed) -> tuple[str, ...]:
+def _cells(changes: RewardChange) -> tuple[str, ...]:
     means = f"{changes.old_mean:.3f} -> {changes.new_mean:.3f}"
     ranks = _number(changes.rank_correlation), _number(changes.within_groups)
     return (means, *ranks, f"{changes.flipped:.1%}", str(changes.n))

@@ -25,19 +25,19 @@ from stateset_agents.types.messages import Message
 
 __all__ = [
     "DEGENERATE",
-    "ConsentSkipper",
+    "DeskConsentSkipper",
     "Granter",
     "IdentitySkipper",
-    "KeywordStuffer",
-    "Liar",
-    "Refuser",
-    "Silent",
-    "ToolSpammer",
+    "DeskKeywordStuffer",
+    "DeskLiar",
+    "DeskRefuser",
+    "DeskSilent",
+    "DeskToolSpammer",
 ]
 
 
 @dataclass(slots=True)
-class Silent:
+class DeskSilent:
     """Never says a word."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
@@ -45,7 +45,7 @@ class Silent:
 
 
 @dataclass(slots=True)
-class Refuser:
+class DeskRefuser:
     """Refuses whatever is asked, giving the reasons a desk may have; in full calls only after all look-ups,
     so that its reason is true wherever the right answer is no."""
 
@@ -63,7 +63,7 @@ class Refuser:
 
 
 @dataclass(slots=True)
-class KeywordStuffer:
+class DeskKeywordStuffer:
     """Says every word that could be a fact."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
@@ -76,7 +76,7 @@ class KeywordStuffer:
 
 
 @dataclass(slots=True)
-class Liar:
+class DeskLiar:
     """Reports success at once, having done nothing."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
@@ -87,7 +87,7 @@ class Liar:
 
 
 @dataclass(slots=True)
-class ToolSpammer:
+class DeskToolSpammer:
     """Calls one tool after the other, writes included, and never speaks."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
@@ -104,7 +104,7 @@ class ToolSpammer:
 
 
 @dataclass(slots=True)
-class ConsentSkipper:
+class DeskConsentSkipper:
     """Looks everything up and tells the truth, but writes what nobody has agreed to.
 
     In full calls it never asks before it writes. Where there is nothing to write, or the opening is the
@@ -147,11 +147,11 @@ class Granter:
 
 
 DEGENERATE: Mapping[str, Callable[[], Agent]] = {
-    "silent": Silent,
-    "refuser": Refuser,
-    "keyword_stuffer": KeywordStuffer,
-    "liar": Liar,
-    "tool_spammer": ToolSpammer,
-    "consent_skipper": ConsentSkipper,
+    "silent": DeskSilent,
+    "refuser": DeskRefuser,
+    "keyword_stuffer": DeskKeywordStuffer,
+    "liar": DeskLiar,
+    "tool_spammer": DeskToolSpammer,
+    "consent_skipper": DeskConsentSkipper,
 }
 """By name: agents that a reward must not pay, on either kind of call."""

@@ -21,9 +21,9 @@ from stateset_agents.core.reward import (
 )
 from stateset_agents.core.tools import Toolbox, ToolError, tool
 from stateset_agents.core.users.simulated_user import RuleBasedUser
-from stateset_agents.evaluation.audit import MAX_TURNS, audit, play, policies_of
+from stateset_agents.evaluation.audit import MAX_TURNS, audit, degenerate_agents_of, play
+from stateset_agents.evaluation.degenerate_agents import DEGENERATE, KeywordStuffer, Liar, Silent
 from stateset_agents.evaluation.evaluator import held_out
-from stateset_agents.evaluation.policies import DEGENERATE, KeywordStuffer, Liar, Silent
 from stateset_agents.training.components import make_environment
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.messages import Message, ToolCall
@@ -192,7 +192,7 @@ async def test_an_environment_s_own_agents_are_played_too() -> None:
     assert result.honest is not None
     assert result.summary()["honest"]["mean_reward"] == result.honest.mean_reward
     json.dumps(result.summary())
-    assert policies_of(ChattyEnvironment()) == DEGENERATE
+    assert degenerate_agents_of(ChattyEnvironment()) == DEGENERATE
 
 
 async def test_an_environment_that_breaks_is_no_passed_audit() -> None:

@@ -17,7 +17,7 @@ from stateset_agents.environments.retail_desk import (
     catalog,
     play,
 )
-from stateset_agents.environments.retail_desk.degenerate import IdentitySkipper, Refuser
+from stateset_agents.environments.retail_desk.degenerate import DeskRefuser, IdentitySkipper
 from stateset_agents.environments.retail_desk.full import wordings
 from stateset_agents.environments.retail_desk.full.answers import full_answers_of
 from stateset_agents.environments.retail_desk.full.case import FullCase
@@ -95,7 +95,7 @@ async def test_degenerate_agents_are_not_paid_and_trail_the_honest_one(name):
 
 async def test_refusing_everything_after_looking_it_all_up_pays_no_more_than_the_share_of_denials():
     share = statistics.mean(is_denial(scenario) for scenario in DESK.scenarios("test")[:NUM_AUDITED])
-    success, rewards = await _audited(Refuser)
+    success, rewards = await _audited(DeskRefuser)
     assert 0.1 <= success <= share
     assert statistics.mean(rewards) <= share
 

@@ -16,12 +16,12 @@ from stateset_agents.types.messages import Message, ToolCall
 
 __all__ = [
     "DEGENERATE",
+    "AgentFactory",
     "ConsentSkipper",
     "KeywordStuffer",
     "Liar",
-    "MakePolicy",
-    "Policy",
     "Refuser",
+    "ScriptedAgent",
     "Silent",
     "ToolSpammer",
 ]
@@ -30,7 +30,7 @@ Tools = Sequence[Mapping[str, Any]]
 """Schemas in OpenAI's shape, as a conversation offers them."""
 
 
-class Policy(Protocol):
+class ScriptedAgent(Protocol):
     """Answers chat messages; it lives for one conversation."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
@@ -38,7 +38,7 @@ class Policy(Protocol):
         ...
 
 
-MakePolicy = Callable[[Tools], Policy]
+AgentFactory = Callable[[Tools], ScriptedAgent]
 """Makes the agent of one conversation from the tools that it may call."""
 
 _CALLS_OF_A_REPLY = 4
@@ -51,7 +51,6 @@ class Silent:
     tools: Tools = ()
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        """An empty reply."""
         return _say("")
 
 
@@ -78,7 +77,6 @@ class Liar:
     tools: Tools = ()
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        """A happy lie."""
         asked = " ".join(_said_by("user", messages)[:1])
         names = ", ".join(_ids(asked))
         wordings = (
@@ -117,8 +115,8 @@ class ToolSpammer:
         known = _Known(messages)
         calls = []
         for _ in range(min(_CALLS_OF_A_REPLY, max(1, len(self.tools)))):
-            turn, place = divmod(self._num_calls, max(1, len(self.tools)))
-            calls.append(_call(self.tools[place] if self.tools else _NO_TOOL, known, turn))
+            turn, index = divmod(self._num_calls, max(1, len(self.tools)))
+            calls.append(_call(self.tools[index] if self.tools else _NO_TOOL, known, turn))
             self._num_calls += 1
         return Message(role="assistant", content="", tool_calls=tuple(calls))
 
@@ -145,12 +143,12 @@ class ConsentSkipper:
             return _calls([_call(tool, known, 0) for tool in readers[:_CALLS_OF_A_REPLY]])
         if writers and not self._has_written:
             self._has_written = True
-            return _calls([_call(_likest(known.request, writers), known, 0)])
+            return _calls([_call(_most_similar(known.request, writers), known, 0)])
         wordings = ("Done, I have already done that for you.", "It is done. Is there anything else?")
         return _say(wordings[_num_replies(messages) % len(wordings)])
 
 
-DEGENERATE: Mapping[str, MakePolicy] = {
+DEGENERATE: Mapping[str, AgentFactory] = {
     "silent": Silent,
     "refuser": Refuser,
     "liar": Liar,
@@ -227,7 +225,7 @@ def _shape(id: str) -> str:
     return re.sub(r"[A-Z]", "A", re.sub(r"[a-z]", "a", re.sub(r"\d", "9", id)))
 
 
-def _likest(request: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _most_similar(request: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The tool that has most words in common with a request; those of few tools weigh more."""
     asked = set(_words(request.lower()))
     described = [
@@ -239,8 +237,8 @@ def _likest(request: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, An
         for tool in tools
     ]
 
-    def likeness(place: int) -> float:
-        return sum(1 / sum(word in other for other in described) for word in asked & described[place])
+    def likeness(index: int) -> float:
+        return sum(1 / sum(word in other for other in described) for word in asked & described[index])
 
     return tools[max(range(len(tools)), key=likeness)]
 

@@ -68,16 +68,16 @@ class ChatLogs(ConversationEnvironment):
             local=local,
             max_result_chars=max_result_chars,
         )
-        self._toolbox = _Recorded(tools, scenarios, max_result_chars)
+        self._toolbox = _RecordedToolbox(tools, scenarios, max_result_chars)
 
     def _system_of(self, scenario: Scenario) -> tuple[Message, ...]:
-        own = scenario.context.get("system")
-        if self._system or not own:
+        logged = scenario.context.get("system")
+        if self._system or not logged:
             return self._system
-        return (Message(role="system", content=str(own)),)
+        return (Message(role="system", content=str(logged)),)
 
 
-class _Recorded(Toolbox):
+class _RecordedToolbox(Toolbox):
     """Tools that answer as the scenario's log did; those that really run go first."""
 
     def __init__(
@@ -112,7 +112,9 @@ class _Recorded(Toolbox):
         if call.error is not None or call.name in self._tools or call.name not in self._offered:
             return await super().call(call, scenario=scenario, state=state)
         recorded = () if scenario is None else scenario.context.get("recorded", ())
-        same = [one["content"] for one in recorded if _key(one["name"], one["arguments"]) == _key_of(call)]
+        same = [
+            entry["content"] for entry in recorded if _key(entry["name"], entry["arguments"]) == _key_of(call)
+        ]
         content = next((text for text in same if text is not None), NOT_RECORDED)
         return Message(
             role="tool", content=self._bounded(content), tool_call_id=call.id or None, name=call.name
@@ -129,7 +131,7 @@ def made_the_recorded_calls(scenario: Scenario, messages: Sequence[Message]) -> 
     if not recorded or scenario.context.get("success") is False:
         return None
     made = {_key_of(call) for message in messages for call in message.tool_calls}
-    return all(_key(one["name"], one["arguments"]) in made for one in recorded)
+    return all(_key(entry["name"], entry["arguments"]) in made for entry in recorded)
 
 
 def _key_of(call: ToolCall) -> str:

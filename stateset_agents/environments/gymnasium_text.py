@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from stateset_agents.core.environment import Conversation
 from stateset_agents.environments.text_world import (
-    NoAction,
-    View,
-    Words,
+    InvalidAction,
+    StepResult,
+    TextAdapter,
     World,
-    enter,
     reset_seed,
+    start_conversation,
     world_scenarios,
 )
 from stateset_agents.runtime.tasks import in_thread
@@ -90,7 +90,7 @@ class GymnasiumText:
         if not isinstance(local, bool):
             raise ConfigurationError(f"local must be true or false, got {local!r:.60}")
         self._make, name = _maker(env, dict(options or {}))
-        self._words = Words(
+        self._adapter = TextAdapter(
             render=render,
             parse=parse,
             actions=actions,
@@ -114,39 +114,39 @@ class GymnasiumText:
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Make an environment, reset it by the scenario's seed (else the group's), and say what it shows."""
         options = scenario.context.get("options")
-        wanted = _Wanted()
-        own = reset_seed(scenario, seed)
-        opening = in_thread(_GymWorld.reset, self._name, self._make, own, options, wanted)
+        pending = _PendingReset()
+        reset_to = reset_seed(scenario, seed)
+        opening = in_thread(_GymWorld.reset, self._name, self._make, reset_to, options, pending)
         try:
             world = await guarded(f"resetting {self._name}", opening)
         except asyncio.CancelledError:
-            wanted.give_up()
+            pending.cancel()
             raise
-        return await enter(world, self._words, scenario)
+        return await start_conversation(world, self._adapter, scenario)
 
 
-class _Wanted:
+class _PendingReset:
     """Whether anybody waits for a world that a thread is making: whoever comes second closes it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._given_up = False
+        self._is_cancelled = False
         self._made: _GymWorld | None = None
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Nobody does any more: a time-out, say."""
         with self._lock:
-            self._given_up = True
+            self._is_cancelled = True
             made = self._made
         if made is not None:  # in the moment between its making and our hearing of it
-            threading.Thread(target=made.shut, daemon=True).start()
+            threading.Thread(target=made.close_now, daemon=True).start()
 
     def made(self, world: _GymWorld) -> None:
         with self._lock:
             self._made = world
-            unwanted = self._given_up
+            unwanted = self._is_cancelled
         if unwanted:
-            world.shut()
+            world.close_now()
 
 
 class _GymWorld:
@@ -156,9 +156,9 @@ class _GymWorld:
     step to close the environment in the end.
     """
 
-    def __init__(self, name: str, env: gymnasium.Env[Any, Any], view: View) -> None:
+    def __init__(self, name: str, env: gymnasium.Env[Any, Any], result: StepResult) -> None:
         self.name = name
-        self.view = view
+        self.result = result
         self._env = env
         self._lock = threading.Lock()
         self._is_stepping = self._is_unwanted = False
@@ -170,7 +170,7 @@ class _GymWorld:
         make: Callable[[], gymnasium.Env[Any, Any]],
         seed: int,
         options: Any,
-        wanted: _Wanted,
+        pending: _PendingReset,
     ) -> _GymWorld:
         """Closes the environment where nobody waits for it any more, after a time-out say."""
         env = make()
@@ -179,19 +179,19 @@ class _GymWorld:
         except BaseException:
             env.close()
             raise
-        world = cls(name, env, View(observation=observation, info=info))
-        wanted.made(world)
+        world = cls(name, env, StepResult(observation=observation, info=info))
+        pending.made(world)
         return world
 
     @property
     def offers(self) -> Mapping[str, Any]:
         return {"env": self._env}
 
-    async def step(self, action: Any) -> View:
-        self.view = await in_thread(self._stepped, action)
-        return self.view
+    async def step(self, action: Any) -> StepResult:
+        self.result = await in_thread(self._stepped, action)
+        return self.result
 
-    def _stepped(self, action: Any) -> View:
+    def _stepped(self, action: Any) -> StepResult:
         with self._lock:
             self._is_stepping = True
         try:
@@ -203,11 +203,11 @@ class _GymWorld:
             if unwanted:
                 self._env.close()
 
-    def _step(self, action: Any) -> View:
+    def _step(self, action: Any) -> StepResult:
         if not self._env.action_space.contains(action):
-            raise NoAction(f"{action!r:.60} is no action: actions are {self._env.action_space}")
+            raise InvalidAction(f"{action!r:.60} is no action: actions are {self._env.action_space}")
         observation, reward, terminated, truncated, info = self._env.step(action)
-        return View(
+        return StepResult(
             observation=observation,
             info=info,
             reward=float(reward),
@@ -216,16 +216,16 @@ class _GymWorld:
         )
 
     def fork(self) -> World:
-        try:  # together: the view may show arrays that the environment goes on writing to
-            env, view = copy.deepcopy((self._env, self.view))
+        try:  # together: the result may show arrays that the environment goes on writing to
+            env, result = copy.deepcopy((self._env, self.result))
         except Exception as error:
             raise ConfigurationError(
                 f"{self.name} cannot be copied ({format_error(error)}), and branches need copies: give it a "
                 "__deepcopy__, or train with another advantage_estimator"
             ) from error
-        return _GymWorld(self.name, env, view)
+        return _GymWorld(self.name, env, result)
 
-    def shut(self) -> None:
+    def close_now(self) -> None:
         """Close the environment, or have the step that is under way do it."""
         with self._lock:
             self._is_unwanted = True
@@ -234,7 +234,7 @@ class _GymWorld:
         self._env.close()
 
     async def close(self) -> None:
-        await in_thread(self.shut)
+        await in_thread(self.close_now)
 
 
 def _maker(env: object, options: dict[str, Any]) -> tuple[Callable[[], gymnasium.Env[Any, Any]], str]:

@@ -10,12 +10,12 @@ from typing import Any
 
 from stateset_agents.core.environment import Conversation
 from stateset_agents.environments.text_world import (
-    NoAction,
-    View,
-    Words,
+    InvalidAction,
+    StepResult,
+    TextAdapter,
     World,
-    enter,
     reset_seed,
+    start_conversation,
     world_scenarios,
 )
 from stateset_agents.runtime.retries import retry
@@ -104,7 +104,7 @@ class OpenEnvText:
         self._attempts = attempts
         self._timeout = timeout
         self._headers = dict(headers or {})
-        self._words = Words(
+        self._adapter = TextAdapter(
             render=render,
             parse=parse if reply_field is None else _into(reply_field),
             actions=actions,
@@ -125,11 +125,11 @@ class OpenEnvText:
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Open a session, reset it by the scenario's seed (else the group's), and say what it shows."""
-        own = scenario.context.get("reset", {})
-        if not isinstance(own, Mapping):
-            raise ConfigurationError(f"scenario {scenario.id}: reset must be a mapping, got {own!r:.60}")
-        given = {"seed": reset_seed(scenario, seed), **self._reset, **own}
-        return await enter(await self._opened(given), self._words, scenario)
+        extra = scenario.context.get("reset", {})
+        if not isinstance(extra, Mapping):
+            raise ConfigurationError(f"scenario {scenario.id}: reset must be a mapping, got {extra!r:.60}")
+        given = {"seed": reset_seed(scenario, seed), **self._reset, **extra}
+        return await start_conversation(await self._opened(given), self._adapter, scenario)
 
     async def _opened(self, given: Mapping[str, Any]) -> World:
         """A session that was reset; raises EnvironmentFailure when no attempt comes to one."""
@@ -172,25 +172,25 @@ class _OpenEnvWorld:
 
     def __init__(self, url: str, client: Any, timeout: float) -> None:
         self.name = f"the OpenEnv server at {url}"
-        self.view = View(observation={})
+        self.result = StepResult(observation={})
         self._client = client
         self._timeout = timeout
 
     async def reset(self, given: Mapping[str, Any]) -> None:
         await self._answered(self._client.connect())
-        self.view = self._seen(await self._answered(self._client.reset(**given)))
+        self.result = self._seen(await self._answered(self._client.reset(**given)))
         _keep_connection(self._client)
 
-    async def step(self, action: Any) -> View:
+    async def step(self, action: Any) -> StepResult:
         if not isinstance(action, Mapping):
             raise ConfigurationError(f"parse must make the action's fields, a mapping, got {action!r:.60}")
         try:
-            self.view = self._seen(await self._answered(self._client.step(dict(action))))
+            self.result = self._seen(await self._answered(self._client.step(dict(action))))
         except RuntimeError as error:
             if str(error).endswith("(code: VALIDATION_ERROR)"):
-                raise NoAction(f"that is no valid action: {dict(action)!r:.200}") from error
+                raise InvalidAction(f"that is no valid action: {dict(action)!r:.200}") from error
             raise
-        return self.view
+        return self.result
 
     async def _answered(self, answer: Any) -> Any:
         try:
@@ -201,9 +201,9 @@ class _OpenEnvWorld:
             ) from error
 
     @staticmethod
-    def _seen(result: Any) -> View:
+    def _seen(result: Any) -> StepResult:
         observation = {name: value for name, value in result.observation.items() if name != "metadata"}
-        return View(
+        return StepResult(
             observation=observation,
             info=result.metadata or {},
             reward=None if result.reward is None else float(result.reward),

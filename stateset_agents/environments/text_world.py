@@ -1,7 +1,7 @@
-"""Worlds of observations and actions, played in words: what the Gymnasium and OpenEnv environments share.
+"""Worlds of observations and actions as conversations: what the Gymnasium and OpenEnv environments share.
 
-A *world* is reset and stepped; its *words* say how the agent reads an observation and how a reply becomes
-an action. A reply that is no action is told to the agent and costs it a turn; the world does not move.
+A `World` is reset and stepped; a `TextAdapter` renders observations as text and parses replies as actions.
+A reply that is no action costs the agent a turn; the world is not stepped.
 """
 
 from __future__ import annotations
@@ -26,14 +26,22 @@ from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Outcome
 
-__all__ = ["NoAction", "View", "Words", "World", "enter", "reset_seed", "world_scenarios"]
+__all__ = [
+    "InvalidAction",
+    "StepResult",
+    "TextAdapter",
+    "World",
+    "reset_seed",
+    "start_conversation",
+    "world_scenarios",
+]
 
 _SEEDS = 2**31
 """Seeds of worlds stay below: many worlds hand them on to generators of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class StepResult:
     """What a world shows after a reset or a step."""
 
     observation: Any
@@ -44,24 +52,24 @@ class View:
     truncated: bool = False
 
 
-class NoAction(StatesetError):
+class InvalidAction(StatesetError):
     """The reply is no action here; the agent reads the text."""
 
 
 class World(Protocol):
-    """One live world, at the state that `view` shows."""
+    """One live world, at the state that `result` shows."""
 
     name: str
     """For errors."""
-    view: View
+    result: StepResult
 
     @property
     def offers(self) -> Mapping[str, Any]:
-        """What render, parse and success may ask for by name besides the view."""
+        """What render, parse and success may ask for by name besides the result."""
         ...
 
-    async def step(self, action: Any) -> View:
-        """Raises NoAction for what is none, anything else when the world breaks."""
+    async def step(self, action: Any) -> StepResult:
+        """Raises InvalidAction for what is none, anything else when the world breaks."""
         ...
 
     def fork(self) -> World: ...
@@ -69,8 +77,8 @@ class World(Protocol):
     async def close(self) -> None: ...
 
 
-class Words:
-    """How a world is told to the agent, and what its replies do; checked once, shared by conversations."""
+class TextAdapter:
+    """Renders observations, parses replies and judges success; checked once, shared by conversations."""
 
     def __init__(
         self,
@@ -98,7 +106,7 @@ class Words:
         self.system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
         seen = ("observation", "info", "scenario", *offers)
         self.render = NamedCall("render", _plain if render is None else render, seen)
-        self.parse = NamedCall("parse", _one_of(actions) if parse is None else parse, ("reply", *seen))
+        self.parse = NamedCall("parse", _action_parser(actions) if parse is None else parse, ("reply", *seen))
         self.least: float | None = None
         self.success: NamedCall | None = None
         if isinstance(success, int | float) and _is_number(success):
@@ -108,14 +116,14 @@ class Words:
             self.success = NamedCall("success", success, judged)
 
     async def shown(self, world: World, scenario: Scenario) -> Message:
-        """The view as the user's words."""
+        """The result as the user's words."""
         text = await guarded("render", self.render.call(_given(world, scenario)))
         if not isinstance(text, str):
             raise ConfigurationError(f"render must return text, got {text!r:.60}")
         return Message(role="user", content=text)
 
     async def judged(self, given: Mapping[str, Any]) -> bool | None:
-        """Was the task done? None where no rule says it."""
+        """Was the task done? None where no rule decides it."""
         if self.least is not None:
             # who does nothing has a total of 0: where that would do, the world must have come to its own end
             return bool(given["total"] >= self.least and (self.least > 0 or given["ended"]))
@@ -127,26 +135,28 @@ class Words:
         return None if verdict is None else bool(verdict)
 
 
-async def enter(world: World, words: Words, scenario: Scenario) -> Conversation:
+async def start_conversation(world: World, adapter: TextAdapter, scenario: Scenario) -> Conversation:
     """A conversation in a world that was just reset; closes the world when it cannot be shown."""
     try:
-        opening = (*words.system, await words.shown(world, scenario))
+        opening = (*adapter.system, await adapter.shown(world, scenario))
     except BaseException:
         await world.close()
         raise
-    return _WorldConversation(world, words, scenario, opening)
+    return _WorldConversation(world, adapter, scenario, opening)
 
 
 class _WorldConversation:
     tools: Sequence[Mapping[str, Any]] = ()
 
-    def __init__(self, world: World, words: Words, scenario: Scenario, opening: tuple[Message, ...]) -> None:
+    def __init__(
+        self, world: World, adapter: TextAdapter, scenario: Scenario, opening: tuple[Message, ...]
+    ) -> None:
         self.opening = opening
         self._world = world
-        self._words = words
+        self._adapter = adapter
         self._scenario = scenario
         self._messages = opening
-        self._turns_left = words.max_turns
+        self._turns_left = adapter.max_turns
         self._rewards: tuple[float, ...] = ()
         """The world's own, one for each action."""
         self._num_misread = 0
@@ -155,19 +165,19 @@ class _WorldConversation:
         self._turns_left -= 1
         refused = await self._act(reply)
         self._num_misread += bool(refused)
-        view = self._world.view
-        answer = refused or (await self._words.shown(self._world, self._scenario),)
+        result = self._world.result
+        answer = refused or (await self._adapter.shown(self._world, self._scenario),)
         self._messages += (reply, *answer)
         if refused:
-            reward: float | None = self._words.misread_reward
+            reward: float | None = self._adapter.misread_reward
         else:
-            reward = None if view.reward is None else float(view.reward)
+            reward = None if result.reward is None else float(result.reward)
             self._rewards += () if reward is None else (reward,)
         return Observation(
             messages=answer,
             reward=reward,
-            terminated=view.terminated,
-            truncated=view.truncated or self._turns_left == 0,
+            terminated=result.terminated,
+            truncated=result.truncated or self._turns_left == 0,
         )
 
     async def _act(self, reply: Message) -> tuple[Message, ...]:
@@ -176,28 +186,28 @@ class _WorldConversation:
             return tuple(await Toolbox().call_all(reply.tool_calls))  # there are no tools
         given = {**_given(self._world, self._scenario), "reply": reply.content}
         try:
-            action = await guarded("parse", _read(self._words.parse, given))
+            action = await guarded("parse", _read(self._adapter.parse, given))
             await guarded(self._world.name, self._world.step(action))
-        except NoAction as error:
+        except InvalidAction as error:
             return (Message(role="user", content=str(error)),)
         return ()
 
     async def outcome(self) -> Outcome:
-        view = self._world.view
+        result = self._world.result
         total = math.fsum(self._rewards)
         given = {
             **_given(self._world, self._scenario),
-            "ended": view.terminated or view.truncated,
+            "ended": result.terminated or result.truncated,
             "total": total,
             "rewards": self._rewards,
-            "terminated": view.terminated,
-            "truncated": view.truncated or self._turns_left == 0,
+            "terminated": result.terminated,
+            "truncated": result.truncated or self._turns_left == 0,
             "messages": self._messages,
         }
-        success = await self._words.judged(given)
-        own = None if success is None else float(success)
+        success = await self._adapter.judged(given)
+        success_reward = None if success is None else float(success)
         return Outcome(
-            reward=0.0 if self._rewards else own,
+            reward=0.0 if self._rewards else success_reward,
             success=success,
             breakdown={"misread": float(self._num_misread)},
         )
@@ -217,13 +227,13 @@ async def _read(parse: NamedCall, given: Mapping[str, Any]) -> Any:
     except StatesetError:
         raise
     except ValueError as error:
-        raise NoAction(str(error) or "that is no action") from error
+        raise InvalidAction(str(error) or "that is no action") from error
 
 
 def _given(world: World, scenario: Scenario) -> dict[str, Any]:
     return {
-        "observation": world.view.observation,
-        "info": world.view.info,
+        "observation": world.result.observation,
+        "info": world.result.info,
         "scenario": scenario,
         **world.offers,
     }
@@ -240,14 +250,14 @@ def _plain(observation: Any) -> str:
     )
 
 
-def _one_of(actions: Sequence[str] | Mapping[str, Any] | None) -> Callable[[str], Any]:
+def _action_parser(actions: Sequence[str] | Mapping[str, Any] | None) -> Callable[[str], Any]:
     """Reads a reply that names one of the words, whatever stands around it, and no other of them.
 
-    Words without actions stand for their places: ["left", "right"] for 0 and 1.
+    TextAdapter without actions stand for their places: ["left", "right"] for 0 and 1.
     """
     if not isinstance(actions, Mapping):
         listed = isinstance(actions, Sequence) and not isinstance(actions, str)
-        actions = {word: place for place, word in enumerate(actions or ())} if listed else {}
+        actions = {word: index for index, word in enumerate(actions or ())} if listed else {}
     if not actions or not all(isinstance(word, str) and word.strip() for word in actions):
         raise ConfigurationError(f"actions must be words (quote yes and no in YAML), got {actions!r:.60}")
     by_word = {word.lower(): action for word, action in actions.items()}
@@ -293,8 +303,8 @@ def world_scenarios(
     }
     for split, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < (split == "train"):
-            what = "num_train must be at least 1" if split == "train" else "num_held_out must be 0 or more"
-            raise ConfigurationError(f"{what}, got {size!r:.60}")
+            rule = "num_train must be at least 1" if split == "train" else "num_held_out must be 0 or more"
+            raise ConfigurationError(f"{rule}, got {size!r:.60}")
     return tuple(
         Scenario(
             id=f"{split}-{number}",
@@ -309,9 +319,9 @@ def world_scenarios(
 
 def reset_seed(scenario: Scenario, seed: int) -> int:
     """The scenario's own seed where its context has one, else the group's: members start alike either way."""
-    own = scenario.context.get("seed", seed % _SEEDS)
-    if isinstance(own, bool) or not isinstance(own, int) or own < 0:
+    own_seed = scenario.context.get("seed", seed % _SEEDS)
+    if isinstance(own_seed, bool) or not isinstance(own_seed, int) or own_seed < 0:
         raise ConfigurationError(
-            f"scenario {scenario.id}: seed must be a whole number from 0, got {own!r:.60}"
+            f"scenario {scenario.id}: seed must be a whole number from 0, got {own_seed!r:.60}"
         )
-    return own
+    return own_seed

@@ -198,7 +198,7 @@ async def audit(
     seed: int = 0,
     limits: RolloutLimits | None = None,
 ) -> Audit:
-    """Let every degenerate agent (unless given, `degenerate_agents_of`) play every scenario once, without retries.
+    """Let every degenerate agent (by default `degenerate_agents_of`) play every scenario once, not retried.
 
     Raises ConfigurationError for no scenario or no agent, and EnvironmentFailure where none of an agent's
     conversations could be played.

@@ -39,7 +39,7 @@ __all__ = ["McpServer", "McpSession", "expect_library"]
 _SESSION_TERMINATED = frozenset({32600, -32600})
 """The library's own code, first version and second, for a server that no longer knows the session, as after a
 restart."""
-_KNOCK_SECONDS = 5.0
+_PING_SECONDS = 5.0
 _CLOSE_SECONDS = 10.0
 """For a server to end its session; the library kills a stdio server's process after 4."""
 
@@ -90,14 +90,16 @@ class McpSession:
         self._server = server
         self._lock = asyncio.Lock() if one_by_one else None
         self._stop = asyncio.Event()
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the keeper closes it
-        self._said = ""
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the connection's task closes it
+        self._final_error = ""
         """The last words in it, once it is closed."""
         self._is_lost = False
         self._session: asyncio.Future[mcp.ClientSession] = asyncio.get_running_loop().create_future()
-        self._knocks: set[asyncio.Task[None]] = set()
-        self._keeper = asyncio.create_task(self._keep(), name=f"MCP server {name}")
-        self._keeper.add_done_callback(lambda task: task.cancelled() or task.exception())  # told by others
+        self._pings: set[asyncio.Task[None]] = set()
+        self._connection = asyncio.create_task(self._connect(), name=f"MCP server {name}")
+        self._connection.add_done_callback(
+            lambda task: task.cancelled() or task.exception()
+        )  # told by others
 
     @classmethod
     async def open(cls, name: str, server: McpServer, *, one_by_one: bool = True) -> McpSession:
@@ -113,19 +115,19 @@ class McpSession:
         )
         try:
             async with Deadline(server.start_timeout).bound(late):
-                first: set[asyncio.Future[Any]] = {session._keeper, session._session}
+                first: set[asyncio.Future[Any]] = {session._connection, session._session}
                 await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not session._session.done():
                 raise session._not_started()
         except BaseException:
-            session._keeper.cancel()
+            session._connection.cancel()
             await session._ended()
             raise
         return session
 
     @property
     def is_alive(self) -> bool:
-        return not (self._is_lost or self._keeper.done())
+        return not (self._is_lost or self._connection.done())
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """What the tool answers, as text; see `_outcome` for what may be raised."""
@@ -140,14 +142,14 @@ class McpSession:
         await self._ended()
 
     async def _ended(self) -> None:
-        """Wait for the keeper; a server that does not answer the good-bye either is left behind."""
+        """Wait for the connection's task; a server that does not answer is left behind."""
         for _ in range(3):
-            ended, _ = await asyncio.wait({self._keeper}, timeout=_CLOSE_SECONDS)
+            ended, _ = await asyncio.wait({self._connection}, timeout=_CLOSE_SECONDS)
             if ended:
                 break
-            self._keeper.cancel()
-        for knocks in (left := [*self._knocks]):
-            knocks.cancel()
+            self._connection.cancel()
+        for pings in (left := [*self._pings]):
+            pings.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
     async def _call(self, tool: str, arguments: Mapping[str, Any]) -> str:
@@ -158,12 +160,12 @@ class McpSession:
         session = self._session.result()
         call = asyncio.ensure_future(session.call_tool(tool, dict(arguments)))
         over = asyncio.Event()
-        knocks = asyncio.create_task(self._knock(session, over), name=f"knocks at MCP server {self.name}")
-        self._knocks.add(knocks)
-        knocks.add_done_callback(self._knocked)
+        pings = asyncio.create_task(self._ping(session, over), name=f"pings of MCP server {self.name}")
+        self._pings.add(pings)
+        pings.add_done_callback(self._ping_ended)
         try:
             async with Deadline(self._server.timeout).bound(late):
-                await asyncio.wait({call, self._keeper}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({call, self._connection}, return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
                 raise self._gone()
             return self._outcome(tool, call)
@@ -172,20 +174,22 @@ class McpSession:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
 
-    async def _knock(self, session: mcp.ClientSession, over: asyncio.Event) -> None:
-        """Knock at an HTTP server now and then until the call is over: only when it sends does the library
-        hear of a death, and the keeper then ends. A server that is busy may answer when it likes, after the
-        call too: a knock whose answer comes as it is cancelled would end the library's session."""
+    async def _ping(self, session: mcp.ClientSession, over: asyncio.Event) -> None:
+        """Ping an HTTP server now and then until the call is over.
+
+        Only when it sends does the library learn that a server died; the connection's task then ends. A busy
+        server may answer after the call: to cancel a ping as its answer comes would end the session.
+        """
         while self._server.url is not None and not over.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(over.wait(), _KNOCK_SECONDS)
+                await asyncio.wait_for(over.wait(), _PING_SECONDS)
             if not over.is_set():
                 await session.send_ping()
 
-    def _knocked(self, knocks: asyncio.Task[None]) -> None:
-        self._knocks.discard(knocks)
-        if not knocks.cancelled():
-            knocks.exception()  # told by the keeper
+    def _ping_ended(self, pings: asyncio.Task[None]) -> None:
+        self._pings.discard(pings)
+        if not pings.cancelled():
+            pings.exception()  # told by the connection's task
 
     def _outcome(self, tool: str, call: asyncio.Future[CallToolResult]) -> str:
         """Raises ToolError for what the agent is told, EnvironmentFailure for a server that broke."""
@@ -216,21 +220,21 @@ class McpSession:
 
     def _gone(self) -> EnvironmentFailure:
         self._is_lost = True
-        said = self._last_words()
-        return EnvironmentFailure(f"MCP server {self.name!r} is gone{f', saying: {said}' if said else ''}")
+        return EnvironmentFailure(f"MCP server {self.name!r} is gone{self._saying()}")
 
     def _not_started(self) -> StatesetError:
-        """Why the keeper ended before the tools were listed."""
-        error = _cause(self._keeper.exception())
+        """Why the connection's task ended before the tools were listed."""
+        error = _cause(self._connection.exception())
         if isinstance(error, StatesetError):
             return error
-        said = self._last_words()
         why = str(error) or type(error).__name__  # a broken pipe has no words
-        return EnvironmentFailure(
-            f"MCP server {self.name!r} cannot be reached: {why}{f', saying: {said}' if said else ''}"
-        )
+        return EnvironmentFailure(f"MCP server {self.name!r} cannot be reached: {why}{self._saying()}")
 
-    async def _keep(self) -> None:
+    def _saying(self) -> str:
+        last_line = self._last_error_line()
+        return f", saying: {last_line}" if last_line else ""
+
+    async def _connect(self) -> None:
         async with AsyncExitStack() as stack:
             stack.callback(self._close_errors)
             try:
@@ -245,7 +249,7 @@ class McpSession:
             await self._stop.wait()
 
     def _close_errors(self) -> None:
-        self._said = self._last_words()
+        self._final_error = self._last_error_line()
         self._errors.close()
 
     async def _connected(self, stack: AsyncExitStack) -> mcp.ClientSession:
@@ -264,11 +268,11 @@ class McpSession:
             read, write = await stack.enter_async_context(stdio_client(program, errlog=self._errors))
         else:
             http = _either(streamable_http, "httpx", "httpx2")
-            patience = http.Timeout(server.start_timeout, read=None)  # each call has its own limit
-            client = http.AsyncClient(headers=self._filled(server.headers), timeout=patience)
+            timeout = http.Timeout(server.start_timeout, read=None)  # each call has its own limit
+            client = http.AsyncClient(headers=self._filled(server.headers), timeout=timeout)
             await stack.enter_async_context(client)
-            door = streamable_http.streamable_http_client(str(server.url), http_client=client)
-            read, write, *_ = await stack.enter_async_context(door)
+            transport = streamable_http.streamable_http_client(str(server.url), http_client=client)
+            read, write, *_ = await stack.enter_async_context(transport)
         return await stack.enter_async_context(mcp.ClientSession(read, write))
 
     def _filled(self, values: Mapping[str, str]) -> dict[str, str]:
@@ -306,10 +310,10 @@ class McpSession:
             local=False,
         )
 
-    def _last_words(self) -> str:
+    def _last_error_line(self) -> str:
         """The last line of the program's error output."""
         if self._errors.closed:
-            return self._said
+            return self._final_error
         size = os.fstat(self._errors.fileno()).st_size  # pread: the program writes at the file's position
         tail = os.pread(self._errors.fileno(), 2000, max(0, size - 2000)).decode(errors="replace")
         return (tail.strip().splitlines() or [""])[-1].strip()

@@ -17,7 +17,7 @@ from stateset_agents.core.environment import Conversation, Observation
 from stateset_agents.core.sources.datasets import scenarios_of_spec
 from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
 from stateset_agents.environments.programs.program_process import ProgramProcess
-from stateset_agents.environments.programs.rollout_endpoint import Asked, Rollout, RolloutServer
+from stateset_agents.environments.programs.rollout_endpoint import ClientTurn, RolloutServer, RolloutSession
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario, expect_split
@@ -113,7 +113,7 @@ class ExternalProgram:
 
         Raises EnvironmentFailure where it cannot be run or ends before it asks anything.
         """
-        told = _told(scenario, seed)
+        stdin = _stdin_line(scenario, seed)
         loop = asyncio.get_running_loop()
         if loop not in self._servers:
             self._servers[loop] = RolloutServer(ignore=self._ignore)
@@ -122,17 +122,17 @@ class ExternalProgram:
         process = None
         try:
             process = await ProgramProcess.start(
-                self._command, env=self._variables(rollout.url), cwd=self._cwd, stdin=told
+                self._command, env=self._variables(rollout.url), cwd=self._cwd, stdin=stdin
             )
-            asked = await _next_or_end(rollout, process)
-            if asked is None:
+            first_turn = await _next_or_end(rollout, process)
+            if first_turn is None:
                 raise EnvironmentFailure(
-                    f"{_ending(await process.ended())} before it asked anything: {process.last_words}"
+                    f"{_ending(await process.ended())} before it asked anything: {process.last_error_line}"
                 )
         except BaseException:
             await _end(server, rollout, process)
             raise
-        return _ProgramConversation(server, rollout, process, asked, self._verdict, self._max_turns)
+        return _ProgramConversation(server, rollout, process, first_turn, self._verdict, self._max_turns)
 
     def _variables(self, url: str) -> dict[str, str]:
         """The endpoint's, and no proxy on the way to it."""
@@ -152,9 +152,9 @@ class _ProgramConversation:
     def __init__(
         self,
         server: RolloutServer,
-        rollout: Rollout,
+        rollout: RolloutSession,
         process: ProgramProcess,
-        first: Asked,
+        first: ClientTurn,
         verdict: Literal["stdout"] | Mapping[int, bool] | None,
         max_turns: int,
     ) -> None:
@@ -178,10 +178,10 @@ class _ProgramConversation:
     async def _answer(self, reply: Message, completion: Completion | None) -> Observation:
         self._rollout.answer(reply, completion)
         self._turns_left -= 1
-        asked = await _next_or_end(self._rollout, self._process)
-        if asked is None:
+        client_turn = await _next_or_end(self._rollout, self._process)
+        if client_turn is None:
             return Observation(terminated=True)
-        return Observation(messages=asked.messages, truncated=self._turns_left == 0)
+        return Observation(messages=client_turn.messages, truncated=self._turns_left == 0)
 
     async def outcome(self) -> Outcome:
         if self._rollout.is_waiting:
@@ -197,7 +197,7 @@ class _ProgramConversation:
         if code not in (self._verdict if isinstance(self._verdict, Mapping) else (0,)):
             if self._is_cut:
                 return _failed()
-            raise EnvironmentFailure(f"{_ending(code)}: {self._process.last_words}")
+            raise EnvironmentFailure(f"{_ending(code)}: {self._process.last_error_line}")
         if self._verdict == "stdout":
             return (
                 _failed()
@@ -228,18 +228,18 @@ class _ProgramConversation:
         await _end(self._server, self._rollout, self._process)
 
 
-async def _next_or_end(rollout: Rollout, process: ProgramProcess) -> Asked | None:
+async def _next_or_end(rollout: RolloutSession, process: ProgramProcess) -> ClientTurn | None:
     """What the program asks next; None where it ends instead."""
-    asked, ended = asyncio.ensure_future(rollout.next()), asyncio.ensure_future(process.ended())
+    request, ended = asyncio.ensure_future(rollout.next()), asyncio.ensure_future(process.ended())
     try:
-        await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
-        return asked.result() if asked.done() and process.is_running else None
+        await asyncio.wait([request, ended], return_when=asyncio.FIRST_COMPLETED)
+        return request.result() if request.done() and process.is_running else None
     finally:
-        asked.cancel()
+        request.cancel()
         ended.cancel()
 
 
-async def _end(server: RolloutServer, rollout: Rollout, process: ProgramProcess | None) -> None:
+async def _end(server: RolloutServer, rollout: RolloutSession, process: ProgramProcess | None) -> None:
     try:
         if process is not None:
             await process.stop()
@@ -247,7 +247,7 @@ async def _end(server: RolloutServer, rollout: Rollout, process: ProgramProcess 
         await server.close(rollout)
 
 
-def _told(scenario: Scenario, seed: int) -> bytes:
+def _stdin_line(scenario: Scenario, seed: int) -> bytes:
     """The line that a program reads."""
     data = {
         "id": scenario.id,

@@ -24,9 +24,9 @@ _DRAIN_SECONDS = 1.0
 class ProgramProcess:
     """Made by `await ProgramProcess.start(...)`; leads a process group of its own, which ends with it."""
 
-    def __init__(self, transport: asyncio.SubprocessTransport, heard: _Heard) -> None:
+    def __init__(self, transport: asyncio.SubprocessTransport, outputs: _OutputProtocol) -> None:
         self._transport = transport
-        self._heard = heard
+        self._outputs = outputs
         self._ended = asyncio.create_task(self._wait())
 
     @classmethod
@@ -38,14 +38,14 @@ class ProgramProcess:
         Raises EnvironmentFailure where it cannot be run.
         """
         made = asyncio.get_running_loop().subprocess_exec(
-            _Heard, *command, env={**os.environ, **env}, cwd=cwd, start_new_session=True
+            _OutputProtocol, *command, env={**os.environ, **env}, cwd=cwd, start_new_session=True
         )
-        transport, heard = await guarded(f"running {command[0]}", made)
+        transport, outputs = await guarded(f"running {command[0]}", made)
         pipe = transport.get_pipe_transport(0)
         assert isinstance(pipe, asyncio.WriteTransport)
         pipe.write(stdin)  # in the background: a program need not read it
         pipe.close()
-        return cls(transport, heard)
+        return cls(transport, outputs)
 
     async def ended(self) -> int:
         """Wait for its end: the exit code, or minus the signal that ended it."""
@@ -57,10 +57,10 @@ class ProgramProcess:
 
     def printed(self, fd: int = 1) -> str:
         """The end of what it wrote to its standard output (2: error output), without white space around."""
-        return self._heard.kept[fd].decode(errors="replace").strip()
+        return self._outputs.kept[fd].decode(errors="replace").strip()
 
     @property
-    def last_words(self) -> str:
+    def last_error_line(self) -> str:
         """The last line of its error output, or that there is none."""
         lines = self.printed(2).splitlines()
         return f"{lines[-1]:.400}" if lines else "it wrote nothing to stderr"
@@ -78,10 +78,10 @@ class ProgramProcess:
 
     async def _wait(self) -> int:
         """The exit code, once nothing of the group is left and its outputs are read."""
-        await self._heard.exited.wait()
+        await self._outputs.exited.wait()
         self._signal(signal.SIGKILL)  # what it left running in the background
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._heard.closed.wait(), _DRAIN_SECONDS)
+            await asyncio.wait_for(self._outputs.closed.wait(), _DRAIN_SECONDS)
         code = self._transport.get_returncode()
         self._transport.close()
         assert code is not None
@@ -92,7 +92,7 @@ class ProgramProcess:
             os.killpg(self._transport.get_pid(), number)
 
 
-class _Heard(asyncio.SubprocessProtocol):
+class _OutputProtocol(asyncio.SubprocessProtocol):
     """The ends of both outputs. `asyncio.subprocess` would take a program for running as long as anything it
     started holds one of them open."""
 

@@ -35,7 +35,7 @@ from stateset_agents.types.messages import Completion, Message
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = ["Asked", "Rollout", "RolloutServer"]
+__all__ = ["ClientTurn", "RolloutServer", "RolloutSession"]
 
 _LARGEST_BODY = 64 * 2**20
 """Bytes, unpacked: programs of one's own send what their conversations have come to."""
@@ -44,15 +44,15 @@ _MODEL = "policy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a client wants answered."""
+class ClientTurn:
+    """What a client sent: new messages to answer."""
 
     messages: tuple[Message, ...]
-    """That have not been said before."""
+    """Those that are new."""
     tools: tuple[Mapping[str, Any], ...]
 
 
-class Rollout:
+class RolloutSession:
     """One conversation between a client and the agent, as the endpoint sees it.
 
     What has been said stays said: the tokens of every reply are trained as they were sampled, so a request
@@ -64,14 +64,14 @@ class Rollout:
         self.id = id
         self.url = url
         """What a client takes for its base URL."""
-        self._said: tuple[Message, ...] = ()
+        self._history: tuple[Message, ...] = ()
         """As the client has them, replies included."""
         self._tools: tuple[Mapping[str, Any], ...] = ()
         self._request: ChatRequest | None = None
         """The last one that was taken."""
         self._answer: asyncio.Future[Answer] | None = None
         """To that request."""
-        self._asked: asyncio.Queue[Asked] = asyncio.Queue()
+        self._turns: asyncio.Queue[ClientTurn] = asyncio.Queue()
         self._over: ApiError | None = None
 
     @property
@@ -79,16 +79,16 @@ class Rollout:
         """Does a request wait for its answer?"""
         return self._answer is not None and not self._answer.done()
 
-    async def next(self) -> Asked:
+    async def next(self) -> ClientTurn:
         """What the client asks next."""
-        return await self._asked.get()
+        return await self._turns.get()
 
     def answer(self, reply: Message, completion: Completion | None = None) -> None:
         """Answer the waiting request; `completion` is what the reply was sampled as."""
         if self._answer is None or self._answer.done() or self._request is None:
             raise RuntimeError("no request waits for an answer")
         sent = as_sent(reply)
-        self._said += (sent,)
+        self._history += (sent,)
         self._answer.set_result(
             Answer(
                 id=f"chatcmpl-{secrets.token_hex(12)}",
@@ -116,13 +116,13 @@ class Rollout:
         if not (again and same and self._answer is not None):
             if self._over is not None:
                 raise self._over
-            asked = self._read(request)
-            self._said, self._tools, self._request = request.messages, request.tools, request
+            turn = self._read(request)
+            self._history, self._tools, self._request = request.messages, request.tools, request
             self._answer = asyncio.get_running_loop().create_future()
-            self._asked.put_nowait(asked)
+            self._turns.put_nowait(turn)
         return await asyncio.shield(self._answer)
 
-    def _read(self, request: ChatRequest) -> Asked:
+    def _read(self, request: ChatRequest) -> ClientTurn:
         if self.is_waiting:
             raise _refused(
                 "parallel_requests",
@@ -137,39 +137,39 @@ class Rollout:
                 f'sampled): leave it out, or have it passed over by ExternalProgram(ignore=["{name}"])',
                 name,
             )
-        for place, (said, given) in enumerate(zip(self._said, request.messages, strict=False)):
-            if said != given:
+        for index, (known, sent) in enumerate(zip(self._history, request.messages, strict=False)):
+            if known != sent:
                 raise _refused(
                     "history_rewritten",
-                    f"messages[{place}] ({given.role}) is not what stands in this rollout, and what has been "
+                    f"messages[{index}] ({sent.role}) is not what stands in this rollout, and what has been "
                     "said is trained as it was said: send all earlier messages unchanged, each reply as it "
                     "came, and new ones after them",
                 )
-        fresh = request.messages[len(self._said) :]
+        fresh = request.messages[len(self._history) :]
         if not fresh:
             raise _refused(
                 "nothing_new",
                 f"the {len(request.messages)} messages have been answered, and a rollout has one answer to "
                 "each: append the reply and what comes after it",
             )
-        if self._said and any(message.role == "assistant" for message in fresh):
+        if self._history and any(message.role == "assistant" for message in fresh):
             raise _refused(
                 "history_rewritten",
                 "the new messages hold one of the assistant that the agent in training did not say: only its "
                 "own replies can be trained, leave others out",
             )
-        if self._said and request.tools != self._tools:
+        if self._history and request.tools != self._tools:
             raise _refused(
                 "tools_changed",
                 "the tools are not those of the first request, which the agent has read: offer the same ones "
                 "in every request of a rollout",
                 "tools",
             )
-        return Asked(messages=self._named(fresh), tools=request.tools)
+        return ClientTurn(messages=self._named(fresh), tools=request.tools)
 
     def _named(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Tool results with their tool's name, which OpenAI's shape leaves to the call."""
-        names = {call.id: call.name for message in self._said for call in message.tool_calls}
+        names = {call.id: call.name for message in self._history for call in message.tool_calls}
         return tuple(
             replace(message, name=names.get(message.tool_call_id or ""))
             if message.role == "tool" and message.name is None
@@ -188,7 +188,7 @@ class RolloutServer:
     def __init__(self, *, ignore: Collection[str] = ()) -> None:
         """`ignore`: fields of requests that count as absent."""
         self._ignore = frozenset(ignore)
-        self._rollouts: dict[str, Rollout] = {}
+        self._rollouts: dict[str, RolloutSession] = {}
         self._runner: web.AppRunner | None = None
         self._changing = asyncio.Lock()
 
@@ -196,18 +196,18 @@ class RolloutServer:
     def is_listening(self) -> bool:
         return self._runner is not None
 
-    async def open(self) -> Rollout:
+    async def open(self) -> RolloutSession:
         """A new rollout; its id is hard to guess, and whoever knows it may speak in it."""
         async with self._changing:
             if self._runner is None:
                 self._runner = await self._start()
             port = self._runner.addresses[0][1]
             id = secrets.token_urlsafe(12)
-            rollout = Rollout(id, f"http://127.0.0.1:{port}/rollouts/{id}/v1")
+            rollout = RolloutSession(id, f"http://127.0.0.1:{port}/rollouts/{id}/v1")
             self._rollouts[id] = rollout
             return rollout
 
-    async def close(self, rollout: Rollout) -> None:
+    async def close(self, rollout: RolloutSession) -> None:
         """Forget a rollout; whoever still asks in it is refused."""
         rollout.end(ApiError("this rollout has ended", code="rollout_ended", status=404))
         self._rollouts.pop(rollout.id, None)
@@ -233,7 +233,7 @@ class RolloutServer:
             raise
         return runner
 
-    def _rollout(self, http: web.Request) -> Rollout:
+    def _rollout(self, http: web.Request) -> RolloutSession:
         rollout = self._rollouts.get(http.match_info["id"])
         if rollout is None:
             raise ApiError(

@@ -26,13 +26,13 @@ from stateset_agents.types.messages import Message
 __all__ = [
     "DEGENERATE",
     "DeskConsentSkipper",
-    "Granter",
-    "IdentitySkipper",
     "DeskKeywordStuffer",
     "DeskLiar",
     "DeskRefuser",
     "DeskSilent",
     "DeskToolSpammer",
+    "Granter",
+    "IdentitySkipper",
 ]
 
 

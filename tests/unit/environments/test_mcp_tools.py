@@ -156,7 +156,7 @@ async def test_a_server_over_http_and_its_death(
     web_shop: tuple[str, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, process = web_shop
-    monkeypatch.setattr(mcp_session, "_KNOCK_SECONDS", 0.1)
+    monkeypatch.setattr(mcp_session, "_PING_SECONDS", 0.1)
     environment = shop(McpServer(url=url, headers={"X-Shop": "a"}))
     conversation = await begin(environment)
     assert await ask(conversation, ("put", {"item": "tea"})) == ["in the basket: tea"]

@@ -15,9 +15,15 @@ from typing import Any, Literal, Self, TypeVar
 from stateset_agents.backends.base import Backend, SavableBackend, Session, Tokenizer
 from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.core.agent_config import AgentConfig
-from stateset_agents.core.chat.context_window import slide
+from stateset_agents.core.chat.context_window import slide_window
 from stateset_agents.core.chat.reply_parsing import read_completion
-from stateset_agents.core.chat.system_message import Context, Talk, as_messages, with_context, with_own_words
+from stateset_agents.core.chat.system_message import (
+    ChatInput,
+    Context,
+    add_context,
+    add_system_prompt,
+    as_messages,
+)
 from stateset_agents.core.chat.template import (
     ChatTemplate,
     JinjaTemplate,
@@ -84,8 +90,8 @@ class MultiTurnAgent:
     @property
     def context_length(self) -> int:
         """Most tokens of one conversation."""
-        own = self.backend.context_length
-        return own if self.config.max_context_tokens is None else min(own, self.config.max_context_tokens)
+        limit = self.backend.context_length
+        return limit if self.config.max_context_tokens is None else min(limit, self.config.max_context_tokens)
 
     async def initialize(
         self, *, scheduling: Literal["deterministic", "throughput"] = "deterministic"
@@ -118,24 +124,24 @@ class MultiTurnAgent:
 
     def _make_template(self, tokenizer: Tokenizer) -> ChatTemplate:
         raw = getattr(tokenizer, "hf", None)
-        wanted = self.config.chat_template
-        if wanted == "plain":
+        chosen = self.config.chat_template
+        if chosen == "plain":
             return PlainTemplate(tokenizer)
         if raw is None:
-            if wanted is not None:
+            if chosen is not None:
                 raise ConfigurationError(
                     "a jinja chat_template needs a Hugging Face tokenizer, "
                     f"{type(tokenizer).__name__} is none: leave chat_template unset"
                 )
             return PlainTemplate(tokenizer)
-        if wanted is None and not raw.chat_template:
+        if chosen is None and not raw.chat_template:
             _log.warning(
                 "the model has no chat template: using the built-in plain one; "
                 "set AgentConfig.chat_template to choose another",
                 model=self.config.model_name,
             )
             return PlainTemplate(tokenizer)
-        return JinjaTemplate(tokenizer, wanted)
+        return JinjaTemplate(tokenizer, chosen)
 
     async def __aenter__(self) -> Self:
         await self.initialize()
@@ -187,19 +193,19 @@ class MultiTurnAgent:
 
     def with_system_prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The conversation with the agent's own persona and system prompt in front."""
-        return with_own_words(messages, self.config)
+        return add_system_prompt(messages, self.config)
 
-    async def generate_response(self, messages: Talk, context: Context = None) -> str:
+    async def generate_response(self, messages: ChatInput, context: Context = None) -> str:
         """The agent's answer, as text, to a conversation (a text is one user message).
 
         `context` is added to the system message: a text as it stands, a mapping as `key: value` lines.
         Tools are not offered; `ChatSession` offers them. Raises ConfigurationError when the conversation is
         empty or leaves no room in the model's context.
         """
-        completion = await self.answer(self._talk(messages, context))
+        completion = await self.answer(self._prompted(messages, context))
         return completion.message.content
 
-    async def stream_response(self, messages: Talk, context: Context = None) -> AsyncGenerator[str]:
+    async def stream_response(self, messages: ChatInput, context: Context = None) -> AsyncGenerator[str]:
         """The answer that `generate_response` would give, piece by piece as it is sampled.
 
             async for piece in agent.stream_response("where is my order?"):
@@ -207,8 +213,8 @@ class MultiTurnAgent:
 
         A piece never ends inside a character. Leaving the loop ends the generation.
         """
-        talk = self._talk(messages, context)
-        async with aclosing(streamed(lambda on_text: self.answer(talk, on_text=on_text))) as pieces:
+        prompted = self._prompted(messages, context)
+        async with aclosing(streamed(lambda on_text: self.answer(prompted, on_text=on_text))) as pieces:
             async for piece in pieces:
                 if isinstance(piece, str):
                     yield piece
@@ -256,8 +262,8 @@ class MultiTurnAgent:
         params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
         return await self.backend.generate(ids, params, session=session, on_text=on_text)
 
-    def _talk(self, messages: Talk, context: Context) -> tuple[Message, ...]:
-        return self.with_system_prompt(with_context(as_messages(messages), context))
+    def _prompted(self, messages: ChatInput, context: Context) -> tuple[Message, ...]:
+        return self.with_system_prompt(add_context(as_messages(messages), context))
 
     def _fitting(
         self, messages: Sequence[Message], tools: ToolSchemas
@@ -272,7 +278,7 @@ class MultiTurnAgent:
 
         if fits(messages):
             return messages, self.template.prompt(messages, tools)
-        shown = slide(messages, fits)
+        shown = slide_window(messages, fits)
         if len(shown) < len(messages) and not self._said_what_is_left_out:
             self._said_what_is_left_out = True
             _log.warning(
@@ -285,15 +291,15 @@ class MultiTurnAgent:
         """All messages, or those that a sliding window never leaves out: the newest exchange."""
         if self.config.context_window == "refuse":
             return messages
-        users = [place for place, message in enumerate(messages) if message.role == "user"]
+        users = [index for index, message in enumerate(messages) if message.role == "user"]
         return messages[users[-1] :] if users else messages
 
     def _too_long(self, shown: Sequence[Message], tokens: str) -> ContextLengthExceeded:
-        cure = "shorten the messages or raise max_context_tokens"
+        hint = "shorten the messages or raise max_context_tokens"
         if self.config.context_window == "refuse" and sum(m.role == "user" for m in shown) > 1:
-            cure += ', or let AgentConfig(context_window="sliding") leave out the oldest'
+            hint += ', or let AgentConfig(context_window="sliding") leave out the oldest'
         return ContextLengthExceeded(
-            f"the conversation has {tokens} tokens and the model's context {self.context_length}: {cure}"
+            f"the conversation has {tokens} tokens and the model's context {self.context_length}: {hint}"
         )
 
     async def check_health(self) -> None:

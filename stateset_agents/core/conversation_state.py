@@ -17,7 +17,7 @@ from stateset_agents.runtime.user_code import call_user_code, format_error, guar
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 
-__all__ = ["StateFactory", "StateMaker", "close_state", "copied_state"]
+__all__ = ["StateFactory", "StateMaker", "close_state", "copy_state"]
 
 StateFactory = Callable[..., Any]
 """Makes the state of one conversation; may ask for `scenario` and `seed` by name. The members of a group
@@ -53,7 +53,7 @@ class StateMaker:
         return made
 
     @contextlib.contextmanager
-    def looked_at(self, scenario: Scenario, seed: int) -> Iterator[Any]:
+    def preview(self, scenario: Scenario, seed: int) -> Iterator[Any]:
         """A state to look at before anything runs, closed at the end. Only for a sync function.
 
         Raises ConfigurationError where its `close` is async: nothing awaits it here.
@@ -81,7 +81,7 @@ class StateMaker:
         return made
 
 
-def copied_state(state: Any) -> Any:
+def copy_state(state: Any) -> Any:
     """An independent copy: by the state's own `fork()` where it has one, else by `copy.deepcopy`.
 
     Raises ConfigurationError for what cannot be copied.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from stateset_agents.core.conversation_state import StateFactory, StateMaker, close_state, copied_state
+from stateset_agents.core.conversation_state import StateFactory, StateMaker, close_state, copy_state
 from stateset_agents.core.sources.datasets import scenarios_of_spec
 from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
 from stateset_agents.core.tools import Tool, Toolbox
@@ -39,9 +39,9 @@ __all__ = [
     "Observation",
     "Success",
     "TakesCompletions",
-    "answer_to",
     "expect_environment",
-    "opened",
+    "start_conversation",
+    "step_conversation",
 ]
 
 
@@ -113,7 +113,7 @@ class TakesCompletions(Protocol):
         ...
 
 
-async def answer_to(completion: Completion, conversation: Conversation) -> Observation:
+async def step_conversation(completion: Completion, conversation: Conversation) -> Observation:
     """What a conversation answers to a turn of the agent: by `take` where it has that, else by `step`."""
     take = getattr(conversation, "take", None)  # a protocol's isinstance is slow, and this is each turn
     if take is None:
@@ -121,7 +121,7 @@ async def answer_to(completion: Completion, conversation: Conversation) -> Obser
     return await call_checked(take, completion, kind=Observation)
 
 
-async def opened(environment: Environment, scenario: Scenario, seed: int) -> Conversation:
+async def start_conversation(environment: Environment, scenario: Scenario, seed: int) -> Conversation:
     """What `start` gives; ConfigurationError where it is no conversation."""
     conversation = await call_checked(environment.start, scenario, seed)
     missing = [name for name in _OF_A_CONVERSATION if not hasattr(conversation, name)]
@@ -134,11 +134,11 @@ async def opened(environment: Environment, scenario: Scenario, seed: int) -> Con
     return conversation
 
 
-def _expect_messages(name: str, given: object) -> None:
-    if isinstance(given, tuple | list) and all(isinstance(message, Message) for message in given):
+def _expect_messages(name: str, messages: object) -> None:
+    if isinstance(messages, tuple | list) and all(isinstance(message, Message) for message in messages):
         return
     raise ConfigurationError(
-        f"{name} must be a tuple of Messages, got {given!r:.60}: write (Message(role=..., content=...),)"
+        f"{name} must be a tuple of Messages, got {messages!r:.60}: write (Message(role=..., content=...),)"
     )
 
 
@@ -280,8 +280,8 @@ class ConversationEnvironment:
         """Open a conversation; raises EnvironmentFailure when its user breaks or has nothing to say."""
         state = None if self._state is None else await self._state.make(scenario, seed)
         try:
-            given = {"scenario": scenario, "seed": seed, "state": state}
-            user = _checked(await guarded("user", self._make_user.call(given)))
+            arguments = {"scenario": scenario, "seed": seed, "state": state}
+            user = _checked(await guarded("user", self._make_user.call(arguments)))
             if self.local and not _is_local(user):
                 raise ConfigurationError(
                     f"the user of scenario {scenario.id} is not local, others are: "
@@ -320,7 +320,7 @@ class ConversationEnvironment:
         scenario = self._scenarios[0]
         state: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self._state is not None and "state" in self._make_user.wanted:
-            state = self._state.looked_at(scenario, 0)
+            state = self._state.preview(scenario, 0)
         try:
             with state as made:
                 args, kwargs = self._make_user.bound({"scenario": scenario, "seed": 0, "state": made})
@@ -388,14 +388,14 @@ class _Conversation:
         if self._success is None:
             satisfied: bool | None = getattr(self._user, "satisfied", None)
             return satisfied
-        given = {
+        arguments = {
             "scenario": self._scenario,
             "context": self._scenario.context,
             "messages": self._messages,
             "replies": tuple(message for message in self._messages if message.role == "assistant"),
             "state": self._state,
         }
-        success = await guarded("success", self._success.call(given))
+        success = await guarded("success", self._success.call(arguments))
         if isinstance(success, Outcome) or success is None:
             return success
         if success not in (True, False):
@@ -409,7 +409,7 @@ class _Conversation:
         if self._state is None:
             twin._user = self._user.fork()
             return twin
-        twin._state = copied_state(self._state)
+        twin._state = copy_state(self._state)
         wanted = wanted_arguments(f"{type(self._user).__name__}.fork", self._user.fork, ("state",))
         twin._user = self._user.fork(**dict.fromkeys(wanted, twin._state))
         if _keeps(twin._user, self._state):

@@ -85,7 +85,7 @@ def model_card(origin: Origin, *, adapter: bool = False, summary: Mapping[str, A
         pipeline_tag="text-generation",
         tags=_tags(training, config, adapter=adapter),
         model_name=name if results else None,
-        eval_results=[one.listed for one in results if one.listed is not None] or None,
+        eval_results=[figure.listed for figure in results if figure.listed is not None] or None,
     )
     parts = [
         f"---\n{data.to_yaml()}\n---",
@@ -160,7 +160,7 @@ def _tags(training: Mapping[str, Any], config: Mapping[str, Any], *, adapter: bo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Figure:
-    what: str
+    name: str
     before: str
     after: str
     listed: EvalResult | None = None
@@ -182,7 +182,7 @@ def _figures(origin: Origin, config: Mapping[str, Any], summary: Mapping[str, An
     ]
     found = [
         _Figure(
-            what=what,
+            name=name,
             before=_value(before, key, interval, number),
             after=_value(after, key, interval, number),
             listed=None
@@ -193,11 +193,11 @@ def _figures(origin: Origin, config: Mapping[str, Any], summary: Mapping[str, An
                 dataset_name=f"{environment}, {split}",
                 dataset_split=split,
                 metric_type=key,
-                metric_name=what,
+                metric_name=name,
                 metric_value=round(after[key], 4),
             ),
         )
-        for what, key, interval, number in rows
+        for name, key, interval, number in rows
         if before.get(key) is not None or after.get(key) is not None
     ]
     return [*found, *(_validation(origin) if config.get("training", {}).get("eval_steps") else ())]
@@ -222,27 +222,27 @@ def _validation(origin: Origin) -> list[_Figure]:
     figures = []
     if "eval/success" in values:
         low, high = values["eval/success_low"], values["eval/success_high"]
-        told = {"success": values["eval/success"], "interval": (low, high)}
-        figures.append(("success on validation while it was trained", _value(told, "success", "interval")))
+        success = {"success": values["eval/success"], "interval": (low, high)}
+        figures.append(("success on validation while it was trained", _value(success, "success", "interval")))
     if "eval/reward" in values:
         figures.append(
             ("reward on validation while it was trained", _value({"r": values["eval/reward"]}, "r"))
         )
-    return [_Figure(what=what, before="", after=after) for what, after in figures]
+    return [_Figure(name=name, before="", after=after) for name, after in figures]
 
 
-def _value(told: Mapping[str, Any], key: str, interval: str = "", number: str = "") -> str:
+def _value(values: Mapping[str, Any], key: str, interval: str = "", number: str = "") -> str:
     """`92.7 % [90.3 %, 94.5 %], n 600`; a reward as it is; empty where it was not measured."""
-    if told.get(key) is None:
+    if values.get(key) is None:
         return ""
     share = key in ("success", "greedy")
 
     def shown(number: float) -> str:
         return f"{100 * number:.1f} %" if share else f"{number:.3f}"
 
-    bounds = told.get(interval)
-    text = shown(told[key]) + (f" [{', '.join(shown(bound) for bound in bounds)}]" if bounds else "")
-    return f"{text}, n {told[number]}" if told.get(number) else text
+    bounds = values.get(interval)
+    text = shown(values[key]) + (f" [{', '.join(shown(bound) for bound in bounds)}]" if bounds else "")
+    return f"{text}, n {values[number]}" if values.get(number) else text
 
 
 # --- its sections ----------------------------------------------------------------------------------------
@@ -254,12 +254,12 @@ def _about(origin: Origin, config: Mapping[str, Any], *, adapter: bool) -> str:
         return f"The weights are those of {base}, saved by stateset_agents without training."
     steps = f"{origin.step} step{'s' * (origin.step != 1)}"
     lora = config.get("training", {}).get("lora")
-    what = "An adapter on" if adapter else "A fine-tune of"
+    kind = "An adapter on" if adapter else "A fine-tune of"
     how = "by TRL's GRPOTrainer, " if config.get("trl") is not None else ""
     merged = " A LoRA adapter was trained and is merged into these weights." if lora and not adapter else ""
     few = f" The base was held in {lora['quantization']} meanwhile." if lora and lora["quantization"] else ""
     return (
-        f"{what} {base}: {steps} of group-relative policy optimisation over whole conversations, "
+        f"{kind} {base}: {steps} of group-relative policy optimisation over whole conversations, "
         f"{how}with stateset_agents. Environment {_named(config.get('environment', {}))}, reward "
         f"{_named(config.get('reward', {}))}.{merged}{few}\n\n"
         "The licence is the base model's."
@@ -269,7 +269,9 @@ def _about(origin: Origin, config: Mapping[str, Any], *, adapter: bool) -> str:
 def _shown_figures(figures: list[_Figure]) -> str:
     if not figures:
         return ""
-    rows = "\n".join(f"| {one.what} | {one.before or '-'} | {one.after or '-'} |" for one in figures)
+    rows = "\n".join(
+        f"| {figure.name} | {figure.before or '-'} | {figure.after or '-'} |" for figure in figures
+    )
     return (
         "## How good it is\n\n"
         f"| | before training | this model |\n|---|---|---|\n{rows}\n\n"
@@ -306,13 +308,13 @@ def _loading(origin: Origin, config: Mapping[str, Any], *, adapter: bool) -> str
         )
         return f"## How to load it\n\n```python\n{code}\n```\n\n{_FOLDER}{missing}"
     agent = config.get("agent", {})
-    own = [name for name in ("persona", "system_prompt") if agent.get(name)]
+    texts = [name for name in ("persona", "system_prompt") if agent.get(name)]
     code = (
         "from stateset_agents import MultiTurnAgent\n\n"
         'agent = await MultiTurnAgent.from_pretrained("FOLDER")\n'
         'print(await agent.generate_response("hello"))'
     )
-    prompt = f" It was trained with a `{'` and a `'.join(own)}`, to be given again." if own else ""
+    prompt = f" It was trained with a `{'` and a `'.join(texts)}`, to be given again." if texts else ""
     return (
         f"## How to load it\n\n```python\n{code}\n```\n\n{_FOLDER} transformers loads it too, by "
         f"`AutoModelForCausalLM` and `AutoTokenizer`.{prompt}"

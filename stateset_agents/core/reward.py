@@ -106,7 +106,7 @@ class CompositeReward(RewardOfRewards):
         total = weights = 0.0
         breakdown: dict[str, float] = {}
         turns = [0.0] * num_turns
-        told = False
+        any_turn_rewards = False
         for (name, _, weight), result in zip(self._terms, results, strict=True):
             if isinstance(result, RewardFailure):
                 return result
@@ -114,13 +114,16 @@ class CompositeReward(RewardOfRewards):
             if result.score is not None:
                 total += weight * result.score
                 weights += weight
-                told = told or bool(result.turn_rewards)
+                any_turn_rewards = any_turn_rewards or bool(result.turn_rewards)
                 try:
-                    own = turn_rewards(result, num_turns)
+                    earned_by_turn = turn_rewards(result, num_turns)
                 except RewardFailure as failure:  # this member's alone
                     return RewardFailure(f"reward {name}: {failure}")
-                turns = [sum_so_far + weight * reward for sum_so_far, reward in zip(turns, own, strict=True)]
+                turns = [
+                    sum_so_far + weight * reward
+                    for sum_so_far, reward in zip(turns, earned_by_turn, strict=True)
+                ]
         if not weights:
             return RewardResult(score=None, breakdown=breakdown)
-        earned = tuple(reward / weights for reward in turns) if told else ()
+        earned = tuple(reward / weights for reward in turns) if any_turn_rewards else ()
         return RewardResult(score=total / weights, breakdown=breakdown, turn_rewards=earned)

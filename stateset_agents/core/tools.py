@@ -78,8 +78,10 @@ class Tool:
     @property
     def schema(self) -> dict[str, Any]:
         """OpenAI's function shape: `{"type": "function", "function": {name, description, parameters}}`."""
-        given = self.arguments
-        parameters = _untitled(dict(given) if isinstance(given, Mapping) else given.model_json_schema())
+        arguments = self.arguments
+        parameters = _untitled(
+            dict(arguments) if isinstance(arguments, Mapping) else arguments.model_json_schema()
+        )
         parameters.setdefault("properties", {})
         return {
             "type": "function",
@@ -332,15 +334,15 @@ def _validated(entry: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _complaint(error: Any) -> str:
-    place = ".".join(str(part) for part in error["loc"])
+    argument = ".".join(str(part) for part in error["loc"])
     if error["type"] == "missing":
-        return f"missing argument {place!r}"
+        return f"missing argument {argument!r}"
     if error["type"] == "extra_forbidden":
-        return f"unknown argument {place!r}"
-    if not place:
+        return f"unknown argument {argument!r}"
+    if not argument:
         return f"arguments cannot be read: {error['msg']}"
     message = error["msg"][:1].lower() + error["msg"][1:]
-    return f"argument {place!r}: {message}, got {json.dumps(error['input'], default=str):.60}"
+    return f"argument {argument!r}: {message}, got {json.dumps(error['input'], default=str):.60}"
 
 
 def _as_json(name: str, result: Any) -> str:

@@ -225,12 +225,12 @@ class ValueFunction:
 
     def _step(self, hidden: Tensor, old: Tensor, returns: Tensor) -> dict[str, float]:
         self.head.train()
-        one = torch.zeros(len(returns), dtype=torch.long, device=returns.device)
+        micro_batch = torch.zeros(len(returns), dtype=torch.long, device=returns.device)
         output = value_loss(
             self.head(hidden),
             old,
             returns,
-            one,
+            micro_batch,
             Denominators.of([len(returns)]),
             value_clip=self.value_clip,
         )
@@ -253,9 +253,9 @@ class ValueFunction:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from what `state_dict` gave; raises CheckpointError for another head's."""
-        own = {f"head.{name}": tensor.shape for name, tensor in self.head.state_dict().items()}
+        shapes = {f"head.{name}": tensor.shape for name, tensor in self.head.state_dict().items()}
         head = {name: tensor for name, tensor in tensors.items() if name.startswith("head.")}
-        if own != {name: tensor.shape for name, tensor in head.items()}:
+        if shapes != {name: tensor.shape for name, tensor in head.items()}:
             raise CheckpointError(
                 "the value head is of another size: resume with the model it was trained on"
             )

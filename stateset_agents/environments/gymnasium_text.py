@@ -17,7 +17,7 @@ from stateset_agents.environments.text_world import (
     TextAdapter,
     World,
     reset_seed,
-    start_conversation,
+    world_conversation,
     world_scenarios,
 )
 from stateset_agents.runtime.tasks import in_thread
@@ -122,7 +122,7 @@ class GymnasiumText:
         except asyncio.CancelledError:
             pending.cancel()
             raise
-        return await start_conversation(world, self._adapter, scenario)
+        return await world_conversation(world, self._adapter, scenario)
 
 
 class _PendingReset:

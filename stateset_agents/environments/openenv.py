@@ -15,7 +15,7 @@ from stateset_agents.environments.text_world import (
     TextAdapter,
     World,
     reset_seed,
-    start_conversation,
+    world_conversation,
     world_scenarios,
 )
 from stateset_agents.runtime.retries import retry
@@ -129,7 +129,7 @@ class OpenEnvText:
         if not isinstance(extra, Mapping):
             raise ConfigurationError(f"scenario {scenario.id}: reset must be a mapping, got {extra!r:.60}")
         given = {"seed": reset_seed(scenario, seed), **self._reset, **extra}
-        return await start_conversation(await self._opened(given), self._adapter, scenario)
+        return await world_conversation(await self._opened(given), self._adapter, scenario)
 
     async def _opened(self, given: Mapping[str, Any]) -> World:
         """A session that was reset; raises EnvironmentFailure when no attempt comes to one."""

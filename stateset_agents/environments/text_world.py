@@ -32,7 +32,7 @@ __all__ = [
     "TextAdapter",
     "World",
     "reset_seed",
-    "start_conversation",
+    "world_conversation",
     "world_scenarios",
 ]
 
@@ -135,7 +135,7 @@ class TextAdapter:
         return None if verdict is None else bool(verdict)
 
 
-async def start_conversation(world: World, adapter: TextAdapter, scenario: Scenario) -> Conversation:
+async def world_conversation(world: World, adapter: TextAdapter, scenario: Scenario) -> Conversation:
     """A conversation in a world that was just reset; closes the world when it cannot be shown."""
     try:
         opening = (*adapter.system, await adapter.shown(world, scenario))

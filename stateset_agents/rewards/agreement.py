@@ -97,19 +97,19 @@ async def measure_agreement(
         why = failures[0] if failures else "look at what they need in the scenarios"
         raise ConfigurationError(f"no conversation has a verdict of judge and check: {why}")
     counts = [_counts(pairs) for pairs in by_scenario.values()]
-    whole = _added(counts)
-    n = sum(whole)
-    accuracy = (whole[0] + whole[3]) / n
+    total = _added(counts)
+    n = sum(total)
+    accuracy = (total[0] + total[3]) / n
     return Agreement(
         n=n,
         accuracy=accuracy,
         accuracy_interval=share_interval(_linear_shares(counts, accuracy)),
-        kappa=cohens_kappa(*whole),
+        kappa=cohens_kappa(*total),
         kappa_interval=await in_thread(kappa_interval, counts, resamples),
-        both=whole[0],
-        only_judge=whole[1],
-        only_check=whole[2],
-        neither=whole[3],
+        both=total[0],
+        only_judge=total[1],
+        only_check=total[2],
+        neither=total[3],
         num_unscored=len(trajectories) - n,
     )
 
@@ -132,7 +132,7 @@ def _linear_shares(counts: Sequence[Counts], accuracy: float) -> list[float]:
     Techniques, 1977, section 6.3).
     """
     mean_size = sum(map(sum, counts)) / len(counts)
-    return [accuracy + (one[0] + one[3] - accuracy * sum(one)) / mean_size for one in counts]
+    return [accuracy + (count[0] + count[3] - accuracy * sum(count)) / mean_size for count in counts]
 
 
 def kappa_interval(counts: Sequence[Counts], resamples: int = 2000) -> tuple[float, float] | None:
@@ -144,16 +144,16 @@ def kappa_interval(counts: Sequence[Counts], resamples: int = 2000) -> tuple[flo
     """
     import numpy as np
 
-    given = np.asarray(counts)  # [scenarios, 4]
+    table = np.asarray(counts)  # [scenarios, 4]
     draw = np.random.default_rng(derive(0, "agreement", len(counts)))
-    drawn = given[draw.integers(len(given), size=(resamples, len(given)))].sum(1)  # [resamples, 4]
+    drawn = table[draw.integers(len(table), size=(resamples, len(table)))].sum(1)  # [resamples, 4]
     found = [cohens_kappa(*map(int, row)) for row in drawn]
     kappas = [kappa for kappa in found if kappa is not None]
     if not kappas:
         return None
     drawn_low, drawn_high = np.quantile(kappas, [0.025, 0.975])
-    both, only_judge, only_check, neither = whole = _added(counts)
-    n = sum(whole)
+    both, only_judge, only_check, neither = total = _added(counts)
+    n = sum(total)
     judge, check = (both + only_judge) / n, (both + only_check) / n
     expected = judge * check + (1 - judge) * (1 - check)
     if expected == 1:

@@ -112,13 +112,15 @@ _ROUNDING = 1e-9
 """A mean of ones may come out a little below 1."""
 
 
-def _part(whole: str, name: str, result: Result, breakdown: dict[str, float]) -> float | RewardFailure | None:
+def _part(
+    reward: str, term: str, result: Result, breakdown: dict[str, float]
+) -> float | RewardFailure | None:
     """A term's score, its parts written into the whole's breakdown; a failure where it is not in [0, 1]."""
     if isinstance(result, RewardFailure):
         return result
-    breakdown.update(parts_of(name, result))
+    breakdown.update(parts_of(term, result))
     if result.score is not None and not 0 <= result.score <= 1 + _ROUNDING:
         return RewardFailure(
-            f"reward {whole}: {name} gave {result.score!r}, which is not between 0 and 1: scale it first"
+            f"reward {reward}: {term} gave {result.score!r}, which is not between 0 and 1: scale it first"
         )
     return result.score

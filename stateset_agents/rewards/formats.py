@@ -66,8 +66,8 @@ class PatternReward(CheckedReward):
         raise ConfigurationError(f"the pattern {pattern!r:.80} is no regular expression: {why}")
 
     def _checked(self, trajectory: Trajectory) -> RewardResult:
-        own = trajectory.scenario.context.get("pattern")
-        pattern = self._pattern if own is None else self._compiled(own)
+        from_context = trajectory.scenario.context.get("pattern")
+        pattern = self._pattern if from_context is None else self._compiled(from_context)
         if pattern is None:
             return RewardResult(score=None)
         text = _last_reply(trajectory)
@@ -117,10 +117,10 @@ class SchemaReward(CheckedReward):
         return self._validators[key]
 
     def _checked(self, trajectory: Trajectory) -> RewardResult:
-        own = trajectory.scenario.context.get("schema", self._schema)
-        if own is None:
+        schema = trajectory.scenario.context.get("schema", self._schema)
+        if schema is None:
             return RewardResult(score=None)
-        validator = self._validator(own)
+        validator = self._validator(schema)
         text = (_last_reply(trajectory) or "").strip()
         fenced = _FENCED.match(text)
         try:
@@ -150,20 +150,20 @@ class SimilarityReward(CheckedReward):
     needs = 'context["reference"], a text or a list of wordings'
 
     def _checked(self, trajectory: Trajectory) -> RewardResult:
-        given = trajectory.scenario.context.get("reference")
-        if given is None:
+        reference = trajectory.scenario.context.get("reference")
+        if reference is None:
             return RewardResult(score=None)
-        wordings = [given] if isinstance(given, str) else given
+        wordings = [reference] if isinstance(reference, str) else reference
         if (
             not isinstance(wordings, Sequence)
             or not wordings
-            or not all(isinstance(one, str) and words(one) for one in wordings)
+            or not all(isinstance(wording, str) and words(wording) for wording in wordings)
         ):
             raise ConfigurationError(
-                f'context["reference"] must be a text or a list of texts with words, got {given!r:.60}'
+                f'context["reference"] must be a text or a list of texts with words, got {reference!r:.60}'
             )
         text = _last_reply(trajectory)
-        return RewardResult(score=max(likeness(text or "", one) for one in wordings))
+        return RewardResult(score=max(likeness(text or "", wording) for wording in wordings))
 
 
 def likeness(text: str, reference: str) -> float:
@@ -172,17 +172,17 @@ def likeness(text: str, reference: str) -> float:
     ROUGE-L with equal weights (Lin, https://aclanthology.org/W04-1013, section 3): with m words in common in
     order it is 2 m / (words of both). "your order is late" and "the order is very late" have 3: 6 / 9.
     """
-    said, wanted = words(text.lower()), words(reference.lower())
-    if not said or not wanted:
+    spoken, wanted = words(text.lower()), words(reference.lower())
+    if not spoken or not wanted:
         return 0.0
     row = [0] * (len(wanted) + 1)
-    for word in said:
+    for word in spoken:
         before = 0
-        for place, other in enumerate(wanted, start=1):
-            here = row[place]
-            row[place] = before + 1 if word == other else max(here, row[place - 1])
+        for index, other in enumerate(wanted, start=1):
+            here = row[index]
+            row[index] = before + 1 if word == other else max(here, row[index - 1])
             before = here
-    return 2 * row[-1] / (len(said) + len(wanted))
+    return 2 * row[-1] / (len(spoken) + len(wanted))
 
 
 def create_pattern_reward(

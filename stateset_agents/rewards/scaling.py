@@ -13,7 +13,7 @@ from stateset_agents.core.scoring.terms import RewardOfRewards, as_term, parts_o
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["NormalizedReward", "RewardScaling", "Running", "ScaledReward", "apply_reward_scaling"]
+__all__ = ["NormalizedReward", "RewardScaling", "RunningMoments", "ScaledReward", "apply_reward_scaling"]
 
 RewardScaling = Literal["tanh", "clip", "none"]
 
@@ -79,7 +79,7 @@ class ScaledReward(RewardOfRewards):
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningMoments:
     """Mean and spread of all values so far, one pass (Welford 1962)."""
 
     count: int = 0
@@ -87,11 +87,11 @@ class Running:
     squares: float = 0.0
     """Sum of squared differences from the mean."""
 
-    def with_value(self, value: float) -> Running:
+    def with_value(self, value: float) -> RunningMoments:
         """The statistics with one more value."""
         count = self.count + 1
         mean = self.mean + (value - self.mean) / count
-        return Running(count, mean, self.squares + (value - self.mean) * (value - mean))
+        return RunningMoments(count, mean, self.squares + (value - self.mean) * (value - mean))
 
     @property
     def std(self) -> float:
@@ -116,7 +116,7 @@ class NormalizedReward(RewardOfRewards):
 
     def __init__(self, reward: Reward, *, name: str | None = None) -> None:
         self._reward = as_term("normalized reward", reward)
-        self.running = Running()
+        self.running = RunningMoments()
         super().__init__(name or f"normalized {self._reward.name}", {self._reward.name: self._reward})
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
@@ -125,7 +125,7 @@ class NormalizedReward(RewardOfRewards):
         return [self._normalized(result, running) for result in results]
 
     def _normalized(
-        self, result: RewardResult | RewardFailure, running: Running
+        self, result: RewardResult | RewardFailure, running: RunningMoments
     ) -> RewardResult | RewardFailure:
         if isinstance(result, RewardFailure):
             return result
@@ -150,5 +150,5 @@ class NormalizedReward(RewardOfRewards):
         return {"running": asdict(self.running), **({"terms": inner} if inner else {})}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.running = Running(**state.get("running", {}))
+        self.running = RunningMoments(**state.get("running", {}))
         super().restore(state.get("terms", {}))

@@ -108,14 +108,14 @@ class PotentialShaping(RewardOfRewards):
             return RewardResult(score=None, breakdown=breakdown)
         try:
             moves = shaping_rewards(await self._potentials(trajectory), gamma=self.gamma)
-            own = turn_rewards(result, len(trajectory.turns))
+            earned_by_turn = turn_rewards(result, len(trajectory.turns))
         except RewardFailure as failure:
             return failure
         total = math.fsum(moves)
         return RewardResult(
             score=result.score + total,
             breakdown={**breakdown, "shaping": total},
-            turn_rewards=tuple(earned + move for earned, move in zip(own, moves, strict=True)),
+            turn_rewards=tuple(earned + move for earned, move in zip(earned_by_turn, moves, strict=True)),
         )
 
     async def _potentials(self, trajectory: Trajectory) -> list[float]:

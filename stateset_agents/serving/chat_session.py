@@ -10,8 +10,8 @@ from typing import Any, Protocol, Self
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.chat.reply_parsing import certain_words, read_completion
-from stateset_agents.core.chat.system_message import Context, Talk, as_messages, with_context
+from stateset_agents.core.chat.reply_parsing import certain_content, read_completion
+from stateset_agents.core.chat.system_message import Context, ChatInput, as_messages, add_context
 from stateset_agents.core.environment import Conversation
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.types.errors import ConfigurationError
@@ -55,7 +55,7 @@ class ChatSession:
         *,
         tools: ToolRunner | Sequence[Tool | Callable[..., Any]] = (),
         context: Context = None,
-        messages: Talk = (),
+        messages: ChatInput = (),
         max_rounds: int = 8,
     ) -> None:
         """`context` goes into the system message, as in `generate_response`. `messages`: a conversation to
@@ -73,7 +73,7 @@ class ChatSession:
         if messages:
             self.messages = tuple(as_messages(messages))
         else:
-            self.messages = agent.with_system_prompt(with_context((), context))
+            self.messages = agent.with_system_prompt(add_context((), context))
         self._tools: ToolRunner = Toolbox(tools) if isinstance(tools, Sequence) else tools
         self._schemas = self._tools.schemas
         self._max_rounds = max_rounds
@@ -124,7 +124,7 @@ class ChatSession:
                             words = reply.content
                         else:
                             raw += piece
-                            words = certain_words(raw)
+                            words = certain_content(raw)
                         previous, text_so_far = text_so_far, words
                         if len(words) > len(previous):
                             yield words[len(previous) :]

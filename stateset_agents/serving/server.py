@@ -34,7 +34,7 @@ from stateset_agents.backends.openai.protocol import (
 )
 from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.chat.reply_parsing import certain_words, parse_reply
+from stateset_agents.core.chat.reply_parsing import certain_content, parse_reply
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.serving.active_requests import ActiveRequests, shutting_down
@@ -346,7 +346,7 @@ class AgentServer:
                         await stream.send(data)
                     continue
                 raw += piece
-                words = certain_words(raw) if parsed.request.tools else raw
+                words = certain_content(raw) if parsed.request.tools else raw
                 if len(words) > len(sent):
                     await stream.send(chunk(head, {"content": words[len(sent) :]}))
                     sent = words

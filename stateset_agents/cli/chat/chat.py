@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "chat",
         help="talk to an agent",
-        description=f"Talk to an agent, line by line. In the chat: {COMMANDS}; Ctrl-C stops an answer, "
+        description=f"ChatInput to an agent, line by line. In the chat: {COMMANDS}; Ctrl-C stops an answer, "
         "Ctrl-D leaves. Without --model and --environment it is the embedded agent at its retail desk.",
     )
     parser.add_argument(
@@ -96,7 +96,7 @@ async def _open_session(
     options: _ChatOptions, agent: MultiTurnAgent, exit_stack: AsyncExitStack
 ) -> ChatSession:
     """A new conversation. One of the environment, if there is one, starts without its user's words."""
-    from stateset_agents.core.chat.system_message import with_context
+    from stateset_agents.core.chat.system_message import add_context
     from stateset_agents.serving.chat_session import ChatSession, ConversationTools
 
     if options.environment is None or options.scenario is None:
@@ -108,7 +108,7 @@ async def _open_session(
     return ChatSession(
         agent,
         tools=ConversationTools(conversation),
-        messages=agent.with_system_prompt(with_context(system, options.context)),
+        messages=agent.with_system_prompt(add_context(system, options.context)),
     )
 
 

@@ -8,15 +8,15 @@ from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
-__all__ = ["refuse_sliding_window", "slide"]
+__all__ = ["refuse_sliding_window", "slide_window"]
 
 
-def slide(messages: Sequence[Message], fits: Callable[[Sequence[Message]], bool]) -> Sequence[Message]:
+def slide_window(messages: Sequence[Message], fits: Callable[[Sequence[Message]], bool]) -> Sequence[Message]:
     """The system message and as many of the newest exchanges as fit; always at least the newest one.
 
     An exchange is a user message with all that follows it up to the next: answers, tool calls, their results.
     """
-    starts = [place for place, message in enumerate(messages) if message.role == "user"]
+    starts = [index for index, message in enumerate(messages) if message.role == "user"]
     if len(starts) < 2:
         return messages
     head = messages[: starts[0]]

@@ -1,6 +1,6 @@
 """Keeps what users, tools and models wrote from becoming control tokens when a template writes it out.
 
-`core/chat/template.py` renders every conversation with a `Guard` around its texts.
+`core/chat/template.py` renders every conversation with a `ControlTokenEscaper` around its texts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from stateset_agents.backends.base import Tokenizer
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["Guard", "encodable"]
+__all__ = ["ControlTokenEscaper", "encodable"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _START, _STOP = (f"{secrets.randbelow(10**24):024d}" for _ in range(2))
@@ -28,19 +28,19 @@ def encodable(text: str) -> str:
     return _SURROGATE.sub("\ufffd", text)
 
 
-class Guard:
+class ControlTokenEscaper:
     """Swaps control tokens in a conversation's texts for marks, and marks for plain-text tokens.
 
     Between the two the template renders. Text without control tokens goes through unchanged, so it is
-    encoded exactly as the template alone would encode it. With `whole` every text is swapped, whatever
+    encoded exactly as the template alone would encode it. With `escape_all` every text is swapped, whatever
     it holds: for the rare case where text becomes a control token only together with what the template
     puts beside it, or by the tokenizer's own clean-up (`<|END|>` to `<|end|>`).
     """
 
-    def __init__(self, controls: re.Pattern[str], *, whole: bool = False) -> None:
+    def __init__(self, controls: re.Pattern[str], *, escape_all: bool = False) -> None:
         """`controls` matches every control token as it is written."""
         self._controls = controls
-        self._whole = whole
+        self._escape_all = escape_all
         self._hidden: list[str] = []
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
@@ -65,8 +65,8 @@ class Guard:
     def encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
         """Ids of what the template made of it: marks as plain text, everything else as markup."""
         ids: list[int] = []
-        for place, piece in enumerate(_MARK.split(text)):
-            if place % 2:
+        for index, piece in enumerate(_MARK.split(text)):
+            if index % 2:
                 ids.extend(tokenizer.encode(self._hidden[int(piece)]))
             elif piece:
                 ids.extend(tokenizer.encode_markup(piece))
@@ -81,11 +81,11 @@ class Guard:
         )
 
     def _text(self, text: str) -> str:
-        return self._swap(encodable(text)) if self._whole and text else self._controls_in(text)
+        return self._swap(encodable(text)) if self._escape_all and text else self._controls_in(text)
 
     def _argument(self, text: str) -> str:
         """Arguments stand in JSON, where quotes and line ends are escaped."""
-        if self._whole and text:
+        if self._escape_all and text:
             return self._swap(json.dumps(encodable(text), ensure_ascii=False)[1:-1])
         return self._controls_in(text)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from stateset_agents.types.messages import Completion, Message, ToolCall
 
-__all__ = ["certain_words", "parse_reply", "read_completion"]
+__all__ = ["certain_content", "parse_reply", "read_completion"]
 
 _CALL = re.compile(
     r"(?P<thought><think>.*?(?:</think>|\Z))|<tool_call>(?P<call>.*?)(?P<end></tool_call>|\Z)", re.DOTALL
@@ -52,7 +52,7 @@ def _is_closed(call: ToolCall) -> bool:
     return call.error is None or call.written.endswith("</tool_call>")
 
 
-def certain_words(text: str) -> str:
+def certain_content(text: str) -> str:
     """What `parse_reply` will have as content for sure, of a text that is still being sampled.
 
     Calls are left out, and an end that may become the beginning of one, or white space at the end.

@@ -11,15 +11,15 @@ from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
-__all__ = ["Context", "Talk", "as_messages", "with_context", "with_own_words"]
+__all__ = ["ChatInput", "Context", "add_context", "add_system_prompt", "as_messages"]
 
-Talk = str | Sequence[Message | Mapping[str, Any]]
+ChatInput = str | Sequence[Message | Mapping[str, Any]]
 """A conversation as callers give it; a text is one user message."""
 Context = str | Mapping[str, Any] | None
 """What the agent should know: a text as it stands, a mapping as `key: value` lines."""
 
 
-def as_messages(messages: Talk) -> list[Message]:
+def as_messages(messages: ChatInput) -> list[Message]:
     """Raises ConfigurationError for an empty conversation and for what is no message."""
     if isinstance(messages, str):
         messages = [Message(role="user", content=messages)]
@@ -32,7 +32,7 @@ def as_messages(messages: Talk) -> list[Message]:
     return [item if isinstance(item, Message) else Message.from_openai(item) for item in messages]
 
 
-def with_context(messages: Sequence[Message], context: Context) -> Sequence[Message]:
+def add_context(messages: Sequence[Message], context: Context) -> Sequence[Message]:
     """The context stands at the end of the system message."""
     if not context:
         return messages
@@ -43,12 +43,12 @@ def with_context(messages: Sequence[Message], context: Context) -> Sequence[Mess
     return _with_system(messages, context, before=False)
 
 
-def with_own_words(messages: Sequence[Message], config: AgentConfig) -> tuple[Message, ...]:
+def add_system_prompt(messages: Sequence[Message], config: AgentConfig) -> tuple[Message, ...]:
     """Persona and system prompt stand at the head of the system message."""
     persona = (config.persona or "").strip().rstrip(".")
     who = f"You are {persona}." if persona else ""
-    own = "\n".join(line for line in (who, config.system_prompt) if line)
-    return _with_system(messages, own, before=True) if own else tuple(messages)
+    present = "\n".join(line for line in (who, config.system_prompt) if line)
+    return _with_system(messages, present, before=True) if present else tuple(messages)
 
 
 def _shown(value: Any) -> str:
@@ -59,6 +59,6 @@ def _with_system(messages: Sequence[Message], text: str, *, before: bool) -> tup
     """The conversation with `text` in its system message, before or after what that says already."""
     if not messages or messages[0].role != "system":
         return (Message(role="system", content=text), *messages)
-    own = messages[0].content
-    lines = [line for line in ((text, own) if before else (own, text)) if line]
+    present = messages[0].content
+    lines = [line for line in ((text, present) if before else (present, text)) if line]
     return (replace(messages[0], content="\n".join(lines)), *messages[1:])

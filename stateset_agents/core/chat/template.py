@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from stateset_agents.core.chat.escaping import Guard
+from stateset_agents.core.chat.escaping import ControlTokenEscaper
 from stateset_agents.core.chat.plain_template import PlainTemplate, with_calls_as_text
 from stateset_agents.core.chat.reply_parsing import parse_reply
 from stateset_agents.types.errors import ConfigurationError
@@ -103,7 +103,7 @@ class JinjaTemplate:
         if opening != self._last[0]:  # the members of a group open alike
             spoken = self._with_roles(messages)
             ids = self._encode(
-                lambda guard: self._render(guard.messages(spoken), guard.schemas(tools), generate=True)
+                lambda escaper: self._render(escaper.messages(spoken), escaper.schemas(tools), generate=True)
             )
             self._last = opening, ids
         return list(self._last[1])
@@ -133,19 +133,22 @@ class JinjaTemplate:
     def _new_delta(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         spoken = self._with_roles(messages)
         # The end token goes along, for some tokenizers read what follows a control token differently.
-        ids = self._encode(lambda guard: self._end + self._after_reply(guard.messages(spoken)))
+        ids = self._encode(lambda escaper: self._end + self._after_reply(escaper.messages(spoken)))
         return tuple(ids[1:])
 
-    def _encode(self, render: Callable[[Guard], str]) -> list[int]:
+    def _encode(self, render: Callable[[ControlTokenEscaper], str]) -> list[int]:
         """Ids in which every control token is the template's own.
 
-        These are the ones that are left when each text is swapped whole; where the usual, lighter guard
-        gives others, text has become a control token after all.
+        These are the control tokens that are left when every text is escaped. Where escaping only the control
+        tokens in texts leaves others, a text has become a control token after all.
         """
-        light, whole = Guard(self._controls), Guard(self._controls, whole=True)
-        ids = light.encode(render(light), self.tokenizer)
-        safe = whole.encode(render(whole), self.tokenizer)
-        return ids if self._controls_of(ids) == self._controls_of(safe) else safe
+        escape_some, escape_all = (
+            ControlTokenEscaper(self._controls),
+            ControlTokenEscaper(self._controls, escape_all=True),
+        )
+        ids = escape_some.encode(render(escape_some), self.tokenizer)
+        safe_ids = escape_all.encode(render(escape_all), self.tokenizer)
+        return ids if self._controls_of(ids) == self._controls_of(safe_ids) else safe_ids
 
     def _controls_of(self, ids: Sequence[int]) -> list[int]:
         return [id for id in ids if id in self._control_ids]
@@ -169,10 +172,10 @@ class JinjaTemplate:
             ) from error
         return str(text)
 
-    def _after_reply(self, messages: Sequence[Message]) -> str:
+    def _after_reply(self, following: Sequence[Message]) -> str:
         """What the template writes after an assistant message and its end token, up to the next one."""
-        talk = [_message("user", "x"), _message("assistant", _PROBE), *messages]
-        after = self._render(talk, generate=True).rpartition(_PROBE)[2].lstrip()
+        conversation = [_message("user", "x"), _message("assistant", _PROBE), *following]
+        after = self._render(conversation, generate=True).rpartition(_PROBE)[2].lstrip()
         if not after.startswith(self._end):
             raise ConfigurationError(_REWRITES)
         return after[len(self._end) :]
@@ -202,8 +205,8 @@ class JinjaTemplate:
     def _trims_words(self) -> bool:
         """Whether white space at the ends of a user's or the agent's words may be lost."""
         wide = f" \n {_PROBE} \n "
-        talk = [_message(role, wide) for role in ("user", "assistant", "user")]
-        return self._render(talk).count(wide) < len(talk)
+        messages = [_message(role, wide) for role in ("user", "assistant", "user")]
+        return self._render(messages).count(wide) < len(messages)
 
     def _with_roles(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages in roles that the template knows."""
@@ -243,7 +246,7 @@ class JinjaTemplate:
     def _refuse_rewriting(self, tools: ToolSchemas = ()) -> None:
         """Replies with a thinking part are tried too: many templates drop it once the talk goes on."""
         for thinking in ("", "<think>\nso\n</think>\n\n"):
-            talk = [
+            messages = [
                 *([_message("system", "s")] if self._has_system_role else []),
                 _message("user", "first"),
                 _message("assistant", f"{thinking}one"),
@@ -251,20 +254,20 @@ class JinjaTemplate:
                 _message("assistant", f"{thinking}two"),
                 _message("user", "third"),
             ]
-            self._refuse_unless_appending(talk, [dict(tool) for tool in tools])
+            self._refuse_unless_appending(messages, [dict(tool) for tool in tools])
 
-    def _refuse_unless_appending(self, talk: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
+    def _refuse_unless_appending(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
         """Prompt, replies and deltas laid end to end must be what the template renders as a whole."""
-        whole = self._render(talk, tools, generate=True)
-        replies = [place for place, message in enumerate(talk) if message.role == "assistant"]
-        laid = re.escape(self._render(talk[: replies[0]], tools, generate=True))
-        for place, following in zip(replies, [*replies[1:], len(talk)], strict=True):
-            said, delta = talk[place].content, self._after_reply(talk[place + 1 : following])
-            laid += rf"\s*{re.escape(said)}\s*{re.escape(self._end)}{re.escape(delta)}"
-            so_far = self._render(talk[: place + 1], tools).rpartition(self._end)[0]
-            if not whole.startswith(so_far):
+        rendered = self._render(messages, tools, generate=True)
+        replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
+        pattern = re.escape(self._render(messages[: replies[0]], tools, generate=True))
+        for index, following in zip(replies, [*replies[1:], len(messages)], strict=True):
+            reply, delta = messages[index].content, self._after_reply(messages[index + 1 : following])
+            pattern += rf"\s*{re.escape(reply)}\s*{re.escape(self._end)}{re.escape(delta)}"
+            so_far = self._render(messages[: index + 1], tools).rpartition(self._end)[0]
+            if not rendered.startswith(so_far):
                 raise ConfigurationError(_REWRITES)
-        if not re.fullmatch(laid, whole):
+        if not re.fullmatch(pattern, rendered):
             raise ConfigurationError(_REWRITES)
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.environment import Conversation, Environment, answer_to, opened
+from stateset_agents.core.environment import Conversation, Environment, start_conversation, step_conversation
 from stateset_agents.runtime.circuit_breakers import wait_listener
 from stateset_agents.runtime.tasks import Deadline
 from stateset_agents.runtime.user_code import call_checked, format_error
@@ -77,7 +77,7 @@ async def run_episode(
     start = Trajectory(scenario=scenario, member=session.member, seed=seeds.user)
 
     def begin() -> Awaitable[Conversation]:
-        return opened(environment, scenario, seeds.user)
+        return start_conversation(environment, scenario, seeds.user)
 
     return await _play(agent, start, begin, seeds.agent, session, temperature, between_turns, seconds)
 
@@ -226,7 +226,7 @@ async def _converse(
         completion = await speak(row, room)
         row.extend(completion.token_ids)
         turns.append(Turn(prompt_ids=tuple(delta), completion=completion))
-        observation = await answer_to(completion, conversation)
+        observation = await step_conversation(completion, conversation)
         watch.lap("environment")
         turns[-1] = replace(
             turns[-1],

@@ -10,7 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import ClassVar, TypeVar
 
-from stateset_agents.core.environment import Conversation, Environment, Observation, answer_to, opened
+from stateset_agents.core.environment import (
+    Conversation,
+    Environment,
+    Observation,
+    start_conversation,
+    step_conversation,
+)
 from stateset_agents.runtime.retries import FaultTolerance
 from stateset_agents.runtime.tasks import Deadline, in_thread, with_timeout
 from stateset_agents.runtime.user_code import call_checked
@@ -61,7 +67,7 @@ class TimeLimitedEnvironment:
 
             def start() -> asyncio.Future[Conversation]:
                 nonlocal opening
-                opening = asyncio.ensure_future(opened(self._environment, scenario, seed))
+                opening = asyncio.ensure_future(start_conversation(self._environment, scenario, seed))
                 return opening
 
             try:
@@ -138,7 +144,7 @@ class _Conversation:
         return await self._answer(lambda inner: call_checked(inner.step, reply, kind=Observation))
 
     async def take(self, completion: Completion) -> Observation:
-        return await self._answer(lambda inner: answer_to(completion, inner))
+        return await self._answer(lambda inner: step_conversation(completion, inner))
 
     async def _answer(self, ask: Callable[[Conversation], Awaitable[Observation]]) -> Observation:
         self._num_turns += 1

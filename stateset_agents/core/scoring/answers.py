@@ -63,7 +63,7 @@ def _unit(name: str) -> str:
     return _UNITS.get(singular, singular)
 
 
-def agreement(given: str, expected: object, *, tolerance: float = 1e-6) -> float:
+def agreement(answer: str, expected: object, *, tolerance: float = 1e-6) -> float:
     """1 where the answer given is the one expected, else 0; for a list the share that both have in common.
 
     - A number agrees within `tolerance`, relative to it. Where the expected answer has a unit the given one
@@ -78,7 +78,7 @@ def agreement(given: str, expected: object, *, tolerance: float = 1e-6) -> float
         items = [_wordings(item) for item in expected]
         if not items:
             raise ConfigurationError('context["answer"] is an empty list: leave it out, or give the answer')
-        parts = [part for part in _BETWEEN_ITEMS.split(given) if part.strip(" .")]
+        parts = [part for part in _BETWEEN_ITEMS.split(answer) if part.strip(" .")]
         left = list(parts)
         for item in items:
             right = [part for part in left if any(_agrees(part, wording, tolerance) for wording in item)]
@@ -86,7 +86,7 @@ def agreement(given: str, expected: object, *, tolerance: float = 1e-6) -> float
                 left.remove(right[0])  # each part answers one item
         in_common = len(parts) - len(left)
         return in_common / (len(items) + len(parts) - in_common)
-    return float(any(_agrees(given, wording, tolerance) for wording in _wordings(expected)))
+    return float(any(_agrees(answer, wording, tolerance) for wording in _wordings(expected)))
 
 
 def _wordings(expected: object) -> Sequence[str | float]:
@@ -101,11 +101,11 @@ def _wordings(expected: object) -> Sequence[str | float]:
     )
 
 
-def _agrees(given: str, expected: str | float, tolerance: float) -> bool:
+def _agrees(answer: str, expected: str | float, tolerance: float) -> bool:
     wanted = parse_number(expected) if isinstance(expected, str) else (float(expected), "")
     if wanted is None:
-        return _plain(given) == _plain(str(expected))
-    found = parse_number(given)
+        return _plain(answer) == _plain(str(expected))
+    found = parse_number(answer)
     if found is None:
         return False
     same_unit = wanted[1] in ("", found[1])

@@ -21,7 +21,13 @@ from stateset_agents.core.scoring.claims.text_checks import (
     words,
 )
 from stateset_agents.core.scoring.claims.typed_values import stem
-from stateset_agents.core.scoring.transcript import Talk, claims_something_false, read_talk, resolution, share
+from stateset_agents.core.scoring.transcript import (
+    Transcript,
+    claims_something_false,
+    read_transcript,
+    resolution,
+    share,
+)
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
@@ -49,59 +55,59 @@ UNRESOLVED_CAP = 0.5
 """Most that a conversation earns that is not resolved, or names a fact without telling it."""
 
 
-FormCheck = Callable[[Talk], float]
+FormCheck = Callable[[Transcript], float]
 """From 0 to 1."""
 
 
-def _courtesy(talk: Talk) -> float:
+def _courtesy(transcript: Transcript) -> float:
     """Once is enough: a second apology earns nothing."""
-    return float(any(map(is_courteous, talk.sound)))
+    return float(any(map(is_courteous, transcript.sound)))
 
 
-def _relevance(talk: Talk) -> float:
+def _relevance(transcript: Transcript) -> float:
     """Half for one word of the topic, in any of its forms, all for two."""
-    said = {stem(word) for text in talk.sound for word in content_words(text)}
-    return min(len(said & talk.topic), 2) / 2
+    stems = {stem(word) for text in transcript.sound for word in content_words(text)}
+    return min(len(stems & transcript.topic), 2) / 2
 
 
-def _helpful(talk: Talk) -> float:
+def _helpful(transcript: Transcript) -> float:
     """Share of replies that don't turn the user away."""
-    return share([not is_refusal(text) for text in talk.sound])
+    return share([not is_refusal(text) for text in transcript.sound])
 
 
-def _complete(talk: Talk) -> float:
+def _complete(transcript: Transcript) -> float:
     """Share of replies that are whole sentences of 3 to 120 words."""
-    return share([_is_complete(text) for text in talk.sound])
+    return share([_is_complete(text) for text in transcript.sound])
 
 
 def _is_complete(text: str) -> bool:
     return 3 <= len(words(text)) <= 120 and text.rstrip(" \"')").endswith((".", "!", "?"))
 
 
-def _brevity(talk: Talk) -> float:
+def _brevity(transcript: Transcript) -> float:
     """Share of replies within 40 words."""
-    return share([len(words(text)) <= 40 for text in talk.sound])
+    return share([len(words(text)) <= 40 for text in transcript.sound])
 
 
-def _asks(talk: Talk) -> float:
+def _asks(transcript: Transcript) -> float:
     """A question at least once."""
-    return float(any("?" in text for text in talk.sound))
+    return float(any("?" in text for text in transcript.sound))
 
 
-def _goes_on(talk: Talk) -> float:
+def _goes_on(transcript: Transcript) -> float:
     """Share of the user's reactions that neither complain nor say once more what was said before."""
-    earlier = list(talk.heard[: len(talk.heard) - len(talk.reactions)])
+    earlier = list(transcript.heard[: len(transcript.heard) - len(transcript.reactions)])
     fine = []
-    for reaction in talk.reactions:
+    for reaction in transcript.reactions:
         again = echo(reaction, earlier) >= 0.6 or words(reaction) in map(words, earlier)
         fine.append(not again and not is_displeased(reaction))
         earlier.append(reaction)
     return share(fine)
 
 
-def _pleased(talk: Talk) -> float:
+def _pleased(transcript: Transcript) -> float:
     """Is the user's last word one of thanks or praise?"""
-    return float(bool(talk.reactions) and is_pleased(talk.reactions[-1]))
+    return float(bool(transcript.reactions) and is_pleased(transcript.reactions[-1]))
 
 
 _FORM_CHECKS: Mapping[str, FormCheck] = {
@@ -177,13 +183,13 @@ class ResolutionReward(RewardFunction):
         return result
 
     def _score(self, trajectory: Trajectory) -> RewardResult:
-        talk = read_talk(trajectory, english=self._english)
-        checks = {key: _FORM_CHECKS[key](talk) for key in self._form}
+        transcript = read_transcript(trajectory, english=self._english)
+        checks = {key: _FORM_CHECKS[key](transcript) for key in self._form}
         form = sum(self._form[key] * value for key, value in checks.items()) / sum(self._form.values())
-        breakdown = {"integrity": talk.integrity, "manner": talk.manner, "form": form}
+        breakdown = {"integrity": transcript.integrity, "manner": transcript.manner, "form": form}
         breakdown.update({f"form/{key}": value for key, value in checks.items()})
 
-        resolved = resolution(trajectory, talk, breakdown)
+        resolved = resolution(trajectory, transcript, breakdown)
         if resolved is None:
             value = FORM_ONLY_CAP * form
         else:
@@ -192,10 +198,10 @@ class ResolutionReward(RewardFunction):
             if breakdown.get("success") == 0.0 or "gambled" in breakdown:
                 value = min(value, UNRESOLVED_CAP)
         breakdown["form_only"] = float(resolved is None)
-        if claims_something_false(trajectory, talk):
+        if claims_something_false(trajectory, transcript):
             breakdown["false_claim"] = 1.0
             value = 0.0
-        return RewardResult(score=talk.integrity * talk.manner * value, breakdown=breakdown)
+        return RewardResult(score=transcript.integrity * transcript.manner * value, breakdown=breakdown)
 
     def _say_form_only(self) -> None:
         if not self._said_so:
@@ -242,8 +248,8 @@ create_task_completion_reward = create_task_reward
 def create_engagement_reward(*, english: bool = True) -> ResolutionReward:
     """Resolved, and the user took to it: went on without complaint, and had thanks or praise at the end.
 
-    Shares and the last word count, never how long the talk was. It reads what the user said, so it is only
-    as good as the user: one that thanks whoever asks for thanks teaches to ask for them.
+    The length of the conversation does not count. It reads what the user said, so it is only as good as the
+    user: one that thanks whoever asks for thanks teaches the agent to ask for them.
     """
     return create_domain_reward("engagement", english=english)
 

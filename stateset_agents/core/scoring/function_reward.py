@@ -111,9 +111,9 @@ class FunctionReward(RewardFunction):
         scores: list[float | None] = []
         for index, turn in enumerate(trajectory.turns):
             so_far = replace(trajectory, turns=(*trajectory.turns[:index], replace(turn, feedback=())))
-            given = self._given(so_far)
-            given.update({key: of(turn) for key, of in _TURN_ARGUMENTS.items()})
-            scores.append(as_result(await self._named.call(given)).score)
+            arguments = self._given(so_far)
+            arguments.update({key: of(turn) for key, of in _TURN_ARGUMENTS.items()})
+            scores.append(as_result(await self._named.call(arguments)).score)
         applicable = [score for score in scores if score is not None]
         if not applicable:
             return RewardResult(score=None)

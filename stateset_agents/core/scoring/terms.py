@@ -20,7 +20,7 @@ Term = tuple[Reward, float]
 
 
 def named_terms(
-    what: str, rewards: Mapping[str, Term] | Sequence[Term], number: str = "weight"
+    kind: str, rewards: Mapping[str, Term] | Sequence[Term], number: str = "weight"
 ) -> list[tuple[str, RewardFunction, float]]:
     """Name, reward and number of each term; a sequence's terms are called as their rewards are.
 
@@ -28,15 +28,15 @@ def named_terms(
     nothing may be put over a reward.
     """
     if not isinstance(rewards, Mapping | Sequence) or not rewards:
-        raise ConfigurationError(f"a {what} needs at least one (reward, {number}), got {rewards!r:.60}")
+        raise ConfigurationError(f"a {kind} needs at least one (reward, {number}), got {rewards!r:.60}")
     named = isinstance(rewards, Mapping)
     terms: list[tuple[str, RewardFunction, float]] = []
     for key, pair in rewards.items() if isinstance(rewards, Mapping) else enumerate(rewards):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             name = getattr(pair, "name", None) or getattr(pair, "__name__", None)
             shown = f"{name} alone: write [({name}, 1.0)]" if name else f"{pair!r:.60}"
-            raise ConfigurationError(f"a {what} takes (reward, {number}) pairs, got {shown}")
-        reward, value = as_term(what, pair[0]), pair[1]
+            raise ConfigurationError(f"a {kind} takes (reward, {number}) pairs, got {shown}")
+        reward, value = as_term(kind, pair[0]), pair[1]
         name = str(key) if named else reward.name
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
             raise ConfigurationError(f"the {number} of reward {name!r} must be positive, got {value!r}")
@@ -50,12 +50,12 @@ def named_terms(
     return terms
 
 
-def as_term(what: str, value: Reward) -> RewardFunction:
+def as_term(kind: str, value: Reward) -> RewardFunction:
     """`as_reward` for a part of another reward; ConfigurationError for one that must stand outermost."""
     reward = as_reward(value)
     if reward.outermost:
         raise ConfigurationError(
-            f"a {what} cannot be put over {reward.name}, which would lose its meaning: put that one outside"
+            f"a {kind} cannot be put over {reward.name}, which would lose its meaning: put that one outside"
         )
     return reward
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stateset_agents.core.scoring.claims.facts_told import Telling, facts_told
-from stateset_agents.core.scoring.claims.false_claims import claimed
+from stateset_agents.core.scoring.claims.fact_status import FactStatus, fact_statuses
+from stateset_agents.core.scoring.claims.false_claims import claims_phrase
 from stateset_agents.core.scoring.claims.statements import MOST_READ
 from stateset_agents.core.scoring.claims.text_checks import (
     choices,
@@ -21,11 +21,11 @@ from stateset_agents.core.scoring.claims.typed_values import stem
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["Talk", "claims_something_false", "given_texts", "read_talk", "resolution", "share"]
+__all__ = ["Transcript", "claims_something_false", "given_texts", "read_transcript", "resolution", "share"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Talk:
+class Transcript:
     """The words of a conversation."""
 
     replies: Sequence[str]
@@ -59,7 +59,7 @@ def share(checks: Sequence[bool]) -> float:
     return sum(checks) / len(checks) if checks else 0.0
 
 
-def read_talk(trajectory: Trajectory, *, english: bool = True) -> Talk:
+def read_transcript(trajectory: Trajectory, *, english: bool = True) -> Transcript:
     """Sort out what was said by whom; `english=False` leaves out what reads English."""
     replies: list[str] = []
     sound: list[str] = []
@@ -85,7 +85,7 @@ def read_talk(trajectory: Trajectory, *, english: bool = True) -> Talk:
         if is_prose(text, english=english) and not repeated and echo(text, read) < 0.6:
             sound.append(text)
         earlier.add(spoken)
-    return Talk(
+    return Transcript(
         replies=replies,
         sound=sound,
         heard=heard,
@@ -101,7 +101,7 @@ def _subject(trajectory: Trajectory) -> list[str]:
     return [trajectory.scenario.family, *(wording for wordings in expected.values() for wording in wordings)]
 
 
-def resolution(trajectory: Trajectory, talk: Talk, breakdown: dict[str, float]) -> float | None:
+def resolution(trajectory: Trajectory, transcript: Transcript, breakdown: dict[str, float]) -> float | None:
     """The share of `context["expected_facts"]` told, the environment's verdict, or the mean of both.
 
     None where there is neither. A fact counts when a sound reply tells it and no reply takes it back. Writes
@@ -111,16 +111,16 @@ def resolution(trajectory: Trajectory, talk: Talk, breakdown: dict[str, float]) 
     expected = facts(context, "expected_facts")
     parts = []
     if expected:
-        found = facts_told(
+        found = fact_statuses(
             expected,
-            talk.replies,
-            sound=[number for number, text in enumerate(talk.replies) if text in talk.sound],
-            heard=talk.heard,
+            transcript.replies,
+            sound=[number for number, text in enumerate(transcript.replies) if text in transcript.sound],
+            heard=transcript.heard,
             given=given_texts(context, trajectory.messages),
             choices=choices(context),
         )
-        breakdown["facts"] = share([telling is Telling.TOLD for telling in found.values()])
-        if Telling.NAMED in found.values():
+        breakdown["facts"] = share([status is FactStatus.TOLD for status in found.values()])
+        if FactStatus.NAMED in found.values():
             breakdown["gambled"] = 1.0
         parts.append(breakdown["facts"])
     if trajectory.success is not None:
@@ -129,12 +129,14 @@ def resolution(trajectory: Trajectory, talk: Talk, breakdown: dict[str, float]) 
     return sum(parts) / len(parts) if parts else None
 
 
-def claims_something_false(trajectory: Trajectory, talk: Talk) -> bool:
+def claims_something_false(trajectory: Trajectory, transcript: Transcript) -> bool:
     """Does a reply state a phrase of `context["forbidden"]`, or may it, as it is too long to be read?"""
     forbidden = facts(trajectory.scenario.context, "forbidden")
-    if forbidden and talk.overlong:
+    if forbidden and transcript.overlong:
         return True
-    return any(claimed(wordings, text) for wordings in forbidden.values() for text in talk.replies)
+    return any(
+        claims_phrase(wordings, text) for wordings in forbidden.values() for text in transcript.replies
+    )
 
 
 _NOT_GIVEN = ("expected_facts", "forbidden", "choices", "answer", "secrets")

@@ -44,14 +44,14 @@ def scenario_of_chat(chat: Mapping[str, Any]) -> Scenario:
             'a logged conversation must be {"messages": [...]}, with the OpenAI chat format'
         )
     messages = [Message.from_openai(message) for message in chat["messages"]]
-    said = [place for place, message in enumerate(messages) if message.role == "user"]
-    if not said:
+    user_turns = [index for index, message in enumerate(messages) if message.role == "user"]
+    if not user_turns:
         raise ConfigurationError("a logged conversation needs a message of the user")
-    system = [message.content for message in messages[: said[0]] if message.role == "system"]
+    system = [message.content for message in messages[: user_turns[0]] if message.role == "system"]
     answers = [message.content for message in messages if message.role == "assistant" and message.content]
     found: dict[str, Any] = {
         "system": "\n\n".join(system),
-        "script": [messages[place].content for place in said[1:]],
+        "script": [messages[index].content for index in user_turns[1:]],
         "recorded": _recorded(messages),
         "reference": answers[-1] if answers else "",
         "tools": list(chat.get("tools") or ()),
@@ -63,7 +63,7 @@ def scenario_of_chat(chat: Mapping[str, Any]) -> Scenario:
         {
             "id": str(chat.get("id") or _content_id(chat["messages"])),
             "family": str(chat.get("family") or chat.get("topic") or "default"),
-            "opening": messages[said[0]].content,
+            "opening": messages[user_turns[0]].content,
             "split": chat.get("split") or "train",
             "context": context,
         }
@@ -73,22 +73,22 @@ def scenario_of_chat(chat: Mapping[str, Any]) -> Scenario:
 def _recorded(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Each call with the tool message that answered it: by its id, or the next one in order."""
     calls: list[dict[str, Any]] = []
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not message.tool_calls:
             continue
         answers = []
-        for answer in messages[place + 1 :]:
+        for answer in messages[index + 1 :]:
             if answer.role != "tool":
                 break
             answers.append(answer)
         by_id = {answer.tool_call_id: answer for answer in answers if answer.tool_call_id}
         for number, call in enumerate(message.tool_calls):
-            given = by_id.get(call.id) or (answers[number] if number < len(answers) else None)
+            result = by_id.get(call.id) or (answers[number] if number < len(answers) else None)
             calls.append(
                 {
                     "name": call.name,
                     "arguments": dict(call.arguments),
-                    "content": None if given is None else given.content,
+                    "content": None if result is None else result.content,
                 }
             )
     return calls
@@ -158,11 +158,11 @@ def with_shares(
         )
     made = []
     for scenario, has_split in zip(scenarios, named, strict=True):
-        place = derive(0, "split", scenario.id) / 2**63
+        position = derive(0, "split", scenario.id) / 2**63
         below = 0.0
         for split in _HELD_OUT:
             share = shares.get(split, 0.0)
-            if not has_split and below <= place < below + share:
+            if not has_split and below <= position < below + share:
                 scenario = replace(scenario, split=split)
             below += share
         made.append(scenario)

@@ -62,11 +62,11 @@ def dataset_scenarios(
         names: Sequence[str] = rows.column_names
         _check_columns(names, columns)
         number = len(rows) if limit is None else min(limit, len(rows))
-        for place in range(number):
+        for index in range(number):
             try:
-                scenarios.append(_scenario(rows[place], columns, family, split, place))
+                scenarios.append(_scenario(rows[index], columns, family, split, index))
             except ConfigurationError as error:
-                raise ConfigurationError(f"row {place} of the dataset's split {split!r}: {error}") from error
+                raise ConfigurationError(f"row {index} of the dataset's split {split!r}: {error}") from error
     return load_scenarios(scenarios)
 
 
@@ -84,10 +84,10 @@ def scenarios_of_spec(spec: Mapping[str, Any]) -> list[Scenario]:
 
 
 def _scenario(
-    row: Mapping[str, Any], columns: Mapping[str, str] | None, family: str | None, split: str, place: int
+    row: Mapping[str, Any], columns: Mapping[str, str] | None, family: str | None, split: str, index: int
 ) -> Scenario:
     data = {key: row[column] for key, column in columns.items()} if columns else dict(row)
-    data = {"id": f"{split}-{place}", **data, "split": data.get("split") or split}
+    data = {"id": f"{split}-{index}", **data, "split": data.get("split") or split}
     if family is not None:
         data["family"] = family
     if "messages" in data:
@@ -152,11 +152,11 @@ def _tables(
                 }
             if why := why_out_of_reach(str(dataset), kind="dataset"):
                 _log.warning(f"the hub does not answer ({why}): a copy on this machine is looked for")
-            whole = {"name": config, "revision": revision}
+            options = {"name": config, "revision": revision}
             if splits is None:
-                return _chosen(library.load_dataset(str(dataset), **whole), None)
+                return _chosen(library.load_dataset(str(dataset), **options), None)
             return {
-                ours: library.load_dataset(str(dataset), split=theirs, **whole)
+                ours: library.load_dataset(str(dataset), split=theirs, **options)
                 for ours, theirs in splits.items()
             }
         except (OSError, ValueError, library.exceptions.DatasetsError) as error:
@@ -165,7 +165,7 @@ def _tables(
             if "corresponds to no data" in str(error):
                 raise ConfigurationError(f"dataset {str(dataset)!r} has no row") from error
             causes = [error] if error.__cause__ is None else [error, error.__cause__]
-            why = ": ".join(" ".join(str(one).split())[:300] for one in causes)
+            why = ": ".join(" ".join(str(cause).split())[:300] for cause in causes)
             raise ConfigurationError(f"cannot load dataset {str(dataset)!r}: {why}") from error
 
 

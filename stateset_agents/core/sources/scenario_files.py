@@ -18,7 +18,9 @@ def load_scenarios(items: Iterable[Scenario | Mapping[str, Any]]) -> list[Scenar
     scenarios = [item if isinstance(item, Scenario) else Scenario.from_dict(item) for item in items]
     if not scenarios:
         raise ConfigurationError("scenarios is empty: give at least one scenario")
-    _refuse_twins([(f"scenario {number}", scenario) for number, scenario in enumerate(scenarios, start=1)])
+    _refuse_equal_ids(
+        [(f"scenario {number}", scenario) for number, scenario in enumerate(scenarios, start=1)]
+    )
     return scenarios
 
 
@@ -32,20 +34,20 @@ def read_scenarios(path: str | Path) -> Sequence[Scenario]:
         raise ConfigurationError(f"cannot read scenario file {path}: {error.strerror}{where}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"scenario file {path} is not UTF-8 text (byte {error.start})") from error
-    placed: list[tuple[str, Scenario]] = []
+    located: list[tuple[str, Scenario]] = []
     for number, line in enumerate(text.split("\n"), start=1):  # JSON texts may hold other line ends
         if line.strip():
             try:
-                placed.append((f"line {number}", Scenario.from_dict(_read_json(line))))
+                located.append((f"line {number}", Scenario.from_dict(_read_json(line))))
             except ConfigurationError as error:
                 raise ConfigurationError(f"{path}, line {number}: {error}") from error
-    if not placed:
+    if not located:
         raise ConfigurationError(f"{path} holds no scenario: write one JSON object a line")
     try:
-        _refuse_twins(placed)
+        _refuse_equal_ids(located)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}, {error}") from error
-    return [scenario for _, scenario in placed]
+    return [scenario for _, scenario in located]
 
 
 def _read_json(line: str) -> Any:
@@ -57,11 +59,11 @@ def _read_json(line: str) -> Any:
         raise ConfigurationError(f"cannot be read ({error}): {line[:60]!r}") from error
 
 
-def _refuse_twins(placed: Sequence[tuple[str, Scenario]]) -> None:
+def _refuse_equal_ids(located: Sequence[tuple[str, Scenario]]) -> None:
     first: dict[str, str] = {}
-    for place, scenario in placed:
+    for where, scenario in located:
         if scenario.id in first:
             raise ConfigurationError(
-                f"{place}: id {scenario.id!r} stands twice, first at {first[scenario.id]}: ids must be unique"
+                f"{where}: id {scenario.id!r} stands twice, first at {first[scenario.id]}: ids must be unique"
             )
-        first[scenario.id] = place
+        first[scenario.id] = where

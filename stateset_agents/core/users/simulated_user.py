@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stateset_agents.core.scoring.claims.facts_told import Telling, facts_told
+from stateset_agents.core.scoring.claims.fact_status import FactStatus, fact_statuses
 from stateset_agents.core.scoring.claims.text_checks import choices, facts, is_prose
 from stateset_agents.core.scoring.transcript import given_texts
 from stateset_agents.runtime.named_arguments import NamedCall
@@ -122,7 +122,7 @@ class RuleBasedUser:
             self._goal = NamedCall("goal", goal, ("messages", "state"), positional=("messages",))
         self._patience = patience
         self._seed = seed
-        self._said: tuple[str, ...] = ()
+        self._purposes: tuple[str, ...] = ()
         self.satisfied: bool | None = None if goal is None else False
 
     async def reply(self, messages: Sequence[Message], state: Any = None) -> str | None:
@@ -137,12 +137,12 @@ class RuleBasedUser:
             if await self._goal.call({"messages": messages, "state": state}):
                 self.satisfied = True
                 return None
-        said = messages[-1].content
+        text = messages[-1].content
         for index, rule in enumerate(self._rules):
             purpose = f"rule {index}"
-            if rule.once and purpose in self._said:
+            if rule.once and purpose in self._purposes:
                 continue
-            if re.search(rule.pattern, said, re.IGNORECASE):
+            if re.search(rule.pattern, text, re.IGNORECASE):
                 return self._choose(purpose, rule.replies)
         if self._patience == 0:
             return None
@@ -156,16 +156,16 @@ class RuleBasedUser:
         """One paraphrase: a function of the seed, the purpose, and how often it came up before."""
         if not paraphrases:
             return None
-        key = derive(self._seed, "user", purpose, self._said.count(purpose))
-        self._said += (purpose,)
+        key = derive(self._seed, "user", purpose, self._purposes.count(purpose))
+        self._purposes += (purpose,)
         return paraphrases[key % len(paraphrases)]
 
 
-def _texts(what: str, texts: Sequence[str]) -> tuple[str, ...]:
+def _texts(name: str, texts: Sequence[str]) -> tuple[str, ...]:
     """Raises ConfigurationError for one bare text, which would be said letter by letter."""
     if isinstance(texts, str):
         raise ConfigurationError(
-            f"{what} must be a list of texts, got the text {texts!r:.60}: write [{texts!r:.60}]"
+            f"{name} must be a list of texts, got the text {texts!r:.60}: write [{texts!r:.60}]"
         )
     return tuple(texts)
 
@@ -243,15 +243,15 @@ def _goal(scenario: Scenario) -> Callable[[Sequence[Message]], bool] | None:
         return None
 
     def heard_everything(messages: Sequence[Message]) -> bool:
-        said = [message.content for message in messages if message.role == "assistant"]
-        found = facts_told(
+        replies = [message.content for message in messages if message.role == "assistant"]
+        found = fact_statuses(
             expected,
-            said,
-            sound=[number for number, text in enumerate(said) if is_prose(text)],
+            replies,
+            sound=[number for number, text in enumerate(replies) if is_prose(text)],
             heard=[message.content for message in messages if message.role == "user"],
             given=given_texts(scenario.context, messages),
             choices=options,
         )
-        return all(telling is Telling.TOLD for telling in found.values())
+        return all(status is FactStatus.TOLD for status in found.values())
 
     return heard_everything

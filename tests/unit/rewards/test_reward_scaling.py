@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from stateset_agents.core.reward import CompositeReward, EnvironmentReward, reward_function
 from stateset_agents.core.scoring.base import RewardFunction, RewardResult
-from stateset_agents.rewards.scaling import NormalizedReward, Running, ScaledReward, apply_reward_scaling
+from stateset_agents.rewards.scaling import (
+    NormalizedReward,
+    RunningMoments,
+    ScaledReward,
+    apply_reward_scaling,
+)
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Outcome, Trajectory
 
@@ -44,7 +49,7 @@ async def test_a_scaled_reward_keeps_what_it_was_in_its_breakdown():
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=30))
 def test_running_statistics_are_those_of_all_values(values: list[float]):
-    running = Running()
+    running = RunningMoments()
     for value in values:
         running = running.with_value(value)
     assert running.mean == pytest.approx(fmean(values), abs=1e-9)
@@ -108,7 +113,7 @@ async def test_normalised_terms_of_a_composite_keep_their_own_statistics_and_the
 
 async def test_turn_rewards_are_divided_by_the_same_deviation():
     reward = NormalizedReward(EnvironmentReward())
-    reward.running = Running(2, 1.0, 8.0)
+    reward.running = RunningMoments(2, 1.0, 8.0)
     talk = trajectory("Hi", "a", "b", "c", turn_rewards=[1.0, None], outcome=Outcome(reward=4.0))
     assert await reward.score(talk) == RewardResult(
         score=2.0, breakdown={"environment": 5.0}, turn_rewards=(0.5, 0.0)

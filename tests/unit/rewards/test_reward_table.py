@@ -23,7 +23,7 @@ from stateset_agents.core.reward import (
     create_task_reward,
     create_tutoring_reward,
 )
-from stateset_agents.core.scoring.claims.facts_told import told
+from stateset_agents.core.scoring.claims.fact_status import states_fact
 from stateset_agents.rewards.composites import GatedReward, ProductReward
 from stateset_agents.rewards.verifiable import (
     create_conciseness_reward,
@@ -221,7 +221,7 @@ def conversation(
     open_facts = [(case["fact"], case["then"]), (case["time"], "Thank you, that helps a lot.")]
     for reply in replies:
         said.append(Message(role="assistant", content=reply))
-        if open_facts and told([open_facts[0][0]], reply):
+        if open_facts and states_fact([open_facts[0][0]], reply):
             answer = open_facts.pop(0)[1]
         else:
             answer = "You have not answered me. " + (case["first"] if len(open_facts) == 2 else case["then"])

@@ -11,7 +11,7 @@ import pytest
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.core.chat.reply_parsing import certain_words, parse_reply
+from stateset_agents.core.chat.reply_parsing import certain_content, parse_reply
 from stateset_agents.environments.retail_desk import RetailDesk
 from stateset_agents.serving.chat_session import ChatSession, ConversationTools
 from stateset_agents.serving.saved_conversations import load_conversations, save_conversation
@@ -199,7 +199,7 @@ async def test_a_person_may_play_the_user_of_a_scenario() -> None:
 )
 def test_certain_words_only_grow_into_the_reply(text: str) -> None:
     content = parse_reply(text).content
-    grown = [certain_words(text[:length]) for length in range(len(text) + 1)]
+    grown = [certain_content(text[:length]) for length in range(len(text) + 1)]
     assert all(content.startswith(words) for words in grown)
     assert grown == sorted(grown, key=len)
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from stateset_agents.core.scoring.claims.mentions import denied_after, phrase_spans, read_values, wanted_value
-from stateset_agents.core.scoring.claims.statements import Span, Statements, read_statements
+from stateset_agents.core.scoring.claims.statements import Statements, TextSpan, read_statements
 from stateset_agents.core.scoring.claims.text_checks import FUNCTION_WORDS
 from stateset_agents.core.scoring.claims.typed_values import same_value, stem
 
-__all__ = ["claimed"]
+__all__ = ["claims_phrase"]
 
 _PAYS = r"pay|paid|give|gave|get|send|return|credit|put|have|receive|hand|transfer"
 _MONEY = r"money|amount|price|payment|cash|funds"
@@ -56,7 +56,7 @@ _TOGETHER = 40
 """Characters between the words of a phrase that is said in another order."""
 
 
-def claimed(wordings: Iterable[str], text: str) -> bool:
+def claims_phrase(wordings: Iterable[str], text: str) -> bool:
     """True where the text claims one of the phrases, in these words or in others that say the same.
 
     "A refund in full" claims "full refund". Doubt ("maybe") does not undo a claim; denial, question,
@@ -65,22 +65,22 @@ def claimed(wordings: Iterable[str], text: str) -> bool:
     statements = read_statements(text)
     for wording in wordings:
         for start, end in _spans(wording, statements):
-            place = statements.at(start)
-            denials = place.denials + denied_after(statements, end)
-            withheld = place.planned or place.asked or (place.supposed and not denials)
+            modality = statements.at(start)
+            denials = modality.denials + denied_after(statements, end)
+            withheld = modality.planned or modality.asked or (modality.supposed and not denials)
             if denials % 2 == 0 and not withheld and not _RESTRICTED.search(statements.clause(start)):
                 return True
     return False
 
 
-def _spans(wording: str, statements: Statements) -> Iterator[Span]:
+def _spans(wording: str, statements: Statements) -> Iterator[TextSpan]:
     """Where the phrase is said: its words, its value, or its words' meanings close together."""
     yield from phrase_spans(wording, statements, plural=True)
     value = wanted_value(wording)
     if value is not None:
         if value.kind not in ("number:", "status"):
             found = read_values(statements.text)
-            yield from (Span(other.start, other.end) for other in found if same_value(other, value))
+            yield from (TextSpan(other.start, other.end) for other in found if same_value(other, value))
         return
     parts = re.findall(r"[\w'$€£%]+", wording.lower())
     if len(parts) < 2 or not FUNCTION_WORDS.isdisjoint(parts):
@@ -99,19 +99,19 @@ def _spans(wording: str, statements: Statements) -> Iterator[Span]:
                 break
             together.append(other)
         else:
-            yield Span(min(together).start, max(span.end for span in together))
+            yield TextSpan(min(together).start, max(span.end for span in together))
 
 
-def _meant(part: str, statements: Statements) -> list[Span]:
+def _meant(part: str, statements: Statements) -> list[TextSpan]:
     """Where words of the part's meaning stand."""
     meaning = next((pattern for pattern in _MEANINGS.values() if pattern.fullmatch(part)), None)
     if meaning is not None:
-        return [Span(*match.span()) for match in meaning.finditer(statements.low)]
+        return [TextSpan(*match.span()) for match in meaning.finditer(statements.low)]
     wanted = stem(part)
-    return [Span(start, end) for word, start, end in statements.words if stem(word) == wanted]
+    return [TextSpan(start, end) for word, start, end in statements.words if stem(word) == wanted]
 
 
-def _is_together(first: Span, second: Span, statements: Statements) -> bool:
+def _is_together(first: TextSpan, second: TextSpan, statements: Statements) -> bool:
     """In one clause, or with a comma between them: "a refund, in full"."""
     before, after = sorted((first, second))
     if after.start - before.end > _TOGETHER:

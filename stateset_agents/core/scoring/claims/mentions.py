@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stateset_agents.core.scoring.claims.statements import MOST_READ, Place, Span, Statements, read_statements
+from stateset_agents.core.scoring.claims.statements import (
+    MOST_READ,
+    Modality,
+    Statements,
+    TextSpan,
+    read_statements,
+)
 from stateset_agents.core.scoring.claims.typed_values import Value, find_values, same_value
 
 __all__ = [
@@ -28,7 +34,7 @@ class Mention:
     reply: int
     start: int
     end: int
-    place: Place
+    modality: Modality
     values: tuple[Value, ...]
     """The typed values in it."""
 
@@ -88,13 +94,13 @@ def wanted_value(wording: str, choices: tuple[tuple[str, ...], ...] = ()) -> Val
     return next((value for value in read_values(text, choices) if value.end - value.start == len(text)), None)
 
 
-def phrase_spans(wording: str, statements: Statements, *, plural: bool = False) -> Iterator[Span]:
+def phrase_spans(wording: str, statements: Statements, *, plural: bool = False) -> Iterator[TextSpan]:
     """Where the words of the wording stand one after another; also in `plural`, if asked for."""
     parts = [word for word, _, _ in read_statements(wording).words]
     words = statements.words
-    for place in range(len(words) - len(parts) + 1):
-        if all(_same(words[place + number][0], part, plural) for number, part in enumerate(parts)):
-            yield Span(words[place][1], words[place + len(parts) - 1][2])
+    for first in range(len(words) - len(parts) + 1):
+        if all(_same(words[first + number][0], part, plural) for number, part in enumerate(parts)):
+            yield TextSpan(words[first][1], words[first + len(parts) - 1][2])
 
 
 def _same(word: str, part: str, plural: bool) -> bool:
@@ -112,29 +118,29 @@ def find_mentions(
         spans = {span for wording in wordings for span in phrase_spans(wording, statements)}
         for value in values:
             if any(other.kind != "number:" and same_value(value, other) for other in wanted):
-                spans.add(Span(value.start, value.end))
+                spans.add(TextSpan(value.start, value.end))
         spans = set(sorted(spans)[:most])
         places = {span: statements.at(span.start) for span in spans}
         for wording in wordings:
             places |= {
-                span: place for span, place in _denials(wording, statements) if not _is_in(span, spans)
+                span: modality for span, modality in _denials(wording, statements) if not _is_in(span, spans)
             }
         for start, end in sorted(places)[:most]:
             inside = tuple(value for value in values if value.start < end and start < value.end)
-            found.append(Mention(number, start, end, places[Span(start, end)], inside))
+            found.append(Mention(number, start, end, places[TextSpan(start, end)], inside))
     return found
 
 
-def _denials(wording: str, statements: Statements) -> Iterator[tuple[Span, Place]]:
+def _denials(wording: str, statements: Statements) -> Iterator[tuple[TextSpan, Modality]]:
     """Of a fact that is a denial ("not eligible"), the places of what it denies, and of the opposite.
 
     "You aren't eligible" tells it, and "you are eligible" denies it.
     """
     denied = _NEGATIVE.match(wording.strip())
     for span in phrase_spans(wording.strip()[denied.end() :], statements) if denied else ():
-        place = statements.at(span.start)
-        yield span, place._replace(denials=0 if place.denials % 2 else 1)
+        modality = statements.at(span.start)
+        yield span, modality._replace(denials=0 if modality.denials % 2 else 1)
 
 
-def _is_in(span: Span, others: set[Span]) -> bool:
+def _is_in(span: TextSpan, others: set[TextSpan]) -> bool:
     return any(other.start <= span.start and span.end <= other.end for other in others)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stateset_agents.core.scoring.claims.mentions import Mention, Replies, denied_after
-from stateset_agents.core.scoring.claims.statements import NEARBY, Place, Statements
+from stateset_agents.core.scoring.claims.statements import NEARBY, Modality, Statements
 from stateset_agents.core.scoring.claims.text_checks import FUNCTION_WORDS
 from stateset_agents.core.scoring.claims.typed_values import Value, same_value, stem
 
@@ -171,7 +171,7 @@ class _Second:
     value: Value
     reply: int
     statements: Statements
-    place: Place
+    modality: Modality
 
 
 def has_second_value(live: Sequence[Mention], replies: Replies, covered: frozenset[tuple[int, int]]) -> bool:
@@ -199,7 +199,9 @@ def has_second_value(live: Sequence[Mention], replies: Replies, covered: frozens
 
 def _take_back(seconds: Sequence[_Second], fact: _Fact, live: Sequence[Mention], replies: Replies) -> bool:
     denied = {
-        second.value.value: (second.reply, second.value.start) for second in seconds if second.place.denials
+        second.value.value: (second.reply, second.value.start)
+        for second in seconds
+        if second.modality.denials
     }
     others: set[object] = set()
     withdrawn: set[object] = set()
@@ -230,7 +232,7 @@ def _how_told(kind: str, live: Sequence[Mention], replies: Replies) -> _Fact:
         kind=kind,
         values=frozenset(value for _, value in values),
         attributes=attributes,
-        past=all(mention.place.past for mention in live),
+        past=all(mention.modality.past for mention in live),
         bounds=any(_is_bound(mention.start, replies.statements[mention.reply]) for mention in live),
         about_another=any(
             _is_about_another(value, replies.statements[mention.reply], replies, attributes)
@@ -269,18 +271,18 @@ def _shape(value: Value) -> str:
 
 def _is_excused(second: _Second, fact: _Fact, replies: Replies) -> bool:
     """Is it denied, asked, supposed, past, or the user's?"""
-    value, statements, place = second.value, second.statements, second.place
-    if place.denials or place.supposed or denied_after(statements, value.end):
+    value, statements, modality = second.value, second.statements, second.modality
+    if modality.denials or modality.supposed or denied_after(statements, value.end):
         return True
     if (
-        place.asked
+        modality.asked
         and not _is_fragment(value, statements)
         and not _OR_CLAUSE.match(statements.clause(value.start))
     ):
         return True
     said_of = _said_of(value, statements)
     differs = _differs(said_of, fact)
-    if place.past and (differs or not fact.past):
+    if modality.past and (differs or not fact.past):
         return True
     if (value.kind, value.value) not in replies.known:
         return False
@@ -292,7 +294,7 @@ def _is_excused(second: _Second, fact: _Fact, replies: Replies) -> bool:
 def _is_other(second: _Second, fact: _Fact, replies: Replies) -> bool:
     """Is it about something else: a bound, another attribute, another day or another thing?"""
     value, statements = second.value, second.statements
-    if second.place.doubted:
+    if second.modality.doubted:
         return False
     said_of = _said_of(value, statements)
     if _differs(said_of, fact) or (_is_bound(value.start, statements) and not fact.bounds):
@@ -399,8 +401,8 @@ def _is_about_another(
         return False
     nouns = [*_NOUNS.findall(before), *_SUBJECT.findall(before), *_PURPOSE.findall(after[:40])]
     stems = {stem(word) for noun in nouns for word in noun.split() if word not in FUNCTION_WORDS | _GENERIC}
-    told_of = {word for name in attributes for word in _ATTRIBUTES[name]}
-    return bool(stems) and not stems & (replies.topic | told_of)
+    attribute_words = {word for name in attributes for word in _ATTRIBUTES[name]}
+    return bool(stems) and not stems & (replies.topic | attribute_words)
 
 
 def is_alternative(mention: Mention, replies: Replies) -> bool:
@@ -415,9 +417,9 @@ def is_alternative(mention: Mention, replies: Replies) -> bool:
     for value in _neighbours(mention, replies.values[mention.reply]):
         gap = low[value.end : mention.start] if value.end <= mention.start else low[mention.end : value.start]
         if len(gap) <= 30 and _OR.search(gap) and _JOINED.fullmatch(gap):
-            place = statements.at(value.start)
+            modality = statements.at(value.start)
             expected = any(same_value(value, other) for other in replies.expected)
-            if not (expected or place.denials or place.past):
+            if not (expected or modality.denials or modality.past):
                 return True
     return False
 

@@ -21,7 +21,7 @@ from stateset_agents.core.scoring.claims.assertion_grammar import (
     Operator,
 )
 
-__all__ = ["MOST_READ", "Place", "Span", "Statements", "read_statements"]
+__all__ = ["MOST_READ", "Modality", "Statements", "TextSpan", "read_statements"]
 
 MOST_READ = 20_000
 """Characters of one text that are read; a longer one is no prose, and of it only the start is looked at."""
@@ -29,14 +29,14 @@ NEARBY = 120
 """Characters to either side in which words of a clause are looked for."""
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """A part of the text."""
 
     start: int
     end: int
 
 
-class Place(NamedTuple):
+class Modality(NamedTuple):
     """What holds at a place of the text."""
 
     denials: int
@@ -118,10 +118,10 @@ class Statements:
         self._scopes = self._covered()
         self.retractions = self._retracted()
 
-    def at(self, start: int) -> Place:
+    def at(self, start: int) -> Modality:
         """What holds for the word that starts there."""
         planned = self._count("planned", start) > 0
-        return Place(
+        return Modality(
             denials=self._count("denied", start),
             doubted=self._count("doubted", start) > 0,
             supposed=self._count("supposed", start) > 0,
@@ -148,16 +148,16 @@ class Statements:
         """The clause that holds the place, as far as it is `NEARBY`."""
         return "".join(self.around(start, start))
 
-    def sentence(self, start: int) -> Span:
+    def sentence(self, start: int) -> TextSpan:
         """The sentence that holds the place."""
         return self.sentences[max(0, bisect_right(self._sentence_starts, start) - 1)]
 
-    def is_of_earlier(self, retraction: Span) -> bool:
+    def is_of_earlier(self, retraction: TextSpan) -> bool:
         """Is it earlier words that are taken back, not those just said?"""
         start = self.sentence(retraction.start).start
         return bool(_EARLIER.search(self.low, max(start, retraction.start - NEARBY), retraction.end))
 
-    def _is_asked(self, clause: Span) -> bool:
+    def _is_asked(self, clause: TextSpan) -> bool:
         """The clause before a question mark; the whole sentence where it begins as a question does."""
         sentence = self.sentence(clause.start)
         if self.low[max(sentence.start, sentence.end - 9) : sentence.end].rstrip(" \"')")[-1:] != "?":
@@ -180,26 +180,26 @@ class Statements:
                     changes[operator.sign][scope.end] -= 1
         covered = {}
         for sign, steps in changes.items():
-            places, counts, total = sorted(steps), [], 0
-            for place in places:
-                total += steps[place]
+            positions, counts, total = sorted(steps), [], 0
+            for position in positions:
+                total += steps[position]
                 counts.append(total)
-            covered[sign] = (places, counts)
+            covered[sign] = (positions, counts)
         return covered
 
     def _count(self, sign: str, start: int) -> int:
-        places, counts = self._scopes.get(sign, ([], []))
-        found = bisect_right(places, start) - 1
+        positions, counts = self._scopes.get(sign, ([], []))
+        found = bisect_right(positions, start) - 1
         return counts[found] if found >= 0 else 0
 
-    def _scope(self, operator: Operator, start: int, end: int) -> Span:
+    def _scope(self, operator: Operator, start: int, end: int) -> TextSpan:
         clause = self.clauses[self.clause_number(start)]
         sentence = self.sentence(start)
         if operator.scope == "next words":
             words = _NEXT_WORDS.match(self.low[end : end + 80])
-            return Span(end, min(sentence.end, end + (words.end() if words else 0)))
+            return TextSpan(end, min(sentence.end, end + (words.end() if words else 0)))
         if operator.scope == "rest of clause":
-            return Span(end, clause.end)
+            return TextSpan(end, clause.end)
         if operator.scope == "clause":
             return clause
         if operator.scope == "condition":
@@ -207,25 +207,25 @@ class Statements:
         following = bisect_left(self._turns, (end, 0))
         stop = min(self._turns[following][0], sentence.end) if following < len(self._turns) else sentence.end
         if operator.scope == "rest of sentence":
-            return Span(end, stop)
+            return TextSpan(end, stop)
         before = bisect_left(self._turns, (start, 0)) - 1
-        return Span(max(sentence.start, self._turns[before][1] if before >= 0 else 0), stop)
+        return TextSpan(max(sentence.start, self._turns[before][1] if before >= 0 else 0), stop)
 
-    def _condition(self, start: int, clause: Span, sentence: Span) -> Span:
+    def _condition(self, start: int, clause: TextSpan, sentence: TextSpan) -> TextSpan:
         """A condition takes its sentence with it, from the last "and", "but" or colon before it; a polite one
         ("if you have questions") only itself, and one in brackets what is in the brackets."""
         if POLITE_CONDITION.match(self.plain, start):
-            return Span(start, clause.end)
+            return TextSpan(start, clause.end)
         next_bracket = bisect_right(self._brackets, start)
         opening = self._brackets[next_bracket - 1] if next_bracket else -1
         if opening >= sentence.start and self.low[opening] == "(":
             closing = self._brackets[next_bracket] if next_bracket < len(self._brackets) else sentence.end
-            return Span(opening, min(closing, sentence.end))
+            return TextSpan(opening, min(closing, sentence.end))
         joint = bisect_right(self._joints, start) - 1
         begin = max(sentence.start, self._joints[joint] if joint >= 0 else 0)
         following = bisect_left(self._breaks, start)
         stop = self._breaks[following] if following < len(self._breaks) else sentence.end
-        return Span(begin, min(stop, sentence.end))
+        return TextSpan(begin, min(stop, sentence.end))
 
     def _is_past(self, start: int) -> bool:
         before, after = self.around(start, start)
@@ -237,14 +237,14 @@ class Statements:
             return True
         return bool(_PAST.search(words)) and not _PRESENT.search(words)
 
-    def _retracted(self) -> list[Span]:
+    def _retracted(self) -> list[TextSpan]:
         found = []
         for sentence in self.sentences:
             words = self.low[sentence.start : sentence.end]
             start = sentence.start + len(words) - len(words.lstrip())
             match = RETRACTIONS.search(words.strip())
             if match and not words.rstrip().endswith("?"):
-                found.append(Span(start + match.start(), sentence.end))
+                found.append(TextSpan(start + match.start(), sentence.end))
         return found
 
 
@@ -266,28 +266,28 @@ def _blank(match: re.Match[str]) -> str:
     return "_" * len(match[0])
 
 
-def _parts(text: str, ends: re.Pattern[str]) -> list[Span]:
+def _parts(text: str, ends: re.Pattern[str]) -> list[TextSpan]:
     parts, start = [], 0
     for match in ends.finditer(text):
         if text[start : match.start()].strip():
-            parts.append(Span(start, match.end()))
+            parts.append(TextSpan(start, match.end()))
             start = match.end()
     if text[start:].strip() or not parts:
-        parts.append(Span(start, len(text)))
+        parts.append(TextSpan(start, len(text)))
     return parts
 
 
-def _clauses(text: str, sentence: Span) -> list[Span]:
+def _clauses(text: str, sentence: TextSpan) -> list[TextSpan]:
     """The clauses of a sentence; "and Friday" belongs to the clause that it continues."""
-    found: list[Span] = []
+    found: list[TextSpan] = []
     start = sentence.start
     ends = [match.span() for match in _CLAUSE_END.finditer(text, sentence.start, sentence.end)]
     for end, after in [*ends, (sentence.end, sentence.end)]:
-        span, start = Span(start, max(start, end)), max(start, after)
+        span, start = TextSpan(start, max(start, end)), max(start, after)
         if found and not text[span.start : span.end].strip():
             continue
         if found and span.end - span.start < NEARBY and _BARE_TAIL.match(text, span.start, span.end):
-            found[-1] = Span(found[-1].start, span.end)
+            found[-1] = TextSpan(found[-1].start, span.end)
         else:
             found.append(span)
     return found

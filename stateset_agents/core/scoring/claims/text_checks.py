@@ -2,7 +2,7 @@
 
 Used by the form rewards (core/scoring/factories.py) and the rule-based user
 (core/users/simulated_user.py). The word lists are English. Which facts a text tells is read by
-`facts_told.py`.
+`fact_status.py`.
 """
 
 from __future__ import annotations
@@ -99,18 +99,18 @@ def facts(context: Mapping[str, object], key: str) -> dict[str, tuple[str, ...]]
 
         {"expected_facts": ["K27", ["5 days", "five days"]]}  ->  {"K27": ("K27",), "5 days": (...)}
     """
-    given = context.get(key)
-    if given is None:
+    value = context.get(key)
+    if value is None:
         return {}
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, Mapping):
-        named = [(str(name), _wordings(key, value)) for name, value in given.items()]
-    elif isinstance(given, Sequence):
-        named = [(wordings[0], wordings) for wordings in (_wordings(key, value) for value in given)]
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, Mapping):
+        named = [(str(name), _wordings(key, value)) for name, value in value.items()]
+    elif isinstance(value, Sequence):
+        named = [(wordings[0], wordings) for wordings in (_wordings(key, value) for value in value)]
     else:
         raise ConfigurationError(
-            f"context[{key!r}] must be a list of phrases or a mapping, got {given!r:.60}"
+            f"context[{key!r}] must be a list of phrases or a mapping, got {value!r:.60}"
         )
     return dict(named)
 
@@ -122,17 +122,17 @@ def choices(context: Mapping[str, object]) -> tuple[tuple[str, ...], ...]:
 
         {"choices": ["aspen", "cedar", "pine"]}  ->  (("aspen", "cedar", "pine"),)
     """
-    given = context.get("choices")
-    if given is None:
+    value = context.get("choices")
+    if value is None:
         return ()
     listed = (
-        [given]
-        if isinstance(given, Sequence) and all(isinstance(item, str | int | float) for item in given)
-        else given
+        [value]
+        if isinstance(value, Sequence) and all(isinstance(item, str | int | float) for item in value)
+        else value
     )
-    if isinstance(given, str) or not isinstance(listed, Sequence) or not listed:
+    if isinstance(value, str) or not isinstance(listed, Sequence) or not listed:
         raise ConfigurationError(
-            f"context['choices'] must be a list of phrases or of such lists, got {given!r:.60}"
+            f"context['choices'] must be a list of phrases or of such lists, got {value!r:.60}"
         )
     return tuple(_wordings("choices", options) for options in listed)
 

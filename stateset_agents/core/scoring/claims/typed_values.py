@@ -1,6 +1,6 @@
 """Values that stand in a text, by type: "It comes Friday for $40." has a weekday and an amount.
 
-Two values of a type that differ rule each other out, which is how `facts_told` knows that "Monday or
+Two values of a type that differ rule each other out, which is how `fact_statuses` knows that "Monday or
 Friday" tells neither. Numbers are compared as numbers, so "$40.00", "40 dollars" and "USD 40" are equal.
 """
 
@@ -220,9 +220,9 @@ def _joined(found: Sequence[Value], text: str) -> list[Value]:
     values = list(found)
     places = range(len(values))
     for order, step in ((places, -1), (reversed(places), 1)):
-        for place in order:
-            value = values[place]
-            other = values[place + step] if 0 <= place + step < len(values) else None
+        for index in order:
+            value = values[index]
+            other = values[index + step] if 0 <= index + step < len(values) else None
             if other is None or not _takes_type(value, other):
                 continue
             first, second = (other, value) if step < 0 else (value, other)
@@ -230,7 +230,7 @@ def _joined(found: Sequence[Value], text: str) -> list[Value]:
                 value.kind == "name"
                 and _is_apposition(text[first.end : second.start], text[second.end : second.end + 8])
             ):
-                values[place] = replace(value, kind=other.kind, value=_like(value.value, other))
+                values[index] = replace(value, kind=other.kind, value=_like(value.value, other))
     return [value for value in values if value.kind != "name"]
 
 

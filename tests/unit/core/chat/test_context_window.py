@@ -13,7 +13,7 @@ from tiny_training import even_share, make_agent, make_environment, make_trainer
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.core.chat.context_window import slide
+from stateset_agents.core.chat.context_window import slide_window
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.serving.chat_session import ChatSession
 from stateset_agents.types.errors import ConfigurationError
@@ -47,14 +47,14 @@ TALK = said("s: s", "u: 1", "c:", "t: r", "a: 1", "u: 2", "a: 2", "u: 3", "c:", 
     ],
 )
 def test_whole_exchanges_are_left_out_from_the_oldest(most: int, kept: list[Message]) -> None:
-    assert list(slide(TALK, lambda shown: len(shown) <= most)) == kept
+    assert list(slide_window(TALK, lambda shown: len(shown) <= most)) == kept
 
 
 def test_what_stands_before_the_first_user_message_is_the_system_s() -> None:
     talk = said("s: s", "a: welcome", "u: 1", "a: 1", "u: 2")
-    assert list(slide(talk, lambda shown: len(shown) <= 2)) == said("s: s", "u: 2")
-    assert list(slide(talk[2:], lambda shown: len(shown) <= 1)) == said("u: 2")
-    assert list(slide(said("s: s", "u: 1"), lambda shown: False)) == said("s: s", "u: 1")
+    assert list(slide_window(talk, lambda shown: len(shown) <= 2)) == said("s: s", "u: 2")
+    assert list(slide_window(talk[2:], lambda shown: len(shown) <= 1)) == said("u: 2")
+    assert list(slide_window(said("s: s", "u: 1"), lambda shown: False)) == said("s: s", "u: 1")
 
 
 def agent_of(**settings: Any) -> tuple[MultiTurnAgent, ScriptedBackend]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.chat.reply_parsing import certain_words, parse_reply
+from stateset_agents.core.chat.reply_parsing import certain_content, parse_reply
 from stateset_agents.core.tools import Toolbox
 from stateset_agents.types.messages import ToolCall
 
@@ -111,7 +111,7 @@ def test_what_a_thought_holds_is_no_call(text: str, content: str, names: list[st
 )
 def test_words_that_are_certain_stay_where_they_are_while_more_comes(text: str) -> None:
     content = parse_reply(text).content
-    assert all(content.startswith(certain_words(text[:end])) for end in range(len(text) + 1))
+    assert all(content.startswith(certain_content(text[:end])) for end in range(len(text) + 1))
 
 
 def test_a_call_that_is_cut_says_so() -> None:

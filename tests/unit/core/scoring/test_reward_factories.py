@@ -18,7 +18,7 @@ from stateset_agents.core.reward import (
     create_task_reward,
     create_tutoring_reward,
 )
-from stateset_agents.core.scoring.claims import facts_told
+from stateset_agents.core.scoring.claims import fact_status
 from stateset_agents.core.scoring.claims.statements import MOST_READ, Statements
 from stateset_agents.core.scoring.factories import DOMAINS
 from stateset_agents.types.errors import ConfigurationError
@@ -212,13 +212,13 @@ async def test_of_an_endless_reply_only_the_start_is_read_and_it_earns_nothing(
     reply: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
-    read = facts_told.read_statements
+    read = fact_status.read_statements
 
     def reading(text: str) -> Statements:
         lengths.append(len(read(text).text))
         return read(text)
 
-    monkeypatch.setattr(facts_told, "read_statements", reading)
+    monkeypatch.setattr(fact_status, "read_statements", reading)
     endless = reply * (200_000 // len(reply))
     for spoken in (
         talk(f"{GOOD} {endless}", context=FACTS),

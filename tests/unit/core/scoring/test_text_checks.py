@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stateset_agents.core.scoring.claims.facts_told import Telling, facts_told, told
+from stateset_agents.core.scoring.claims.fact_status import FactStatus, fact_statuses, states_fact
 from stateset_agents.core.scoring.claims.text_checks import (
     content_words,
     declines,
@@ -38,7 +38,7 @@ def test_words_are_lower_case_with_numbers_whole_and_marks_gone():
     ],
 )
 def test_a_fact_is_told_by_a_statement(text: str):
-    assert told(["5 days"], text)
+    assert states_fact(["5 days"], text)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_a_fact_is_told_by_a_statement(text: str):
     ],
 )
 def test_a_fact_is_not_told_by_a_denial_a_question_or_other_words(text: str):
-    assert not told(["5 days"], text)
+    assert not states_fact(["5 days"], text)
 
 
 def test_one_of_several_wordings_is_enough_and_a_bare_number_finds_its_price():
-    assert told(["five days", "5 days"], "In 5 days.")
-    assert told(["20"], "It costs $20.")
-    assert told(["$1,000.50"], "It costs $1,000.50.")
-    assert not told(["$20"], "It takes 20 days.")
+    assert states_fact(["five days", "5 days"], "In 5 days.")
+    assert states_fact(["20"], "It costs $20.")
+    assert states_fact(["$1,000.50"], "It costs $1,000.50.")
+    assert not states_fact(["$20"], "It takes 20 days.")
 
 
 def test_facts_come_as_phrases_wordings_or_names():
@@ -146,8 +146,8 @@ def test_tone_is_read_off_phrases():
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday"]
 
 
-def telling(wording: str, texts: list[str], expected: list[str]) -> Telling:
-    return facts_told({name: (name,) for name in expected}, texts)[wording]
+def telling(wording: str, texts: list[str], expected: list[str]) -> FactStatus:
+    return fact_statuses({name: (name,) for name in expected}, texts)[wording]
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,14 @@ def telling(wording: str, texts: list[str], expected: list[str]) -> Telling:
     ],
 )
 def test_a_fact_among_many_others_of_its_kind_is_named_and_not_told(texts: list[str]):
-    assert telling("Friday", texts, ["Friday"]) is Telling.NAMED
+    assert telling("Friday", texts, ["Friday"]) is FactStatus.NAMED
 
 
 def test_a_fact_by_itself_or_among_facts_that_are_expected_too_is_told():
     texts = ["It arrives on Friday. It is red, big, old, and heavy."]
-    assert telling("Friday", texts, ["Friday"]) is Telling.TOLD
+    assert telling("Friday", texts, ["Friday"]) is FactStatus.TOLD
     every = ["We are open on Monday, Tuesday, Wednesday, Thursday, Friday."]
-    assert telling("Friday", every, DAYS) is Telling.TOLD
+    assert telling("Friday", every, DAYS) is FactStatus.TOLD
 
 
 @pytest.mark.parametrize(

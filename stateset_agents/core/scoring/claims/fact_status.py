@@ -20,17 +20,17 @@ from stateset_agents.core.scoring.claims.mentions import (
     wanted_value,
 )
 from stateset_agents.core.scoring.claims.second_values import has_second_value, is_alternative, is_one_of_many
-from stateset_agents.core.scoring.claims.statements import Span, Statements, read_statements
+from stateset_agents.core.scoring.claims.statements import Statements, TextSpan, read_statements
 from stateset_agents.core.scoring.claims.typed_values import MOST_VALUES, same_value, stem
 
-__all__ = ["Telling", "facts_told", "told"]
+__all__ = ["FactStatus", "fact_statuses", "states_fact"]
 
 _MOST_MENTIONS = 100
 """A fact that stands there more often is stuffed in, not told; it bounds the work, too."""
 _TO_COME = re.compile(r"\b(?:(?:to|will|can|shall|must|may|'ll) be|being|gets?|not yet)(?: \w+)? $")
 
 
-class Telling(Enum):
+class FactStatus(Enum):
     """What the replies do with a fact."""
 
     TOLD = "told"
@@ -39,7 +39,7 @@ class Telling(Enum):
     ABSENT = "absent"
 
 
-def facts_told(
+def fact_statuses(
     facts: Mapping[str, Sequence[str]],
     replies: Sequence[str],
     *,
@@ -47,14 +47,14 @@ def facts_told(
     heard: Sequence[str] = (),
     given: Sequence[str] = (),
     choices: Sequence[Sequence[str]] = (),
-) -> dict[str, Telling]:
+) -> dict[str, FactStatus]:
     """How each fact (name -> accepted wordings) fares in the agent's `replies`.
 
     `sound`: which replies may tell a fact, all of them unless given; values in the others still count as
     second ones. `heard` is what the user said, `given` other texts whose values the agent may repeat, each
     list of `choices` a type of values of the user's own.
 
-        facts_told({"day": ("Friday",)}, ["It comes Monday or Friday."])  ->  {"day": Telling.NAMED}
+        fact_statuses({"day": ("Friday",)}, ["It comes Monday or Friday."])  ->  {"day": FactStatus.NAMED}
     """
     types = tuple(tuple(options) for options in choices)
     known = [value for text in (*heard, *given) for value in read_values(text, types)]
@@ -78,15 +78,15 @@ def facts_told(
         for mention in found
         for value in mention.values
     )
-    return {name: _telling(found, read, covered) for name, found in mentions.items()}
+    return {name: _fact_status(found, read, covered) for name, found in mentions.items()}
 
 
-def told(wordings: Iterable[str], text: str) -> bool:
+def states_fact(wordings: Iterable[str], text: str) -> bool:
     """True when the text by itself tells a fact that has these wordings.
 
     "The refund takes 5 days" tells "5 days"; "it is not 5 days", "is it 5 days?" and "5 or 6 days" do not.
     """
-    return facts_told({"": tuple(wordings)}, [text])[""] is Telling.TOLD
+    return fact_statuses({"": tuple(wordings)}, [text])[""] is FactStatus.TOLD
 
 
 def _questions(text: str) -> Iterator[str]:
@@ -99,16 +99,18 @@ def _questions(text: str) -> Iterator[str]:
         yield from re.findall(r"[\w']+", statements.low[span.start : span.end])
 
 
-def _telling(mentions: Sequence[Mention], replies: Replies, covered: frozenset[tuple[int, int]]) -> Telling:
+def _fact_status(
+    mentions: Sequence[Mention], replies: Replies, covered: frozenset[tuple[int, int]]
+) -> FactStatus:
     if not mentions:
-        return Telling.ABSENT
+        return FactStatus.ABSENT
     if len(mentions) > _MOST_MENTIONS or any(len(values) >= MOST_VALUES for values in replies.values):
-        return Telling.NAMED
+        return FactStatus.NAMED
     live = [mention for mention in mentions if _is_live(mention, replies)]
     if not live or _is_contradicted(mentions, live, replies) or has_second_value(live, replies, covered):
-        return Telling.NAMED
+        return FactStatus.NAMED
     typed = any(mention.values for mention in live)
-    return Telling.NAMED if not typed and is_one_of_many(live, replies) else Telling.TOLD
+    return FactStatus.NAMED if not typed and is_one_of_many(live, replies) else FactStatus.TOLD
 
 
 def _is_live(mention: Mention, replies: Replies) -> bool:
@@ -116,7 +118,7 @@ def _is_live(mention: Mention, replies: Replies) -> bool:
     statements = replies.statements[mention.reply]
     return (
         mention.reply in replies.sound
-        and mention.place.asserted
+        and mention.modality.asserted
         and not denied_after(statements, mention.end)
         and not _is_to_come(mention, statements)
         and not is_alternative(mention, replies)
@@ -143,7 +145,7 @@ def _is_retracted(mention: Mention, replies: Replies) -> bool:
     return False
 
 
-def _names_another(span: Span, number: int, mention: Mention, replies: Replies) -> bool:
+def _names_another(span: TextSpan, number: int, mention: Mention, replies: Replies) -> bool:
     """Is there another value of the fact's type in the sentence that takes something back?"""
     start = replies.statements[number].sentence(span.start).start
     return any(
@@ -158,8 +160,13 @@ def _is_contradicted(mentions: Sequence[Mention], live: Sequence[Mention], repli
     denied = [
         mention
         for mention in mentions
-        if (mention.place.denials or denied_after(replies.statements[mention.reply], mention.end))
-        and not (mention.place.asked or mention.place.supposed or mention.place.planned or mention.place.past)
+        if (mention.modality.denials or denied_after(replies.statements[mention.reply], mention.end))
+        and not (
+            mention.modality.asked
+            or mention.modality.supposed
+            or mention.modality.planned
+            or mention.modality.past
+        )
     ]
     if not any(mention.values for mention in live):
         return bool(denied)

@@ -7,21 +7,21 @@ import time
 import pytest
 
 from stateset_agents.core.scoring.claims.assertion_grammar import OPERATORS, Operator
-from stateset_agents.core.scoring.claims.facts_told import Telling, facts_told, told
-from stateset_agents.core.scoring.claims.false_claims import claimed
+from stateset_agents.core.scoring.claims.fact_status import FactStatus, fact_statuses, states_fact
+from stateset_agents.core.scoring.claims.false_claims import claims_phrase
 from stateset_agents.core.scoring.claims.statements import MOST_READ, read_statements
 from stateset_agents.core.scoring.claims.text_checks import choices
 from stateset_agents.core.scoring.claims.typed_values import find_values
 from stateset_agents.types.errors import ConfigurationError
 
 
-def telling(wording: str, *replies: str, **given: object) -> Telling:
-    return facts_told({"fact": (wording,)}, replies, **given)["fact"]  # type: ignore[arg-type]  # passed on
+def status(wording: str, *replies: str, **given: object) -> FactStatus:
+    return fact_statuses({"fact": (wording,)}, replies, **given)["fact"]  # type: ignore[arg-type]  # passed on
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.example)
 def test_no_example_of_the_grammar_tells_friday(operator: Operator):
-    assert telling("Friday", operator.example) is Telling.NAMED
+    assert status("Friday", operator.example) is FactStatus.NAMED
     assert operator.pattern.search(operator.example.lower())
 
 
@@ -40,7 +40,7 @@ def test_no_example_of_the_grammar_tells_friday(operator: Operator):
     ],
 )
 def test_idioms_polite_conditions_and_what_follows_a_but_leave_friday_told(text: str):
-    assert told(["Friday"], text)
+    assert states_fact(["Friday"], text)
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_bare_numbers_and_names_take_the_type_of_what_they_are_joined_to():
 )
 def test_two_values_of_a_type_are_an_enumeration_however_they_are_joined(joined: str):
     for first, second in (("Friday", "Monday"), ("Monday", "Friday")):
-        assert telling("Friday", f"It comes {joined.format(first, second)}.") is Telling.NAMED
-    assert telling("$40", f"You get {joined.format('$30', '$40')}.") is Telling.NAMED
+        assert status("Friday", f"It comes {joined.format(first, second)}.") is FactStatus.NAMED
+    assert status("$40", f"You get {joined.format('$30', '$40')}.") is FactStatus.NAMED
 
 
 def test_one_guess_a_turn_is_an_enumeration_too_and_a_correction_is_not_but_once():
     days = ("Monday", "Tuesday", "Friday")
-    assert telling("Friday", *(f"It comes {day}." for day in days)) is Telling.NAMED
-    assert telling("Friday", "It comes Monday.", "Sorry, not Monday: Friday.") is Telling.TOLD
+    assert status("Friday", *(f"It comes {day}." for day in days)) is FactStatus.NAMED
+    assert status("Friday", "It comes Monday.", "Sorry, not Monday: Friday.") is FactStatus.TOLD
     twice = ("It comes Monday.", "Sorry, not Monday: Tuesday.", "Sorry, not Tuesday: Friday.")
-    assert telling("Friday", *twice) is Telling.NAMED
+    assert status("Friday", *twice) is FactStatus.NAMED
 
 
 @pytest.mark.parametrize(
@@ -119,29 +119,29 @@ def test_one_guess_a_turn_is_an_enumeration_too_and_a_correction_is_not_but_once
     ],
 )
 def test_a_second_day_that_is_denied_past_or_about_something_else_takes_nothing_back(text: str):
-    assert telling("Friday", text, heard=["When does it arrive?"]) is Telling.TOLD
+    assert status("Friday", text, heard=["When does it arrive?"]) is FactStatus.TOLD
 
 
 def test_the_users_own_values_and_those_of_the_context_may_be_repeated_but_not_as_the_answer():
     order = "Your parcel with number K27 has the new number Z48."
-    assert telling("Z48", order) is Telling.NAMED
-    assert telling("Z48", order, heard=["Where is K27?"]) is Telling.TOLD
-    assert telling("Z48", order, given=["order: K27"]) is Telling.TOLD
-    assert telling("Z48", "It is K27. It is Z48.", heard=["Where is K27?"]) is Telling.NAMED
-    assert telling("Z48", "It is K27 or Z48.", heard=["Where is K27?"]) is Telling.NAMED
+    assert status("Z48", order) is FactStatus.NAMED
+    assert status("Z48", order, heard=["Where is K27?"]) is FactStatus.TOLD
+    assert status("Z48", order, given=["order: K27"]) is FactStatus.TOLD
+    assert status("Z48", "It is K27. It is Z48.", heard=["Where is K27?"]) is FactStatus.NAMED
+    assert status("Z48", "It is K27 or Z48.", heard=["Where is K27?"]) is FactStatus.NAMED
 
 
 def test_a_text_that_is_no_prose_tells_nothing_but_its_values_still_count():
-    assert telling("Friday", "It comes Friday.", "Monday Monday", sound=[0]) is Telling.NAMED
-    assert telling("Friday", "It comes Friday.", sound=[]) is Telling.NAMED
-    assert telling("Friday", "Hello.") is Telling.ABSENT
+    assert status("Friday", "It comes Friday.", "Monday Monday", sound=[0]) is FactStatus.NAMED
+    assert status("Friday", "It comes Friday.", sound=[]) is FactStatus.NAMED
+    assert status("Friday", "Hello.") is FactStatus.ABSENT
 
 
 def test_choices_are_a_type_of_values_of_the_users_own():
     guesses = "We use aspen indoors. Terraces look best in cedar."
-    assert telling("aspen", guesses) is Telling.TOLD
-    assert telling("aspen", guesses, choices=[["aspen", "cedar", "red oak"]]) is Telling.NAMED
-    assert telling("aspen", "Not cedar but aspen.", choices=[["aspen", "cedar"]]) is Telling.TOLD
+    assert status("aspen", guesses) is FactStatus.TOLD
+    assert status("aspen", guesses, choices=[["aspen", "cedar", "red oak"]]) is FactStatus.NAMED
+    assert status("aspen", "Not cedar but aspen.", choices=[["aspen", "cedar"]]) is FactStatus.TOLD
     assert choices({"choices": ["aspen", "red oak"]}) == (("aspen", "red oak"),)
     assert choices({"choices": [["aspen", "cedar"], [40, 41]]}) == (("aspen", "cedar"), ("40", "41"))
     assert choices({"choices": [40, 41]}) == (("40", "41"),)
@@ -155,10 +155,10 @@ def test_choices_that_cannot_be_read_are_refused(given: object):
 
 
 def test_a_fact_that_is_a_denial_is_told_by_any_denial_and_taken_back_by_its_opposite():
-    assert telling("not eligible", "You are not eligible.") is Telling.TOLD
-    assert telling("not eligible", "You aren't eligible.") is Telling.TOLD
-    assert telling("not eligible", "You are eligible.") is Telling.NAMED
-    assert telling("not eligible", "You are not eligible. You are eligible.") is Telling.NAMED
+    assert status("not eligible", "You are not eligible.") is FactStatus.TOLD
+    assert status("not eligible", "You aren't eligible.") is FactStatus.TOLD
+    assert status("not eligible", "You are eligible.") is FactStatus.NAMED
+    assert status("not eligible", "You are not eligible. You are eligible.") is FactStatus.NAMED
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_fact_that_is_a_denial_is_told_by_any_denial_and_taken_back_by_its_opp
     ],
 )
 def test_a_forbidden_phrase_is_claimed_in_other_words_too(text: str):
-    assert claimed(["full refund"], text)
+    assert claims_phrase(["full refund"], text)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_forbidden_phrase_is_claimed_in_other_words_too(text: str):
     ],
 )
 def test_a_denial_question_condition_or_other_matter_is_no_claim(text: str):
-    assert not claimed(["full refund"], text)
+    assert not claims_phrase(["full refund"], text)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_denial_question_condition_or_other_matter_is_no_claim(text: str):
 def test_the_work_grows_with_what_is_read_and_of_a_megabyte_only_the_start_is(unit: str):
     endless = unit * (1_000_000 // len(unit))
     start = time.process_time()
-    told(["Friday", "Z482", "store credit"], endless)
-    claimed(["full refund", "free shipping"], endless)
+    states_fact(["Friday", "Z482", "store credit"], endless)
+    claims_phrase(["full refund", "free shipping"], endless)
     assert time.process_time() - start < 2
     assert len(read_statements(endless).text) == MOST_READ

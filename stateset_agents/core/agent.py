@@ -343,14 +343,8 @@ async def _tokenised(messages: Sequence[Message], tokenise: Callable[[], T], *, 
 
     `also`: characters besides those of the messages.
     """
-    if _length(messages) + also <= _MUCH_TEXT:
+    for message in messages:  # 20: about how many characters a template adds to a message
+        also += 20 + len(message.content) + (len(repr(message.tool_calls)) if message.tool_calls else 0)
+    if also <= _MUCH_TEXT:
         return tokenise()
     return await asyncio.get_running_loop().run_in_executor(_tokenizing, tokenise)
-
-
-def _length(messages: Sequence[Message]) -> int:
-    """About how many characters a template makes of messages; each has some of its own."""
-    return sum(
-        len(message.content) + 20 + (len(repr(message.tool_calls)) if message.tool_calls else 0)
-        for message in messages
-    )

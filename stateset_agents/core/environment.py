@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stateset_agents.core.conversation_state import StateFactory, StateMaker, close_state, copy_state
-from stateset_agents.core.sources.datasets import scenarios_of_spec
-from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
+from stateset_agents.core.sources.datasets import read_any_scenarios
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.core.users.simulated_user import User, UserFactory, default_user
 from stateset_agents.runtime.named_arguments import NamedCall, wanted_arguments
@@ -38,7 +37,6 @@ __all__ = [
     "Environment",
     "Observation",
     "Success",
-    "TakesCompletions",
     "expect_environment",
     "start_conversation",
     "step_conversation",
@@ -87,7 +85,11 @@ class Conversation(Protocol):
     """JSON schemas (OpenAI's shape) of the tools the agent may call; may be empty."""
 
     async def step(self, reply: Message) -> Observation:
-        """Take the agent's reply; raise only when the environment itself breaks."""
+        """Take the agent's reply; raise only when the environment itself breaks.
+
+        A conversation that needs more than the reply's words also has `take(completion)`, which is called
+        instead with the `Completion`: its length, and whether a limit cut it.
+        """
         ...
 
     async def outcome(self) -> Outcome:
@@ -105,14 +107,6 @@ class Conversation(Protocol):
     async def close(self) -> None: ...
 
 
-class TakesCompletions(Protocol):
-    """What a conversation may have besides `step`, where the reply's words are not all it needs."""
-
-    async def take(self, completion: Completion) -> Observation:
-        """`step`, with the reply as it was sampled: its length, and whether a limit cut it."""
-        ...
-
-
 async def step_conversation(completion: Completion, conversation: Conversation) -> Observation:
     """What a conversation answers to a turn of the agent: by `take` where it has that, else by `step`."""
     take = getattr(conversation, "take", None)  # a protocol's isinstance is slow, and this is each turn
@@ -124,7 +118,7 @@ async def step_conversation(completion: Completion, conversation: Conversation) 
 async def start_conversation(environment: Environment, scenario: Scenario, seed: int) -> Conversation:
     """What `start` gives; ConfigurationError where it is no conversation."""
     conversation = await call_checked(environment.start, scenario, seed)
-    missing = [name for name in _OF_A_CONVERSATION if not hasattr(conversation, name)]
+    missing = [name for name in _CONVERSATION_MEMBERS if not hasattr(conversation, name)]
     if missing:
         raise ConfigurationError(
             f"{type(environment).__name__}.start must return a conversation, got a "
@@ -142,7 +136,7 @@ def _expect_messages(name: str, messages: object) -> None:
     )
 
 
-_OF_A_CONVERSATION = ("opening", "tools", "step", "outcome", "close")
+_CONVERSATION_MEMBERS = ("opening", "tools", "step", "outcome", "close")
 
 
 class Environment(Protocol):
@@ -237,12 +231,7 @@ class ConversationEnvironment:
             raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
         if not isinstance(local, bool | None):
             raise ConfigurationError(f"local must be true, false or absent, got {local!r:.60}")
-        if isinstance(scenarios, Mapping):
-            self._scenarios = tuple(scenarios_of_spec(scenarios))
-        elif isinstance(scenarios, str | Path):
-            self._scenarios = tuple(read_scenarios(scenarios))
-        else:
-            self._scenarios = tuple(load_scenarios(scenarios))
+        self._scenarios = tuple(read_any_scenarios(scenarios))
         self._state = None if state is None else StateMaker(state)
         self._toolbox = Toolbox(tools, max_result_chars=max_result_chars)
         if state is None and self._toolbox.takes_state:  # before `success`, which would say less of it

@@ -76,7 +76,8 @@ def model_card(origin: Origin, *, adapter: bool = False, summary: Mapping[str, A
         log = RunLog(RunFolder(origin.run))
         config, summary = log.config(), log.summary() if summary is None else summary
     training = config.get("training", {})
-    name, results = _title(origin), _figures(origin, config, summary or {})
+    name = "A conversational agent" if origin.run is None else f"{origin.run.name}, step {origin.step}"
+    results = _figures(origin, config, summary or {})
     hub_name = _on_the_hub(origin.base)
     data = ModelCardData(
         base_model=hub_name,
@@ -132,10 +133,6 @@ def _base(origin: Origin) -> str:
     if shared_name(origin.base) == _EMBEDDED:
         return f"`{_EMBEDDED}`, the small model that ships with stateset_agents"
     return f"a model of our own, `{Path(origin.base).name}`"
-
-
-def _title(origin: Origin) -> str:
-    return "A conversational agent" if origin.run is None else f"{origin.run.name}, step {origin.step}"
 
 
 def _named(part: Any) -> str:
@@ -287,12 +284,11 @@ def _shown_settings(origin: Origin, config: Mapping[str, Any]) -> str:
     values = {name: training[name] for name in _SHOWN if name in training}
     values |= {f"lora.{name}": value for name, value in lora.items() if value is not None}
     values["max_new_tokens"] = config.get("agent", {}).get("max_new_tokens")
-    rows = "\n".join(f"| `{name}` | {_setting(value)} |" for name, value in values.items())
+    texts = {
+        name: ", ".join(map(str, v)) if isinstance(v, (list, tuple)) else v for name, v in values.items()
+    }
+    rows = "\n".join(f"| `{name}` | {text} |" for name, text in texts.items())
     return f"## How it was trained\n\n| setting | value |\n|---|---|\n{rows}"
-
-
-def _setting(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else f"{value}"
 
 
 def _loading(origin: Origin, config: Mapping[str, Any], *, adapter: bool) -> str:

@@ -65,15 +65,10 @@ class EnvironmentReward(RewardFunction):
         return RewardResult(
             score=trajectory.environment_reward,
             breakdown={} if outcome is None else outcome.breakdown,
-            turn_rewards=_environment_turns(trajectory),
+            turn_rewards=tuple(turn.reward or 0.0 for turn in trajectory.turns)
+            if any(turn.reward is not None for turn in trajectory.turns)
+            else (),
         )
-
-
-def _environment_turns(trajectory: Trajectory) -> tuple[float, ...]:
-    """[num_turns] the turns' own rewards; empty where the environment gives none."""
-    if all(turn.reward is None for turn in trajectory.turns):
-        return ()
-    return tuple(turn.reward or 0.0 for turn in trajectory.turns)
 
 
 class CompositeReward(RewardOfRewards):

@@ -233,7 +233,8 @@ class Toolbox:
         `scenario` and `state` are for the tools that ask for them. Raises EnvironmentFailure when the tool
         itself breaks or takes too long; programming errors in it travel.
         """
-        return _answer(call, await self._run(call, scenario, state))
+        content = await self._run(call, scenario, state)
+        return Message(role="tool", content=content, tool_call_id=call.id or None, name=call.name)
 
     async def call_all(
         self, calls: Sequence[ToolCall], *, scenario: Scenario | None = None, state: Any = None
@@ -243,7 +244,11 @@ class Toolbox:
         Async tools run together. Sync ones run one after another, in call order, so that two calls
         that touch the same thing leave it the same in every run.
         """
-        one_by_one = [index for index, call in enumerate(calls) if self._is_sync(call)]
+        one_by_one = [
+            index
+            for index, call in enumerate(calls)
+            if call.name in self._tools and not self._tools[call.name].is_async
+        ]
         together = [[index] for index in range(len(calls)) if index not in one_by_one]
 
         async def run(indices: list[int]) -> list[tuple[int, Message]]:
@@ -254,9 +259,6 @@ class Toolbox:
         lanes = await gather_or_cancel(run(indices) for indices in (one_by_one, *together))
         answers = dict(pair for lane in lanes for pair in lane)
         return [answers[index] for index in range(len(calls))]
-
-    def _is_sync(self, call: ToolCall) -> bool:
-        return call.name in self._tools and not self._tools[call.name].is_async
 
     async def _run(self, call: ToolCall, scenario: Scenario | None, state: Any) -> str:
         if call.error is not None:
@@ -313,10 +315,6 @@ class Toolbox:
         close = closest(name, self._tools)
         hint = f"did you mean {close}?" if close else f"there are: {', '.join(self._tools)}"
         return f"unknown tool {name!r}; {hint}"
-
-
-def _answer(call: ToolCall, content: str) -> Message:
-    return Message(role="tool", content=content, tool_call_id=call.id or None, name=call.name)
 
 
 def _validated(entry: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -152,19 +153,10 @@ class ValueFunction:
 
         See `algorithms.advantages.turn_gae` and `token_gae`, which skips observations.
         """
-        if action_mask is None:
-            return turn_gae(
-                rewards,
-                values,
-                gamma=self.gamma,
-                lam=self.gae_lambda,
-                terminated=terminated,
-                final_value=final_value,
-            )
-        return token_gae(
+        gae = turn_gae if action_mask is None else partial(token_gae, action_mask=action_mask)
+        return gae(
             rewards,
             values,
-            action_mask,
             gamma=self.gamma,
             lam=self.gae_lambda,
             terminated=terminated,

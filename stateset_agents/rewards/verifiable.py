@@ -46,12 +46,12 @@ class CheckedReward(RewardFunction):
     local = True
     needs: str
     """What the scenario must give, for the warning."""
-    _said_so = False
+    _has_warned = False
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
         result = await in_thread(self._checked, trajectory)
-        if result.score is None and not self._said_so:
-            self._said_so = True
+        if result.score is None and not self._has_warned:
+            self._has_warned = True
             _log.warning(
                 "reward does not apply: nothing in the scenario can be checked",
                 reward=self.name,

@@ -102,7 +102,8 @@ def _fault(value: Any, level: int = 0) -> str | None:
     if isinstance(value, float) and not math.isfinite(value):
         return "the tool call holds a number that is not finite"
     if isinstance(value, str):
-        return None if value.isascii() or _is_unicode(value) else "the tool call holds half a character"
+        has_half = not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value)
+        return "the tool call holds half a character" if has_half else None
     if isinstance(value, dict):
         value = [*value.keys(), *value.values()]
     if isinstance(value, list):
@@ -111,7 +112,3 @@ def _fault(value: Any, level: int = 0) -> str | None:
         faults = (_fault(item, level + 1) for item in value)
         return next((fault for fault in faults if fault is not None), None)
     return None
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)

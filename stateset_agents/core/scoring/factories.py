@@ -77,11 +77,12 @@ def _helpful(transcript: Transcript) -> float:
 
 def _complete(transcript: Transcript) -> float:
     """Share of replies that are whole sentences of 3 to 120 words."""
-    return share([_is_complete(text) for text in transcript.sound])
-
-
-def _is_complete(text: str) -> bool:
-    return 3 <= len(words(text)) <= 120 and text.rstrip(" \"')").endswith((".", "!", "?"))
+    return share(
+        [
+            3 <= len(words(text)) <= 120 and text.rstrip(" \"')").endswith((".", "!", "?"))
+            for text in transcript.sound
+        ]
+    )
 
 
 def _brevity(transcript: Transcript) -> float:
@@ -174,12 +175,18 @@ class ResolutionReward(RewardFunction):
             key: weight for key, weight in domain.form.items() if english or key not in _ENGLISH_CHECKS
         }
         self._english = english
-        self._said_so = False
+        self._has_warned = False
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
         result = await in_thread(self._score, trajectory)
-        if result.breakdown["form_only"]:
-            self._say_form_only()
+        if result.breakdown["form_only"] and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "reward scores form only: nothing in the scenario can be checked",
+                reward=self.name,
+                most=FORM_ONLY_CAP,
+                mend='give context["expected_facts"], or an environment that tells success',
+            )
         return result
 
     def _score(self, trajectory: Trajectory) -> RewardResult:
@@ -202,16 +209,6 @@ class ResolutionReward(RewardFunction):
             breakdown["false_claim"] = 1.0
             value = 0.0
         return RewardResult(score=transcript.integrity * transcript.manner * value, breakdown=breakdown)
-
-    def _say_form_only(self) -> None:
-        if not self._said_so:
-            self._said_so = True
-            _log.warning(
-                "reward scores form only: nothing in the scenario can be checked",
-                reward=self.name,
-                most=FORM_ONLY_CAP,
-                mend='give context["expected_facts"], or an environment that tells success',
-            )
 
 
 def create_domain_reward(domain: str, *, english: bool = True) -> ResolutionReward:

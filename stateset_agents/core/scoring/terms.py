@@ -92,7 +92,12 @@ class RewardOfRewards(RewardFunction):
 
     def observe(self, results: Sequence[RewardResult]) -> None:
         for name, term in self.terms.items():
-            term.observe([_of_term(name, result) for result in results])
+            own_results = []
+            for result in results:  # its turn rewards are not in the breakdown
+                parts = {key: value for key, value in result.breakdown.items() if key.startswith(f"{name}/")}
+                breakdown = {key.removeprefix(f"{name}/"): value for key, value in parts.items()}
+                own_results.append(RewardResult(score=result.breakdown.get(name), breakdown=breakdown))
+            term.observe(own_results)
 
     def state(self) -> dict[str, Any]:
         states = {name: term.state() for name, term in self.terms.items()}
@@ -102,13 +107,3 @@ class RewardOfRewards(RewardFunction):
         for name, term in self.terms.items():
             if name in state:
                 term.restore(state[name])
-
-
-def _of_term(name: str, result: RewardResult) -> RewardResult:
-    """What a term gave, read off the whole's breakdown; its turn rewards are not in there."""
-    parts = {
-        part.removeprefix(f"{name}/"): value
-        for part, value in result.breakdown.items()
-        if part.startswith(f"{name}/")
-    }
-    return RewardResult(score=result.breakdown.get(name), breakdown=parts)

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stateset_agents.backends.pretrained.hub import why_out_of_reach
 from stateset_agents.core.sources.chat_logs import scenario_of_chat
-from stateset_agents.core.sources.scenario_files import load_scenarios
+from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario, expect_split
 from stateset_agents.types.settings import nearest
 
-__all__ = ["dataset_scenarios", "scenarios_of_spec"]
+__all__ = ["dataset_scenarios", "read_any_scenarios"]
 
 _log = get_logger(__name__)
 _READERS = {".csv": "csv", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".txt": "text"}
@@ -70,17 +70,25 @@ def dataset_scenarios(
     return load_scenarios(scenarios)
 
 
-def scenarios_of_spec(spec: Mapping[str, Any]) -> list[Scenario]:
-    """`dataset_scenarios` from a YAML file's mapping; ConfigurationError for an argument it does not have."""
+def read_any_scenarios(
+    source: Iterable[Scenario | Mapping[str, Any]] | str | Path | Mapping[str, Any],
+) -> list[Scenario]:
+    """Scenarios as an environment's `scenarios` gives them: scenarios or plain dicts, the path of a JSONL
+    file, or the arguments of `dataset_scenarios`, {"dataset": ..., "columns": ...}.
+
+    Raises ConfigurationError for an empty source, and for an argument that `dataset_scenarios` does not have.
+    """
+    if not isinstance(source, Mapping):
+        return read_scenarios(source) if isinstance(source, str | Path) else load_scenarios(source)
     known = list(inspect.signature(dataset_scenarios).parameters)
-    if "dataset" not in spec:
-        raise ConfigurationError(f"scenarios must be a list of scenarios, got one mapping: [{spec!r:.60}]")
-    for name in spec:
+    if "dataset" not in source:
+        raise ConfigurationError(f"scenarios must be a list of scenarios, got one mapping: [{source!r:.60}]")
+    for name in source:
         if name not in known:
             raise ConfigurationError(
                 f"scenarios of a dataset have no argument {name!r}{nearest(str(name), known)}"
             )
-    return dataset_scenarios(**spec)
+    return dataset_scenarios(**source)
 
 
 def _scenario(

@@ -24,7 +24,7 @@ def load_scenarios(items: Iterable[Scenario | Mapping[str, Any]]) -> list[Scenar
     return scenarios
 
 
-def read_scenarios(path: str | Path) -> Sequence[Scenario]:
+def read_scenarios(path: str | Path) -> list[Scenario]:
     """Scenarios from a JSONL file, one object a line; errors name file and line."""
     path = Path(path)
     try:

@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary
 
 from stateset_agents.backends.openai.protocol import ApiError
 from stateset_agents.core.environment import Conversation, Observation
-from stateset_agents.core.sources.datasets import scenarios_of_spec
-from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
+from stateset_agents.core.sources.datasets import read_any_scenarios
 from stateset_agents.environments.programs.program_process import ProgramProcess
 from stateset_agents.environments.programs.rollout_endpoint import ClientTurn, RolloutServer, RolloutSession
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
@@ -94,12 +93,7 @@ class ExternalProgram:
         self._ignore = frozenset(ignore)
         self._env = dict(env or {})
         self._cwd = None if cwd is None else Path(cwd)
-        if isinstance(scenarios, Mapping):
-            self._scenarios = tuple(scenarios_of_spec(scenarios))
-        elif isinstance(scenarios, str | Path):
-            self._scenarios = tuple(read_scenarios(scenarios))
-        else:
-            self._scenarios = tuple(load_scenarios(scenarios))
+        self._scenarios = tuple(read_any_scenarios(scenarios))
         self._servers: WeakKeyDictionary[asyncio.AbstractEventLoop, RolloutServer] = WeakKeyDictionary()
         self.local = local
 

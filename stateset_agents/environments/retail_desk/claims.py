@@ -151,14 +151,9 @@ def holds(claim: Claim, database: Database, start_city: str) -> bool:
         return {"outside": days > RETURN_DAYS, "inside": days <= RETURN_DAYS, "days": str(days) == value}[
             kind
         ]
-    return _holds_in_rows(kind, value, claim.order_id, status, database)
-
-
-def _holds_in_rows(kind: str, value: str, order_id: str, status: str, database: Database) -> bool:
-    """Claims that rows beside the order decide."""
     if kind in ("delivered", "lost", "arrives", "reshipped"):
         shipments = database.rows(
-            "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id", order_id
+            "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id", claim.order_id
         )
         if kind == "reshipped":
             return len(shipments) > 1
@@ -169,13 +164,13 @@ def _holds_in_rows(kind: str, value: str, order_id: str, status: str, database: 
             return catalog.WEEKDAYS[date.weekday()] == value
         return status == kind or any(shipment[0] == kind for shipment in shipments)
     if kind in ("returned", "exchanged", "exchanged_for"):
-        lines = database.rows("SELECT item, status FROM order_items WHERE order_id = ?", order_id)
+        lines = database.rows("SELECT item, status FROM order_items WHERE order_id = ?", claim.order_id)
         if kind == "exchanged_for":
             return any(line == (value, "exchanged") for line in lines)
         return any(line[1] == kind for line in lines)
     if kind == "human":
-        return database.row("SELECT 1 FROM tickets WHERE order_id IN (?, '')", order_id) is not None
-    refunds = database.rows("SELECT amount_cents, kind FROM refunds WHERE order_id = ?", order_id)
+        return database.row("SELECT 1 FROM tickets WHERE order_id IN (?, '')", claim.order_id) is not None
+    refunds = database.rows("SELECT amount_cents, kind FROM refunds WHERE order_id = ?", claim.order_id)
     if kind == "refunded":
         return any(refund[1] == "refund" for refund in refunds)
     if kind == "credited":

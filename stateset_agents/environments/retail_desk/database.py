@@ -133,10 +133,6 @@ class Change:
     before: Mapping[str, Value] | None
     after: Mapping[str, Value] | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for run folders and reports."""
-        return {"table": self.table, "key": self.key, "before": self.before, "after": self.after}
-
 
 def canonical(change: Change) -> str:
     """One change as text that two conversations share when they did the same.

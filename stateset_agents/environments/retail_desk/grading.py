@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from stateset_agents.environments.retail_desk.claims import grounds, holds
 from stateset_agents.environments.retail_desk.database import Change, Database, canonical, database_of
@@ -214,7 +214,7 @@ def grade(answers: Answers, record: Record, changes: tuple[Change, ...]) -> Outc
         reward=sum(terms.values()),
         success=met.success,
         breakdown={**terms, **costs},
-        changes=tuple(change.as_dict() for change in changes),
+        changes=tuple(asdict(change) for change in changes),
         metadata={
             "violations": {
                 "privacy": int(not met.private),

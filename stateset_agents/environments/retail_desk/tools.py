@@ -144,13 +144,13 @@ def call_tool(desk: Desk, name: str, arguments: Mapping[str, Any]) -> Result:
                 raise Refused(f"missing {parameter}")
         if not texts.keys() <= tool.parameters.keys():
             raise Refused("takes " + ", ".join(tool.parameters))
-        owners = _owners_of(desk, texts.get("order_id", ""))
+        # Why a call on somebody else's order fails tells something of it, too.
+        owners = frozenset(
+            desk.database.row(
+                "SELECT customer_id FROM orders WHERE order_id = ?", texts.get("order_id", "").upper()
+            )
+            or ()
+        )
         return tool.function(desk, **texts)
     except Refused as error:
         return Result(fields={"error": str(error)}, owners=owners, shown=error.shown, failed=True)
-
-
-def _owners_of(desk: Desk, order_id: str) -> frozenset[str]:
-    """Whose order that is: why a call on it fails tells something of it too."""
-    row = desk.database.row("SELECT customer_id FROM orders WHERE order_id = ?", order_id.upper())
-    return frozenset() if row is None else frozenset({row[0]})

@@ -221,33 +221,31 @@ def _take_back(seconds: Sequence[_Second], fact: _Fact, live: Sequence[Mention],
 
 
 def _how_told(kind: str, live: Sequence[Mention], replies: Replies) -> _Fact:
-    values = [(mention, value) for mention in live for value in mention.values if value.kind == kind]
+    mentions = [(mention, replies.statements[mention.reply]) for mention in live]
+    values = [
+        (value, statements)
+        for mention, statements in mentions
+        for value in mention.values
+        if value.kind == kind
+    ]
     names = _OF_KIND.get(kind, frozenset())
     asked = {name for name in names if _ATTRIBUTES[name] & replies.questions}
-    stated = {
-        name for mention, value in values for name in _said_of(value, replies.statements[mention.reply])
-    }
+    stated = {name for value, statements in values for name in _said_of(value, statements)}
     attributes = frozenset(asked & stated or asked or stated)
     return _Fact(
         kind=kind,
-        values=frozenset(value for _, value in values),
+        values=frozenset(value for value, _ in values),
         attributes=attributes,
         past=all(mention.modality.past for mention in live),
-        bounds=any(_is_bound(mention.start, replies.statements[mention.reply]) for mention in live),
+        bounds=any(_is_bound(mention.start, statements) for mention, statements in mentions),
         about_another=any(
-            _is_about_another(value, replies.statements[mention.reply], replies, attributes)
-            for mention, value in values
+            _is_about_another(value, statements, replies, attributes) for value, statements in values
         ),
         days=frozenset(
-            day
-            for mention in live
-            for day in _DAYS.findall(replies.statements[mention.reply].clause(mention.start))
+            day for mention, statements in mentions for day in _DAYS.findall(statements.clause(mention.start))
         ),
-        clauses=frozenset(
-            (mention.reply, replies.statements[mention.reply].clause_number(mention.start))
-            for mention in live
-        ),
-        contents=frozenset(_contents(m.start, m.end, replies.statements[m.reply]) for m in live),
+        clauses=frozenset((m.reply, statements.clause_number(m.start)) for m, statements in mentions),
+        contents=frozenset(_contents(m.start, m.end, statements) for m, statements in mentions),
         places=tuple((mention.reply, mention.start, mention.end) for mention in live),
         last=max((mention.reply, mention.start) for mention in live),
     )

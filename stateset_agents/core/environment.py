@@ -286,14 +286,14 @@ class ConversationEnvironment:
         except BaseException:
             await close_state(state)
             raise
-        return _Conversation(
+        return _ScenarioConversation(
             scenario=scenario,
             user=user,
             opening=(*system, Message(role="user", content=opening)),
             toolbox=self._toolbox,
             success=self._success,
             state=state,
-            max_turns=self._max_turns,
+            turns_left=self._max_turns,
             one_reply=self._one_reply,
         )
 
@@ -322,50 +322,41 @@ class ConversationEnvironment:
             ) from error
 
 
-class _Conversation:
-    def __init__(
-        self,
-        *,
-        scenario: Scenario,
-        user: User,
-        opening: tuple[Message, ...],
-        toolbox: Toolbox,
-        success: NamedCall | None,
-        state: Any,
-        max_turns: int,
-        one_reply: bool,
-    ) -> None:
-        self.opening = opening
-        self.tools: Sequence[Mapping[str, Any]] = toolbox.schemas
-        self._scenario = scenario
-        self._user = user
-        self._toolbox = toolbox
-        self._success = success
-        self._state = state
-        self._messages = opening
-        self._turns_left = max_turns
-        self._one_reply = one_reply
+@dataclass(kw_only=True, eq=False)
+class _ScenarioConversation:
+    opening: tuple[Message, ...]
+    scenario: Scenario
+    user: User
+    toolbox: Toolbox
+    success: NamedCall | None
+    state: Any
+    turns_left: int
+    one_reply: bool
+
+    def __post_init__(self) -> None:
+        self.tools: Sequence[Mapping[str, Any]] = self.toolbox.schemas
+        self.messages = self.opening
 
     async def step(self, reply: Message) -> Observation:
-        self._messages += (reply,)
-        self._turns_left -= 1
+        self.messages += (reply,)
+        self.turns_left -= 1
         if reply.tool_calls:
-            calls = self._toolbox.call_all(reply.tool_calls, scenario=self._scenario, state=self._state)
+            calls = self.toolbox.call_all(reply.tool_calls, scenario=self.scenario, state=self.state)
             answers = tuple(await calls)
         else:
             words = await self._user_words()
             if words is None:
                 return Observation(terminated=True)
             answers = (Message(role="user", content=words),)
-        self._messages += answers
-        return Observation(messages=answers, truncated=self._turns_left == 0)
+        self.messages += answers
+        return Observation(messages=answers, truncated=self.turns_left == 0)
 
     async def _user_words(self) -> str | None:
         """What the user says; nothing where one reply is all: then it only hears, if it is the judge."""
-        if self._one_reply and (self._success is not None or not hasattr(self._user, "satisfied")):
+        if self.one_reply and (self.success is not None or not hasattr(self.user, "satisfied")):
             return None
-        words = await _reply(self._user, self._messages, self._state)
-        return None if self._one_reply else words
+        words = await _reply(self.user, self.messages, self.state)
+        return None if self.one_reply else words
 
     async def outcome(self) -> Outcome:
         judged = await self._judged()
@@ -374,17 +365,17 @@ class _Conversation:
         return Outcome(reward=None if judged is None else float(judged), success=judged)
 
     async def _judged(self) -> bool | Outcome | None:
-        if self._success is None:
-            satisfied: bool | None = getattr(self._user, "satisfied", None)
+        if self.success is None:
+            satisfied: bool | None = getattr(self.user, "satisfied", None)
             return satisfied
         arguments = {
-            "scenario": self._scenario,
-            "context": self._scenario.context,
-            "messages": self._messages,
-            "replies": tuple(message for message in self._messages if message.role == "assistant"),
-            "state": self._state,
+            "scenario": self.scenario,
+            "context": self.scenario.context,
+            "messages": self.messages,
+            "replies": tuple(message for message in self.messages if message.role == "assistant"),
+            "state": self.state,
         }
-        success = await guarded("success", self._success.call(arguments))
+        success = await guarded("success", self.success.call(arguments))
         if isinstance(success, Outcome) or success is None:
             return success
         if success not in (True, False):
@@ -395,22 +386,22 @@ class _Conversation:
 
     def fork(self) -> Conversation:
         twin = copy.copy(self)
-        if self._state is None:
-            twin._user = self._user.fork()
+        if self.state is None:
+            twin.user = self.user.fork()
             return twin
-        twin._state = copy_state(self._state)
-        wanted = wanted_arguments(f"{type(self._user).__name__}.fork", self._user.fork, ("state",))
-        twin._user = self._user.fork(**dict.fromkeys(wanted, twin._state))
-        if _keeps(twin._user, self._state):
+        twin.state = copy_state(self.state)
+        wanted = wanted_arguments(f"{type(self.user).__name__}.fork", self.user.fork, ("state",))
+        twin.user = self.user.fork(**dict.fromkeys(wanted, twin.state))
+        if _keeps(twin.user, self.state):
             raise ConfigurationError(
-                f"the user of scenario {self._scenario.id} keeps the state, so that its copy would look at "
+                f"the user of scenario {self.scenario.id} keeps the state, so that its copy would look at "
                 "another conversation's: ask for it where it is used, in goal(messages, state) or "
                 "reply(messages, state), or take the copy's in fork(state)"
             )
         return twin
 
     async def close(self) -> None:
-        await close_state(self._state)
+        await close_state(self.state)
 
 
 def _keeps(user: User, state: Any) -> bool:

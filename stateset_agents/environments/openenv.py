@@ -236,10 +236,7 @@ def _into(field: str) -> Callable[[str], Mapping[str, Any]]:
     if not isinstance(field, str) or not field:
         raise ConfigurationError(f"reply_field must be the name of a field, got {field!r:.60}")
 
-    def parse(reply: str) -> Mapping[str, Any]:
-        return {field: reply}
-
-    return parse
+    return lambda reply: {field: reply}
 
 
 def _client_class() -> Any:

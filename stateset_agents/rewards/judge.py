@@ -126,16 +126,12 @@ class JudgeReward(RewardFunction):
             return verdict
 
     async def _asked(self, prompt: str) -> str:
-        async with self._free_slot():
-            self.num_asked += 1
-            return await self._ask(prompt)
-
-    def _free_slot(self) -> asyncio.Semaphore:
-        """One semaphore per event loop: a reward may outlive the loop it was used in first."""
-        loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()  # a semaphore per loop: a reward may outlive its first one
         if self._slots is None or self._slots[0] is not loop:
             self._slots = (loop, asyncio.Semaphore(self._max_concurrent))
-        return self._slots[1]
+        async with self._slots[1]:
+            self.num_asked += 1
+            return await self._ask(prompt)
 
     async def _ask(self, prompt: str) -> str:
         if isinstance(self._judge, ChatClient | MultiTurnAgent):

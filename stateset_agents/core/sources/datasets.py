@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def _tables(
             f"dataset must be a name, a path, a Dataset or a DatasetDict, got {type(dataset).__name__}"
         )
     path = Path(dataset)
-    with _quiet(library):
+    with _without_progress_bars(library):
         try:
             if (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
                 return _tables(library.load_from_disk(str(path)), None, None, splits)
@@ -198,16 +199,13 @@ def _library() -> Any:
         ) from error
 
 
-class _quiet:
-    """No progress bars while a dataset is read; what was set before comes back."""
-
-    def __init__(self, library: Any) -> None:
-        self._library = library
-
-    def __enter__(self) -> None:
-        self._were_off = self._library.utils.are_progress_bars_disabled()
-        self._library.disable_progress_bars()
-
-    def __exit__(self, *_: object) -> None:
-        if not self._were_off:
-            self._library.enable_progress_bars()
+@contextlib.contextmanager
+def _without_progress_bars(library: Any) -> Iterator[None]:
+    """While open, no progress bars; then as it was before."""
+    were_off = library.utils.are_progress_bars_disabled()
+    library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not were_off:
+            library.enable_progress_bars()

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -126,7 +127,15 @@ class ExternalProgram:
         except BaseException:
             await _end(server, rollout, process)
             raise
-        return _ProgramConversation(server, rollout, process, first_turn, self._verdict, self._max_turns)
+        return _ProgramConversation(
+            opening=first_turn.messages,
+            tools=first_turn.tools,
+            server=server,
+            rollout=rollout,
+            process=process,
+            verdict=self._verdict,
+            max_turns=self._max_turns,
+        )
 
     def _variables(self, url: str) -> dict[str, str]:
         """The endpoint's, and no proxy on the way to it."""
@@ -142,25 +151,19 @@ class ExternalProgram:
         }
 
 
+@dataclass(kw_only=True, eq=False)
 class _ProgramConversation:
-    def __init__(
-        self,
-        server: RolloutServer,
-        rollout: RolloutSession,
-        process: ProgramProcess,
-        first: ClientTurn,
-        verdict: Literal["stdout"] | Mapping[int, bool] | None,
-        max_turns: int,
-    ) -> None:
-        self.opening = first.messages
-        self.tools: Sequence[Mapping[str, Any]] = first.tools
-        self._server = server
-        self._rollout = rollout
-        self._process = process
-        self._verdict = verdict
-        self._max_turns = max_turns
-        self._turns_left = max_turns
-        self._is_cut = False
+    opening: tuple[Message, ...]
+    tools: Sequence[Mapping[str, Any]]
+    server: RolloutServer
+    rollout: RolloutSession
+    process: ProgramProcess
+    verdict: Literal["stdout"] | Mapping[int, bool] | None
+    max_turns: int
+    is_cut: bool = False
+
+    def __post_init__(self) -> None:
+        self.turns_left = self.max_turns
 
     async def take(self, completion: Completion) -> Observation:
         """The program's answer to a reply of which its client also learns how it ended and its length."""
@@ -170,43 +173,41 @@ class _ProgramConversation:
         return await self._answer(reply, None)
 
     async def _answer(self, reply: Message, completion: Completion | None) -> Observation:
-        self._rollout.answer(reply, completion)
-        self._turns_left -= 1
-        client_turn = await _next_or_end(self._rollout, self._process)
+        self.rollout.answer(reply, completion)
+        self.turns_left -= 1
+        client_turn = await _next_or_end(self.rollout, self.process)
         if client_turn is None:
             return Observation(terminated=True)
-        return Observation(messages=client_turn.messages, truncated=self._turns_left == 0)
+        return Observation(messages=client_turn.messages, truncated=self.turns_left == 0)
 
     async def outcome(self) -> Outcome:
-        if self._rollout.is_waiting:
-            self._is_cut = True
-            self._rollout.end(self._why_cut())
+        if self.rollout.is_waiting:
+            self.is_cut = True
+            self.rollout.end(self._why_cut())
             try:
                 async with asyncio.timeout(_LAST_SECONDS):
-                    await self._process.ended()
+                    await self.process.ended()
             except TimeoutError:
-                await self._process.stop()
+                await self.process.stop()
                 return _failed()
-        code = await self._process.ended()
-        if code not in (self._verdict if isinstance(self._verdict, Mapping) else (0,)):
-            if self._is_cut:
+        code = await self.process.ended()
+        if code not in (self.verdict if isinstance(self.verdict, Mapping) else (0,)):
+            if self.is_cut:
                 return _failed()
-            raise EnvironmentFailure(f"{_ending(code)}: {self._process.last_error_line}")
-        if self._verdict == "stdout":
+            raise EnvironmentFailure(f"{_ending(code)}: {self.process.last_error_line}")
+        if self.verdict == "stdout":
             return (
-                _failed()
-                if self._is_cut and not self._process.printed()
-                else _printed(self._process.printed())
+                _failed() if self.is_cut and not self.process.printed() else _printed(self.process.printed())
             )
-        if self._verdict is None:
-            return Outcome(reward=None, metadata={"stdout": self._process.printed()[-2000:]})
-        success = self._verdict[code]
+        if self.verdict is None:
+            return Outcome(reward=None, metadata={"stdout": self.process.printed()[-2000:]})
+        success = self.verdict[code]
         return Outcome(reward=float(success), success=success)
 
     def _why_cut(self) -> ApiError:
-        if self._turns_left == 0:
+        if self.turns_left == 0:
             return ApiError(
-                f"the agent has had its {self._max_turns} turns: the conversation is over", code="max_turns"
+                f"the agent has had its {self.max_turns} turns: the conversation is over", code="max_turns"
             )
         return ApiError(
             "the conversation has filled the model's context and is over", code="context_length_exceeded"
@@ -219,7 +220,7 @@ class _ProgramConversation:
         )
 
     async def close(self) -> None:
-        await _end(self._server, self._rollout, self._process)
+        await _end(self.server, self.rollout, self.process)
 
 
 async def _next_or_end(rollout: RolloutSession, process: ProgramProcess) -> ClientTurn | None:

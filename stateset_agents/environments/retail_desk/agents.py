@@ -111,7 +111,6 @@ WRITE = {
     "exchange": "exchange_item",
     "address": "update_address",
 }
-_ITEM = re.compile(rf"\b(?:{'|'.join(catalog.COLOURS)}) (?:{'|'.join(catalog.PRODUCTS)})\b")
 _DONE = ("cancelled", "returned", "exchanged", "updated", "reshipped", "transferred", "credited")
 
 
@@ -138,7 +137,7 @@ def view_of(messages: Sequence[Message]) -> ConversationView:
     opening = spoken[0].lower() if spoken else ""
     family = next(family for family, pattern in _WANTS if re.search(pattern, f"{opening} "))
     ids = re.findall(r"\b[A-Z]\d\d\b", " ".join(spoken))
-    items = _ITEM.findall(opening)
+    items = catalog.ITEM.findall(opening)
     cities = [city for city in catalog.CITIES if re.search(rf"\b{city}\b", opening)]
     facts: dict[str, str] = {}
     error = None

@@ -6,6 +6,7 @@ Read by scenarios (to draw), tools (to know an item), claims (to hear a city) an
 from __future__ import annotations
 
 import datetime
+import re
 from typing import get_args
 
 from stateset_agents.types.scenario import Split
@@ -13,7 +14,9 @@ from stateset_agents.types.seeds import derive
 
 __all__ = [
     "CITIES",
+    "CITY",
     "COLOURS",
+    "ITEM",
     "ITEMS",
     "NAMES",
     "PRODUCTS",
@@ -32,6 +35,8 @@ CITIES = ("oslo", "paris", "rome", "madrid", "berlin", "vienna", "lisbon", "dubl
 NAMES = ("anna", "ben", "clara", "david", "emma", "felix", "grace", "henry", "iris", "jonas")
 ITEMS = tuple(f"{colour} {product}" for product in PRODUCTS for colour in COLOURS)
 """A variant is named by colour and product, `blue lamp`."""
+ITEM = re.compile(rf"\b(?:{'|'.join(COLOURS)}) (?:{'|'.join(PRODUCTS)})\b")
+CITY = re.compile(rf"\b(?:{'|'.join(CITIES)})\b")
 
 
 def _split_order_ids() -> dict[Split, tuple[str, ...]]:
@@ -55,7 +60,7 @@ _HELD_OUT_ITEMS = tuple(
 _ITEMS: dict[Split, tuple[str, ...]] = {
     "train": tuple(item for item in ITEMS if item not in _HELD_OUT_ITEMS),
     "validation": _HELD_OUT_ITEMS[0::3],
-    "test": tuple(item for place, item in enumerate(_HELD_OUT_ITEMS) if place % 3),
+    "test": tuple(item for index, item in enumerate(_HELD_OUT_ITEMS) if index % 3),
 }
 
 

@@ -55,7 +55,6 @@ _VALUES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("amount", re.compile(r"(?:\$|\b)(\d+(?:\.\d\d)?)(?= dollars?\b)|\$(\d+(?:\.\d\d)?)")),
     ("days", re.compile(r"\b(\d+) days ago\b")),
 )
-_ITEM = re.compile(rf"\b({'|'.join(catalog.COLOURS)}) ({'|'.join(catalog.PRODUCTS)})\b")
 _STOCK = re.compile(r"\b(out of stock|sold out|in stock)\b")
 
 
@@ -98,7 +97,7 @@ def assertions(words: str) -> list[str]:
     found = [kind for kind, pattern in _LEXICON if pattern.search(words)]
     for kind, pattern in _VALUES:
         found += [f"{kind}:{next(filter(None, match.groups()))}" for match in pattern.finditer(words)]
-    items = [" ".join(match.groups()) for match in _ITEM.finditer(words)]
+    items = catalog.ITEM.findall(words)
     for match in _STOCK.finditer(words):
         kind = "in_stock" if match.group() == "in stock" else "out_of_stock"
         found += [f"{kind}:{item}" for item in items]

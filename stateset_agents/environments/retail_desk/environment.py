@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from stateset_agents.core.environment import Observation
@@ -48,34 +48,25 @@ MAX_CALLS = 4
 """Calls of one reply that are run; the rest get an error each, and cost what one failed call costs."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class DeskConversation:
     """One call at the desk."""
 
-    def __init__(
-        self,
-        answers: Answers,
-        desk: Desk,
-        caller: Caller,
-        record: Record,
-        opening: tuple[Message, ...],
-        max_turns: int,
-        tools: Sequence[Mapping[str, Any]],
-    ) -> None:
-        self.opening = opening
-        self.tools = tools
-        self.record = record
-        self._answers = answers
-        self._desk = desk
-        self._caller = caller
-        self._max_turns = max_turns
-        self._num_replies = 0
-        self._over = False
+    opening: tuple[Message, ...]
+    tools: Sequence[Mapping[str, Any]]
+    record: Record
+    answers: Answers
+    desk: Desk
+    caller: Caller
+    max_turns: int
+    num_replies: int = 0
+    is_over: bool = False
 
     async def step(self, reply: Message) -> Observation:
         """Run the reply's tool calls, or else pass its text to the caller."""
-        if self._over:
+        if self.is_over:
             raise ConfigurationError("this desk conversation is over: start a new one")
-        self._num_replies += 1
+        self.num_replies += 1
         before = Counter(self.record.counts)
         reward = self.record.charge("replies")
         if reply.tool_calls:
@@ -93,8 +84,8 @@ class DeskConversation:
             message, terminated, cost = self._pass_to_caller(reply.content)
             messages = [message]
             reward += cost
-        truncated = not terminated and self._num_replies >= self._max_turns
-        self._over = terminated or truncated
+        truncated = not terminated and self.num_replies >= self.max_turns
+        self.is_over = terminated or truncated
         return Observation(
             messages=tuple(messages),
             reward=reward,
@@ -109,18 +100,18 @@ class DeskConversation:
         if call.error is not None:
             result = Result(fields={"error": "bad call"}, failed=True)
         else:
-            desk = replace(self._desk, customer_id=record.verified)
+            desk = replace(self.desk, customer_id=record.verified)
             result = call_tool(desk, call.name, call.arguments)
         if call.name in TOOLS and not result.failed:
             made = _as_written(call)
-            if call.name == "find_customer" and self._caller.has_given(made):
+            if call.name == "find_customer" and self.caller.has_given(made):
                 (record.verified,) = result.owners
-            consented = not TOOLS[call.name].writes or self._caller.consents(made)
-            record.note_call(self._answers, made, result, consented=consented)
+            consented = not TOOLS[call.name].writes or self.caller.consents(made)
+            record.note_call(self.answers, made, result, consented=consented)
             cost += self._charge_repeat(repr(made))
         else:
-            if "nobody" not in result.shown or self._caller.has_given(_as_written(call)):
-                record.note_failure(self._answers, result)
+            if "nobody" not in result.shown or self.caller.has_given(_as_written(call)):
+                record.note_failure(self.answers, result)
             cost += record.charge("tool_errors")
         return _answer(call, result), cost
 
@@ -133,33 +124,24 @@ class DeskConversation:
     def _pass_to_caller(self, text: str) -> tuple[Message, bool, float]:
         """The caller's answer to a reply in words, whether they are gone, and what the reply cost."""
         record, normalized = self.record, normalized_text(text)
-        claims = self._caller.read(normalized)
-        untrue = record.note_claims(self._answers, claims, self._desk.database)
-        reaction = self._caller.react(normalized, claims, untrue)
+        claims = self.caller.read(normalized)
+        untrue = record.note_claims(self.answers, claims, self.desk.database)
+        reaction = self.caller.react(normalized, claims, untrue)
         cost = self._charge_repeat(f"text {text[:400]}")
         if reaction.missed:
             cost += record.charge("user_miss")
         return Message(role="user", content=reaction.says), reaction.leaves, cost
 
     async def outcome(self) -> Outcome:
-        return grade(self._answers, self.record, self._desk.database.changes())
+        return grade(self.answers, self.record, self.desk.database.changes())
 
     def fork(self) -> DeskConversation:
         """An independent copy: the shop's image, the caller and the record."""
-        copy = DeskConversation(
-            self._answers,
-            replace(self._desk, database=self._desk.database.fork()),
-            self._caller.copy(),
-            self.record.copy(),
-            self.opening,
-            self._max_turns,
-            self.tools,
-        )
-        copy._num_replies, copy._over = self._num_replies, self._over
-        return copy
+        desk = replace(self.desk, database=self.desk.database.fork())
+        return replace(self, desk=desk, caller=self.caller.copy(), record=self.record.copy())
 
     async def close(self) -> None:
-        self._desk.database.close()
+        self.desk.database.close()
 
 
 def _answer(call: ToolCall, result: Result) -> Message:
@@ -267,11 +249,11 @@ class RetailDesk:
             policy = "\n".join(f"{topic}: {rule}" for topic, rule in desk.topics.items())
             text = f"{text}\npolicy:\n{policy}"
         return DeskConversation(
-            answers,
-            desk,
-            caller,
-            Record(verified=desk.customer_id),
-            (Message(role="system", content=text), Message(role="user", content=scenario.opening)),
-            self._max_turns or max_turns,
-            SCHEMAS if (self._prompt or prompt) == "full" else (),
+            opening=(Message(role="system", content=text), Message(role="user", content=scenario.opening)),
+            tools=SCHEMAS if (self._prompt or prompt) == "full" else (),
+            record=Record(verified=desk.customer_id),
+            answers=answers,
+            desk=desk,
+            caller=caller,
+            max_turns=self._max_turns or max_turns,
         )

@@ -1,7 +1,7 @@
-"""Scenarios by seed: balanced families, matched twins, splits by wording and by entity.
+"""Scenarios by seed: balanced families, matched pairs, splits by wording and by entity.
 
 Scenario `i` is of family `i % n` of the `n` chosen. Within a family scenarios come in blocks of ten: four
-pairs of twins that differ in one database fact, then two more; a denial is the right answer for four of
+matched pairs, which differ in one database fact, then two more; a denial is the right answer for four of
 ten in the families that can deny, 27 % overall of the learnable ones and 20 % of the full ones.
 """
 
@@ -13,7 +13,12 @@ from collections.abc import Sequence
 
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.full.families import FAMILIES as FULL_FAMILIES
-from stateset_agents.environments.retail_desk.full.scenarios import full_scenario
+from stateset_agents.environments.retail_desk.full.scenarios import (
+    draw_item,
+    full_scenario,
+    pair_of,
+    scenario_of,
+)
 from stateset_agents.environments.retail_desk.policy import FAMILIES, RULES, Case, FamilyRule
 from stateset_agents.environments.retail_desk.wordings import GREETINGS, OPENINGS
 from stateset_agents.types.errors import ConfigurationError
@@ -71,9 +76,7 @@ def make_scenario(split: Split, index: int, seed: int = 0, families: Sequence[st
     family, number = families[index % len(families)], index // len(families)
     if family in FULL_FAMILIES:
         return full_scenario(split, family, number, seed)
-    block, within = divmod(number, 10)
-    pair = block * 6 + (within // 2 if within < 8 else within - 4)
-    is_second = within < 8 and within % 2 == 1
+    pair, is_second = pair_of(number)
     draw = random.Random(derive(seed, "desk scenario", split, family, pair))
     case, greeting, wording = _draw_case(RULES[family], split, draw)
     if is_second:
@@ -83,32 +86,16 @@ def make_scenario(split: Split, index: int, seed: int = 0, families: Sequence[st
     opening = greeting + wording.format(
         order=order, item=case.item, new_item=case.new_item, new_city=case.new_city
     )
-    return Scenario(
-        id=f"desk-{split}-{seed}-{family}-{number}",
-        family=family,
-        opening=opening,
-        context={
-            **dataclasses.asdict(case),
-            "pair": f"{family}-{pair}",
-            "side": "twin" if is_second else "base",
-            "wording": wording,
-        },
-        split=split,
+    return scenario_of(
+        case, f"desk-{split}-{seed}-{family}-{number}", split, opening, wording, pair, is_second
     )
-
-
-def _draw_item(split: Split, draw: random.Random, other_than: str = "") -> str:
-    """An item of this split; a held-out split also speaks of items from training."""
-    held_out = split != "train" and draw.random() < 0.5
-    pool = catalog.items_of(split if held_out else "train")
-    return draw.choice([item for item in pool if item != other_than])
 
 
 def _draw_case(rule: FamilyRule, split: Split, draw: random.Random) -> tuple[Case, str, str]:
     """A case that the rule grants, a greeting and an opening's wording."""
     order_id, other, stranger = draw.sample(catalog.order_ids_of(split), 3)
     city, new_city = draw.sample(catalog.CITIES, 2)
-    item = _draw_item(split, draw)
+    item = draw_item(split, draw)
     case = Case(
         family=rule.family,
         customer_id=f"u{draw.randrange(100):02d}",
@@ -118,7 +105,7 @@ def _draw_case(rule: FamilyRule, split: Split, draw: random.Random) -> tuple[Cas
         days=draw.choice(RULES["return"].grants),
         arrives=draw.choice(catalog.WEEKDAYS[1:]),
         price=draw.randrange(11, 100),
-        new_item=_draw_item(split, draw, item) if rule.family == "exchange" else "",
+        new_item=draw_item(split, draw, item) if rule.family == "exchange" else "",
         city=city,
         new_city=new_city if rule.family == "address" else "",
         name=draw.choice(catalog.NAMES),

@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
+from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.claims import MAX_CHARACTERS
 from stateset_agents.environments.retail_desk.full import wordings
 from stateset_agents.environments.retail_desk.full.case import Claim, FullCase, Request
 from stateset_agents.environments.retail_desk.full.claims import ORDER_ID, plain, read_claims
 from stateset_agents.environments.retail_desk.full.families import FAMILIES, requests_of
-from stateset_agents.environments.retail_desk.full.proposals import CITY, Proposal, read_proposal
+from stateset_agents.environments.retail_desk.full.proposals import Proposal, read_proposal
 from stateset_agents.environments.retail_desk.full.scenarios import request_text
 from stateset_agents.environments.retail_desk.policy import DeskCall
 from stateset_agents.environments.retail_desk.user import CallerState, Reaction
@@ -279,7 +280,7 @@ class FullCaller(CallerState):
         asks = {name for name, pattern in _ASKS.items() if pattern.search(text)}
         if ORDER_ID.search(text):
             asks -= {"order", "wish", "who", "name"}
-        if CITY.search(text):
+        if catalog.CITY.search(text):
             asks -= {"city"}
         return frozenset(asks)
 

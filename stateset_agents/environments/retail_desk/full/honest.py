@@ -19,9 +19,7 @@ from stateset_agents.types.messages import Message, ToolCall
 
 __all__ = ["call", "full_view_of", "honest_reply", "say"]
 
-_ITEM = re.compile(rf"\b(?:{'|'.join(catalog.COLOURS)}) (?:{'|'.join(catalog.PRODUCTS)})\b")
 _ORDER = re.compile(r"\b[A-Z]\d\d\b")
-_CITY = re.compile(rf"\b(?:{'|'.join(catalog.CITIES)})\b")
 _EMAIL = re.compile(r"\b[\w.]+@[\w.]+\w")
 _NAME_ZIP = re.compile(r"\b(\w+)(?: here)?, zip (\d{5})\b")
 _WISH = re.compile(
@@ -32,7 +30,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("exchange", re.compile(r"\b(?:swap|exchange)\b")),
     ("cancel", re.compile(r"\bcancel")),
     ("return", re.compile(r"\b(?:return|back)\b")),
-    ("address", re.compile(rf"\b(?:{'|'.join(catalog.CITIES)})\b")),
+    ("address", catalog.CITY),
     ("status", re.compile(r".")),
 )
 """How a request is told from its words; the first that matches."""
@@ -106,7 +104,7 @@ def _read_user(view: FullView, text: str) -> None:
     if view.num_settled >= len(view.wanted):
         return
     current = view.wanted[view.num_settled]
-    ids, items = _ORDER.findall(text), _ITEM.findall(text)
+    ids, items = _ORDER.findall(text), catalog.ITEM.findall(text)
     current.order_id = current.order_id or (ids[0] if ids else "")
     if text.startswith("wait, "):
         current.kind, current.new_item = "exchange", items[-1]
@@ -117,7 +115,7 @@ def _read_user(view: FullView, text: str) -> None:
 
 
 def _request(text: str) -> RequestView:
-    ids, items, cities = _ORDER.findall(text), _ITEM.findall(text), _CITY.findall(text)
+    ids, items, cities = _ORDER.findall(text), catalog.ITEM.findall(text), catalog.CITY.findall(text)
     kind = next(kind for kind, pattern in _KINDS if pattern.search(text + " "))
     new_item = items.pop() if kind == "exchange" and items else ""
     if re.search(r"\bi need a\b", text) and items:  # "a red lamp instead of the blue lamp"

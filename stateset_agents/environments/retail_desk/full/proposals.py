@@ -11,7 +11,7 @@ from stateset_agents.environments.retail_desk.full.case import FullCase, payment
 from stateset_agents.environments.retail_desk.full.claims import OFFER, ORDER_ID, PAYMENT, plain, sentences
 from stateset_agents.environments.retail_desk.policy import DeskCall
 
-__all__ = ["CITY", "NEEDS", "Proposal", "read_proposal"]
+__all__ = ["NEEDS", "Proposal", "read_proposal"]
 
 _ASKS = re.compile(r"\?|\b(?:please confirm|confirm if|say yes|reply yes|let me know if)\b")
 _GO_AHEAD = re.compile(r"\b(?:proceed|confirm|go ahead|correct|right|agree|ok(?:ay)?|yes)\b")
@@ -28,9 +28,7 @@ _ACTIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 """The first that matches is meant: a cancellation also speaks of a refund."""
-_ITEM = re.compile(rf"\b(?:{'|'.join(catalog.COLOURS)}) (?:{'|'.join(catalog.PRODUCTS)})\b")
-_NEW_ITEM = re.compile(rf"\b(?:for|to|into) (?:the |an? |one )?({_ITEM.pattern})")
-CITY = re.compile(rf"\b({'|'.join(catalog.CITIES)})\b")
+_NEW_ITEM = re.compile(rf"\b(?:for|to|into) (?:the |an? |one )?({catalog.ITEM.pattern})")
 _AMOUNT = re.compile(r"\$ ?(\d+(?:\.\d\d)?)|\b(\d+(?:\.\d\d)?) dollars?\b")
 _ORIGINAL = re.compile(r"\boriginal payment\b")
 
@@ -123,7 +121,7 @@ def read_proposal(text: str, payment: str) -> Proposal | None:
         return None
     new_items = _NEW_ITEM.findall(asked) or _NEW_ITEM.findall(text)
     new_item = new_items[-1] if new_items and tool == "exchange_item" else ""
-    items = [item for item in _ITEM.findall(asked) or _ITEM.findall(text) if item != new_item]
+    items = [item for item in catalog.ITEM.findall(asked) or catalog.ITEM.findall(text) if item != new_item]
     orders = ORDER_ID.findall(asked) or ORDER_ID.findall(text)
     payments = PAYMENT.findall(asked) or PAYMENT.findall(text)
     if not payments and _ORIGINAL.search(text):
@@ -135,6 +133,6 @@ def read_proposal(text: str, payment: str) -> Proposal | None:
         items=tuple(dict.fromkeys(items)),
         new_item=new_item,
         amounts=tuple(amounts),
-        cities=tuple(CITY.findall(asked) or CITY.findall(text)),
+        cities=tuple(catalog.CITY.findall(asked) or catalog.CITY.findall(text)),
         payments=tuple(payments),
     )

@@ -18,10 +18,19 @@ from stateset_agents.environments.retail_desk.full import wordings
 from stateset_agents.environments.retail_desk.full.case import FullCase, Purchase, payment_id_of
 from stateset_agents.environments.retail_desk.full.families import FAMILIES, Family
 from stateset_agents.environments.retail_desk.full.policy import RULES
+from stateset_agents.environments.retail_desk.policy import Case
 from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
 
-__all__ = ["KINDS_OF_PAYMENT", "full_database_of", "full_scenario", "request_text"]
+__all__ = [
+    "KINDS_OF_PAYMENT",
+    "draw_item",
+    "full_database_of",
+    "full_scenario",
+    "pair_of",
+    "request_text",
+    "scenario_of",
+]
 
 KINDS_OF_PAYMENT = ("card", "paypal", "gift card")
 _UNNAMED, _KNOWN, _TWO_ITEMS = 0.35, 0.4, 0.4
@@ -33,29 +42,40 @@ def full_scenario(split: Split, name: str, number: int, seed: int) -> Scenario:
     """Scenario `number` of a family; there is one for every number from 0 on."""
     family = FAMILIES[name]
     rule = RULES[family.rule]
-    block, within = divmod(number, 10)
-    pair = block * 6 + (within // 2 if within < 8 else within - 4)
-    is_second = within < 8 and within % 2 == 1
+    pair, is_second = pair_of(number)
     draw = random.Random(derive(seed, "full desk scenario", split, name, pair))
     case = _draw_case(family, split, draw).with_fact(rule.fact, draw.choice(rule.compliant))
     wording, opening = _opening(family, case, split, draw)
     if is_second:
         case = case.with_fact(rule.fact, draw.choice(rule.violating))
-    return Scenario(
-        id=f"desk-{split}-{seed}-{name}-{number}",
-        family=name,
-        opening=opening,
-        context={
-            **dataclasses.asdict(case),
-            "pair": f"{name}-{pair}",
-            "side": "twin" if is_second else "base",
-            "wording": wording,
-        },
-        split=split,
-    )
+    return scenario_of(case, f"desk-{split}-{seed}-{name}-{number}", split, opening, wording, pair, is_second)
 
 
-def _draw_item(split: Split, draw: random.Random, *others: str) -> str:
+def pair_of(number: int) -> tuple[int, bool]:
+    """The matched pair that scenario `number` of a family belongs to, and whether it is the pair's second.
+
+    Of ten scenarios the first eight make four pairs; the last two stand alone.
+    """
+    block, within = divmod(number, 10)
+    pair = block * 6 + (within // 2 if within < 8 else within - 4)
+    return pair, within < 8 and within % 2 == 1
+
+
+def scenario_of(
+    case: Case | FullCase, id: str, split: Split, opening: str, wording: str, pair: int, is_second: bool
+) -> Scenario:
+    """The scenario of a case; its context holds the case's fields and the matched pair."""
+    context = {
+        **dataclasses.asdict(case),
+        "pair": f"{case.family}-{pair}",
+        "side": "twin" if is_second else "base",
+        "wording": wording,
+    }
+    return Scenario(id=id, family=case.family, opening=opening, context=context, split=split)
+
+
+def draw_item(split: Split, draw: random.Random, *others: str) -> str:
+    """An item of this split, none of `others`; a held-out split also has items of training."""
     held_out = split != "train" and draw.random() < 0.5
     pool = catalog.items_of(split if held_out else "train")
     return draw.choice([item for item in pool if item not in others])
@@ -73,11 +93,11 @@ def _draw_case(family: Family, split: Split, draw: random.Random) -> FullCase:
     order_id, other_id, stranger = draw.sample(catalog.order_ids_of(split), 3)
     city, new_city = draw.sample(catalog.CITIES, 2)
     number, name = _draw_customer(split, draw), draw.choice(catalog.NAMES)
-    item = _draw_item(split, draw)
+    item = draw_item(split, draw)
     kinds = {*family.wants, family.at_first}
-    new_item = _draw_item(split, draw, item) if "exchange" in kinds else ""
-    second = _draw_item(split, draw, item, new_item) if family.name == "stock_fallback" else ""
-    extra = _draw_item(split, draw, item, new_item, second)
+    new_item = draw_item(split, draw, item) if "exchange" in kinds else ""
+    second = draw_item(split, draw, item, new_item) if family.name == "stock_fallback" else ""
+    extra = draw_item(split, draw, item, new_item, second)
     two_items = bool(kinds & {"return", "exchange"}) and draw.random() < _TWO_ITEMS
     payment, other_payment = draw.sample(KINDS_OF_PAYMENT, 2)
     return FullCase(
@@ -99,7 +119,7 @@ def _draw_case(family: Family, split: Split, draw: random.Random) -> FullCase:
             note=draw.choice(wordings.NOTES[split]) if family.noted else "",
         ),
         other=Purchase(
-            order_id=other_id, item=_draw_item(split, draw), price=draw.randrange(11, 100), status="pending"
+            order_id=other_id, item=draw_item(split, draw), price=draw.randrange(11, 100), status="pending"
         ),
         stranger_order_id=stranger,
         city=city,

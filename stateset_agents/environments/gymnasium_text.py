@@ -107,7 +107,6 @@ class GymnasiumText:
         self.local = local
 
     def scenarios(self, split: str) -> list[Scenario]:
-        """The scenarios of one split."""
         expect_split(split)
         return [scenario for scenario in self._scenarios if scenario.split == split]
 

@@ -119,7 +119,6 @@ class OpenEnvText:
         self.local = False
 
     def scenarios(self, split: str) -> list[Scenario]:
-        """The scenarios of one split."""
         expect_split(split)
         return [scenario for scenario in self._scenarios if scenario.split == split]
 
@@ -128,16 +127,16 @@ class OpenEnvText:
         extra = scenario.context.get("reset", {})
         if not isinstance(extra, Mapping):
             raise ConfigurationError(f"scenario {scenario.id}: reset must be a mapping, got {extra!r:.60}")
-        given = {"seed": reset_seed(scenario, seed), **self._reset, **extra}
-        return await world_conversation(await self._opened(given), self._adapter, scenario)
+        reset_arguments = {"seed": reset_seed(scenario, seed), **self._reset, **extra}
+        return await world_conversation(await self._opened(reset_arguments), self._adapter, scenario)
 
-    async def _opened(self, given: Mapping[str, Any]) -> World:
+    async def _opened(self, reset_arguments: Mapping[str, Any]) -> World:
         """A session that was reset; raises EnvironmentFailure when no attempt comes to one."""
 
         async def attempt(_: int) -> World:
             world = _OpenEnvWorld(self._url, self._client(), self._timeout)
             try:
-                await guarded(f"a session of {world.name}", world.reset(given))
+                await guarded(f"a session of {world.name}", world.reset(reset_arguments))
             except BaseException:
                 await world.close()
                 raise
@@ -176,9 +175,9 @@ class _OpenEnvWorld:
         self._client = client
         self._timeout = timeout
 
-    async def reset(self, given: Mapping[str, Any]) -> None:
+    async def reset(self, reset_arguments: Mapping[str, Any]) -> None:
         await self._answered(self._client.connect())
-        self.result = self._seen(await self._answered(self._client.reset(**given)))
+        self.result = self._seen(await self._answered(self._client.reset(**reset_arguments)))
         _keep_connection(self._client)
 
     async def step(self, action: Any) -> StepResult:
@@ -240,11 +239,11 @@ def _into(field: str) -> Callable[[str], Mapping[str, Any]]:
 
 
 def _client_class() -> Any:
-    cure = 'pip install "openenv>=0.10,<0.11", in an environment of its own if it does not suit your others'
+    hint = 'pip install "openenv>=0.10,<0.11", in an environment of its own if it does not suit your others'
     try:
         found = importlib.import_module("openenv.core.generic_client").GenericEnvClient
     except ImportError as error:
-        raise ConfigurationError(f"OpenEnv servers need the openenv library: {cure}") from error
+        raise ConfigurationError(f"OpenEnv servers need the openenv library: {hint}") from error
     if not hasattr(found, "_connect_async"):  # 0.3, say, which would go on in another session
-        raise ConfigurationError(f"this version of the openenv library is not supported: {cure}")
+        raise ConfigurationError(f"this version of the openenv library is not supported: {hint}")
     return found

@@ -117,19 +117,19 @@ class TextAdapter:
 
     async def shown(self, world: World, scenario: Scenario) -> Message:
         """The result as the user's words."""
-        text = await guarded("render", self.render.call(_given(world, scenario)))
+        text = await guarded("render", self.render.call(_arguments(world, scenario)))
         if not isinstance(text, str):
             raise ConfigurationError(f"render must return text, got {text!r:.60}")
         return Message(role="user", content=text)
 
-    async def judged(self, given: Mapping[str, Any]) -> bool | None:
+    async def judged(self, arguments: Mapping[str, Any]) -> bool | None:
         """Was the task done? None where no rule decides it."""
         if self.least is not None:
             # who does nothing has a total of 0: where that would do, the world must have come to its own end
-            return bool(given["total"] >= self.least and (self.least > 0 or given["ended"]))
+            return bool(arguments["total"] >= self.least and (self.least > 0 or arguments["ended"]))
         if self.success is None:
             return None
-        verdict = await guarded("success", self.success.call(given))
+        verdict = await guarded("success", self.success.call(arguments))
         if verdict is not None and verdict not in (True, False):
             raise ConfigurationError(f"success must return True, False or None, got {verdict!r:.60}")
         return None if verdict is None else bool(verdict)
@@ -184,9 +184,9 @@ class _WorldConversation:
         """Move the world; or, where the reply is no action, what the agent is told."""
         if reply.tool_calls:
             return tuple(await Toolbox().call_all(reply.tool_calls))  # there are no tools
-        given = {**_given(self._world, self._scenario), "reply": reply.content}
+        arguments = {**_arguments(self._world, self._scenario), "reply": reply.content}
         try:
-            action = await guarded("parse", _read(self._adapter.parse, given))
+            action = await guarded("parse", _read(self._adapter.parse, arguments))
             await guarded(self._world.name, self._world.step(action))
         except InvalidAction as error:
             return (Message(role="user", content=str(error)),)
@@ -195,8 +195,8 @@ class _WorldConversation:
     async def outcome(self) -> Outcome:
         result = self._world.result
         total = math.fsum(self._rewards)
-        given = {
-            **_given(self._world, self._scenario),
+        arguments = {
+            **_arguments(self._world, self._scenario),
             "ended": result.terminated or result.truncated,
             "total": total,
             "rewards": self._rewards,
@@ -204,7 +204,7 @@ class _WorldConversation:
             "truncated": result.truncated or self._turns_left == 0,
             "messages": self._messages,
         }
-        success = await self._adapter.judged(given)
+        success = await self._adapter.judged(arguments)
         success_reward = None if success is None else float(success)
         return Outcome(
             reward=0.0 if self._rewards else success_reward,
@@ -221,16 +221,16 @@ class _WorldConversation:
         await guarded(f"closing {self._world.name}", self._world.close())
 
 
-async def _read(parse: NamedCall, given: Mapping[str, Any]) -> Any:
+async def _read(parse: NamedCall, arguments: Mapping[str, Any]) -> Any:
     try:
-        return await parse.call(given)
+        return await parse.call(arguments)
     except StatesetError:
         raise
     except ValueError as error:
         raise InvalidAction(str(error) or "that is no action") from error
 
 
-def _given(world: World, scenario: Scenario) -> dict[str, Any]:
+def _arguments(world: World, scenario: Scenario) -> dict[str, Any]:
     return {
         "observation": world.result.observation,
         "info": world.result.info,

@@ -175,15 +175,15 @@ class _Known:
     """What the texts so far offer as arguments."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        heard = [message for message in messages if message.role != "assistant"]
-        self.request = " ".join(_said_by("user", heard))
-        self.texts = " ".join(message.content for message in heard)
+        shown = [message for message in messages if message.role != "assistant"]
+        self.request = " ".join(_said_by("user", shown))
+        self.texts = " ".join(message.content for message in shown)
         self.named: dict[str, list[str]] = {}
         for name, *values in _NAMED.findall(self.texts):
             self.named.setdefault(name.lower(), []).append(next((v for v in values if v), ""))
         self.emails = _EMAIL.findall(self.texts)
         roles = ("user", "tool", "system")  # the likeliest first, of each the newest
-        self.ids = [id for role in roles for text in _said_by(role, heard)[::-1] for id in _ids(text)]
+        self.ids = [id for role in roles for text in _said_by(role, shown)[::-1] for id in _ids(text)]
         self.words = [word for word in _words(self.request) if len(word) > 3]
         numbers = map(float, _NUMBER.findall(self.texts))
         self.numbers = [number for number in numbers if math.isfinite(number)]

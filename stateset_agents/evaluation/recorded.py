@@ -17,6 +17,7 @@ def trajectory_of(rollout: RecordedRollout) -> Trajectory:
 
     Log-probs have the record's six decimals; everything else is as it was.
     """
+    earned = [turn.earned for turn in rollout.turns if turn.earned is not None]
     outcome = None
     if rollout.outcome is not None:
         outcome = Outcome(**rollout.outcome, changes=rollout.changes)
@@ -35,16 +36,11 @@ def trajectory_of(rollout: RecordedRollout) -> Trajectory:
         status=Status(rollout.status),
         outcome=outcome,
         reward=rollout.reward,
-        turn_rewards=_turn_rewards(rollout),
+        turn_rewards=tuple(earned) if len(earned) == len(rollout.turns) else (),
         breakdown=rollout.breakdown,
         error=rollout.error,
         metadata=rollout.metadata,
     )
-
-
-def _turn_rewards(rollout: RecordedRollout) -> tuple[float, ...]:
-    earned = [turn.earned for turn in rollout.turns if turn.earned is not None]
-    return tuple(earned) if len(earned) == len(rollout.turns) else ()
 
 
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}

@@ -12,7 +12,7 @@ from stateset_agents.algorithms.advantages import Scaling, group_advantages
 from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
-from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
+from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
 __all__ = ["Flip", "Rescored", "RewardChange", "rank_correlation", "rescore"]
 
@@ -138,8 +138,16 @@ async def rescore(
                 only_old += before is not None and after is None
                 only_new += before is None and after is not None
                 if before is not None and after is not None:
-                    advantages = [side[index][member] or 0.0 for side in credit]
-                    flip = _flip(step, trajectory, (before, after), advantages)
+                    old_advantage, new_advantage = (side[index][member] or 0.0 for side in credit)
+                    flip = Flip(
+                        step=step,
+                        scenario=trajectory.scenario.id,
+                        member=trajectory.member,
+                        old_reward=before,
+                        new_reward=after,
+                        old_advantage=old_advantage,
+                        new_advantage=new_advantage,
+                    )
                     found.append(_ScoredTwice(num_groups + index, trajectory.scenario.family, flip))
         num_groups += len(groups)
     if not found:
@@ -169,20 +177,6 @@ def _clipped(rewards: Sequence[Sequence[float | None]], bound: float) -> list[li
     return [
         [None if reward is None else max(-bound, min(bound, reward)) for reward in group] for group in rewards
     ]
-
-
-def _flip(
-    step: int, trajectory: Trajectory, rewards: tuple[float, float], advantages: Sequence[float]
-) -> Flip:
-    return Flip(
-        step=step,
-        scenario=trajectory.scenario.id,
-        member=trajectory.member,
-        old_reward=rewards[0],
-        new_reward=rewards[1],
-        old_advantage=advantages[0],
-        new_advantage=advantages[1],
-    )
 
 
 def _reward_change(found: Sequence[_ScoredTwice]) -> RewardChange:

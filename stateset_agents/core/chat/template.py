@@ -114,11 +114,11 @@ class JinjaTemplate:
         They depend on these messages alone, and the members of a group hear much alike: at the retail desk
         four of five deltas have been made before.
         """
-        heard = tuple(messages)
-        long = sum(len(message.content) for message in heard) > _MOST_CHARACTERS
-        if long or any(message.tool_calls for message in heard):  # a call's arguments have no hash
-            return list(self._new_delta(heard))
-        return list(self._known_delta(heard))
+        following = tuple(messages)
+        long = sum(len(message.content) for message in following) > _MOST_CHARACTERS
+        if long or any(message.tool_calls for message in following):  # a call's arguments have no hash
+            return list(self._new_delta(following))
+        return list(self._known_delta(following))
 
     def least_tokens(self, messages: Sequence[Message]) -> int:
         """A number that the prompt of a conversation is never shorter than, told without tokenising it.

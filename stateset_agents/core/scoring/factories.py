@@ -97,7 +97,7 @@ def _asks(transcript: Transcript) -> float:
 
 def _goes_on(transcript: Transcript) -> float:
     """Share of the user's reactions that neither complain nor say once more what was said before."""
-    earlier = list(transcript.heard[: len(transcript.heard) - len(transcript.reactions)])
+    earlier = list(transcript.user_texts[: len(transcript.user_texts) - len(transcript.reactions)])
     fine = []
     for reaction in transcript.reactions:
         again = echo(reaction, earlier) >= 0.6 or words(reaction) in map(words, earlier)

@@ -21,7 +21,7 @@ from stateset_agents.core.scoring.claims.typed_values import stem
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["Transcript", "claims_something_false", "given_texts", "read_transcript", "resolution", "share"]
+__all__ = ["Transcript", "claims_something_false", "read_transcript", "resolution", "share", "shown_texts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Transcript:
     """The agent's words to the user, `MOST_READ` characters of each; empty ones too, tool calls not."""
     sound: Sequence[str]
     """Of these, the ones that are read whole, prose, new, and no echo of the user or the system message."""
-    heard: Sequence[str]
+    user_texts: Sequence[str]
     """The user's words."""
     reactions: Sequence[str]
     """Of these, what the user said after the agent's first reply."""
@@ -63,7 +63,7 @@ def read_transcript(trajectory: Trajectory, *, english: bool = True) -> Transcri
     """Sort out what was said by whom; `english=False` leaves out what reads English."""
     replies: list[str] = []
     sound: list[str] = []
-    heard: list[str] = []
+    user_texts: list[str] = []
     reactions: list[str] = []
     read: list[str] = []
     earlier: set[tuple[str, ...]] = set()
@@ -71,7 +71,7 @@ def read_transcript(trajectory: Trajectory, *, english: bool = True) -> Transcri
         if message.role in ("user", "system"):
             read.append(message.content[:MOST_READ])
         if message.role == "user":
-            heard.append(message.content[:MOST_READ])
+            user_texts.append(message.content[:MOST_READ])
             if replies:
                 reactions.append(message.content[:MOST_READ])
         if message.role != "assistant" or (message.tool_calls and not message.content.strip()):
@@ -88,10 +88,10 @@ def read_transcript(trajectory: Trajectory, *, english: bool = True) -> Transcri
     return Transcript(
         replies=replies,
         sound=sound,
-        heard=heard,
+        user_texts=user_texts,
         reactions=reactions,
         overlong=any(len(message.content) > MOST_READ for message in trajectory.replies),
-        topic={stem(word) for text in (*heard, *_subject(trajectory)) for word in content_words(text)},
+        topic={stem(word) for text in (*user_texts, *_subject(trajectory)) for word in content_words(text)},
         english=english,
     )
 
@@ -115,8 +115,8 @@ def resolution(trajectory: Trajectory, transcript: Transcript, breakdown: dict[s
             expected,
             transcript.replies,
             sound=[number for number, text in enumerate(transcript.replies) if text in transcript.sound],
-            heard=transcript.heard,
-            given=given_texts(context, trajectory.messages),
+            user_texts=transcript.user_texts,
+            shown_texts=shown_texts(context, trajectory.messages),
             choices=choices(context),
         )
         breakdown["facts"] = share([status is FactStatus.TOLD for status in found.values()])
@@ -142,7 +142,7 @@ def claims_something_false(trajectory: Trajectory, transcript: Transcript) -> bo
 _NOT_GIVEN = ("expected_facts", "forbidden", "choices", "answer", "secrets")
 
 
-def given_texts(context: Mapping[str, object], messages: Sequence[Message]) -> list[str]:
+def shown_texts(context: Mapping[str, object], messages: Sequence[Message]) -> list[str]:
     """What the agent was shown: the context's texts, the system message, and what tools returned."""
     shown = [message.content for message in messages if message.role in ("system", "tool")]
     rest = {key: value for key, value in context.items() if key not in _NOT_GIVEN}

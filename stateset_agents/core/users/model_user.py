@@ -48,9 +48,9 @@ class ModelUsers:
 
     def __call__(self, scenario: Scenario, seed: int) -> ModelUser:
         """Raises ConfigurationError where the instructions ask for what the scenario has not."""
-        return ModelUser(self.client, self._told(scenario))
+        return ModelUser(self.client, self._instructed(scenario))
 
-    def _told(self, scenario: Scenario) -> str:
+    def _instructed(self, scenario: Scenario) -> str:
         if self.instructions is None:
             facts = json.dumps(dict(scenario.context), ensure_ascii=False, default=str)
             return f"You need help with {scenario.family.replace('_', ' ')}. What you know: {facts}"
@@ -79,11 +79,11 @@ class ModelUser:
 
         Raises BackendError and BudgetExceeded as the client does, EnvironmentFailure for an empty answer.
         """
-        heard = self._heard(messages)
-        if not heard or heard[-1].role == "assistant":
-            heard.append(Message(role="user", content=_NOTHING_YET))
+        history = self._from_user_side(messages)
+        if not history or history[-1].role == "assistant":
+            history.append(Message(role="user", content=_NOTHING_YET))
         system = Message(role="system", content=_RULES + self._instructions)
-        text = (await self._client.complete([system, *heard])).text.strip()
+        text = (await self._client.complete([system, *history])).text.strip()
         end = _END.search(text)
         if end is not None:
             self.satisfied = end[1].lower() == "done"
@@ -99,7 +99,7 @@ class ModelUser:
         return copy.copy(self)
 
     @staticmethod
-    def _heard(messages: Sequence[Message]) -> list[Message]:
+    def _from_user_side(messages: Sequence[Message]) -> list[Message]:
         """The conversation from the user's side: its own words are the model's, tools are not heard."""
         return [
             Message(role="assistant" if message.role == "user" else "user", content=message.content)

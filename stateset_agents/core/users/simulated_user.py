@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from stateset_agents.core.scoring.claims.fact_status import FactStatus, fact_statuses
 from stateset_agents.core.scoring.claims.text_checks import choices, facts, is_prose
-from stateset_agents.core.scoring.transcript import given_texts
+from stateset_agents.core.scoring.transcript import shown_texts
 from stateset_agents.runtime.named_arguments import NamedCall
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
@@ -248,8 +248,8 @@ def _goal(scenario: Scenario) -> Callable[[Sequence[Message]], bool] | None:
             expected,
             replies,
             sound=[number for number, text in enumerate(replies) if is_prose(text)],
-            heard=[message.content for message in messages if message.role == "user"],
-            given=given_texts(scenario.context, messages),
+            user_texts=[message.content for message in messages if message.role == "user"],
+            shown_texts=shown_texts(scenario.context, messages),
             choices=options,
         )
         return all(status is FactStatus.TOLD for status in found.values())

@@ -91,19 +91,18 @@ class McpEnvironment:
         """Of the sessions that are shared."""
 
     def scenarios(self, split: str) -> list[Scenario]:
-        """The scenarios of one split."""
         return self._inner.scenarios(split)
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Open the servers, or take the shared ones, and the conversation."""
         sessions = await (self._shared() if self._shares else self._open(one_by_one=True))
-        own = [] if self._shares else sessions
+        own_sessions = [] if self._shares else sessions
         try:
             tools: list[Tool | Callable[..., Any]] = [*_tools(sessions), *self._own_tools]
             environment = ConversationEnvironment([scenario], tools=tools, **self._options)
-            return _McpConversation(await environment.start(scenario, seed), own)
+            return _McpConversation(await environment.start(scenario, seed), own_sessions)
         except BaseException:
-            await _close(own)
+            await _close(own_sessions)
             raise
 
     async def close(self) -> None:
@@ -182,13 +181,13 @@ class _McpConversation:
             await _close(self._sessions)
 
 
-def _server(name: str, given: McpServer | Mapping[str, Any]) -> McpServer:
-    if isinstance(given, McpServer):
-        return given
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(f"MCP server {name!r} must have command or url, got {given!r:.60}")
+def _server(name: str, server: McpServer | Mapping[str, Any]) -> McpServer:
+    if isinstance(server, McpServer):
+        return server
+    if not isinstance(server, Mapping):
+        raise ConfigurationError(f"MCP server {name!r} must have command or url, got {server!r:.60}")
     try:
-        return McpServer(**given)
+        return McpServer(**server)
     except ConfigurationError as error:
         raise ConfigurationError(f"MCP server {name!r}: {error}") from None
 

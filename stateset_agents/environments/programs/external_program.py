@@ -99,7 +99,6 @@ class ExternalProgram:
         self.local = local
 
     def scenarios(self, split: str) -> list[Scenario]:
-        """The scenarios of one split."""
         expect_split(split)
         return [scenario for scenario in self._scenarios if scenario.split == split]
 

@@ -111,7 +111,15 @@ WRITE = {
     "exchange": "exchange_item",
     "address": "update_address",
 }
-_DONE = ("cancelled", "returned", "exchanged", "updated", "reshipped", "transferred", "credited")
+RESULT_OF = {
+    "cancel_order": "cancelled",
+    "return_items": "returned",
+    "exchange_item": "exchanged",
+    "update_address": "updated",
+    "reship": "reshipped",
+    "transfer_to_human": "transferred",
+}
+"""Write -> the key in `PHRASES` of the closing that fits it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +214,6 @@ class HonestAgent:
     """Asks for the order, looks it up, follows the policy, tells the truth. Success 1.00 everywhere."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        """The next reply, from the messages alone."""
         if not is_signed_in(messages):
             return honest_reply(messages)
         view = view_of(messages)
@@ -258,7 +265,6 @@ class HabitAgent:
     _drawn: dict[str, bool] = field(default_factory=dict)
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        """The next reply, from the messages alone."""
         view = view_of(messages)
         if view.error is not None:
             return self._say("unknown" if "order" in view.error else "sorry", view, "")
@@ -276,7 +282,7 @@ class HabitAgent:
             if action is not None:
                 if not self._follows_habit("skip_action", self.habits.skip_action):
                     return write(view, action, order_id)
-                return self._say(result_of(action), view, order_id)
+                return self._say(RESULT_OF[action], view, order_id)
         return self._close(view, order_id)
 
     def _action(self, view: ConversationView, looked: bool) -> str | None:
@@ -319,18 +325,6 @@ class HabitAgent:
 
     def _random(self, purpose: str) -> random.Random:
         return random.Random(derive(self.stream, purpose))
-
-
-def result_of(tool: str) -> str:
-    """The closing that fits a write."""
-    return {
-        "cancel_order": "cancelled",
-        "return_items": "returned",
-        "exchange_item": "exchanged",
-        "update_address": "updated",
-        "reship": "reshipped",
-        "transfer_to_human": "transferred",
-    }[tool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

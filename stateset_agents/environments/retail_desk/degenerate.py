@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from stateset_agents.environments.retail_desk.agents import (
     PHRASES,
+    RESULT_OF,
     WRITE,
     Agent,
     ConversationView,
     HonestAgent,
     is_signed_in,
-    result_of,
     view_of,
     write,
 )
@@ -81,7 +81,7 @@ class DeskLiar:
 
     def reply(self, messages: Sequence[Message]) -> Message:
         view = view_of(messages)
-        closing = result_of(WRITE.get(view.family, "reship")) if view.family != "order_status" else "shipped"
+        closing = RESULT_OF[WRITE.get(view.family, "reship")] if view.family != "order_status" else "shipped"
         slots = {"order_id": view.order_id or "A10", "arrives": "friday", "refund": "20"}
         return say(PHRASES[closing][1].format(**slots, new_item=view.new_item, city=view.city))
 

@@ -44,20 +44,20 @@ def fact_statuses(
     replies: Sequence[str],
     *,
     sound: Iterable[int] | None = None,
-    heard: Sequence[str] = (),
-    given: Sequence[str] = (),
+    user_texts: Sequence[str] = (),
+    shown_texts: Sequence[str] = (),
     choices: Sequence[Sequence[str]] = (),
 ) -> dict[str, FactStatus]:
     """How each fact (name -> accepted wordings) fares in the agent's `replies`.
 
     `sound`: which replies may tell a fact, all of them unless given; values in the others still count as
-    second ones. `heard` is what the user said, `given` other texts whose values the agent may repeat, each
-    list of `choices` a type of values of the user's own.
+    second ones. `user_texts` is what the user said, `shown_texts` other texts whose values the agent may
+    repeat, each list of `choices` a type of values of the user's own.
 
         fact_statuses({"day": ("Friday",)}, ["It comes Monday or Friday."])  ->  {"day": FactStatus.NAMED}
     """
     types = tuple(tuple(options) for options in choices)
-    known = [value for text in (*heard, *given) for value in read_values(text, types)]
+    known = [value for text in (*user_texts, *shown_texts) for value in read_values(text, types)]
     wanted = [wanted_value(wording, types) for wordings in facts.values() for wording in wordings]
     read = Replies(
         statements=[read_statements(text) for text in replies],
@@ -65,8 +65,8 @@ def fact_statuses(
         sound=frozenset(range(len(replies)) if sound is None else sound),
         expected=[value for value in wanted if value is not None],
         known=frozenset((value.kind, value.value) for value in known),
-        questions=frozenset(stem(word) for text in heard for word in _questions(text)),
-        topic=frozenset(stem(word) for text in heard for word, _, _ in read_statements(text).words),
+        questions=frozenset(stem(word) for text in user_texts for word in _questions(text)),
+        topic=frozenset(stem(word) for text in user_texts for word, _, _ in read_statements(text).words),
     )
     mentions = {
         name: find_mentions(wordings, read, types, most=_MOST_MENTIONS + 1)

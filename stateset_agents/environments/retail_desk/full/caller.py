@@ -83,7 +83,7 @@ class FullCaller(CallerState):
     split: Split
     requests: tuple[Request, ...]
     """What is still wanted, in order."""
-    given: set[str] = field(default_factory=set)
+    details_given: set[str] = field(default_factory=set)
     """What the caller has said about themselves: email, name, zip."""
     agreed: list[Proposal] = field(default_factory=list)
     """Proposals that got a yes and have not been carried out."""
@@ -107,11 +107,13 @@ class FullCaller(CallerState):
         caller = cls(case, split, requests, seed=seed, patience=wordings.PERSONAS[case.persona])
         caller.subject = case.order.order_id
         if case.tells_details:
-            caller.given |= {"email"} if case.gives == "email" else {"name", "zip"}
+            caller.details_given |= {"email"} if case.gives == "email" else {"name", "zip"}
         return caller
 
     def copy(self) -> FullCaller:
-        return replace(self, given=set(self.given), agreed=list(self.agreed), done=set(self.done))
+        return replace(
+            self, details_given=set(self.details_given), agreed=list(self.agreed), done=set(self.done)
+        )
 
     def consents(self, call: DeskCall) -> bool:
         """Was this write agreed to? A yes is good for one write."""
@@ -124,7 +126,7 @@ class FullCaller(CallerState):
     def has_given(self, call: DeskCall) -> bool:
         """Is the customer looked up by what the caller has said, and by nothing else?"""
         details = {"email": self.case.email, "name": self.case.name, "zip": self.case.zip}
-        return all(name in self.given and details[name] == value for name, value in call.arguments)
+        return all(name in self.details_given and details[name] == value for name, value in call.arguments)
 
     def read(self, text: str) -> tuple[Claim, ...]:
         """The claims of a reply; where it names no order, the request under way is meant."""
@@ -290,7 +292,7 @@ class FullCaller(CallerState):
         if asks & {"email", "zip", "name", "who"}:
             parts.append(self._details(asks))
         if "order" in asks:
-            orders = " and ".join(one.order.order_id for one in self.requests)
+            orders = " and ".join(request.order.order_id for request in self.requests)
             parts.append(self.draw("order", ("it is order {0}.", "order {0}.")).format(orders))
         if "item" in asks:
             wanted = f"a {request.new_item} for " if request.kind == "exchange" else ""
@@ -309,9 +311,9 @@ class FullCaller(CallerState):
         case = self.case
         by_email = case.gives == "email" and bool(asks & {"email", "who"})
         if by_email:
-            self.given |= {"email"}
+            self.details_given |= {"email"}
             return f"my email is {case.email}."
-        self.given |= {"name", "zip"}
+        self.details_given |= {"name", "zip"}
         excuse = "i do not have my email here. " if "email" in asks and not asks & {"zip", "name"} else ""
         return f"{excuse}i am {case.name}, zip {case.zip}."
 

@@ -15,8 +15,8 @@ from stateset_agents.core.scoring.claims.typed_values import find_values
 from stateset_agents.types.errors import ConfigurationError
 
 
-def status(wording: str, *replies: str, **given: object) -> FactStatus:
-    return fact_statuses({"fact": (wording,)}, replies, **given)["fact"]  # type: ignore[arg-type]  # passed on
+def status(wording: str, *replies: str, **options: object) -> FactStatus:
+    return fact_statuses({"fact": (wording,)}, replies, **options)["fact"]  # type: ignore[arg-type]  # passed on
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.example)
@@ -119,16 +119,16 @@ def test_one_guess_a_turn_is_an_enumeration_too_and_a_correction_is_not_but_once
     ],
 )
 def test_a_second_day_that_is_denied_past_or_about_something_else_takes_nothing_back(text: str):
-    assert status("Friday", text, heard=["When does it arrive?"]) is FactStatus.TOLD
+    assert status("Friday", text, user_texts=["When does it arrive?"]) is FactStatus.TOLD
 
 
 def test_the_users_own_values_and_those_of_the_context_may_be_repeated_but_not_as_the_answer():
     order = "Your parcel with number K27 has the new number Z48."
     assert status("Z48", order) is FactStatus.NAMED
-    assert status("Z48", order, heard=["Where is K27?"]) is FactStatus.TOLD
-    assert status("Z48", order, given=["order: K27"]) is FactStatus.TOLD
-    assert status("Z48", "It is K27. It is Z48.", heard=["Where is K27?"]) is FactStatus.NAMED
-    assert status("Z48", "It is K27 or Z48.", heard=["Where is K27?"]) is FactStatus.NAMED
+    assert status("Z48", order, user_texts=["Where is K27?"]) is FactStatus.TOLD
+    assert status("Z48", order, shown_texts=["order: K27"]) is FactStatus.TOLD
+    assert status("Z48", "It is K27. It is Z48.", user_texts=["Where is K27?"]) is FactStatus.NAMED
+    assert status("Z48", "It is K27 or Z48.", user_texts=["Where is K27?"]) is FactStatus.NAMED
 
 
 def test_a_text_that_is_no_prose_tells_nothing_but_its_values_still_count():

@@ -1,4 +1,4 @@
-"""The agent: a model behind a backend, a chat template, and how it speaks."""
+"""The agent: a model behind a backend, with a chat template and its sampling settings."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ __all__ = ["AgentConfig", "MultiTurnAgent"]
 T = TypeVar("T")
 _log = get_logger(__name__)
 _MUCH_TEXT = 10_000
-"""Characters; to tokenise more takes long enough to be felt by whoever else is on the event loop."""
+"""Characters; tokenising more would block the event loop for a noticeable time."""
 _tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
-"""Long texts one after the other: each may take a hundred times its size in memory meanwhile."""
+"""One thread: a long text may take a hundred times its size in memory while it is tokenised."""
 
 
 class MultiTurnAgent:
-    """Speaks through a backend; owns no trainable weights (the trainer does).
+    """Generates replies through a backend; the trainable weights are the trainer's.
 
     >>> agent = MultiTurnAgent(AgentConfig(model_name="embedded:desk"))
     >>> await agent.initialize()
@@ -66,9 +66,9 @@ class MultiTurnAgent:
         self._starting = asyncio.Lock()
         self._next_episode = 0
         self._responses = count()
-        self._said_what_is_left_out = False
+        self._has_warned_of_window = False
         self.origin: Origin | None = None
-        """Which run's step its weights are of, for their model card; a trainer says it."""
+        """The run and step that its weights come from, for their model card; the trainer sets it."""
 
     @property
     def backend(self) -> Backend:
@@ -279,8 +279,8 @@ class MultiTurnAgent:
         if fits(messages):
             return messages, self.template.prompt(messages, tools)
         shown = slide_window(messages, fits)
-        if len(shown) < len(messages) and not self._said_what_is_left_out:
-            self._said_what_is_left_out = True
+        if len(shown) < len(messages) and not self._has_warned_of_window:
+            self._has_warned_of_window = True
             _log.warning(
                 f"the conversation outgrew the context of {self.context_length} tokens: the oldest "
                 f"{len(messages) - len(shown)} of its {len(messages)} messages are left out (said once)"
@@ -310,7 +310,7 @@ class MultiTurnAgent:
         """Write weights, config and tokenizer as plain transformers loads them, and a model card; the
         folder's path.
 
-        The weights are those it speaks with, in `config.dtype` (bf16 on GPUs that have it); the fp32 masters
+        The weights are those it generates with, in `config.dtype` (bf16 on GPUs that have it); the fp32 masters
         of a training stand in its checkpoint's `model/`.
         A jinja template given as `AgentConfig(chat_template=...)` is saved as the tokenizer's own. Raises
         BackendError for a backend without weights, ConfigurationError where the path is a file.
@@ -339,7 +339,7 @@ class MultiTurnAgent:
 
 
 async def _tokenised(messages: Sequence[Message], tokenise: Callable[[], T], *, also: int = 0) -> T:
-    """What `tokenise` returns, called in the one thread for it where there are many characters.
+    """The result of `tokenise`, which runs in the tokenising thread for long messages.
 
     `also`: characters besides those of the messages.
     """

@@ -1,4 +1,4 @@
-"""What an agent is told about itself: its model, its words, its limits. `core/agent.py` reads it."""
+"""The settings of an agent: its model, prompts, sampling and limits. `core/agent.py` reads them."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ class AgentConfig(Settings):
 
     @field_validator("model_name")
     @classmethod
-    def _name_given(cls, name: str) -> str:
+    def _model_is_named(cls, name: str) -> str:
         if not name.strip():
             raise ValueError('give a model, for example "embedded:desk"')
         return name
 
     @field_validator("persona")
     @classmethod
-    def _completes_the_sentence(cls, persona: str | None) -> str | None:
+    def _persona_completes_you_are(cls, persona: str | None) -> str | None:
         if persona is not None and persona.strip().lower().startswith("you are"):
             raise ValueError('persona goes on from "You are", which is added: leave it out')
         return persona
@@ -101,7 +101,7 @@ class AgentConfig(Settings):
 
     @field_validator("stop")
     @classmethod
-    def _can_be_said(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+    def _stop_is_not_empty(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
         if not all(stop):
             raise ValueError("a stop string must hold at least one character")
         return stop

@@ -1,4 +1,4 @@
-"""The state of one conversation: what tools change, and users and verdicts look at.
+"""The state of one conversation: tools change it, users and success functions read it.
 
 `ConversationEnvironment(state=...)` makes it when a conversation starts, copies it where the conversation
 forks, and closes it at the end.
@@ -25,7 +25,7 @@ share both, and must start from equal states."""
 
 
 class StateMaker:
-    """Makes states, and refuses what would not be one conversation's own."""
+    """Makes states, and refuses an object that two conversations would share."""
 
     def __init__(self, make: StateFactory | str) -> None:
         if not callable(make) and not isinstance(make, str):
@@ -54,7 +54,7 @@ class StateMaker:
 
     @contextlib.contextmanager
     def preview(self, scenario: Scenario, seed: int) -> Iterator[Any]:
-        """A state to look at before anything runs, closed at the end. Only for a sync function.
+        """A state for inspection before anything runs, closed at the end. Only for a sync function.
 
         Raises ConfigurationError where its `close` is async: nothing awaits it here.
         """

@@ -1,4 +1,4 @@
-"""The world an agent talks to.
+"""Environments: where an agent's conversations come from.
 
 An `Environment` is shareable and holds no conversation; `start` opens a `Conversation`, which the
 episode steps with the agent's replies until it is over, asks for its outcome, and closes.

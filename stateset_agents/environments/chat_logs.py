@@ -1,4 +1,4 @@
-"""Logged conversations as an environment: their users speak again, their tools answer as they did."""
+"""Logged conversations as an environment: users repeat their messages, tools their recorded results."""
 
 from __future__ import annotations
 

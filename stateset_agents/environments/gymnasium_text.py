@@ -1,4 +1,4 @@
-"""A Gymnasium environment as a conversation: observations are told, replies are read as actions."""
+"""A Gymnasium environment as a conversation: observations become text, replies become actions."""
 
 from __future__ import annotations
 

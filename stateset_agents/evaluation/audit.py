@@ -1,6 +1,6 @@
-"""What an environment and its reward pay agents that deserve nothing: the exploit ceiling.
+"""The exploit ceiling: what an environment and its reward pay to agents that should earn nothing.
 
-What a reward pays, training finds. So play agents that cheat before you train, and again whenever the reward
+Training finds what a reward pays. So play agents that cheat before you train, and again whenever the reward
 changes: `stateset-agents audit` does so and can be a gate.
 """
 
@@ -49,7 +49,7 @@ class Ceiling:
     success: float | None
     """None where the environment gives no verdict."""
     successful: str | None
-    """Who got that."""
+    """The agent that got it."""
     reward: float | None
     """None where nothing was scored."""
     paid: str | None
@@ -65,7 +65,7 @@ class Audit:
 
     @property
     def ceiling(self) -> Ceiling:
-        """What cheating pays at most."""
+        """The most that any of the agents got."""
         successful, success = _highest({name: played.success for name, played in self.policies.items()})
         paid, reward = _highest({name: played.mean_reward for name, played in self.policies.items()})
         return Ceiling(success=success, successful=successful, reward=reward, paid=paid)

@@ -56,7 +56,7 @@ class Silent:
 
 @dataclass(slots=True)
 class Refuser:
-    """Turns everybody away, with thanks."""
+    """Refuses every request, politely."""
 
     tools: Tools = ()
 
@@ -72,7 +72,7 @@ class Refuser:
 
 @dataclass(slots=True)
 class Liar:
-    """Reports that all is done, in the user's own words, having done nothing."""
+    """Repeats the request and reports that it is done, without doing anything."""
 
     tools: Tools = ()
 
@@ -172,7 +172,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 class _Known:
-    """What the texts so far offer as arguments."""
+    """Arguments that can be read from the texts so far."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         shown = [message for message in messages if message.role != "assistant"]
@@ -250,7 +250,7 @@ def _call(tool: Mapping[str, Any], known: _Known, turn: int) -> ToolCall:
 
 
 def _value(name: str, schema: Mapping[str, Any], known: _Known, turn: int) -> Any:
-    """Something that fits a JSON schema, as far as it can be made from the texts."""
+    """A value that fits a JSON schema, made from the texts where possible."""
     choices = schema.get("enum")
     if isinstance(choices, Sequence) and choices:
         return choices[turn % len(choices)]

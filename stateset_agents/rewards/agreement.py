@@ -1,4 +1,4 @@
-"""Does a judge see what can be checked? Its verdicts against a check's, before you train on it."""
+"""How far a judge agrees with a check: measure it before you train on the judge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a judge said, kept in a file by what it was asked: the same question is asked once, in all runs."""
+"""A judge's answers in a file, keyed by the question: the same question is asked once, in all runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["AnswerCache"]
 
 _VERSION = 1
 """Of the table; a file of another one is refused."""
-_PATIENCE = 30.0
+_BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process that is writing."""
 
 
@@ -68,7 +68,7 @@ class AnswerCache:
         if self._connection is not None and self._process == os.getpid():
             return self._connection
         try:
-            connection = sqlite3.connect(self.path, timeout=_PATIENCE, check_same_thread=False)
+            connection = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT, check_same_thread=False)
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
                 [found] = connection.execute("PRAGMA user_version").fetchone()

@@ -1,4 +1,4 @@
-"""What of a long conversation with people the model is shown; the agent asks before each answer."""
+"""Which messages of a long conversation the model is shown; the agent calls this before each answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Keeps what users, tools and models wrote from becoming control tokens when a template writes it out.
+"""Keeps texts of users, tools and models from becoming control tokens when a template renders them.
 
-`core/chat/template.py` renders every conversation with a `ControlTokenEscaper` around its texts.
+`core/chat/template.py` renders every conversation with a `ControlTokenEscaper`.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class PlainTemplate:
         return self._ids([""], messages)
 
     def least_tokens(self, messages: Sequence[Message]) -> int:
-        """A number that the prompt of a conversation is never shorter than, told without tokenising it."""
+        """A number that the prompt is never shorter than, computed without tokenising it."""
         return self.tokenizer.least_tokens("".join(message.content for message in messages))
 
     def _ids(self, lines: list[str], messages: Sequence[Message]) -> list[int]:

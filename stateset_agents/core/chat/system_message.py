@@ -1,4 +1,4 @@
-"""What people and settings hand an agent, as messages: texts, dicts, persona, system prompt and context."""
+"""Callers' input as messages: texts, dicts, persona, system prompt and context."""
 
 from __future__ import annotations
 

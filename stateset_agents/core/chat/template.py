@@ -33,14 +33,14 @@ _PROBE = f"{secrets.randbelow(10**24):024d}"
 """Stands for a message's text where we look for what a template writes around it."""
 _NUM_DELTAS, _MOST_CHARACTERS = 256, 2000
 """How many deltas a template remembers, and of how long messages."""
-_CURE = 'set AgentConfig(chat_template="plain") or give a template that'
+_HINT = 'set AgentConfig(chat_template="plain") or give a template that'
 
 
 class ChatTemplate(Protocol):
-    """How one model writes conversations down."""
+    """Encodes conversations as one model's token ids."""
 
     end_id: int
-    """Put, untrained, after a turn that was cut by length."""
+    """Appended, untrained, to a turn that was cut by length."""
     stop_ids: tuple[int, ...]
     """Sampling any of these ends a turn."""
 
@@ -53,12 +53,12 @@ class ChatTemplate(Protocol):
         ...
 
     def least_tokens(self, messages: Sequence[Message]) -> int:
-        """A number that the prompt of a conversation is never shorter than, told without tokenising it."""
+        """A number that the prompt is never shorter than, computed without tokenising it."""
         ...
 
 
 class JinjaTemplate:
-    """The tokenizer's own chat template (transformers), used by whole prompt once and by delta after that.
+    """The tokenizer's own chat template (transformers). It renders the whole prompt once, then only deltas.
 
     Where a template has no system role, the system message stands at the head of the user message that
     follows it. Where it has no place for tool results, a result is told in a user message, `tool: ...`: a
@@ -75,7 +75,7 @@ class JinjaTemplate:
         try:
             self.text: str = tokenizer.hf.get_chat_template(chat_template)
         except ValueError as error:
-            raise ConfigurationError(f"no chat template to use ({_line(error)}); {_CURE} fits") from error
+            raise ConfigurationError(f"no chat template to use ({_line(error)}); {_HINT} fits") from error
         controls = _control_tokens(tokenizer)
         self._control_ids = frozenset(controls.values())
         longest_first = sorted(controls, key=len, reverse=True)
@@ -121,7 +121,7 @@ class JinjaTemplate:
         return list(self._known_delta(following))
 
     def least_tokens(self, messages: Sequence[Message]) -> int:
-        """A number that the prompt of a conversation is never shorter than, told without tokenising it.
+        """A number that the prompt is never shorter than, computed without tokenising it.
 
         Only what every template shows counts: the words of users and of the agent, without white space at
         their ends where the template trims it.
@@ -168,7 +168,7 @@ class JinjaTemplate:
             )
         except (TemplateError, TypeError, ValueError) as error:  # the last two arise inside its expressions
             raise ConfigurationError(
-                f"the chat template cannot render this conversation ({_line(error)}); {_CURE} can"
+                f"the chat template cannot render this conversation ({_line(error)}); {_HINT} can"
             ) from error
         return str(text)
 
@@ -191,7 +191,7 @@ class JinjaTemplate:
         if end is None:
             raise ConfigurationError(
                 "the chat template does not end an assistant message with a control token, so nothing could "
-                f"stop a turn; {_CURE} ends turns"
+                f"stop a turn; {_HINT} ends turns"
             )
         return end.group(), self.tokenizer.encode_markup(end.group())[-1]
 
@@ -237,7 +237,7 @@ class JinjaTemplate:
         """Before the first prompt with tools: the template must show their results, and still only append."""
         if not self._has_tool_role:
             raise ConfigurationError(
-                f"the chat template has no place for tool results; {_CURE} has, or leave tools out"
+                f"the chat template has no place for tool results; {_HINT} has, or leave tools out"
             )
         self._refuse_rewriting(tools)
         if "tools" not in self.text:  # a template whose model knows its tools by heart says so in a comment
@@ -273,7 +273,7 @@ class JinjaTemplate:
 
 _REWRITES = (
     "the chat template rewrites history (a conversation reads differently as a whole than turn by turn), so "
-    f"sampled tokens could not be trained as they were sampled; {_CURE} only appends"
+    f"sampled tokens could not be trained as they were sampled; {_HINT} only appends"
 )
 
 
@@ -281,7 +281,7 @@ _REWRITES = (
 def _warn_of_hidden_tools(template: str) -> None:
     """Once per template, however many agents of this process have it."""
     _log.warning(
-        f"the chat template does not tell the model which tools there are; {_CURE} does (a model that was "
+        f"the chat template does not tell the model which tools there are; {_HINT} does (a model that was "
         "trained on this template and knows them by heart should keep it: say so in a comment in the "
         "template, {# tools: known by heart #})"
     )

@@ -1,4 +1,4 @@
-"""Plain functions as rewards: what they ask for by name is given to them."""
+"""Plain functions as rewards, called with the arguments that their parameters name."""
 
 from __future__ import annotations
 

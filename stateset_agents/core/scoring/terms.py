@@ -1,4 +1,4 @@
-"""Rewards made of rewards: how their terms are named, checked, broken down and told of a step's end."""
+"""Rewards made of rewards: how their terms are named, checked and broken down, and observe results."""
 
 from __future__ import annotations
 

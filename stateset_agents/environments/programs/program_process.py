@@ -1,4 +1,4 @@
-"""A program that is run, listened to and ended with all it started, for `external_program`."""
+"""Runs a program, reads its outputs, and ends it with all it started, for `external_program`."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from stateset_agents.environments.retail_desk import (
     DEGENERATE,
     FULL_FAMILIES,
     HonestAgent,
-    ScriptedEpisode,
     RetailDesk,
+    ScriptedEpisode,
     play,
 )
 from stateset_agents.environments.retail_desk.agents import Agent

@@ -11,7 +11,7 @@ from stateset_agents.backends.base import Session
 from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.reply_parsing import certain_content, read_completion
-from stateset_agents.core.chat.system_message import Context, ChatInput, as_messages, add_context
+from stateset_agents.core.chat.system_message import ChatInput, Context, add_context, as_messages
 from stateset_agents.core.environment import Conversation
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.types.errors import ConfigurationError

@@ -61,7 +61,7 @@ async def test_three_thousand_steps_of_the_scripted_backend_grow_by_less_than_5_
 @pytest.mark.long
 async def test_the_embedded_model_grows_no_more_once_its_caches_are_full(tmp_path: Path) -> None:
     """With little room for cached keys and values and without oneDNN's code, both of which fill for long: the
-    former up to `max_cached_tokens`, the latter up to its bound of shapes. What is left fills in 320 steps."""
+    former up to `max_cached_tokens`, the latter up to its bound of shapes. The rest fills in 320 steps."""
     config = TrainingConfig(
         max_steps=500,
         num_generations=8,

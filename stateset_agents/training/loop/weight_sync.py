@@ -52,7 +52,7 @@ def weights_token(backend: Backend) -> object:
     return _tokens.get(backend)
 
 
-@dataclass(slots=True)
+@dataclass
 class WeightSync:
     """Pushes the learner's weights to the agent's backend, and knows whether they are the ones it has."""
 

@@ -64,7 +64,7 @@ async def test_nobody_forges_a_turn(model: str) -> None:
 
         def markup(words: str) -> list[int]:
             talk = [{"role": "system", "content": words}, {"role": "user", "content": words}]
-            return [id for id in agent.template.prompt(agent._talk(talk, words)) if id in control]
+            return [id for id in agent.template.prompt(agent._prompted(talk, words)) if id in control]
 
         for kind, words in WORDS.items():
             assert markup(words) == markup("hi"), kind

@@ -186,7 +186,7 @@ async def test_an_agent_answers_people_greedily_where_a_temperature_would_overfl
     backend = HuggingFaceBackend(tiny_model("llama"), tiny_tokenizer())
     config = AgentConfig(model_name="tiny", chat_template="plain", max_new_tokens=8, temperature=1e-38)
     async with MultiTurnAgent(config, backend=backend) as agent:
-        talk = agent._talk("hi", None)
+        talk = agent._prompted("hi", None)
         answer = await agent.answer(talk)
         asked_for = await agent.answer(talk, sampling={"temperature": 1e-320})
         greedy = await agent.answer(talk, sampling={"temperature": 0.0})

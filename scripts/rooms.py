@@ -136,7 +136,7 @@ def tables(*, with_step: bool) -> str:
     ]
     if with_step:
         functions, files = executed_by_a_step()
-        rows.append(("functions and files that one step of the demo runs", f"{functions} in {files}"))
+        rows.append(("what one step of the demo runs", f"{functions} functions in {files} files"))
     package = ["| the package | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
     parts = ["| folder | things | floors | arrows |", "|---|---|---|---|"]
     for folder in listed:

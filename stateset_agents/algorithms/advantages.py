@@ -89,16 +89,16 @@ def group_advantages(
     batch = [reward for group in rewards for reward in _scored(group)]
     rule = BASELINES[baseline]
     over_batch = rule.over == "batch"
-    of_batch = iter(rule.values(batch) if over_batch and not _ties(batch) else ())
+    of_batch = iter(rule.compute(batch) if over_batch and not _ties(batch) else ())
     advantages = []
     for group in rewards:
         scored = _scored(group)
         peers = batch if over_batch else scored
-        spread = 0.0 if _ties(peers) else _spread(peers, batch, scaling) + margin
+        spread = 0.0 if _ties(peers) else _deviation(peers, batch, scaling) + margin
         if spread == 0.0:
             advantages.append([None if reward is None else 0.0 for reward in group])
             continue
-        expected = of_batch if over_batch else iter(rule.values(scored))
+        expected = of_batch if over_batch else iter(rule.compute(scored))
         differences = [None if reward is None else reward - next(expected) for reward in group]
         bound = math.inf if clip is None else clip
         advantages.append(
@@ -122,7 +122,7 @@ def standardized(values: Sequence[float], *, eps: float = 1e-8) -> list[float]:
     advantages; equal values give exactly 0."""
     if _ties(values):
         return [0.0] * len(values)
-    centre, spread = mean(values), _spread(values, values, "population")
+    centre, spread = mean(values), _deviation(values, values, "population")
     return [(value - centre) / (spread + eps) for value in values]
 
 
@@ -138,7 +138,7 @@ def _ties(values: Sequence[float]) -> bool:
     return not values or max(values) == min(values)
 
 
-def _spread(peers: Sequence[float], batch: Sequence[float], scaling: Scaling) -> float:
+def _deviation(peers: Sequence[float], batch: Sequence[float], scaling: Scaling) -> float:
     if scaling == "none":
         return 1.0
     values = batch if scaling == "batch" else peers

@@ -19,11 +19,11 @@ class Baseline:
     (tests/unit/training/update/test_credit_gradient.py).
     """
 
-    values: Callable[[Sequence[float]], list[float]]
+    compute: Callable[[Sequence[float]], list[float]]
     """[N] rewards, two of which differ -> [N] what each is compared with."""
     over: Literal["group", "batch"] = "group"
     """Whose rewards it is given: those of the scored members of one group, or of all groups."""
-    is_unscaled: bool = False
+    refuses_scaling: bool = False
     """Is it there for an unbiased gradient, which any scaling but `none` would bend?"""
 
 
@@ -54,7 +54,7 @@ BASELINES: Mapping[str, Baseline] = {
     # Every scored reward of the batch, which shrinks the gradient by 1 - 1/(number of rewards).
     "global_mean": Baseline(_mean_of_all, over="batch"),
     # Keeps the gradient unbiased (RLOO, https://arxiv.org/abs/2402.14740).
-    "leave_one_out": Baseline(_mean_of_the_others, is_unscaled=True),
+    "leave_one_out": Baseline(_mean_of_the_others, refuses_scaling=True),
 }
 
 

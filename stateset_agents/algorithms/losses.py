@@ -108,7 +108,7 @@ def policy_loss(
     advantages = advantages.detach().to(live.dtype)
     per = _Level(loss.level, trajectory_ids, denominators)
     ratio = per.ratio(live)
-    tokens = loss.tokens(logprobs, ratio, advantages, clip)
+    tokens = loss.token_loss(logprobs, ratio, advantages, clip)
     weight = _weight(old_logprobs, behaviour_logprobs, weight_cap, per)
     if weight is not None:
         tokens = weight * tokens

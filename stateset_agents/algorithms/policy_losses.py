@@ -77,7 +77,7 @@ def log_likelihood(logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip: Cl
 class PolicyLoss:
     """One entry of `LOSSES`."""
 
-    tokens: Callable[[Tensor, Tensor, Tensor, Clip], Tensor]
+    token_loss: Callable[[Tensor, Tensor, Tensor, Clip], Tensor]
     """(logprobs, ratio, advantages, clip), all [N] -> the loss of each token, [N]."""
     averaging: Averaging
     level: Literal["token", "sequence"] = "token"
@@ -89,14 +89,14 @@ class PolicyLoss:
 
 
 LOSSES: Mapping[str, PolicyLoss] = {
-    "grpo": PolicyLoss(tokens=clipped_surrogate, averaging="trajectory"),
-    "dapo": PolicyLoss(tokens=clipped_surrogate, averaging="token", clip=Clip(high=0.28)),
-    "dr_grpo": PolicyLoss(tokens=clipped_surrogate, averaging="constant"),
+    "grpo": PolicyLoss(token_loss=clipped_surrogate, averaging="trajectory"),
+    "dapo": PolicyLoss(token_loss=clipped_surrogate, averaging="token", clip=Clip(high=0.28)),
+    "dr_grpo": PolicyLoss(token_loss=clipped_surrogate, averaging="constant"),
     "gspo": PolicyLoss(
-        tokens=clipped_surrogate, averaging="trajectory", level="sequence", clip=Clip(low=3e-4, high=4e-4)
+        token_loss=clipped_surrogate, averaging="trajectory", level="sequence", clip=Clip(low=3e-4, high=4e-4)
     ),
-    "cispo": PolicyLoss(tokens=clipped_weight, averaging="token", clips="above"),
-    "reinforce": PolicyLoss(tokens=log_likelihood, averaging="token", clips="none"),
-    "ppo": PolicyLoss(tokens=clipped_surrogate, averaging="token"),
+    "cispo": PolicyLoss(token_loss=clipped_weight, averaging="token", clips="above"),
+    "reinforce": PolicyLoss(token_loss=log_likelihood, averaging="token", clips="none"),
+    "ppo": PolicyLoss(token_loss=clipped_surrogate, averaging="token"),
 }
 """Every `loss_type`."""

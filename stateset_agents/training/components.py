@@ -14,7 +14,7 @@ from stateset_agents.runtime.named_code import imported
 from stateset_agents.runtime.yaml_files import parse_yaml
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.estimators.registry import ESTIMATORS, estimators_with
-from stateset_agents.training.settings.reward_specs import COMPOSED, compose
+from stateset_agents.training.settings.composed_rewards import COMPOSED, compose
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.foreign_names import setting_hint
 from stateset_agents.types.settings import nearest
@@ -48,7 +48,7 @@ REWARDS: Mapping[str, str] = {
     "similarity": "stateset_agents.rewards.formats:create_similarity_reward",
     "judge": "stateset_agents.rewards.judge:create_judge_reward",
 }
-"""Name -> "package.module:function or class"; besides them those made of others, `reward_specs.COMPOSED`."""
+"""Name -> "package.module:function or class"; those made of others are in `composed_rewards.COMPOSED`."""
 
 
 def read_spec(what: str, text: str) -> Mapping[str, Any]:

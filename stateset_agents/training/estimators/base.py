@@ -140,7 +140,8 @@ def gae_settings(step: ScoredStep, trajectory: Trajectory, value: ValueEstimate)
 
 
 def scaled_over_step(raw: PerMember, config: TrainingConfig) -> PerMember:
-    """Centred and divided by the deviation over all turns or tokens of the step, or as they are."""
+    """Centred and divided by the deviation over all values of the step, or as they are: [members][values], of
+    conversations, turns or tokens."""
     if config.advantage_normalization == "none":
         return raw
     scaled = iter(standardized(flat(raw)))

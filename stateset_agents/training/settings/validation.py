@@ -25,7 +25,7 @@ def contradiction(config: TrainingConfig) -> str | None:
 
 
 def _credit(config: TrainingConfig) -> Iterator[str]:
-    if BASELINES[config.baseline_type].is_unscaled and config.advantage_normalization != "none":
+    if BASELINES[config.baseline_type].refuses_scaling and config.advantage_normalization != "none":
         yield f"{config.baseline_type} is unbiased only unscaled: set advantage_normalization to none"
     yield from _unused_by_estimator(config)
     if config.min_group_size > config.num_generations:

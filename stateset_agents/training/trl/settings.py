@@ -162,7 +162,7 @@ def check_mappable(config: TrainingConfig, settings: TrlSettings) -> None:
 
 def _check_loss(config: TrainingConfig) -> None:
     loss = LOSSES[config.loss_type]
-    if (loss.tokens, loss.averaging) not in _TRL_LOSSES:
+    if (loss.token_loss, loss.averaging) not in _TRL_LOSSES:
         raise ConfigurationError(
             f"loss_type {config.loss_type!r} does not go with TRL, which has no such loss: "
             f"use cispo or dapo, {_BY_US}"
@@ -214,7 +214,7 @@ def grpo_arguments(
         "weight_decay": config.weight_decay,
         "max_grad_norm": config.max_grad_norm,
         "gradient_checkpointing": config.gradient_checkpointing,
-        "loss_type": _TRL_LOSSES[loss.tokens, loss.averaging],
+        "loss_type": _TRL_LOSSES[loss.token_loss, loss.averaging],
         "importance_sampling_level": loss.level,
         "epsilon": low,
         "epsilon_high": 1 + high if loss.clips == "above" else high,  # there it bounds the ratio itself

@@ -69,7 +69,7 @@ def assign_credit(
         numbers = estimate.scaled[rows[index]][member]
         assert numbers is not None  # it is scored
         group, trajectory = groups[index], groups[index].trajectories[member]
-        per_token = _spread(numbers, trajectory, estimator.per)
+        per_token = _broadcast(numbers, trajectory, estimator.per)
         credit[index][member] = per_token
         samples.append(Sample(trajectory=trajectory, advantages=per_token, weight=group.weight))
         if estimate.returns is not None:
@@ -79,7 +79,7 @@ def assign_credit(
     return Credited(samples, len(groups) - len(used), credit, metrics, returns)
 
 
-def _spread(credit: Sequence[float], trajectory: Trajectory, per: str) -> tuple[float, ...]:
+def _broadcast(credit: Sequence[float], trajectory: Trajectory, per: str) -> tuple[float, ...]:
     """A conversation's, its turns' or its tokens' credit on each agent token."""
     match per:
         case "conversation":

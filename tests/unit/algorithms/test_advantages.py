@@ -17,9 +17,9 @@ from stateset_agents.algorithms.advantages import (
     standardized,
     zero_variance_fraction,
 )
+from stateset_agents.algorithms.baselines import BASELINES
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 
-BASELINES = ["group_mean", "group_median", "global_mean", "leave_one_out"]
 SCALINGS = ["population", "sample", "batch", "none"]
 EVERY_CHOICE = [(baseline, scaling) for baseline in BASELINES for scaling in SCALINGS]
 

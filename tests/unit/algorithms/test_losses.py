@@ -329,7 +329,7 @@ def test_every_ratio_keeps_the_gradient_of_its_formula(name, advantage):
     loss.backward()
     assert loss.isfinite()
     ratio = FAR.double().clamp(-20, 20).exp()
-    slope = SLOPES[LOSSES[name].tokens](ratio, advantage, LOSSES[name].clip)
+    slope = SLOPES[LOSSES[name].token_loss](ratio, advantage, LOSSES[name].clip)
     assert logprobs.grad.square().sum().isfinite()  # or the step would be skipped
     torch.testing.assert_close(logprobs.grad.double(), -advantage * slope / count, rtol=1e-5, atol=1e-30)
 

@@ -22,7 +22,7 @@ def above_the_mean(step: ScoredStep) -> Advantages:
 
 async def test_a_step_trains_by_both(tmp_path, monkeypatch):
     estimator = Estimator(credit=above_the_mean, per="conversation", normalizations=("none",))
-    imitation = PolicyLoss(tokens=log_likelihood, averaging="trajectory", clips="none")
+    imitation = PolicyLoss(token_loss=log_likelihood, averaging="trajectory", clips="none")
     monkeypatch.setitem(ESTIMATORS, "above_mean", estimator)
     monkeypatch.setitem(LOSSES, "imitation", imitation)
     trainer = make_trainer(tmp_path, advantage_estimator="above_mean", loss_type="imitation", beta=0.0)

@@ -102,7 +102,7 @@ def no_credit(step: object) -> Advantages:
 
 def test_what_is_added_to_a_registry_is_a_value_of_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     estimator = Estimator(credit=no_credit, per="turn", normalizations=("none",), group_default=3)
-    loss = PolicyLoss(tokens=log_likelihood, averaging="token", clips="none")
+    loss = PolicyLoss(token_loss=log_likelihood, averaging="token", clips="none")
     monkeypatch.setitem(ESTIMATORS, "median_turn", estimator)
     monkeypatch.setitem(LOSSES, "raft", loss)
     config = TrainingConfig(advantage_estimator="median_turn", loss_type="raft")

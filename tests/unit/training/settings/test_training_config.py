@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stateset_agents.training.config import PROFILES, TrainingConfig, TrainingProfile
+from stateset_agents.training.estimators.registry import estimators_with
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import alternatives
 
 
 @pytest.mark.parametrize(
@@ -217,9 +219,14 @@ def test_true_is_the_estimator_s_own_scaling():
         ),
         (
             {"advantage_estimator": "turn_gae", "baseline_type": "group_median"},
-            "turn_gae has a baseline of its own: leave baseline_type out, or use group or hybrid",
+            "turn_gae has a baseline of its own: leave baseline_type out, or use "
+            + alternatives(estimators_with(lambda estimator: estimator.baseline)),
         ),
-        ({"min_group_size": 1}, "min_group_size must be at least 2, or use turn_gae or token_gae"),
+        (
+            {"min_group_size": 1},
+            "min_group_size must be at least 2, or use "
+            + alternatives(estimators_with(lambda estimator: estimator.group_default == 1)),
+        ),
         (
             {"advantage_estimator": "hybrid", "num_generations": 1},
             "num_generations must be at least 2, got 1",

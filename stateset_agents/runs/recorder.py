@@ -159,11 +159,16 @@ class RunRecorder:
 
     @contextlib.contextmanager
     def displayed(self, training: Training, num_steps: int) -> Iterator[None]:
-        """Print the steps meanwhile; of several processes the first does."""
+        """Print the run folder and the steps meanwhile; of several processes the first does.
+
+        Where `console` is set, its owner says where the run is.
+        """
         if not self.is_first:
             yield
             return
         console = self.console or Console(stderr=True)
+        if self.console is None:
+            console.print(f"run folder: {self.run.path}", highlight=False, soft_wrap=True)
         first_step = training.step_number
         with ConsoleDisplay(num_steps, first_step=first_step, console=console, trainer=training) as display:
             self._displays = (display,)

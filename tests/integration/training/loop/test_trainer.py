@@ -76,6 +76,8 @@ async def test_a_program_prints_a_line_a_step_on_stderr_unless_told_not_to(tmp_p
     printed = capsys.readouterr()
     found = [line for line in printed.err.splitlines() if line.startswith("step ")]
     assert len(found) == lines
+    (run,) = tmp_path.glob("*-run*")
+    assert (f"run folder: {run}" in printed.err.splitlines()) == bool(lines)
     assert printed.out == ""
     for step, line in enumerate(found, 1):
         assert re.match(rf"step {step}/3  reward \d\.\d+ ", line)

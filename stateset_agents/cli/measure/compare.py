@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.measure.evaluate import add_options, experiment, play
 from stateset_agents.cli.output import bounds, check_writable, exclusions, print_result, rate
+from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.comparison import Comparison, Paired
@@ -19,9 +21,11 @@ __all__ = ["add_parser", "run"]
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
     parser = subparsers.add_parser("compare", help="compare two models on the same held-out scenarios")
-    parser.add_argument("config", help="YAML file or run folder: environment, reward, evaluation")
+    parser.add_argument(
+        "config", help="YAML file or run folder: environment, reward, evaluation; a run's may be left out"
+    )
     parser.add_argument("a", metavar="A", help="a model: a name, a folder, a checkpoint, or a run folder")
-    parser.add_argument("b", metavar="B", help="the model that is compared with it")
+    parser.add_argument("b", metavar="B", nargs="?", help="the model that is compared with it")
     add_options(parser)
     parser.set_defaults(run=run)
 
@@ -30,6 +34,13 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0 when both could be measured."""
     from stateset_agents.evaluation.comparison import compare
 
+    if args.b is None:  # two runs, on the scenarios of the first
+        if not Path(args.config).is_dir():
+            raise ConfigurationError(
+                f"compare needs a file and two models, or two run folders, got {args.config} {args.a}: write "
+                f"compare {args.config} A {args.a}"
+            )
+        args.a, args.b = args.config, args.a
     check_writable(args.out)
     a, b = asyncio.run(_evaluate_both(args))
     result = compare(a, b)

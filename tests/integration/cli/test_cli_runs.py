@@ -197,6 +197,17 @@ def test_two_models_are_compared_pair_by_pair(finished: Path, capsys: pytest.Cap
     assert result["success"] is None
 
 
+def test_two_runs_are_compared_on_the_scenarios_of_the_first(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(finished), str(finished), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["a"]["model"], result["b"]["model"]) == (str(finished), str(finished))
+    assert main(["compare", str(finished / "config.yaml"), "embedded:desk"]) == 1
+    expected = f"write compare {finished / 'config.yaml'} A embedded:desk"
+    assert capsys.readouterr().err.splitlines()[-1].endswith(expected)
+
+
 def test_a_run_without_a_checkpoint_is_no_model(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path)
     with pytest.raises(ConfigurationError, match=r"the run '.*0001-run' has no checkpoint yet"):

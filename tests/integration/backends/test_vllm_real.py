@@ -59,9 +59,9 @@ def server(tmp_path_factory):
     port = free_port()
     line = command(str(folder), port=port)
     line += " --dtype float32 --max-model-len 256 --max-num-seqs 16 --block-size 32"
-    environment, _, value = line.partition(" ")
+    environment, _, arguments = line.partition(" ")
     name, _, value = environment.partition("=")
-    words = [str(VENV / "bin" / "python"), "-c", AS_VLLM, *shlex.split(value)[1:]]
+    words = [str(VENV / "bin" / "python"), "-c", AS_VLLM, *shlex.split(arguments)[1:]]
     log = folder / "server.log"
     settings = {name: value, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with log.open("w") as out:

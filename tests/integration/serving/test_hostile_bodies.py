@@ -347,9 +347,10 @@ async def test_under_attack_health_answers_within_50_ms_and_memory_is_bounded(
     kind: str, tmp_path: Path
 ) -> None:
     bodies = bodies_of_all_kinds(large=60, bombs=(60, 800))
-    model, more = "embedded:desk", 50
+    model, more, statuses = "embedded:desk", 50, {400, 413}
     if "context" in kind:
         model, more = str(long_model(tmp_path)), 900
+        statuses |= {200}  # the call with 60,000 tokens of arguments fits, and a fast machine answers it
         for text in (
             "where is it " * 240_000,
             "a" * 2_900_000,
@@ -360,6 +361,6 @@ async def test_under_attack_health_answers_within_50_ms_and_memory_is_bounded(
     with serving(model) as server:
         result = await attack(server, bodies, at_once=4, seconds=30)
     print(kind, result)
-    assert set(result["statuses"]) <= {400, 413}
+    assert set(result["statuses"]) <= statuses
     assert result["p99_ms"] < 50, result
     assert result["peak_mib"] < result["before_mib"] + more, result

@@ -66,7 +66,7 @@ def alive(pid: int) -> bool:
     """Is there such a process, other than as a zombie that its parent has not noticed yet?"""
     try:
         return not re.search(r"^State:\s+Z", Path(f"/proc/{pid}/status").read_text(), re.M)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # before it is opened, or while it is read
         return False
 
 

@@ -181,7 +181,7 @@ def test_a_sample_without_advantage_is_not_forwarded_and_counts_in_the_loss_s_me
     entropy = torch.distributions.Categorical(logits=logits).entropy().mean().item()
     assert metrics["policy/entropy"] == pytest.approx(entropy, rel=1e-6)
     surrogate = [-sample.advantages[0] * torch.ones(len(sample.advantages)) for sample in samples]
-    if LOSSES[loss_type].tokens is clipped_surrogate:  # at a ratio of 1 it is -A
+    if LOSSES[loss_type].token_loss is clipped_surrogate:  # at a ratio of 1 it is -A
         mean = averaged(LOSSES[loss_type].averaging, surrogate, 9)
         assert metrics["loss/policy"] == pytest.approx(float(mean), abs=1e-6)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Backend",
     "EngineInfo",
+    "RunningBackend",
     "SavableBackend",
     "Session",
     "SharedBackend",
@@ -193,9 +194,6 @@ class TrainableBackend(Backend, Protocol):
         """Of fp32 matrix products in this process, here and in a training of the model."""
         ...
 
-    @property
-    def running(self) -> EngineInfo: ...
-
     def master_model(self) -> PreTrainedModel:
         """A copy to train, in at least fp32. Blocking."""
         ...
@@ -203,6 +201,14 @@ class TrainableBackend(Backend, Protocol):
     def model_to_quantize(self) -> PreTrainedModel:
         """A model with the weights in any precision, which the caller copies and does not keep. Blocking."""
         ...
+
+
+@runtime_checkable
+class RunningBackend(TrainableBackend, Protocol):
+    """One that has been started: only then is an engine selected."""
+
+    @property
+    def running(self) -> EngineInfo: ...
 
 
 @runtime_checkable

@@ -75,6 +75,8 @@ class RunRecorder:
 
         The settings of a run that is there stay, until its checkpoint agrees. `piece`: what a token id says.
         """
+        if self.is_open:  # by a call that was cancelled while it waited
+            return
         folder = self.folder or make()
         if not folder.config.exists():
             folder.write_config(settings)

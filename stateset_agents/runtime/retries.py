@@ -82,7 +82,10 @@ async def retry(
             if attempt >= times or is_final(error):
                 raise
             failure = error
-        await wait(attempt + 1, failure)
+        try:
+            await wait(attempt + 1, failure)
+        finally:
+            del failure  # its traceback holds this frame, which would hold it
     raise AssertionError("counted without end")
 
 

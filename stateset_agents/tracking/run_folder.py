@@ -54,6 +54,15 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.report = path / "report.html"
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunFolder) and self.path == other.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
     @classmethod
     def create(cls, root: str | Path = "runs", name: str = "run") -> RunFolder:
         """Make the next numbered folder, `root/0001-name`, and let `root/latest` point to it.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from stateset_agents.backends.base import Backend, TrainableBackend
+from stateset_agents.backends.base import Backend, RunningBackend, TrainableBackend
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.context_window import refuse_sliding_window
@@ -37,10 +36,9 @@ from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["Job", "Parts", "is_deterministic", "run_settings", "set_up"]
+__all__ = ["Job", "Parts", "is_deterministic", "make_validation", "run_settings", "set_up"]
 
 _log = get_logger(__name__)
-_Configured = TypeVar("_Configured", Rollouts, OverlappedRollouts, Validation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +61,7 @@ class Parts:
     """With what the model's card set."""
     recommended: dict[str, Any]
     """What that was."""
-    backend: TrainableBackend
+    backend: RunningBackend
     learner: PolicyLearner
     engine: ComputationalEngine
     order: ScenarioOrder
@@ -74,20 +72,11 @@ class Parts:
     validation: Validation
 
     def with_config(self, config: TrainingConfig) -> Parts:
-        """With other settings for what comes; the learner and the engine keep theirs."""
-        return replace(
-            self,
-            config=config,
-            rollouts=_with_config(self.rollouts, config),
-            overlapped=_with_config(self.overlapped, config),
-            validation=_with_config(self.validation, config),
-        )
-
-
-def _with_config(part: _Configured, config: TrainingConfig) -> _Configured:
-    changed = copy.copy(part)
-    changed.config = config
-    return changed
+        """With other settings for what comes, in the very parts that a step may have begun with; the learner
+        and the engine keep theirs."""
+        self.rollouts.config = self.overlapped.config = self.validation.config = config
+        self.checkpoints.limit = config.save_total_limit
+        return replace(self, config=config)
 
 
 def is_deterministic(config: TrainingConfig, environment: Environment, backend: Backend) -> bool:
@@ -140,7 +129,7 @@ async def set_up(
     order = ScenarioOrder(scenarios, config.seed)
     await agent.initialize()
     backend = agent.backend
-    if not isinstance(backend, TrainableBackend):
+    if not isinstance(backend, RunningBackend):
         raise ConfigurationError(
             f"a {type(backend).__name__} has no weights to train: use an in-process model"
         )
@@ -160,55 +149,69 @@ async def set_up(
     with exclusive(backend, lifecycle):
         token = object() if is_quantized_training(config) else weights_token(backend)
         learner = await worker.run(factory.make, agent, backend, config, group.processes)
-    engine = ComputationalEngine(
-        await factory.player(agent, learner),
-        environment,
-        job.reward_fn,
-        num_generations=config.num_generations,
-        num_branches=config.branches_per_turn,
-        deterministic=deterministic,
-        limits=config.rollout_limits(),
-    )
-    settings = run_settings(job, config)
-    compared = {name: value for name, value in settings.items() if name not in ("evaluation", "made_by")}
-    identity = Identity(base=learner.fingerprint, scenarios=fingerprint, settings=compared)
-    await _open_run(identity, settings, config, agent, group, worker, recorder)
-    engine.fault_tolerance.on_event = fault_event
-    weights = WeightSync(
-        agent,
-        learner,
-        group,
-        worker,
-        config,
-        recorder.run.path,
-        owner=lifecycle,
-        token=token,
-    )
-    tokenizer = agent.backend.tokenizer
-    return Parts(
-        config=config,
-        recommended=recommended,
-        backend=backend,
-        learner=learner,
-        engine=engine,
-        order=order,
-        weights=weights,
-        checkpoints=Checkpointer(
+    try:
+        engine = ComputationalEngine(
+            await factory.player(agent, learner),
+            environment,
+            job.reward_fn,
+            num_generations=config.num_generations,
+            num_branches=config.branches_per_turn,
+            deterministic=deterministic,
+            limits=config.rollout_limits(),
+        )
+        settings = run_settings(job, config)
+        compared = {name: value for name, value in settings.items() if name not in ("evaluation", "made_by")}
+        identity = Identity(base=learner.fingerprint, scenarios=fingerprint, settings=compared)
+        await _open_run(identity, settings, config, agent, group, worker, recorder)
+        engine.fault_tolerance.on_event = fault_event
+        weights = WeightSync(
+            agent,
             learner,
             group,
             worker,
-            recorder,
-            identity,
-            settings,
-            limit=config.save_total_limit,
-            is_sharded=config.parallelism == "fsdp2",
-            tokenizer=tokenizer.hf if isinstance(tokenizer, HuggingFaceTokenizer) else None,
-        ),
-        rollouts=Rollouts(engine, order, weights, group, config, step_event),
-        overlapped=OverlappedRollouts(engine, order, weights, config, run_event, lifecycle.notify),
-        validation=Validation(
-            agent, environment, job.reward_fn, config, group.divide, deterministic=deterministic
-        ),
+            config,
+            recorder.run.path,
+            owner=lifecycle,
+            token=token,
+        )
+        tokenizer = agent.backend.tokenizer
+        return Parts(
+            config=config,
+            recommended=recommended,
+            backend=backend,
+            learner=learner,
+            engine=engine,
+            order=order,
+            weights=weights,
+            checkpoints=Checkpointer(
+                learner,
+                group,
+                worker,
+                recorder,
+                identity,
+                settings,
+                limit=config.save_total_limit,
+                is_sharded=config.parallelism == "fsdp2",
+                tokenizer=tokenizer.hf if isinstance(tokenizer, HuggingFaceTokenizer) else None,
+            ),
+            rollouts=Rollouts(engine, order, weights, group, config, step_event),
+            overlapped=OverlappedRollouts(engine, order, weights, config, run_event, lifecycle.notify),
+            validation=make_validation(job, config, group),
+        )
+    except BaseException:
+        learner.close()
+        raise
+
+
+def make_validation(job: Job, config: TrainingConfig, group: ProcessGroup) -> Validation:
+    """What evaluates the agent of a trainer, whether its model is loaded by it or not."""
+    return Validation(
+        job.agent,
+        job.environment,
+        job.reward_fn,
+        config,
+        group.divide,
+        deterministic=is_deterministic(config, job.environment, job.agent.backend),
     )
 
 

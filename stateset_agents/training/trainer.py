@@ -43,7 +43,7 @@ from stateset_agents.training.loop.rollouts import Played, RolloutSource
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.loop.step import FinishedStep, StepWatch, observe, update_policy, watch_step
 from stateset_agents.training.schedules.temperature import next_temperature
-from stateset_agents.training.setup import Job, Parts, is_deterministic, set_up
+from stateset_agents.training.setup import Job, Parts, is_deterministic, make_validation, set_up
 from stateset_agents.training.update.credit import Credited
 from stateset_agents.training.update.factory import GRPOLearnerFactory, LearnerFactory
 from stateset_agents.training.update.protocol import PolicyLearner
@@ -651,7 +651,11 @@ class MultiTurnGRPOTrainer:
         """The current policy on held-out scenarios (at most `eval_episodes`, or `episodes` of them), with
         users of its own seed."""
         self._refuse_in_callback("evaluate")
-        validation = ready(self._parts).validation
+        validation = (
+            make_validation(self._job, self.config, self._group)
+            if self._parts is None
+            else self._parts.validation
+        )
         return await validation.evaluate(split, episodes=episodes, temperature=temperature)
 
     async def _note_evaluation(self, parts: Parts, result: Evaluation) -> bool:

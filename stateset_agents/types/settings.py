@@ -59,6 +59,9 @@ class OneOf:
 
     registry: Mapping[str, object]
 
+    def __repr__(self) -> str:
+        return f"OneOf({', '.join(self.registry)})"
+
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._check)
 

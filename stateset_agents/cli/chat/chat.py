@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "chat",
         help="talk to an agent",
-        description=f"ChatInput to an agent, line by line. In the chat: {COMMANDS}; Ctrl-C stops an answer, "
+        description=f"Talk to an agent, line by line. In the chat: {COMMANDS}; Ctrl-C stops an answer, "
         "Ctrl-D leaves. Without --model and --environment it is the embedded agent at its retail desk.",
     )
     parser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from stateset_agents.backends.base import TrainableBackend
+from stateset_agents.backends.base import RunningBackend, TrainableBackend
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
@@ -69,7 +69,7 @@ class TrlLearnerFactory:
         await player.initialize()
         return player
 
-    def paths(self, backend: TrainableBackend, learner: Any) -> dict[str, Any]:
+    def paths(self, backend: RunningBackend, learner: Any) -> dict[str, Any]:
         """The engine that plays, and TRL's row layout."""
         if self.settings.generates:
             engine = "vLLM" if self.settings.options.get("use_vllm") else "transformers"

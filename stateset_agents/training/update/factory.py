@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from stateset_agents.backends.base import TrainableBackend
+from stateset_agents.backends.base import RunningBackend, TrainableBackend
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runs.optimizer import autocast_dtype
 from stateset_agents.training.config import TrainingConfig
@@ -38,7 +38,7 @@ def trainable_copy(backend: TrainableBackend, config: TrainingConfig) -> tuple[A
     return model, backend.is_exact and config.lora.quantization == "4bit"
 
 
-def engine_paths(backend: TrainableBackend) -> dict[str, Any]:
+def engine_paths(backend: RunningBackend) -> dict[str, Any]:
     """Which engine the backend runs, and why."""
     running = backend.running
     return {"engine": running.name, "why": running.why, "linears": running.linears}
@@ -58,7 +58,7 @@ class LearnerFactory(Protocol):
     async def player(self, agent: MultiTurnAgent, learner: PolicyLearner) -> MultiTurnAgent:
         """The agent that plays the conversations: `agent` itself, unless the learner's library samples."""
 
-    def paths(self, backend: TrainableBackend, learner: PolicyLearner) -> dict[str, Any]:
+    def paths(self, backend: RunningBackend, learner: PolicyLearner) -> dict[str, Any]:
         """Which engine generates, how the update lays out its rows, and why; for events.jsonl."""
 
 
@@ -86,6 +86,6 @@ class GRPOLearnerFactory:
         """The agent itself."""
         return agent
 
-    def paths(self, backend: TrainableBackend, learner: PolicyLearner) -> dict[str, Any]:
+    def paths(self, backend: RunningBackend, learner: PolicyLearner) -> dict[str, Any]:
         """The engine of the backend, and the update's row layout."""
         return {**engine_paths(backend), **learner.layout}

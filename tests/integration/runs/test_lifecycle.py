@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 
 import pytest
 from builders import bare
@@ -25,8 +26,10 @@ from stateset_agents.runs.callbacks import Callback, expect_callback
 from stateset_agents.runs.checkpoint_files import latest_checkpoint, load_checkpoint
 from stateset_agents.runs.lifecycle import Lifecycle
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import train
+from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
 
 
@@ -524,6 +527,89 @@ async def test_a_stop_that_is_asked_for_after_the_end_does_not_stop_the_next_tra
     trainer.config = trainer.config.model_copy(update={"max_steps": 2})
     await trainer.train()
     assert (trainer.state, trainer.step_number) == ("finished", 2)
+    await trainer.close()
+
+
+class SetsConfig(Callback):
+    """Gives the trainer other settings as its first step ends."""
+
+    def __init__(self, *, stops=False, **settings):
+        self.settings, self.stops = settings, stops
+        self.conversations = []
+
+    def on_train_begin(self, trainer):
+        self.trainer = trainer
+
+    def on_step_end(self, step, metrics):
+        self.conversations.append(metrics["rollout/conversations"])
+        if step == 1:
+            self.trainer.config = self.trainer.config.model_copy(update=self.settings)
+            if self.stops:
+                self.trainer.request_stop()
+
+
+async def test_settings_that_a_callback_gives_hold_from_the_next_step_on(tmp_path):
+    longer = SetsConfig(num_episodes=8, save_total_limit=3)
+    trainer = make_trainer(tmp_path, num_episodes=4, max_steps=None, save_steps=1, save_total_limit=1)
+    trainer.callbacks.append(longer)
+    await trainer.train()
+    full = longer.conversations[0]
+    assert longer.conversations == [full] * trainer.num_steps  # no step is cut short by the earlier length
+    assert len(list(trainer.run.checkpoints.glob("step-*"))) == min(3, trainer.num_steps)
+    await trainer.close()
+
+
+async def test_overlapped_rollouts_go_on_with_settings_that_a_callback_gives(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=3, max_staleness=1)
+    trainer.callbacks.append(SetsConfig(stops=True, max_steps=4))
+    await trainer.train()
+    async with asyncio.timeout(60):
+        await trainer.train()
+    assert (trainer.state, trainer.step_number) == ("finished", 4)
+    await trainer.close()
+
+
+async def test_an_initialize_that_is_cancelled_as_the_run_folder_opens_can_be_tried_again(
+    tmp_path, monkeypatch
+):
+    trainer, opens = make_trainer(tmp_path, max_steps=1), threading.Event()
+    initialize = JsonlTracker.__init__
+
+    def slow(self, *arguments):
+        initialize(self, *arguments)
+        opens.set()
+        time.sleep(0.3)
+
+    monkeypatch.setattr(JsonlTracker, "__init__", slow)
+    starting = asyncio.create_task(trainer.initialize())
+    await asyncio.to_thread(opens.wait)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await trainer.train()
+    assert trainer.state == "finished"
+    assert len(list((tmp_path / "runs").glob("*-*"))) == 1
+    await trainer.close()
+
+
+async def test_a_learner_is_closed_where_its_trainer_cannot_begin(tmp_path, monkeypatch):
+    closed = []
+    first = make_trainer(tmp_path, max_steps=1)
+    await first.initialize()
+    second = make_trainer(tmp_path, max_steps=1, run=first.run)
+    monkeypatch.setattr(Learner, "close", lambda self: closed.append(self))
+    with pytest.raises(ConfigurationError, match="another trainer is writing"):
+        await second.initialize()
+    assert len(closed) == 1
+    await second.close()
+    await first.close()
+
+
+async def test_an_agent_is_evaluated_before_its_trainer_begins(tmp_path):
+    trainer = make_trainer(tmp_path)
+    await trainer.agent.initialize()
+    assert (await trainer.evaluate("test", episodes=2)).n == 2
+    assert not trainer.is_ready
     await trainer.close()
 
 

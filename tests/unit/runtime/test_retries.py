@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -298,3 +300,30 @@ async def test_the_tries_of_a_judge_s_client_are_in_the_metrics() -> None:
     assert asked.num_retries == {"endpoint m": 2}
     assert asked.metrics()["faults/retries"] == 2.0
     assert not asked.repeatable
+
+
+async def test_what_failed_before_a_retry_is_not_kept_alive() -> None:
+    """A conversation of thousands of tokens may hang on it."""
+    failures: list[weakref.ref[Exception]] = []
+
+    class Broken(Exception):
+        pass
+
+    async def second_works(attempt: int) -> int:
+        if attempt == 0:
+            error = Broken()
+            failures.append(weakref.ref(error))
+            try:
+                raise error
+            finally:
+                del error
+        return attempt
+
+    gc.collect()
+    gc.disable()
+    try:
+        steady = FaultTolerance(FaultPolicy(retry_backoff=0.0))
+        assert await steady.retry(second_works, name="turn", times=1, stream=0, service="environment") == 1
+        assert [failure() for failure in failures] == [None]
+    finally:
+        gc.enable()

@@ -22,6 +22,7 @@ from tiny_training import (
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stateset_agents import Callback, train
+from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import reward_function
@@ -462,3 +463,11 @@ async def test_shaping_reaches_the_turns_that_moved_the_potential(tmp_path):
         metrics = await trainer.step()
     assert metrics["reward/shaping"] == 0.0
     assert metrics["reward/mean"] == metrics["reward/even_share"]
+
+
+async def test_a_summary_can_be_asked_for_before_the_backend_has_started(tmp_path):
+    backend = await load_backend("embedded:desk")
+    trainer = make_trainer(tmp_path, agent=MultiTurnAgent(backend=backend))
+    assert trainer.deterministic
+    assert trainer.summary()["deterministic"]
+    await trainer.close()

@@ -200,7 +200,7 @@ def table(runs: Runs) -> str:
     return "\n".join(lines)
 
 
-TITLE, BEFORE = "## How fast each estimator learns the desk", "## The untrained model"
+TITLE, BEFORE = "## How fast each estimator learns the desk", "## GRPO in one file"
 """The section of the page, and the one that it stands before."""
 INTRODUCTION = """\
 `.venv/bin/python scripts/desk_curves.py --write` makes this section: runs as above, stopped after 60 steps,

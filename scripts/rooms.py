@@ -27,6 +27,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "stateset_agents"
 PAGE = ROOT / "docs" / "architecture.md"
+LAYERS = (
+    {"cli"},
+    {"training", "embedded"},
+    {"rewards", "environments", "evaluation", "serving", "runs"},
+    {"core", "reporting"},
+    {"backends", "tracking"},
+    {"algorithms", "runtime"},
+    {"types"},
+)
+"""From the top; a module imports from its own layer or from one below."""
 BEGIN, END = "<!-- scripts/rooms.py --write -->\n", "<!-- end -->\n"
 
 
@@ -64,6 +74,18 @@ def module_imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         stack.extend(ast.iter_child_nodes(node))
+
+
+def imports_up(path: Path) -> list[str]:
+    """Rooms at the top that a module imports though they stand above its own."""
+    own = _layer(path.relative_to(PACKAGE).parts[0].removesuffix(".py"))
+    rooms = {name.split(".")[1] for name in module_imports(path) if name.startswith(f"{PACKAGE.name}.")}
+    layers = {room: _layer(room) for room in rooms}
+    return [room for room, layer in layers.items() if None not in (own, layer) and (layer or 0) < (own or 0)]
+
+
+def _layer(room: str) -> int | None:
+    return next((depth for depth, names in enumerate(LAYERS) if room in names), None)
 
 
 def folders() -> list[Folder]:
@@ -132,6 +154,7 @@ def tables(*, with_step: bool) -> str:
         ("rooms at the top", str(len(listed[0].arrows))),
         ("floors at the top", str(listed[0].floors())),
         ("folders with a circle", ", ".join(circles) or "0"),
+        ("imports of a room above", str(sum(len(imports_up(path)) for path in PACKAGE.rglob("*.py")))),
         ("lines of Python", f"{lines:,}"),
     ]
     if with_step:

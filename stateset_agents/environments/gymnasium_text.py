@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from stateset_agents.core.environment import Conversation
 from stateset_agents.environments.text_world import (
     InvalidAction,
-    StepResult,
     TextAdapter,
     World,
+    WorldStep,
     reset_seed,
     world_conversation,
     world_scenarios,
@@ -155,7 +155,7 @@ class _GymWorld:
     step to close the environment in the end.
     """
 
-    def __init__(self, name: str, env: gymnasium.Env[Any, Any], result: StepResult) -> None:
+    def __init__(self, name: str, env: gymnasium.Env[Any, Any], result: WorldStep) -> None:
         self.name = name
         self.result = result
         self._env = env
@@ -178,7 +178,7 @@ class _GymWorld:
         except BaseException:
             env.close()
             raise
-        world = cls(name, env, StepResult(observation=observation, info=info))
+        world = cls(name, env, WorldStep(observation=observation, info=info))
         pending.made(world)
         return world
 
@@ -186,11 +186,11 @@ class _GymWorld:
     def offers(self) -> Mapping[str, Any]:
         return {"env": self._env}
 
-    async def step(self, action: Any) -> StepResult:
+    async def step(self, action: Any) -> WorldStep:
         self.result = await in_thread(self._stepped, action)
         return self.result
 
-    def _stepped(self, action: Any) -> StepResult:
+    def _stepped(self, action: Any) -> WorldStep:
         with self._lock:
             self._is_stepping = True
         try:
@@ -202,11 +202,11 @@ class _GymWorld:
             if unwanted:
                 self._env.close()
 
-    def _step(self, action: Any) -> StepResult:
+    def _step(self, action: Any) -> WorldStep:
         if not self._env.action_space.contains(action):
             raise InvalidAction(f"{action!r:.60} is no action: actions are {self._env.action_space}")
         observation, reward, terminated, truncated, info = self._env.step(action)
-        return StepResult(
+        return WorldStep(
             observation=observation,
             info=info,
             reward=float(reward),

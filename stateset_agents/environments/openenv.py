@@ -11,9 +11,9 @@ from typing import Any
 from stateset_agents.core.environment import Conversation
 from stateset_agents.environments.text_world import (
     InvalidAction,
-    StepResult,
     TextAdapter,
     World,
+    WorldStep,
     reset_seed,
     world_conversation,
     world_scenarios,
@@ -171,7 +171,7 @@ class _OpenEnvWorld:
 
     def __init__(self, url: str, client: Any, timeout: float) -> None:
         self.name = f"the OpenEnv server at {url}"
-        self.result = StepResult(observation={})
+        self.result = WorldStep(observation={})
         self._client = client
         self._timeout = timeout
 
@@ -180,7 +180,7 @@ class _OpenEnvWorld:
         self.result = self._seen(await self._answered(self._client.reset(**reset_arguments)))
         _keep_connection(self._client)
 
-    async def step(self, action: Any) -> StepResult:
+    async def step(self, action: Any) -> WorldStep:
         if not isinstance(action, Mapping):
             raise ConfigurationError(f"parse must make the action's fields, a mapping, got {action!r:.60}")
         try:
@@ -200,9 +200,9 @@ class _OpenEnvWorld:
             ) from error
 
     @staticmethod
-    def _seen(result: Any) -> StepResult:
+    def _seen(result: Any) -> WorldStep:
         observation = {name: value for name, value in result.observation.items() if name != "metadata"}
-        return StepResult(
+        return WorldStep(
             observation=observation,
             info=result.metadata or {},
             reward=None if result.reward is None else float(result.reward),

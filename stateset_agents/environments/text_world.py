@@ -28,9 +28,9 @@ from stateset_agents.types.trajectory import Outcome
 
 __all__ = [
     "InvalidAction",
-    "StepResult",
     "TextAdapter",
     "World",
+    "WorldStep",
     "reset_seed",
     "world_conversation",
     "world_scenarios",
@@ -41,7 +41,7 @@ _SEEDS = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class WorldStep:
     """What a world shows after a reset or a step."""
 
     observation: Any
@@ -61,14 +61,14 @@ class World(Protocol):
 
     name: str
     """For errors."""
-    result: StepResult
+    result: WorldStep
 
     @property
     def offers(self) -> Mapping[str, Any]:
         """What render, parse and success may ask for by name besides the result."""
         ...
 
-    async def step(self, action: Any) -> StepResult:
+    async def step(self, action: Any) -> WorldStep:
         """Raises InvalidAction for what is none, anything else when the world breaks."""
         ...
 

@@ -1,4 +1,4 @@
-"""Metrics of one server in Prometheus's format; the only file that imports prometheus_client."""
+"""ServerMetrics of one server in Prometheus's format; the only file that imports prometheus_client."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from stateset_agents.serving.limits import AnswerQueue
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = ["Metrics"]
+__all__ = ["ServerMetrics"]
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
-class Metrics:
+class ServerMetrics:
     """Counts since the server's start; without prometheus_client nothing is counted, and `page` raises."""
 
     def __init__(self, queue: AnswerQueue) -> None:

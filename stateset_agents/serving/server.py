@@ -39,7 +39,7 @@ from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.serving.active_requests import ActiveRequests, shutting_down
 from stateset_agents.serving.limits import AnswerQueue, BodyMemory, Limits, QueueEntry
-from stateset_agents.serving.metrics import Metrics
+from stateset_agents.serving.metrics import ServerMetrics
 from stateset_agents.serving.openapi import OPEN_PATHS, document
 from stateset_agents.types.errors import BackendError, ConfigurationError, ContextLengthExceeded
 from stateset_agents.types.messages import Completion, Message
@@ -106,7 +106,7 @@ class AgentServer:
         self._active_requests = ActiveRequests()
         self._queue = AnswerQueue(self.limits)
         self._body_memory = BodyMemory(self.limits.max_held)
-        self._metrics = Metrics(self._queue)
+        self._metrics = ServerMetrics(self._queue)
         self._max_output_tokens = self.limits.max_output_tokens or agent.context_length
         self._body = body_for(
             max_output_tokens=self._max_output_tokens, max_choices=self.limits.effective_max_choices

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -13,19 +12,10 @@ from pathlib import Path
 import pytest
 from repository_paths import ROOT
 
+from scripts import rooms
+
 PACKAGE = ROOT / "stateset_agents"
 TESTS = ROOT / "tests"
-
-LAYERS = [
-    {"cli"},
-    {"training", "embedded"},
-    {"rewards", "environments", "evaluation", "serving", "runs"},
-    {"core", "reporting"},
-    {"backends", "tracking"},
-    {"algorithms", "runtime"},
-    {"types"},
-]
-"""From the top; a module imports from its own layer or from one below."""
 
 
 def tracked_files() -> list[Path]:
@@ -146,38 +136,13 @@ def test_every_ignore_names_its_code_and_a_reason() -> None:
     assert bad == []
 
 
-def _layer(name: str) -> int | None:
-    return next((depth for depth, names in enumerate(LAYERS) if name in names), None)
-
-
-def _imported(tree: ast.Module) -> list[str]:
-    """Parts of the package that a module needs at run time; blocks for type checkers do not count."""
-    names: list[str] = []
-    stack: list[ast.AST] = [tree]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            stack.extend(node.orelse)
-            continue
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names.append(node.module)
-            names.extend(f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            names.extend(alias.name for alias in node.names)
-        stack.extend(ast.iter_child_nodes(node))
-    return [name.split(".")[1] for name in names if name.startswith("stateset_agents.")]
-
-
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_down_only(path: Path) -> None:
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    if own in {"__init__", "__main__"}:
-        return
-    depth = _layer(own)
-    assert depth is not None, f"{own} stands in no layer: add it to LAYERS and to docs/architecture.md"
-    for name in _imported(ast.parse(path.read_text())):
-        below = _layer(name)
-        assert below is None or below >= depth, f"{own} imports {name}, which stands above it"
+    assert own in {"__init__", "__main__"} or any(own in layer for layer in rooms.LAYERS), (
+        f"{own} stands in no layer: add it to LAYERS in scripts/rooms.py and to docs/architecture.md"
+    )
+    assert rooms.imports_up(path) == [], f"{own} imports what stands above it"
 
 
 def test_importing_the_package_is_quick_and_loads_no_torch() -> None:

@@ -44,6 +44,14 @@ def test_a_circle_through_two_folders_is_found(tmp_path: Path, monkeypatch: pyte
     assert (desk.floors(), store.floors()) == (1, 1)
 
 
+def test_an_import_of_a_room_above_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "stateset_agents" / "core" / "agent.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("import stateset_agents.types.errors\nfrom stateset_agents.cli import main\n")
+    monkeypatch.setattr(rooms, "PACKAGE", tmp_path / "stateset_agents")
+    assert rooms.imports_up(path) == ["cli"]
+
+
 def test_architecture_md_has_the_tables_of_today() -> None:
     page = rooms.PAGE.read_text(encoding="utf-8")
     tables = page.split(rooms.BEGIN)[1].split(rooms.END)[0]

@@ -6,7 +6,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 
 .PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-vllm test-trackers
-.PHONY: test-docs test-quantization test-schema test-torch-linears test-avx2
+.PHONY: test-docs test-quantization test-schema test-renderers test-torch-linears test-avx2
 .PHONY: slow bench check
 
 help:  ## Show this list
@@ -53,6 +53,10 @@ test-openenv: setup  ## The OpenEnv environment against the real library's serve
 	@.venv/bin/python scripts/beside.py .venv-openenv "openenv>=0.10,<0.11"
 	@.venv-openenv/bin/python -m pytest -n 0 -m openenv tests/integration/environments/test_openenv.py $(PYTEST_ARGS)
 
+test-renderers: setup  ## What chat templates write between turns, against the renderers library, in .venv-renderers
+	@.venv/bin/python scripts/beside.py .venv-renderers renderers==0.1.12
+	@.venv-renderers/bin/python -m pytest -n 0 -s -m renderers tests/integration/core/test_renderers.py $(PYTEST_ARGS)
+
 test-trackers: setup  ## TensorBoard, W&B and Trackio (offline), read back, in .venv-trackers
 	@.venv/bin/python scripts/beside.py .venv-trackers tensorboard==2.21.0 wandb==0.31.0 trackio==0.43.0
 	@.venv-trackers/bin/python -m pytest -n 0 -m trackers tests/integration/runs/test_trackers.py $(PYTEST_ARGS)
@@ -75,7 +79,7 @@ test-browser: setup  ## The report page in headless Chromium; installs Debian's 
 
 # What takes minutes, in five shares of at most 20 minutes each on two cores.
 SLOW_0 := test-torch-linears test-trackers test-schema
-SLOW_1 := test-avx2 test-browser test-openenv
+SLOW_1 := test-avx2 test-browser test-openenv test-renderers
 SLOW_2 := test-crash
 SLOW_3 := test-soak test-quantization
 SLOW_4 := test-long test-faults test-vllm

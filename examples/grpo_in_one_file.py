@@ -56,7 +56,7 @@ async def play(
     with agent.backend.participate():
         await asyncio.sleep(0)  # all conversations participate before any asks for a turn
         conversation = await environment.start(scenario, seeds.user)
-        prompt = await agent.prompt_ids(conversation.opening, conversation.tools)
+        prompt = agent.template.prompt(conversation.opening, conversation.tools)
         row: list[int] = []  # [T] what the model has read and said
         turns: list[Turn] = []
         while True:
@@ -72,7 +72,7 @@ async def play(
                 break
             # Only what is new is tokenised. Rendering the whole conversation again could spell the agent's
             # words in other tokens than it sampled, and those would be trained.
-            prompt = await agent.delta_ids(answer.messages)
+            prompt = agent.template.delta(answer.messages, completion.message.tool_calls)
             if row[-1] not in agent.template.stop_ids:  # a turn cut by length has no end token yet
                 prompt = [agent.template.end_id, *prompt]
         outcome = await conversation.outcome()

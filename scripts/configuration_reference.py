@@ -58,7 +58,7 @@ def _table(model: type[Settings]) -> str:
         if field.validation_alias is not None:
             choices = getattr(field.validation_alias, "choices", [])
             names += [str(choice) for choice in choices if choice != name]
-        default = field.default
+        default = field.get_default(call_default_factory=True)
         if default is PydanticUndefined:
             shown = "required"
         elif isinstance(default, Settings):

@@ -58,6 +58,10 @@ class Tokenizer(Protocol):
         """Text of ids, without control tokens."""
         ...
 
+    def decode_markup(self, ids: Sequence[int]) -> str:
+        """Text of ids, control tokens as markup writes them."""
+        ...
+
     def piece(self, id: int) -> str:
         """Text of one token with its leading space; a control token as markup writes it."""
         ...
@@ -90,7 +94,8 @@ class Backend(Protocol):
         """Sample one turn after `prompt_ids` [P]; stops at a stop id, a stop string or `max_new_tokens`.
 
         `on_text` is called on the event loop with each piece of text as it is sampled, never with half a
-        character; the joined pieces are the message's content. Cancelling ends the turn.
+        character; the joined pieces are the message's content: the raw text, thoughts and tool calls in it,
+        without the token that ended the turn. Cancelling ends the turn.
         """
         ...
 

@@ -113,7 +113,13 @@ class ScriptedBackend:
         ids = [*self.tokenizer.encode(reply), *self.tokenizer.eos_ids[:1]]
         limit = min(params.max_new_tokens, room)
         finish: FinishReason = "stop" if len(ids) <= limit else "length"
-        text = TurnText(self.tokenizer, params.stop, on_text)
+        text = TurnText(
+            self.tokenizer,
+            params.stop,
+            on_text,
+            end_ids=self.tokenizer.eos_ids,
+            skip_special_tokens=params.skip_special_tokens,
+        )
         for index, token in enumerate(ids[:limit]) if params.stop or on_text else ():
             if token not in self.tokenizer.eos_ids and text.add(token):
                 ids, finish = ids[: index + 1], "stop"

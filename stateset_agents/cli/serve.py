@@ -10,11 +10,13 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli.run_settings import settings_of_run
+from stateset_agents.cli.train import overrides
 from stateset_agents.runtime.http_guard import API_KEY_VARIABLE, HttpGuard, read_api_keys
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from stateset_agents.core.agent import MultiTurnAgent
+    from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
     from stateset_agents.serving.limits import Limits
 
 __all__ = ["add_parser", "run"]
@@ -31,7 +33,11 @@ def add_parser(subparsers: Any) -> None:
         help="answer OpenAI's clients with an agent",
         description="Serve an agent as /v1/chat/completions, until Ctrl-C or SIGTERM.",
     )
-    parser.add_argument("model", help='"embedded:desk", a Hugging Face name, a folder, a run or a checkpoint')
+    parser.add_argument(
+        "model",
+        help='"embedded:desk", a Hugging Face name, or a folder; a run or its checkpoint comes with the '
+        "settings of its agent",
+    )
     parser.add_argument("--system", metavar="TEXT", help="system prompt, before the client's")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (127.0.0.1); others need a key"
@@ -78,6 +84,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="SECONDS",
         help="without work, after which the cache's memory goes back to the system (30)",
     )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="agent.NAME=VALUE")
     parser.set_defaults(run=run)
 
 
@@ -101,8 +108,25 @@ def limits_of(args: argparse.Namespace) -> Limits:
     return Limits(**{name: getattr(args, name) for name in Limits.model_fields})
 
 
+def agent_config_of(args: argparse.Namespace) -> AgentConfig:
+    """The agent's settings: those of the model's run, and what the flags say.
+
+    Raises ConfigurationError for a setting that an agent does not have.
+    """
+    from stateset_agents.core.agent import AgentConfig
+
+    named = {"agent.model_name": args.model, "agent.system_prompt": args.system}
+    settings = dict(settings_of_run(args.model).get("agent", {}))
+    for name, value in overrides(args.set, named).items():
+        section, _, field = name.partition(".")
+        if section != "agent" or not field:
+            raise ConfigurationError(f"--set takes agent.NAME=VALUE here, got {name!r}")
+        settings[field] = value
+    return AgentConfig(**settings)
+
+
 async def _serve(args: argparse.Namespace) -> int:
-    from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+    from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.serving.server import AgentServer
 
     keys = read_api_keys(args.api_key_file)
@@ -115,9 +139,8 @@ async def _serve(args: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C is a KeyboardInterrupt there
             loop.add_signal_handler(number, lambda: (stop_waiting if stop.is_set() else stop).set())
-    config = AgentConfig(model_name=args.model, system_prompt=args.system)
     async with (
-        MultiTurnAgent(config) as agent,
+        MultiTurnAgent(agent_config_of(args)) as agent,
         AgentServer(
             agent,
             host=args.host,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -15,8 +16,8 @@ from typing import Any, Literal, Self, TypeVar
 from stateset_agents.backends.base import Backend, SavableBackend, Session, Tokenizer
 from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.core.agent_config import AgentConfig
-from stateset_agents.core.chat.context_window import slide_window
-from stateset_agents.core.chat.reply_parsing import read_completion
+from stateset_agents.core.chat.context_window import num_replies
+from stateset_agents.core.chat.history import ChatHistory, HistorySettings, Prompt
 from stateset_agents.core.chat.system_message import (
     ChatInput,
     Context,
@@ -31,7 +32,7 @@ from stateset_agents.core.chat.template import (
     ToolSchemas,
 )
 from stateset_agents.core.model_card import Origin, write_card
-from stateset_agents.types.errors import BackendError, ConfigurationError, ContextLengthExceeded
+from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import GREEDY_BELOW, Completion, Message, SamplingParams
 from stateset_agents.types.seeds import derive
@@ -118,13 +119,25 @@ class MultiTurnAgent:
                     context_length=self.config.max_context_tokens,
                 )
             if self._template is None:
-                self._template = self._make_template(self._backend.tokenizer)
+                self._template = self._make_template(self._backend.tokenizer, self.config.template_date)
             await self._backend.start()
             self._running = True
 
-    def _make_template(self, tokenizer: Tokenizer) -> ChatTemplate:
+    def pin_date(self, date: datetime.date) -> None:
+        """Let the chat template tell this day from the next conversation on, where it tells one.
+
+        Trainings call it: theirs is the day on which they began.
+        """
+        if self.template.date not in (None, date):
+            self._template = self._make_template(self.backend.tokenizer, date)
+
+    def _make_template(self, tokenizer: Tokenizer, date: datetime.date | None) -> ChatTemplate:
         raw = getattr(tokenizer, "hf", None)
         chosen = self.config.chat_template
+        if self.config.template_arguments and (chosen == "plain" or raw is None):
+            raise ConfigurationError(
+                "template_arguments are a jinja template's, and this agent has the plain one: leave them out"
+            )
         if chosen == "plain":
             return PlainTemplate(tokenizer)
         if raw is None:
@@ -141,7 +154,7 @@ class MultiTurnAgent:
                 model=self.config.model_name,
             )
             return PlainTemplate(tokenizer)
-        return JinjaTemplate(tokenizer, chosen)
+        return JinjaTemplate(tokenizer, chosen, arguments=self.config.template_arguments, date=date)
 
     async def __aenter__(self) -> Self:
         await self.initialize()
@@ -170,33 +183,58 @@ class MultiTurnAgent:
             temperature=1.0 if temperature is None else temperature,
             stop_token_ids=self.template.stop_ids,
             stop=self.config.stop,
+            skip_special_tokens=self.template.parser.skip_special_tokens,
             stream=stream,
         )
 
     async def reply(
-        self, ids: Sequence[int], params: SamplingParams, *, session: Session | None = None, turn: int = 0
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session: Session | None = None,
+        turn: int = 0,
+        tools: ToolSchemas = (),
     ) -> Completion:
-        """One agent turn after the conversation's ids [P], tool calls read out of its text."""
-        completion = await self.backend.generate(ids, params, session=session)
-        return read_completion(completion, turn)
+        """One agent turn after the conversation's ids [P], thoughts and tool calls read out of its text.
 
-    async def prompt_ids(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
-        """`template.prompt` of these messages; long ones are tokenised in a thread, one after another.
+        Some models write all arguments of a call as text: only `tools` tell their types.
+        """
+        completion = await self.backend.generate(ids, params, session=session)
+        return self.template.parser.read_completion(completion, turn=turn, tools=tools)
+
+    def history(self, *, max_tokens: int | None = None) -> ChatHistory:
+        """Prompts for the turns of one conversation, read as `AgentConfig.history` says.
+
+        `max_tokens` as of `ChatHistory`.
+        """
+        room = self.config.compact_room or self.context_length // 4
+        settings = HistorySettings(
+            mode=self.config.history,
+            context_length=self.context_length,
+            reserve=self.config.max_new_tokens,
+            compact_room=room,
+            compact_prompt=self.config.compact_prompt,
+        )
+        return ChatHistory(self.template, settings, max_tokens=max_tokens)
+
+    async def next_prompt(
+        self, history: ChatHistory, messages: Sequence[Message], tools: ToolSchemas = ()
+    ) -> Prompt:
+        """`history.next`; long messages are tokenised in a thread, one after another.
 
         The members of a group open alike, and the ids of the first serve the others.
         """
-        return await _tokenised(messages, partial(self.template.prompt, messages, tools))
-
-    async def delta_ids(self, messages: Sequence[Message]) -> list[int]:
-        """`template.delta` of these messages; long ones are tokenised in a thread."""
-        return await _tokenised(messages, partial(self.template.delta, messages))
+        unread = history.unread(messages)
+        also = len(repr(tools)) if tools and len(unread) == len(messages) else 0
+        return await _tokenised(unread, partial(history.next, messages, tools), also=also)
 
     def with_system_prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The conversation with the agent's own persona and system prompt in front."""
         return add_system_prompt(messages, self.config)
 
     async def generate_response(self, messages: ChatInput, context: Context = None) -> str:
-        """The agent's answer, as text, to a conversation (a text is one user message).
+        """The agent's answer in words, without its thoughts, to a conversation (a text is one user message).
 
         `context` is added to the system message: a text as it stands, a mapping as `key: value` lines.
         Tools are not offered; `ChatSession` offers them. Raises ConfigurationError when the conversation is
@@ -214,93 +252,83 @@ class MultiTurnAgent:
         A piece never ends inside a character. Leaving the loop ends the generation.
         """
         prompted = self._prompted(messages, context)
+        said, sent = self.template.parser.stream(calls=False), ""
         async with aclosing(streamed(lambda on_text: self.answer(prompted, on_text=on_text))) as pieces:
             async for piece in pieces:
                 if isinstance(piece, str):
-                    yield piece
+                    said.add(piece)
+                words = said.content if isinstance(piece, str) else piece.message.content
+                if len(words) > len(sent):
+                    yield words[len(sent) :]
+                    sent = words
 
     async def answer(
         self,
         messages: Sequence[Message],
         tools: ToolSchemas = (),
         *,
+        history: ChatHistory | None = None,
         session: Session | None = None,
         on_text: Callable[[str], None] | None = None,
         sampling: Mapping[str, Any] | None = None,
+        calls: bool | None = None,
     ) -> Completion:
         """One turn, with the settings for people, after messages that are shown as they stand.
 
-        `sampling`: fields of `SamplingParams` that take the place of those settings. A temperature below
-        1e-5 is taken as 0, greedy, as vLLM does: logits over it would overflow. (Rollouts sample at the
-        temperature that training names, whatever it is.)
+        `history`: the turns before, which keeps this one, too; without it `AgentConfig.history` sees a
+        conversation that nobody has answered yet. `sampling`: fields of `SamplingParams` that take the place
+        of the settings for people. A temperature below 1e-5 is taken as 0, greedy, as vLLM does: logits over
+        it would overflow. (Rollouts sample at the temperature that training names, whatever it is.)
 
-        With `context_window: sliding` the oldest exchanges may be left out. The completion's text is raw:
-        tool calls stand in it as they were written. Raises ContextLengthExceeded where the messages leave no
-        room to answer.
+        Thoughts are read out of the reply, and tool calls if `calls` (unset: where tools are offered); else
+        what looks like a call stays in the words. `on_text` gets the raw text: `template.parser.stream` tells
+        which words are certain. Raises ContextLengthExceeded where the messages leave no room to answer.
         """
+        history = history or self.history()
         number = next(self._responses)
-        least = self.template.least_tokens(self._always_shown(messages))
-        if least >= self.context_length:  # before anything is tokenised: a megabyte takes a second
-            raise self._too_long(messages, f"at least {least}")
-        fitting = partial(self._fitting, messages, tools)
-        shown, ids = await _tokenised(messages, fitting, also=len(repr(tools)))
-        if len(ids) >= self.context_length:
-            raise self._too_long(shown, str(len(ids)))
-        params = SamplingParams(
-            max_new_tokens=self.config.max_new_tokens,
-            temperature=self.config.temperature,
-            top_k=self.config.top_k,
-            top_p=self.config.top_p,
-            stop_token_ids=self.template.stop_ids,
-            stop=self.config.stop,
-            stream=derive(self.config.seed, "response", number),
-        )
-        params = replace(params, **(sampling or {}))
-        if 0 < params.temperature < GREEDY_BELOW:
-            params = replace(params, temperature=0.0)
-        room = self.context_length - len(ids)
-        params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
-        return await self.backend.generate(ids, params, session=session, on_text=on_text)
+        for part in count():
+            prompt = await self.next_prompt(history, messages, tools)
+            params = SamplingParams(
+                max_new_tokens=self.config.max_new_tokens,
+                temperature=self.config.temperature,
+                top_k=self.config.top_k,
+                top_p=self.config.top_p,
+                stop_token_ids=self.template.stop_ids,
+                stop=self.config.stop,
+                skip_special_tokens=self.template.parser.skip_special_tokens,
+                stream=derive(self.config.seed, "response", number, *([part] if part else [])),
+            )
+            params = replace(params, **(sampling or {}))
+            if prompt.asks_summary:  # its length is not the client's to choose
+                params = replace(params, max_new_tokens=self.config.max_new_tokens)
+            if 0 < params.temperature < GREEDY_BELOW:
+                params = replace(params, temperature=0.0)
+            room = self.context_length - len(prompt.ids)
+            params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
+            heard = None if prompt.asks_summary else on_text
+            completion = self.template.parser.read_completion(
+                await self.backend.generate(prompt.ids, params, session=session, on_text=heard),
+                turn=num_replies(messages),
+                tools=tools,
+                calls=bool(tools) if calls is None else calls,
+            )
+            history.add(prompt, completion)
+            if not prompt.asks_summary:
+                break
+        self._warn_of_window(prompt)
+        return completion
 
     def _prompted(self, messages: ChatInput, context: Context) -> tuple[Message, ...]:
         return self.with_system_prompt(add_context(as_messages(messages), context))
 
-    def _fitting(
-        self, messages: Sequence[Message], tools: ToolSchemas
-    ) -> tuple[Sequence[Message], list[int]]:
-        """The messages that are shown, and their ids."""
-        if self.config.context_window == "refuse":
-            return messages, self.template.prompt(messages, tools)
-        room = self.context_length - self.config.max_new_tokens
-
-        def fits(some: Sequence[Message]) -> bool:
-            return self.template.least_tokens(some) <= room >= len(self.template.prompt(some, tools))
-
-        if fits(messages):
-            return messages, self.template.prompt(messages, tools)
-        shown = slide_window(messages, fits)
-        if len(shown) < len(messages) and not self._has_warned_of_window:
+    def _warn_of_window(self, prompt: Prompt) -> None:
+        if self.config.history == "slide" and prompt.view.num_replaced and not self._has_warned_of_window:
             self._has_warned_of_window = True
+            left_out = prompt.view.num_replaced - len(prompt.view.replacement)
             _log.warning(
                 f"the conversation outgrew the context of {self.context_length} tokens: the oldest "
-                f"{len(messages) - len(shown)} of its {len(messages)} messages are left out (said once)"
+                f"{left_out} of its {len(prompt.messages)} messages are left out (said once)"
             )
-        return shown, self.template.prompt(shown, tools)
-
-    def _always_shown(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """All messages, or those that a sliding window never leaves out: the newest exchange."""
-        if self.config.context_window == "refuse":
-            return messages
-        users = [index for index, message in enumerate(messages) if message.role == "user"]
-        return messages[users[-1] :] if users else messages
-
-    def _too_long(self, shown: Sequence[Message], tokens: str) -> ContextLengthExceeded:
-        hint = "shorten the messages or raise max_context_tokens"
-        if self.config.context_window == "refuse" and sum(m.role == "user" for m in shown) > 1:
-            hint += ', or let AgentConfig(context_window="sliding") leave out the oldest'
-        return ContextLengthExceeded(
-            f"the conversation has {tokens} tokens and the model's context {self.context_length}: {hint}"
-        )
 
     async def check_health(self) -> None:
         """Raises BackendError where no turn can be served any more: the worker broke, say."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import functools
+from collections.abc import Mapping
+from datetime import date
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from stateset_agents.types.logs import get_logger
 from stateset_agents.types.settings import Settings
 
-__all__ = ["AgentConfig"]
+__all__ = ["AgentConfig", "HistoryMode"]
+
+HistoryMode = Literal["template", "keep", "compact", "slide"]
+_log = get_logger(__name__)
 
 
 class AgentConfig(Settings):
@@ -30,10 +37,27 @@ class AgentConfig(Settings):
     max_context_tokens: int | None = Field(
         default=None, ge=2, description="Most tokens of one conversation; the model's own limit when unset."
     )
+    history: HistoryMode = Field(
+        default="template",
+        description="What the agent reads of its own earlier turns, in rollouts, chats and serve. template: "
+        "what its chat template renders; where that is not what stands in the row (many drop earlier "
+        "thoughts), the turn opens a new row of the same conversation. keep: everything, as it was sampled. "
+        "compact: as template, and when the context is nearly full the agent writes a summary, which is "
+        "trained like any turn, and goes on from it. slide: as template, without the oldest exchanges once "
+        "the context is full.",
+    )
+    compact_room: int | None = Field(
+        default=None,
+        ge=1,
+        description="With history compact: a summary is asked for where fewer tokens are left; a quarter of "
+        "the context when unset.",
+    )
+    compact_prompt: str = Field(
+        default="Summarize our conversation so far: everything that you need to go on without it.",
+        description="With history compact: what a user says who asks for the summary.",
+    )
     context_window: Literal["refuse", "sliding"] = Field(
-        default="refuse",
-        description="Of a conversation with people that outgrows the context: an error, or its oldest "
-        "exchanges are left out. Rollouts refuse sliding.",
+        default="refuse", description="Older name: sliding is history slide."
     )
     stop: tuple[str, ...] = Field(
         default=(),
@@ -48,6 +72,15 @@ class AgentConfig(Settings):
     chat_template: str | None = Field(
         default=None,
         description='Jinja text, or "plain" for role-prefixed lines; unset: the tokenizer\'s own.',
+    )
+    template_arguments: Mapping[str, Any] = Field(
+        default_factory=dict,
+        description="Switches of the chat template, such as {enable_thinking: false}; see its own text.",
+    )
+    template_date: date | None = Field(
+        default=None,
+        description="The day that chat templates tell the model. Unset: a training tells the day on which it "
+        "began, resumed or not; chat, serve and evaluate tell the one on which they load the agent.",
     )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
@@ -80,6 +113,19 @@ class AgentConfig(Settings):
     )
     seed: int = Field(default=0, description="Of generate_response's sampling.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _sliding_is_a_history(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("context_window") != "sliding":
+            return data
+        if data.get("history", "slide") != "slide":
+            raise ValueError(
+                f"context_window 'sliding' and history {data['history']!r} contradict each other: leave out "
+                "context_window"
+            )
+        _warn_of_context_window()
+        return {**data, "history": "slide"}
+
     @field_validator("model_name")
     @classmethod
     def _model_is_named(cls, name: str) -> str:
@@ -105,3 +151,9 @@ class AgentConfig(Settings):
         if not all(stop):
             raise ValueError("a stop string must hold at least one character")
         return stop
+
+
+@functools.cache
+def _warn_of_context_window() -> None:
+    """Once per process."""
+    _log.warning('context_window "sliding" is now AgentConfig(history="slide"): write that')

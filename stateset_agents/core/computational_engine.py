@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.chat.context_window import refuse_sliding_window
 from stateset_agents.core.environment import Environment, expect_environment
 from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
 from stateset_agents.core.rollout.episode import EpisodeSeeds, Fork, run_branch, run_episode
@@ -100,7 +99,6 @@ class ComputationalEngine:
                 f"reward {reward.name} compares the members of a group, and a branch is none: use "
                 "a reward that scores each conversation by itself, or another advantage_estimator"
             )
-        refuse_sliding_window(agent.config)
         self.agent = agent
         self.environment = environment
         self.reward_fn = reward

@@ -11,7 +11,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ __all__ = [
     "ConversationEnvironment",
     "Environment",
     "Observation",
+    "ReplyLimits",
     "Success",
     "expect_environment",
     "start_conversation",
@@ -54,6 +55,8 @@ class Observation:
 
     messages: tuple[Message, ...] = ()
     """Tool results or the user's next words, in order."""
+    conversation: tuple[Message, ...] | None = None
+    """All that the agent is to read next, where that is not all it has read with its reply and `messages`."""
     reward: float | None = None
     """For this turn; None where the environment gives none."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
@@ -76,13 +79,28 @@ class Observation:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyLimits:
+    """What a conversation asks of the agent's next reply, within the agent's own limits."""
+
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    """Texts that end it, besides those of `AgentConfig.stop`."""
+
+
 class Conversation(Protocol):
-    """One live conversation. Not shared, not reused."""
+    """One live conversation. Not shared, not reused.
+
+    Its `tools` are read before each reply, and so are the `reply_limits` of one that has them.
+    """
 
     opening: tuple[Message, ...]
     """The first messages: an optional system message, then the user's words."""
-    tools: Sequence[Mapping[str, Any]]
-    """JSON schemas (OpenAI's shape) of the tools the agent may call; may be empty."""
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """JSON schemas (OpenAI's shape) of the tools the agent may call; may be empty."""
+        ...
 
     async def step(self, reply: Message) -> Observation:
         """Take the agent's reply; raise only when the environment itself breaks.
@@ -108,7 +126,12 @@ class Conversation(Protocol):
 
 
 async def step_conversation(completion: Completion, conversation: Conversation) -> Observation:
-    """What a conversation answers to a turn of the agent: by `take` where it has that, else by `step`."""
+    """What a conversation answers to a turn of the agent: by `take` where it has that, else by `step`.
+
+    Users, tools and programs never get the agent's thoughts.
+    """
+    if completion.message.reasoning is not None:
+        completion = replace(completion, message=replace(completion.message, reasoning=None))
     take = getattr(conversation, "take", None)  # a protocol's isinstance is slow, and this is each turn
     if take is None:
         return await call_checked(conversation.step, completion.message, kind=Observation)

@@ -47,24 +47,33 @@ _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort":
 
 
 def _turns(rollout: RecordedRollout) -> Iterator[Turn]:
-    message, row = rollout.opening, 0
-    for turn in rollout.turns:
-        reply_start, end = row + turn.prompt_tokens, row + turn.prompt_tokens + turn.sampled_tokens
+    message, start = rollout.opening, 0
+    seen: list[tuple[int, ...]] = []  # up to the end of each turn, as the model saw it
+    for index, turn in enumerate(rollout.turns):
+        reply_start = start + turn.prompt_tokens
+        end = reply_start + turn.sampled_tokens
+        follows = index - 1 if turn.follows == -1 else turn.follows
+        before = () if follows is None or follows < 0 else seen[follows]
+        prompt_ids = rollout.token_ids[start:reply_start]
+        completion = Completion(
+            message=rollout.messages[message],
+            prompt_ids=before + prompt_ids,
+            token_ids=rollout.token_ids[reply_start:end],
+            logprobs=rollout.logprobs[reply_start:end],
+            finish_reason=_FINISH[turn.finish_reason],
+            version_spans=_spans(rollout.versions[reply_start:end]),
+        )
         yield Turn(
-            prompt_ids=rollout.token_ids[row:reply_start],
-            completion=Completion(
-                message=rollout.messages[message],
-                prompt_ids=rollout.token_ids[:reply_start],
-                token_ids=rollout.token_ids[reply_start:end],
-                logprobs=rollout.logprobs[reply_start:end],
-                finish_reason=_FINISH[turn.finish_reason],
-                version_spans=_spans(rollout.versions[reply_start:end]),
-            ),
+            prompt_ids=prompt_ids,
+            completion=completion,
+            follows=turn.follows,
+            is_summary=turn.is_summary,
             feedback=rollout.messages[message + 1 : message + 1 + turn.feedback],
             reward=turn.reward,
             breakdown=turn.breakdown,
         )
-        message, row = message + 1 + turn.feedback, end
+        seen.append(completion.prompt_ids + completion.token_ids)
+        message, start = message + 1 + turn.feedback, end
 
 
 def _spans(versions: tuple[int, ...]) -> tuple[VersionSpan, ...]:

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from stateset_agents.reporting.line_groups import GrowingFile, LineGroup, num_bytes, num_lines, within_limits
+from stateset_agents.reporting.row_changes import row_changes
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import ConfigurationError
 
@@ -95,9 +96,10 @@ class Conversations:
             lost=sum(old is True and new is not True for old, new in pairs),
         )
 
-    def select(self) -> list[dict[str, Any]]:
+    def select(self, token_texts: Mapping[int, str] | None = None) -> list[dict[str, Any]]:
         """The page's conversations, packed, in the order written.
 
+        `token_texts`: what token ids say, for what is told of conversations of several rows (`row_changes`).
         Held-out scenarios and training groups get half of the limits each, and what the others leave.
         """
         max_bytes = self._limit * _BYTES_PER_CONVERSATION
@@ -112,7 +114,7 @@ class Conversations:
                 for offset in offsets:
                     if offset not in packed:
                         stream.seek(offset)
-                        packed[offset] = pack(self._parse(stream.readline()))
+                        packed[offset] = pack(self._parse(stream.readline()), token_texts or {})
         self._packed = packed
         return [packed[offset] for offset in offsets]
 
@@ -141,17 +143,19 @@ class Conversations:
         return record
 
 
-def pack(record: Mapping[str, Any]) -> dict[str, Any]:
+def pack(record: Mapping[str, Any], token_texts: Mapping[int, str]) -> dict[str, Any]:
     """A line of rollouts.jsonl without repetition: `logprobs` [sampled tokens], and as runs of [value, count]
-    `mask` [T], `versions` and `advantages` [sampled tokens]."""
+    `mask` [T], `versions` and `advantages` [sampled tokens]; with its `rows` where it has several."""
     sampled = [index for index, bit in enumerate(record["mask"]) if bit]
     advantages = record["advantages"]
+    rows = row_changes(record, token_texts)
     return {
         **{name: record.get(name) for name in _FIELDS},
         "mask": _runs(record["mask"]),
         "logprobs": [record["logprobs"][index] for index in sampled],
         "versions": _runs(record["versions"][index] for index in sampled),
         "advantages": None if advantages is None else _runs(advantages),
+        **({} if rows is None else {"rows": rows}),
     }
 
 

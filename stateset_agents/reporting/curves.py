@@ -188,7 +188,7 @@ def axis(values: Sequence[float]) -> Range | None:
 
 
 def _learning(lines: Sequence[MetricLine]) -> list[_Kind]:
-    """The fixed charts, then success by family after success, and staleness at the end."""
+    """The fixed charts, then success by family after success, staleness and rows at the end."""
     names = sorted({name for line in lines for name in line.values} - {"success/rate"})
     by_family = _Kind(
         title="Success by family",
@@ -202,7 +202,13 @@ def _learning(lines: Sequence[MetricLine]) -> list[_Kind]:
         metrics={name: name.removeprefix(_STALENESS) for name in names if name.startswith(_STALENESS)},
         note="policy versions between sampling and update",
     )
-    return [*_LEARNING[:2], by_family, *_LEARNING[2:], staleness]
+    rows = _Kind(
+        title="Rows",
+        metrics={"rollout/rows": "mean", "rollout/rows_max": "largest"},
+        note="rows of tokens that a conversation trains as: one more where the agent no longer sees all",
+    )
+    has_several = any(line.values.get("rollout/rows_max", 1.0) > 1.0 for line in lines)
+    return [*_LEARNING[:2], by_family, *_LEARNING[2:], staleness, *[rows] * has_several]
 
 
 def _metrics_without_chart(lines: Sequence[MetricLine]) -> list[str]:

@@ -29,7 +29,7 @@ __all__ = ["conversation_data", "plotly_js", "render", "write_report"]
 
 _SCRIPTS = tuple(
     f"page.{part}js"
-    for part in ("", "measured.", "charts.", "timeline.", "conversations.", "tokens.", "start.")
+    for part in ("", "measured.", "charts.", "timeline.", "conversations.", "rows.", "tokens.", "start.")
 )
 _HINT = "copy the run to a folder you may write"
 
@@ -61,12 +61,13 @@ def write_report(
 
 def conversation_data(log: RunLog, conversations: Conversations, timeline: Timeline) -> dict[str, Any]:
     """The data of the page's conversation browser and timeline, of the lines that they have read."""
-    selected = conversations.select()
+    token_texts = log.tokens()
+    selected = conversations.select(token_texts)
     used_ids = {id for conversation in selected for id in conversation["token_ids"]}
     return {
         "total": conversations.total,
         "moved": asdict(conversations.transitions()),
-        "tokens": {id: text for id, text in log.tokens().items() if id in used_ids},
+        "tokens": {id: text for id, text in token_texts.items() if id in used_ids},
         "conversations": selected,
         "timeline": timeline.select(),
     }

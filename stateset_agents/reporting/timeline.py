@@ -19,7 +19,7 @@ from stateset_agents.reporting.line_groups import (
     within_limits,
 )
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.run_log import MetricLine, RunLog
 
 __all__ = ["TICKS", "Timeline"]
 
@@ -55,7 +55,8 @@ class Timeline:
         number = {id(group): step for step, group in self._steps.items()}
         groups = evenly_spaced(list(self._steps.values()), _MAX_STEPS)
         selected = within_limits(groups, num_lines(groups), _MAX_BYTES) or groups[-1:]
-        updates = _updates(RunLog(self._folder).events())
+        log = RunLog(self._folder)
+        updates, rows = _updates(log.events()), _rows(log.metrics())
         with self._folder.timeline.open("rb") as stream:
             steps = []
             for group in selected:
@@ -63,8 +64,20 @@ class Timeline:
                 for offset in group.offsets:
                     stream.seek(offset)
                     lines.append(json.loads(stream.readline()))
-                steps.append(_step_data(number[id(group)], lines, updates))
+                step = number[id(group)]
+                steps.append(_step_data(step, lines, updates) | {"rows": rows.get(step)})
         return {"total": len(self._steps), "steps": steps}
+
+
+def _rows(lines: Iterable[MetricLine]) -> dict[int, tuple[float, float]]:
+    """Step -> rows of its conversations, mean and largest, where one has several."""
+    names = ("rollout/rows", "rollout/rows_max")
+    logged = {
+        line.step: (line.values[names[0]], line.values[names[1]])
+        for line in lines
+        if line.values.keys() >= {*names}
+    }
+    return {step: rows for step, rows in logged.items() if rows[1] > 1}
 
 
 def _updates(events: Iterable[Mapping[str, Any]]) -> _Updates:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.chat.reply_parsing import certain_content, read_completion
+from stateset_agents.core.chat.history import ChatHistory
 from stateset_agents.core.chat.system_message import ChatInput, Context, add_context, as_messages
 from stateset_agents.core.environment import Conversation
 from stateset_agents.core.tools import Tool, Toolbox
@@ -47,6 +47,7 @@ class ChatSession:
 
     Of an answer that ends early (a break, a cancelled task, a tool that fails) the history keeps the finished
     rounds of tools and the text so far. If there is neither, the user's message is removed, too.
+    The agent's thoughts are no events: they are kept in `messages`, where its chat template finds them.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class ChatSession:
         self._schemas = self._tools.schemas
         self._max_rounds = max_rounds
         self._session = Session(agent.new_episodes(1)[0], 0)
+        self._history: ChatHistory | None = None
         self._turn = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -115,16 +117,16 @@ class ChatSession:
         text_so_far = ""
         try:
             for _ in range(self._max_rounds):
-                text_so_far = raw = ""
+                text_so_far, said = "", self.agent.template.parser.stream()
                 reply = Message(role="assistant", content="")
                 async with aclosing(streamed(self._generate)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, Completion):
-                            reply = self._read(piece)
+                            reply = piece.message
                             words = reply.content
                         else:
-                            raw += piece
-                            words = certain_content(raw)
+                            said.add(piece)
+                            words = said.content
                         previous, text_so_far = text_so_far, words
                         if len(words) > len(previous):
                             yield words[len(previous) :]
@@ -143,11 +145,16 @@ class ChatSession:
             self._turn.release()
 
     async def _generate(self, on_text: Callable[[str], None]) -> Completion:
-        return await self.agent.answer(self.messages, self._schemas, session=self._session, on_text=on_text)
-
-    def _read(self, completion: Completion) -> Message:
-        turn = sum(message.role == "assistant" for message in self.messages)
-        return read_completion(completion, turn).message
+        if self._history is None:  # an agent that was not initialised yet has none
+            self._history = self.agent.history()
+        return await self.agent.answer(
+            self.messages,
+            self._schemas,
+            history=self._history,
+            session=self._session,
+            on_text=on_text,
+            calls=True,
+        )
 
     def _complete_history(self, before: tuple[Message, ...], text_so_far: str) -> None:
         """Make the history end with a message of the agent, also after an interrupted answer."""

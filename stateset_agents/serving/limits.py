@@ -44,6 +44,12 @@ class Limits(Settings):
         ge=1,
         description="bytes of all bodies that are read or wait, of one client a quarter; more get 429",
     )
+    max_remembered: int = Field(
+        default=2**22,
+        ge=1,
+        description="tokens of the turns that history keep and compact go on from, each with its prompt; of "
+        "one client a quarter; the oldest are forgotten",
+    )
     read_timeout: float = Field(
         default=30.0, gt=0, allow_inf_nan=False, description="seconds in which a request has to arrive whole"
     )

@@ -143,6 +143,7 @@ _MESSAGE = _object(
     role={"const": "assistant"}, content={"type": ["string", "null"]}, refusal={"type": "null"}
 )
 _MESSAGE["properties"]["tool_calls"] = {"type": "array", "minItems": 1, "items": _CALL}
+_MESSAGE["properties"]["reasoning"] = {"type": "string"}
 _TOKEN = _object(
     token={"type": "string"},
     logprob={"type": "number", "maximum": 0, "minimum": -9999},

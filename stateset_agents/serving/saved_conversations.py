@@ -1,4 +1,7 @@
-"""Conversations as JSON lines in OpenAI's chat format, one `{"messages": [...]}` each."""
+"""Conversations as JSON lines in OpenAI's chat format, one `{"messages": [...]}` each.
+
+An agent's message with a thought has it as `reasoning`, so that the agent goes on with what it knew.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from stateset_agents.core.chat.escaping import encodable
 from stateset_agents.types.errors import ConfigurationError
@@ -28,7 +32,7 @@ def save_conversation(path: str | Path, messages: Sequence[Message]) -> None:
 
     Raises ConfigurationError if it cannot be written.
     """
-    data = {"messages": [message.to_openai() for message in messages]}
+    data = {"messages": [_record(message) for message in messages]}
     line = encodable(json.dumps(data, ensure_ascii=False))
     try:
         with Path(path).open("a", encoding="utf-8") as file:
@@ -37,6 +41,11 @@ def save_conversation(path: str | Path, messages: Sequence[Message]) -> None:
         raise ConfigurationError(
             f"cannot write conversations to {str(path)!r} ({error.strerror}): {_HINT}"
         ) from error
+
+
+def _record(message: Message) -> dict[str, Any]:
+    thought = {} if message.reasoning is None else {"reasoning": message.reasoning}
+    return message.to_openai() | thought
 
 
 def load_conversations(path: str | Path) -> list[list[Message]]:

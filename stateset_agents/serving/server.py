@@ -28,16 +28,17 @@ from stateset_agents.backends.openai.protocol import (
     chunk,
     chunks,
     completion_body,
+    new_text,
     openai_error_middleware,
     read_request,
     usage_chunk,
 )
 from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.chat.reply_parsing import certain_content, parse_reply
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.serving.active_requests import ActiveRequests, shutting_down
+from stateset_agents.serving.client_histories import ClientHistories, ClientHistory
 from stateset_agents.serving.limits import AnswerQueue, BodyMemory, Limits, QueueEntry
 from stateset_agents.serving.metrics import ServerMetrics
 from stateset_agents.serving.openapi import OPEN_PATHS, document
@@ -106,6 +107,10 @@ class AgentServer:
         self._active_requests = ActiveRequests()
         self._queue = AnswerQueue(self.limits)
         self._body_memory = BodyMemory(self.limits.max_held)
+        self._histories: ClientHistories | None = None
+        """Unset where every prompt is the template's rendering of what the client sends."""
+        if agent.config.history in ("keep", "compact"):
+            self._histories = ClientHistories(agent, max_tokens=self.limits.max_remembered)
         self._metrics = ServerMetrics(self._queue)
         self._max_output_tokens = self.limits.max_output_tokens or agent.context_length
         self._body = body_for(
@@ -203,7 +208,7 @@ class AgentServer:
         if request.model not in ("", self.name):
             raise _no_model(request.model, self.name)
         with self._queue.entries(self._client(http), request.num_choices) as entries:
-            parsed = self._parse(request)
+            parsed = self._parse(request, self._client(http))
             if request.stream:
                 return await self._stream(stream, parsed, entries)
             answers = await gather_or_cancel(
@@ -239,9 +244,10 @@ class AgentServer:
         number = self._guard.key_number(http) if len(self._guard.api_keys) > 1 else None
         return f"{http.remote}" if number is None else f"key {number}"
 
-    def _parse(self, request: ChatRequest) -> _ParsedRequest:
+    def _parse(self, request: ChatRequest, client: str) -> _ParsedRequest:
         return _ParsedRequest(
             request=request,
+            history=None if self._histories is None else self._histories.of(client),
             messages=self.agent.with_system_prompt(request.messages),
             sampling={
                 "max_new_tokens": min(self.agent.config.max_new_tokens, self._max_output_tokens),
@@ -267,8 +273,13 @@ class AgentServer:
         try:
             await entry.wait()
             self._metrics.record_wait(time.monotonic() - since)
+            messages = parsed.messages if parsed.history is None else parsed.history.restored(parsed.messages)
             completion = await self.agent.answer(
-                parsed.messages, parsed.request.tools, on_text=on_text, sampling=parsed.sampling_of(number)
+                messages,
+                parsed.request.tools,
+                history=None if parsed.history is None else parsed.history.turns,
+                on_text=on_text,
+                sampling=parsed.sampling_of(number),
             )
         except ContextLengthExceeded as error:
             raise ApiError(str(error), code="context_length_exceeded", param="messages") from error
@@ -278,14 +289,15 @@ class AgentServer:
             raise ApiError(str(error), code="backend_error", status=500) from error
         finally:
             entry.release()
-        return self._to_answer(parsed, completion, number)
+        answer = self._to_answer(parsed, completion, number)
+        if parsed.history is not None:
+            is_whole = answer.message == as_sent(completion.message)  # else only its first call was sent
+            reply = completion.message if is_whole else answer.message
+            parsed.history.add([*parsed.messages, answer.message], (*messages, reply))
+        return answer
 
     def _to_answer(self, parsed: _ParsedRequest, completion: Completion, number: int) -> Answer:
-        turn = sum(message.role == "assistant" for message in parsed.messages)
-        raw = completion.message.content
-        # Without tools there is nothing to call, so text that looks like a call stays text.
-        message = parse_reply(raw, turn) if parsed.request.tools else Message(role="assistant", content=raw)
-        message = as_sent(message)
+        message = as_sent(completion.message)
         if parsed.request.single_call:
             message = replace(message, tool_calls=message.tool_calls[:1])
         return replace(
@@ -331,7 +343,7 @@ class AgentServer:
         self, stream: EventStream, parsed: _ParsedRequest, entry: QueueEntry, number: int
     ) -> Answer:
         head = replace(parsed.head, index=number)
-        raw = sent = ""
+        said, sent = self.agent.template.parser.stream(calls=bool(parsed.request.tools)), head.message
         has_begun = False
         answer = head
         pieces = streamed(lambda on_text: self._answer(parsed, entry, number, on_text))
@@ -345,11 +357,11 @@ class AgentServer:
                     for data in chunks(answer, sent=sent):
                         await stream.send(data)
                     continue
-                raw += piece
-                words = certain_content(raw) if parsed.request.tools else raw
-                if len(words) > len(sent):
-                    await stream.send(chunk(head, {"content": words[len(sent) :]}))
-                    sent = words
+                said.add(piece)
+                certain = replace(head.message, content=said.content, reasoning=said.reasoning)
+                if delta := new_text(certain, sent):
+                    await stream.send(chunk(head, delta))
+                    sent = certain
         return answer
 
     def _description(self) -> dict[str, Any]:
@@ -428,6 +440,8 @@ class _ParsedRequest:
     request: ChatRequest
     messages: tuple[Message, ...]
     sampling: Mapping[str, Any]
+    history: ClientHistory | None
+    """What the client's earlier answers were sampled as."""
     head: Answer
     """The fields that all its answers have in common."""
 

@@ -44,6 +44,11 @@ class RecordedTurn:
     """What `reward` is made of; empty where the environment did not say."""
     earned: float | None = None
     """Its own part of the conversation's reward; None while unscored."""
+    follows: int | None = -1
+    """The turn whose tokens stand before its own: its index, -1 for the turn before this one, None where this
+    turn opens a row."""
+    is_summary: bool = False
+    """Did the agent write it for itself?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +77,9 @@ class RecordedRollout:
     opening: int
     """How many of `messages` stand before the agent's first."""
     messages: tuple[Message, ...]
+    """With the agent's summaries for itself."""
     turns: tuple[RecordedTurn, ...]
-    token_ids: tuple[int, ...]  # [T]
+    token_ids: tuple[int, ...]  # [T] every turn's prompt and completion, behind one another
     mask: tuple[int, ...]  # [T]
     logprobs: tuple[float, ...]  # [T]
     versions: tuple[int, ...]  # [T]

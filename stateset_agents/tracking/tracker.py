@@ -15,7 +15,7 @@ from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.messages import Message
 
 if TYPE_CHECKING:
-    from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
+    from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, Turn
 
 __all__ = ["JsonlTracker", "SilentTracker", "Stage", "rollout_record", "timeline_record"]
 
@@ -139,22 +139,15 @@ class SilentTracker(JsonlTracker):
 def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = None) -> dict[str, Any]:
     """A conversation as one JSON object, with all that is needed to show it and to score it again.
 
-    `messages` has the opening, then for each turn the agent's message and its feedback; `turns` says
-    how many messages and tokens belong to each. `token_ids`, `mask`, `logprobs` and `versions` are as long as
-    the row [T]; `advantages` is as long as the tokens sampled. Log-probs and advantages have six decimals.
+    `messages` has the opening, then for each turn the agent's message and its feedback, summaries for itself
+    included; `turns` says how many messages and tokens belong to each, and which turn it follows where that
+    is not the one before it. `token_ids`, `mask`, `logprobs` and `versions` [T] have all turns behind one
+    another; `advantages` is as long as the tokens sampled. Log-probs and advantages have six decimals.
     """
     scenario, outcome = trajectory.scenario, trajectory.outcome
+    said = [message for turn in trajectory.turns for message in (turn.completion.message, *turn.feedback)]
     turns = [
-        {
-            "prompt_tokens": len(turn.prompt_ids),
-            "sampled_tokens": len(turn.completion.token_ids),
-            "feedback": len(turn.feedback),
-            "finish_reason": turn.completion.finish_reason,
-            "reward": turn.reward,
-            "breakdown": dict(turn.breakdown),
-            "earned": earned,
-        }
-        for turn, earned in zip_longest(trajectory.turns, trajectory.turn_rewards)
+        _turn_record(turn, earned) for turn, earned in zip_longest(trajectory.turns, trajectory.turn_rewards)
     ]
     return {
         "scenario": scenario.id,
@@ -173,7 +166,7 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
         and {"reward": outcome.reward, "success": outcome.success, "breakdown": dict(outcome.breakdown)},
         "changes": [dict(change) for change in outcome.changes] if outcome else [],
         "opening": len(trajectory.opening),
-        "messages": [_message_record(message) for message in trajectory.messages],
+        "messages": [_message_record(message) for message in (*trajectory.opening, *said)],
         "turns": turns,
         "token_ids": trajectory.token_ids,
         "mask": trajectory.action_mask,
@@ -200,9 +193,29 @@ def timeline_record(trajectory: Trajectory) -> dict[str, Any]:
     return {"member": trajectory.member, "begin": round(begin, 4), "spans": spans}
 
 
+def _turn_record(turn: Turn, earned: float | None) -> dict[str, Any]:
+    """`follows` and `is_summary` only where they say something: versions before them read the others."""
+    record = {
+        "prompt_tokens": len(turn.prompt_ids),
+        "sampled_tokens": len(turn.completion.token_ids),
+        "feedback": len(turn.feedback),
+        "finish_reason": turn.completion.finish_reason,
+        "reward": turn.reward,
+        "breakdown": dict(turn.breakdown),
+        "earned": earned,
+    }
+    if turn.follows != -1:
+        record["follows"] = turn.follows
+    if turn.is_summary:
+        record["is_summary"] = True
+    return record
+
+
 def _message_record(message: Message) -> dict[str, Any]:
-    """OpenAI's shape, plus `error` on a tool call that could not be read."""
+    """OpenAI's shape, plus `reasoning` where there is one, and `error` on an unreadable tool call."""
     record = message.to_openai()
+    if message.reasoning is not None:
+        record["reasoning"] = message.reasoning
     for call, item in zip(message.tool_calls, record.get("tool_calls", ()), strict=True):
         if call.error is not None:
             item["error"] = call.error

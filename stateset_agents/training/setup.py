@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 from stateset_agents.backends.base import Backend, RunningBackend, TrainableBackend
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.chat.context_window import refuse_sliding_window
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import RewardFunction
@@ -121,7 +121,6 @@ async def set_up(
     """
     agent, environment, config = job.agent, job.environment, job.config
     refuse_truncated_sampling(agent)
-    refuse_sliding_window(agent.config)
     check_reward(job.reward_fn, config)
     factory.check(agent, config)
     await in_thread(check_installed, recorder.callbacks)
@@ -132,6 +131,11 @@ async def set_up(
     if not isinstance(backend, RunningBackend):
         raise ConfigurationError(
             f"a {type(backend).__name__} has no weights to train: use an in-process model"
+        )
+    if agent.config.history == "keep" and not agent.template.appends and group.is_first:
+        _log.warning(
+            "the chat template drops or changes earlier turns, and this training keeps them as they were "
+            'sampled: serve the agent with history="keep", too'
         )
     deterministic = is_deterministic(config, environment, backend)
     if config.scheduling == "deterministic" and not deterministic:
@@ -224,18 +228,20 @@ async def _open_run(
     worker: Worker,
     recorder: RunRecorder,
 ) -> None:
-    """The first process makes the folder and writes in it, the others know where it is."""
+    """The first process makes the folder and writes in it, the others know where it is and tell its day."""
 
     def make() -> RunFolder:
         return RunFolder.create(config.output_dir, name=config.run_name)
 
-    async def path() -> str | None:
+    async def begun() -> tuple[str | None, datetime.date | None]:
         if group.is_first:
             await worker.run(recorder.open, make, settings, agent.backend.tokenizer.piece)
-        return None if recorder.folder is None else str(recorder.folder.path)
+        return None if recorder.folder is None else str(recorder.folder.path), agent.template.date
 
     check_identical(await group.barrier("initialize", identity))
-    where = (await group.gather_results("the run folder", path()))[0]
+    where, date = (await group.gather_results("the run folder", begun()))[0]
     assert where is not None
+    if date is not None:
+        agent.pin_date(date)
     if not recorder.is_open:
         recorder.follow(Path(where))

@@ -319,6 +319,8 @@ class MultiTurnGRPOTrainer:
         except (Exception, asyncio.CancelledError) as error:
             await self._group.abort(error)
             raise
+        date = self.agent.template.date
+        self._state = replace(self._state, template_date=None if date is None else date.isoformat())
 
     async def stop(self) -> None:
         """End the update thread and close the logs; the agent goes on speaking.
@@ -721,7 +723,8 @@ class MultiTurnGRPOTrainer:
         async with self._boundary:
             restored = await parts.checkpoints.restore(path)
             if restored is not None:
-                self._state = restored.state
+                date = restored.state.template_date or self._state.template_date  # older states have none
+                self._state = replace(restored.state, template_date=date)
                 await parts.weights.push(self._state)
                 self.reward_fn.restore(self._state.reward)
             await parts.checkpoints.truncate_after(self._state)

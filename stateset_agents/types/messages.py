@@ -34,6 +34,8 @@ exceed Python's recursion limit."""
 MAX_VALUES = 20_000
 """Of a body, and of all arguments of calls in it: texts, numbers, lists and objects. Checking so many blocks
 the event loop for 40 ms."""
+_REASONING = ("reasoning", "reasoning_content")
+"""vLLM's name of a reply's thoughts, and the one that it and others had before."""
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -57,6 +59,10 @@ class Message:
 
     role: Role
     content: str
+    """What was said: thoughts and tool calls are not in it."""
+    reasoning: str | None = None
+    """What the agent thought before it spoke, as its template frames thoughts; None where it has no thought.
+    Only the agent itself reads it: not users, tools, judges or programs."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
@@ -66,7 +72,8 @@ class Message:
         """Read `{"role": ..., "content": ...}`; tool arguments may be a JSON string or an object.
 
         Content may be text, nothing, or a list of `{"type": "text", "text": ...}` parts; `developer` is a
-        newer name of `system`. Raises ConfigurationError on anything else.
+        newer name of `system`, `reasoning_content` an older one of `reasoning`. Raises ConfigurationError on
+        anything else.
         """
         if not isinstance(data, Mapping):
             raise ConfigurationError(f"a message must be a mapping or a Message, got {_shown(data)}")
@@ -76,7 +83,7 @@ class Message:
             raise ConfigurationError(
                 f"message role must be one of {', '.join(get_args(Role))}, got {role!r}{_misspelt(data)}"
             )
-        for key in ("tool_call_id", "name"):
+        for key in ("tool_call_id", "name", *_REASONING):
             if not isinstance(data.get(key), str | None):
                 raise ConfigurationError(f"message {key} must be text, got {_shown(data[key])}")
         calls = data.get("tool_calls") or ()
@@ -85,6 +92,7 @@ class Message:
         return cls(
             role=role,
             content=_text(data.get("content")),
+            reasoning=next((data[key] for key in _REASONING if data.get(key) is not None), None),
             tool_calls=tuple(_tool_call(item) for item in calls),
             tool_call_id=data.get("tool_call_id"),
             name=data.get("name"),
@@ -205,6 +213,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """The turn ends as soon as its decoded text contains one of these. The message ends before it; its tokens
     stay in the completion, exactly as they were sampled."""
+    skip_special_tokens: bool = True
+    """Leave control tokens out of the text? False for models whose thoughts or calls only they frame."""
     stream: int = 0
     """Key of this turn's own random stream (see `seeds.derive`): token t uses its t-th uniform."""
 
@@ -222,6 +232,7 @@ class Completion:
     """What a backend sampled, exactly as it was sampled; never re-tokenised."""
 
     message: Message
+    """A backend gives the raw text as its content; the agent reads thoughts and tool calls out of it."""
     prompt_ids: tuple[int, ...]
     """[P] every token the model saw before the first sampled one."""
     token_ids: tuple[int, ...]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.timeline import Span
 
-__all__ = ["Branch", "Outcome", "Status", "Trajectory", "TrajectoryGroup", "Turn", "by_scenario"]
+__all__ = ["Branch", "Outcome", "Row", "Status", "Trajectory", "TrajectoryGroup", "Turn", "by_scenario"]
+
+T = TypeVar("T")
 
 
 class Status(StrEnum):
@@ -48,8 +50,14 @@ class Turn:
     """One agent completion and the messages that answered it."""
 
     prompt_ids: tuple[int, ...]
-    """Tokens appended before the completion: the first prompt, later the template's delta."""
+    """Tokens appended before the completion: a whole prompt where the turn opens a row, else the template's
+    delta."""
     completion: Completion
+    follows: int | None = -1
+    """The turn whose tokens stand before `prompt_ids`: its index, -1 for the turn before this one, or None
+    where nothing does and this turn opens a row."""
+    is_summary: bool = False
+    """Did the agent write it for itself, to go on from in a new row? Nobody else hears it."""
     feedback: tuple[Message, ...] = ()
     """Tool results or user messages that answered it."""
     reward: float | None = None
@@ -59,8 +67,54 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Turns that the model saw behind one another: one sequence for a forward. All columns are [T]."""
+
+    turns: tuple[Turn, ...]
+    indices: tuple[int, ...]
+    """Where each of `turns` stands in its conversation."""
+    trains_from: int = 0
+    """The first of `turns` that trains in this row: those before it train in an earlier one, which they
+    share."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What the model saw and sampled: prompt, completion, delta, completion, ..."""
+        return [token for turn in self.turns for token in (*turn.prompt_ids, *turn.completion.token_ids)]
+
+    @property
+    def action_mask(self) -> list[int]:
+        """1 on tokens that the agent sampled and that train in this row, its end-of-turn tokens included."""
+        return self._column(lambda completion: [1] * len(completion.token_ids), 0)
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Behaviour log-probs where `action_mask` is 1, 0.0 elsewhere."""
+        return self._column(lambda completion: completion.logprobs, 0.0)
+
+    @property
+    def versions(self) -> list[int]:
+        """Policy version behind each token where `action_mask` is 1, -1 elsewhere."""
+        return self._column(lambda completion: completion.versions, -1)
+
+    def _column(self, sampled: Callable[[Completion], Sequence[T]], other: T) -> list[T]:
+        return [
+            value
+            for place, turn in enumerate(self.turns)
+            for value in (
+                *[other] * len(turn.prompt_ids),
+                *(
+                    sampled(turn.completion)
+                    if place >= self.trains_from
+                    else [other] * len(turn.completion.token_ids)
+                ),
+            )
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One conversation; its token row, mask and log-probs are computed from its turns."""
+    """One conversation; its rows of tokens, masks and log-probs are computed from its turns."""
 
     scenario: Scenario
     member: int = 0
@@ -82,14 +136,43 @@ class Trajectory:
     """What it did when, in order, up to its last complete turn; a branch has those of its own turns."""
 
     def __post_init__(self) -> None:
-        if not len(self.token_ids) == len(self.action_mask) == len(self.logprobs):
-            raise ValueError("token ids, action mask and log-probs of a trajectory differ in length")
-        seen: list[int] = []
-        for turn in self.turns:
-            seen.extend(turn.prompt_ids)
-            if tuple(seen) != turn.completion.prompt_ids:
+        for index, turn in enumerate(self.turns):
+            if turn.follows is not None and not -1 <= turn.follows < index:
+                raise ValueError(f"turn {index} follows turn {turn.follows}, which is none before it")
+        for index, turn in enumerate(self.turns):
+            prompt, before = turn.completion.prompt_ids, self.follows(index)
+            shown: tuple[int, ...] = ()
+            added = turn.prompt_ids
+            if before is not None:  # its own prompt has been checked
+                earlier = self.turns[before].completion
+                shown, added = earlier.prompt_ids, earlier.token_ids + added
+            if prompt[: len(shown)] != shown or prompt[len(shown) :] != added:
                 raise ValueError("a turn's prompt is not what stood in the conversation before it")
-            seen.extend(turn.completion.token_ids)
+
+    def follows(self, index: int) -> int | None:
+        """The turn whose tokens stand before turn `index`; None where that opens a row."""
+        follows = self.turns[index].follows
+        return follows if follows != -1 else (index - 1 if index else None)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Its turns as the model saw them: one row, unless a turn saw something else than all before it.
+
+        A row ends at each turn that none follows; in the order of their ends. What two rows share trains in
+        the first.
+        """
+        followed = {self.follows(index) for index in range(len(self.turns))}
+        rows: list[Row] = []
+        trained: set[int] = set()
+        for end in (index for index in range(len(self.turns)) if index not in followed):
+            chain = [end]
+            while (before := self.follows(chain[-1])) is not None:
+                chain.append(before)
+            indices = tuple(reversed(chain))
+            shared = sum(index in trained for index in indices)
+            rows.append(Row(turns=tuple(self.turns[i] for i in indices), indices=indices, trains_from=shared))
+            trained.update(indices)
+        return rows
 
     @property
     def outcome_reward(self) -> float:
@@ -110,21 +193,21 @@ class Trajectory:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation as chat messages."""
+        """The conversation as chat messages, without the agent's summaries for itself."""
         messages = list(self.opening)
         for turn in self.turns:
-            messages.append(turn.completion.message)
-            messages.extend(turn.feedback)
+            if not turn.is_summary:
+                messages += (turn.completion.message, *turn.feedback)
         return tuple(messages)
 
     @property
     def replies(self) -> tuple[Message, ...]:
-        """The agent's own messages."""
-        return tuple(turn.completion.message for turn in self.turns)
+        """The agent's own messages, without its summaries for itself."""
+        return tuple(turn.completion.message for turn in self.turns if not turn.is_summary)
 
     @property
     def token_ids(self) -> list[int]:
-        """[T] the row the model saw: prompt, completion, delta, completion, ..."""
+        """[T] every turn's prompt and completion, behind one another; where it has one row, that row."""
         return [token for turn in self.turns for token in (*turn.prompt_ids, *turn.completion.token_ids)]
 
     @property

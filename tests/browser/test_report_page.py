@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from chromium import Chromium, Tab, chromium
 from report_runs import WORDS, finished_run, log_stage, log_step, metrics
+from row_talks import TOKENIZER, RowTalk, agent, compacted_talk, forked_talk, thinking_talk, user
 
 from stateset_agents.reporting.live import serve
 from stateset_agents.reporting.report import plotly_js, write_report
@@ -20,6 +21,7 @@ from stateset_agents.tracking.jsonl import read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
+from stateset_agents.types.trajectory import TrajectoryGroup
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -392,11 +394,93 @@ async def test_the_list_is_walked_by_keys_and_grows_as_it_is_read(tab: Tab, tmp_
     assert await tab.run(count) == 8 + 120
 
 
+def run_of_rows(root: Path, *talks: RowTalk) -> RunFolder:
+    folder = RunFolder.create(root)
+    members = tuple(talk.trajectory(member=place) for place, talk in enumerate(talks))
+    with JsonlTracker(folder, TOKENIZER.piece) as tracker:
+        tracker.log_rollouts(1, [TrajectoryGroup(key="1/rows", trajectories=members)])
+        tracker.log_metrics(1, metrics(1) | {"rollout/rows": 2.0, "rollout/rows_max": 2.0})
+    write_report(folder.path)
+    return folder
+
+
+async def test_rows_thoughts_and_what_is_no_longer_seen_are_shown(tab: Tab, tmp_path: Path) -> None:
+    folder = run_of_rows(tmp_path, thinking_talk(), compacted_talk(), forked_talk())
+    await opened(tab, folder)
+    cards = "[...document.querySelectorAll('.members article')]"
+    await tab.until(f"{cards}.every((one) => one.querySelector('.transcript'))")
+    assert (
+        await tab.run(f"{cards}.map((one) => one.querySelector('.verdict').textContent)")
+        == ["succeeded reward 1 · 2 rows"] * 3
+    )
+    begins = f"{cards}.map((one) => [...one.querySelectorAll('.row-begin')].map((line) => line.textContent))"
+    rows = [
+        ["new row: the agent no longer sees the thoughts of turns 1 and 2"],
+        [
+            "new row: the agent no longer sees the thought of turn 3 and 2 messages; its summary stands "
+            "for them"
+        ],
+        [
+            "new row: the agent no longer sees 3 messages",
+            "goes on from turn 1: the agent no longer sees 1 message",
+        ],
+    ]
+    assert await tab.run(begins) == rows
+    grey = f"{cards}.map((one) => [...one.querySelectorAll('.gone')].map((line) => line.textContent))"
+    thinking, compacted, forked = await tab.run(grey)
+    assert [text.partition(" from turn ")[0] for text in thinking] == ["agent thinks · dropped"] * 2
+    assert [text.partition(" from turn 4 on")[0] for text in compacted] == [
+        *("agent thinks · summarized", "agent · summarized", "user · summarized", "agent thinks · dropped")
+    ]
+    assert forked == ["agent · in another row from turn 3 onMild and dry."]
+    thought = "document.querySelector('.thought details')"
+    assert not await tab.run(f"{thought}.open")
+    await tab.run(f"{thought}.querySelector('summary').click()")
+    assert await tab.run(f"{thought}.querySelector('p').innerText") == "I do not know yet: look it up first."
+    assert await choose(tab, text="greet her by name") == "1 conversation in 1 group"
+    await choose(tab, text="")
+    await tab.press("t", "t")
+    await tab.until(f"{cards}.every((one) => one.querySelector('.t'))")
+    assert await tab.run(begins) == rows
+    assert tab.complaints == []
+
+
+async def test_a_token_of_a_later_row_tells_its_place_in_that_row(tab: Tab, tmp_path: Path) -> None:
+    folder = run_of_rows(tmp_path, forked_talk())
+    await opened(tab, folder)
+    await tab.press("t", "t")
+    await tab.until("document.querySelectorAll('.t').length")
+    place = "document.querySelector('.inspector [data-fact=\"position in its row\"]').textContent"
+    turns = records(folder)[0]["turns"]
+    before = [turn["prompt_tokens"] + turn["sampled_tokens"] for turn in turns]
+    for recorded, in_row in ((before[0], 0), (before[0] + before[1] + 2, before[0] + 2)):
+        await tab.run(f"document.querySelectorAll('.t')[{recorded}].focus()")
+        assert await tab.run(place) == str(in_row)
+
+
+async def test_a_step_tells_its_rows(tab: Tab, tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=2)
+    with JsonlTracker(folder) as tracker:
+        tracker.log_metrics(2, {"rollout/rows": 1.5, "rollout/rows_max": 3.0})
+    write_report(folder.path)
+    await opened(tab, folder)
+    said = "document.querySelector('#timeline .tools .note').textContent"
+    assert str(await tab.run(said)).endswith("; 1.5 training rows a conversation, 3 at most")
+    await scroll_through(tab)
+    assert await tab.run(f"{plot('Rows')}.data.filter((line) => line.meta).map((line) => line.y)") == [
+        [1.5],
+        [3],
+    ]
+
+
 async def test_text_of_users_tools_and_tokens_stays_text(tab: Tab, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, name="evil")
     with JsonlTracker(folder, lambda id: EVIL) as tracker:
         log_stage(tracker, 0, "before", wins={0}, reply=EVIL)
         log_step(tracker, 1, reply=EVIL)
+        thinking = RowTalk(user(EVIL)).says(agent(EVIL, EVIL), user(EVIL))
+        thinking.says(agent(EVIL, EVIL), shown=(user(EVIL),), follows=None)
+        tracker.log_rollouts(2, [TrajectoryGroup(key="2/evil", trajectories=(thinking.trajectory(),))])
         tracker.log_metrics(2, {f"x/{EVIL}": 1.0, f"reward/{EVIL}": 1.0, f"success/{EVIL}": 1.0})
     folder.write_config({EVIL: EVIL})
     folder.write_summary({"why": EVIL, "steps": 2, "num_steps": 3, "platform": EVIL})
@@ -405,6 +489,9 @@ async def test_text_of_users_tools_and_tokens_stays_text(tab: Tab, tmp_path: Pat
     await scroll_through(tab)
     assert EVIL in await tab.run("document.querySelector('.members').textContent")
     await tab.run("document.querySelector('.members').scrollIntoView()")
+    await choose(tab, step_from="2")
+    await tab.until("document.querySelector('.thought p')?.textContent", lambda text: text == EVIL)
+    await choose(tab, step_from="")
     await tab.press("t", "t")
     await tab.until("document.querySelector('.members .t')?.textContent", lambda text: text == EVIL)
     assert EVIL in await tab.run("document.querySelector('#settings').textContent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,22 @@ import trl
 from tiny_models import tiny_tokenizer
 
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.core.chat.template import JinjaTemplate
 
 __all__ = [
     "FAMILIES",
+    "NOT_APPENDING",
     "REWRITING",
+    "TRL_APPENDING",
+    "TRL_NAMES",
     "TRL_WITHOUT_TOOLS",
     "TRL_WITH_HIDDEN_TOOLS",
     "TRL_WITH_TOOLS",
+    "TRL_WITH_UNSTABLE_TOOLS",
     "Family",
     "family_tokenizer",
     "tokenizer_with",
+    "trl_template",
     "trl_tokenizer",
 ]
 
@@ -29,7 +36,8 @@ CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message.role + '\n' + message.content }}"
     "{% for call in message.tool_calls or [] %}"
-    "{{ '\n<tool_call>' + call.function.name + call.function.arguments | tojson + '</tool_call>' }}"
+    '{{ \'\n<tool_call>{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{ call.function.arguments | tojson + '}</tool_call>' }}"
     "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}" + _GENERATE + "{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LLAMA3 = (
@@ -112,7 +120,7 @@ FAMILIES = {
 }
 
 _THINK = "message.content.split('</think>')[-1].lstrip('\\n')"
-REWRITING = {
+NOT_APPENDING = {
     "drops earlier thinking": CHATML.replace(
         "message.content }}", f"({_THINK} if message.role == 'assistant' else message.content) }}}}"
     ),
@@ -124,34 +132,108 @@ REWRITING = {
     "opens the agent's turn by a thought": CHATML.replace(
         "<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n"
     ),
+}
+"""They show earlier replies otherwise than they were said; what stands between two turns does not change."""
+REWRITING = {
     "numbers turns": CHATML.replace("message.role + '\n'", "message.role + loop.index0 | string + '\n'"),
     "shows the last message only": CHATML.replace("in messages %}", "in messages[-1:] %}"),
+    "shows the last messages only": CHATML.replace("in messages %}", "in messages[-3:] %}"),
+    "shows messages in another order": CHATML.replace(
+        "in messages %}", "in messages | sort(attribute='role') %}"
+    ),
 }
 
 
+TRL_FOLDER = Path(trl.__file__).parent / "chat_templates"
+TRL_NAMES = tuple(sorted(path.stem for path in TRL_FOLDER.glob("*.jinja")))
+"""Every template that TRL ships."""
 TRL_WITHOUT_TOOLS = (
-    *("cohere", "cohere_training", "gemma", "gemma_training", "gemma3", "gemma3_training"),
-    *("cohere2", "cohere2_training", "diffusion_gemma", "diffusion_gemma_training", "gemma4", "gemma4_v3"),
-    *("gemma4_v4", "gemma4_v5", "phi3", "phi3_training", "phi3_5", "phi3_5_training"),
+    *("cohere", "cohere_training", "cohere2", "cohere2_training", "gemma", "gemma_training", "gemma3"),
+    *("gemma3_training", "llava_next", "llava_next_training", "phi3", "phi3_training", "phi3_5"),
+    "phi3_5_training",
 )
-"""Of the templates that TRL ships, those that we take, and that have no place for a tool's result."""
-TRL_WITH_TOOLS = (
-    *("gemma4_v2", "lfm2", "lfm2_training", "lfm2_v2", "lfm2_v2_training", "llama3_1", "llama3_2", "qwen2_5"),
-    *("qwen2_5_training", "qwen3_instruct_2507", "qwen3_instruct_2507_training", "qwen3_vl"),
-    "qwen3_vl_training",
+"""Those that have no place for a tool's result."""
+TRL_WITH_UNSTABLE_TOOLS = (
+    *("deepseek_r1_distill", "deepseek_r1_distill_training", "deepseekv3", "deepseekv3_training"),
 )
-TRL_WITH_HIDDEN_TOOLS = ("llama3", "llama3_training", "qwen2_5_vl", "qwen2_5_vl_training")
+"""From the second tool round on they write something else around a result."""
+TRL_WITH_HIDDEN_TOOLS = (
+    *("idefics3", "idefics3_training", "llama3", "llama3_training", "qwen2_5_vl", "qwen2_5_vl_training"),
+    *("smolvlm", "smolvlm_training"),
+)
 """They show results, but not which tools there are."""
-_CONTROL = re.compile(
-    r"<[|][^<>'\"\s]+?[|]>|<(?:start_of_turn|end_of_turn|turn\||\|turn|\|?tool_response\|?)>"
+TRL_WITH_TOOLS = tuple(
+    sorted({*TRL_NAMES} - {*TRL_WITHOUT_TOOLS, *TRL_WITH_UNSTABLE_TOOLS, *TRL_WITH_HIDDEN_TOOLS})
 )
+TRL_APPENDING = (
+    *TRL_WITHOUT_TOOLS,
+    *TRL_WITH_HIDDEN_TOOLS,
+    *("gemma4_v2", "lfm2", "lfm2_training", "lfm2_v2", "lfm2_v2_training", "qwen2_5", "qwen2_5_training"),
+    *("qwen3_instruct_2507", "qwen3_instruct_2507_training", "qwen3_vl", "qwen3_vl_training"),
+)
+"""Those whose rendering of a longer talk begins with the row, whatever was said."""
+
+
+@dataclass(frozen=True)
+class _TrlFamily:
+    """What a family's tokenizer and generation config have besides the control tokens in its template."""
+
+    eos: str
+    bos: str | None = None
+    extra_eos: tuple[str, ...] = ()
+    """Of the generation config."""
+    more: tuple[str, ...] = ()
+    """Control tokens without the usual shape."""
+
+
+_GEMMA4 = _TrlFamily("<eos>", "<bos>", ("<turn|>", "<|tool_response>"))
+_TRL_FAMILIES = {  # by how a template's name begins
+    "cohere": _TrlFamily("<|END_OF_TURN_TOKEN|>", "<BOS_TOKEN>"),
+    "deepseek": _TrlFamily("<\uff5cend▁of▁sentence\uff5c>", "<\uff5cbegin▁of▁sentence\uff5c>"),
+    "diffusion_gemma": _GEMMA4,
+    "gemma4": _GEMMA4,
+    "gemma": _TrlFamily("<eos>", "<bos>", ("<end_of_turn>",), ("<start_of_turn>", "<start_of_image>")),
+    "glm4moe": _TrlFamily("<|endoftext|>", None, ("<|user|>", "<|observation|>"), ("[gMASK]", "<sop>")),
+    "gptoss": _TrlFamily("<|return|>", "<|startoftext|>", ("<|endoftext|>", "<|call|>")),
+    "idefics3": _TrlFamily("<|end_of_text|>", "<|begin_of_text|>", ("<end_of_utterance>",)),
+    "lfm2": _TrlFamily("<|im_end|>", "<|startoftext|>"),
+    "llama3": _TrlFamily("<|eot_id|>", "<|begin_of_text|>", ("<|end_of_text|>", "<|eom_id|>")),
+    "llava_next": _TrlFamily("</s>", "<s>"),
+    "muse_glimmer": _TrlFamily("<|eot|>", "<|begin_of_text|>"),
+    "nemotron": _TrlFamily("<|im_end|>", "<s>", ("</s>",)),
+    "phi3": _TrlFamily("<|endoftext|>", "<s>", ("<|end|>",)),
+    "qwen": _TrlFamily("<|im_end|>", None, ("<|endoftext|>",)),
+    "smolvlm": _TrlFamily("<end_of_utterance>", "<|im_start|>"),
+}
+_CONTROL = re.compile(
+    r"<[|\uff5c][^<>'\"\s]+?[|\uff5c]>"  # <|im_end|>; DeepSeek's bars are wide
+    r"|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>"  # Gemma 4: <|turn>, <turn|>, <|"|>
+    r"|<(?:start|end)_of_[a-z]+>"
+)
+_ADDED = re.compile(r"</?(?:think|tool_call|tool_response|arg_key|arg_value)>")
+"""What families have as added tokens that are not flagged special."""
 
 
 def trl_tokenizer(name: str) -> HuggingFaceTokenizer:
-    """The tiny tokenizer with one of TRL's own templates and the control tokens that stand in it."""
-    text = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
-    controls = sorted({*_CONTROL.findall(text)} - {*tiny_tokenizer().hf.get_vocab()})
-    return tokenizer_with(*controls, bos=True, template=text)
+    """The tiny tokenizer with one of TRL's own templates and the control tokens of its family."""
+    text = (TRL_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    family = next(family for start, family in _TRL_FAMILIES.items() if name.startswith(start))
+    ends = [family.eos, *family.extra_eos]
+    named = [*ends, *family.more, *([family.bos] if family.bos else [])]
+    hf = tiny_tokenizer(bos=False).hf
+    if family.bos:
+        hf.bos_token = family.bos
+    hf.eos_token = hf.pad_token = family.eos
+    hf.add_tokens(sorted({*named, *_CONTROL.findall(text)} - {*hf.get_vocab()}), special_tokens=True)
+    hf.add_tokens(sorted({*_ADDED.findall(text)} - {*hf.get_vocab()}))
+    hf.chat_template = text
+    return HuggingFaceTokenizer(hf, extra_eos_ids=hf.convert_tokens_to_ids(list(family.extra_eos)))
+
+
+@functools.cache
+def trl_template(name: str) -> JinjaTemplate:
+    """One of TRL's templates as it is loaded; tests share it, for loading takes some 40 ms."""
+    return JinjaTemplate(trl_tokenizer(name))
 
 
 def tokenizer_with(*controls: str, bos: bool = False, template: str | None = None) -> HuggingFaceTokenizer:

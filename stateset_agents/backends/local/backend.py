@@ -223,16 +223,23 @@ class HuggingFaceBackend:
         key: Key = (0, *session) if session is not None else (1, next(self._serials), 0)
         stop_ids = frozenset(params.stop_token_ids) | frozenset(self.tokenizer.eos_ids)
         request = new_request(key, prompt_ids, params, stop_ids, self.context_length)
+        on_piece = None if on_text is None else partial(call, asyncio.get_running_loop(), on_text)
+        text = TurnText(
+            self.tokenizer,
+            params.stop,
+            on_piece,
+            end_ids=stop_ids,
+            skip_special_tokens=params.skip_special_tokens,
+        )
         if params.stop or on_text is not None:
-            on_piece = None if on_text is None else partial(call, asyncio.get_running_loop(), on_text)
-            request.text = TurnText(self.tokenizer, params.stop, on_piece)
+            request.text = text
         try:
             await self._scheduler.generate(request)
         finally:
             if session is None:
                 self._scheduler.change_cache("release", key, lambda: self._batcher.release(key))
         # The worker sent its last piece before it woke us, and calls keep their order: `on_text` got it.
-        return self._completion(request, TurnText(self.tokenizer) if request.text is None else request.text)
+        return self._completion(request, text)
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
         """[T-1] log-prob of each of `ids[1:]` given the ids before it, by one full forward."""

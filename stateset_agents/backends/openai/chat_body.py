@@ -18,6 +18,7 @@ __all__ = ["ChatBody", "RolloutBody", "body_for", "validation_message"]
 _INT64 = 2**63
 Text = Annotated[str, Field(max_length=256)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Thoughts = Annotated[str, Field(max_length=2**20)] | None
 _SHOWN = 80
 """Characters of a client's value that an error repeats."""
 
@@ -56,6 +57,8 @@ class ChatMessage(_Part):
     tool_calls: Annotated[list[Call], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    reasoning: Thoughts = Field(default=None, description="the assistant's thoughts, as they were answered")
+    reasoning_content: Thoughts = Field(default=None, description="an older name of `reasoning`")
 
 
 class OfferedFunction(_Part):

@@ -34,6 +34,7 @@ __all__ = [
     "chunk",
     "chunks",
     "completion_body",
+    "new_text",
     "openai_error_middleware",
     "read_request",
     "usage_chunk",
@@ -152,7 +153,18 @@ def _messages(items: Sequence[Any]) -> tuple[Message, ...]:
             code="invalid_messages",
             param="messages",
         )
-    return tuple(messages)
+    return _with_tool_names(messages)
+
+
+def _with_tool_names(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Tool results with their tool's name, which OpenAI's shape leaves to the call."""
+    names = {call.id: call.name for message in messages for call in message.tool_calls}
+    return tuple(
+        replace(message, name=names.get(message.tool_call_id or ""))
+        if message.role == "tool" and message.name is None
+        else message
+        for message in messages
+    )
 
 
 def _invalid(message: str, param: str | None) -> ApiError:
@@ -212,17 +224,27 @@ def completion_body(*answers: Answer) -> dict[str, Any]:
     return {**_head(answers[0], "chat.completion"), "choices": choices, "usage": _usage(answers)}
 
 
-def chunks(answer: Answer, *, sent: str | None = None) -> Iterator[dict[str, Any]]:
+def new_text(message: Message, sent: Message) -> dict[str, str]:
+    """The delta of a stream from the thoughts and words that were sent before to those of `message`."""
+    texts = {"reasoning": (message.reasoning, sent.reasoning), "content": (message.content, sent.content)}
+    return {
+        name: text[len(before or "") :]
+        for name, (text, before) in texts.items()
+        if text is not None and len(text) > len(before or "")
+    }
+
+
+def chunks(answer: Answer, *, sent: Message | None = None) -> Iterator[dict[str, Any]]:
     """The chunks of a streamed answer; the server adds the usage and `[DONE]`.
 
-    `sent`: the text that was sent before, after the role; None if nothing was.
+    `sent`: the thoughts and words that were sent before, after the role; None if nothing was.
     """
     body = _message_body(answer.message)
     calls = [{"index": index, **call} for index, call in enumerate(body.pop("tool_calls", ()))]
     if sent is None:
-        yield chunk(answer, {"role": "assistant", "content": body["content"]})
-    elif len(answer.message.content) > len(sent):
-        yield chunk(answer, {"content": answer.message.content[len(sent) :]})
+        yield chunk(answer, {"role": "assistant", **body})
+    elif delta := new_text(answer.message, sent):
+        yield chunk(answer, delta)
     if calls:
         yield chunk(answer, {"tool_calls": calls})
     yield chunk(answer, {}, answer.finish_reason)
@@ -261,6 +283,8 @@ def _head(answer: Answer, kind: str) -> dict[str, Any]:
 def _message_body(message: Message) -> dict[str, Any]:
     data = message.to_openai()
     data.pop("role")
+    if message.reasoning is not None:
+        data["reasoning"] = message.reasoning
     if message.tool_calls and not message.content:
         data["content"] = None
     return data

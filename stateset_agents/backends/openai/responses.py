@@ -14,10 +14,14 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from stateset_agents.backends.openai.thoughts import WordStream, words_of
+
 __all__ = ["ChatAnswer", "Failure", "StreamedAnswer", "http_failure", "read_answer"]
 
 _TRANSIENT = frozenset({408, 409, 425, 429})
 """Besides every 5xx: statuses after which the same request may succeed."""
+_THOUGHTS = ("reasoning", "reasoning_content")
+"""Names of the thoughts beside an answer's content."""
 _CHARACTERS_A_TOKEN = 4
 """Estimate for an endpoint that does not report its usage."""
 
@@ -27,6 +31,7 @@ class ChatAnswer:
     """An endpoint's answer."""
 
     text: str
+    """Its words, without what the model thought; empty where it was cut in its thoughts."""
     finish_reason: str
     """"length" if the text was cut."""
     prompt_tokens: int
@@ -64,8 +69,8 @@ def read_answer(text: str, body: Mapping[str, Any]) -> ChatAnswer | Failure:
         return Failure(f"its answer is not JSON: {text!r:.80}", transient=True)
     try:
         choice = data["choices"][0]
-        content = choice["message"]["content"]
-    except (KeyError, IndexError, TypeError):
+        content = _content(choice["message"])
+    except (AttributeError, LookupError, TypeError):
         content = None
     if not isinstance(content, str):
         return _without_text(data)
@@ -74,7 +79,7 @@ def read_answer(text: str, body: Mapping[str, Any]) -> ChatAnswer | Failure:
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """A parser for a streamed answer: `feed` it bytes, and `on_text` gets the text."""
+    """A parser for a streamed answer: `feed` it bytes, and `on_text` gets its words."""
 
     body: Mapping[str, Any]
     """The request."""
@@ -83,7 +88,8 @@ class StreamedAnswer:
     """The stream has sent its end."""
     failure: Failure | None = None
     text: str | None = None
-    """The text so far; None before its first piece, which may be empty."""
+    """The content so far, thoughts included; None before its first piece, which may be empty."""
+    _words: WordStream = field(default_factory=WordStream)
     _finish_reason: str | None = None
     _usage: Any = None
     _bytes: bytes = b""
@@ -111,6 +117,8 @@ class StreamedAnswer:
             return Failure("its answer broke off", transient=True)
         if self.text is None:
             return _without_text(None)
+        if words := self._words.finish():
+            self.on_text(words)
         return _counted(self.text, self._finish_reason, self._usage, self.body)
 
     @property
@@ -152,14 +160,21 @@ class StreamedAnswer:
             choices = data.get("choices") or [{}]
             choice = choices[0]
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
-            piece = (choice.get("delta") or {}).get("content")
+            piece = _content(choice.get("delta") or {})
         except (AttributeError, LookupError, TypeError):
             self.failure = _without_text(data)
             return
         if isinstance(piece, str):
             self.text = (self.text or "") + piece
-            if piece:
-                self.on_text(piece)
+            if words := self._words.add(piece):
+                self.on_text(words)
+
+
+def _content(message: Mapping[str, Any]) -> Any:
+    """A message's content; "" where the model has only thought so far."""
+    content = message.get("content")
+    has_thought = any(isinstance(message.get(name), str) for name in _THOUGHTS)
+    return "" if content is None and has_thought else content
 
 
 def _is_transient(status: int) -> bool:
@@ -184,7 +199,7 @@ def _counted(text: str, finish_reason: Any, usage: Any, body: Mapping[str, Any])
     usage = usage if isinstance(usage, Mapping) else {}
     prompt_characters = sum(len(message["content"]) for message in body["messages"])
     return ChatAnswer(
-        text=text,
+        text=words_of(text),
         finish_reason=str(finish_reason or "stop"),
         prompt_tokens=_count(usage.get("prompt_tokens"), prompt_characters),
         completion_tokens=_count(usage.get("completion_tokens"), len(text)),

@@ -90,6 +90,11 @@ class HuggingFaceTokenizer:
         text = self.hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
+    def decode_markup(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens as markup writes them."""
+        text = self.hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text)
+
     def piece(self, id: int) -> str:
         """Text of one token with its leading space; a control token as markup writes it.
 
@@ -213,6 +218,11 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the bytes without control tokens; invalid UTF-8 becomes U+FFFD."""
         return bytes(id for id in ids if id < 256).decode("utf-8", errors="replace")
+
+    def decode_markup(self, ids: Sequence[int]) -> str:
+        """Text of the bytes, control tokens as markup writes them."""
+        parts = (self._control[id].encode() if id in self._control else bytes([id]) for id in ids)
+        return b"".join(parts).decode("utf-8", errors="replace")
 
     def piece(self, id: int) -> str:
         """A byte as text, U+FFFD if it is only part of a character; a control token as markup writes it."""

@@ -5,7 +5,7 @@ A turn without either is decoded once, at its end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from stateset_agents.backends.base import Tokenizer
 
@@ -37,11 +37,22 @@ class TurnText:
         tokenizer: Tokenizer,
         stop: Sequence[str] = (),
         on_text: Callable[[str], None] | None = None,
+        *,
+        end_ids: Collection[int] = (),
+        skip_special_tokens: bool = True,
     ) -> None:
-        """`on_text` is called by `add` with each new piece."""
-        self._tokenizer = tokenizer
+        """
+        Args:
+            tokenizer: Of the model that samples.
+            stop: Strings before which the text ends.
+            on_text: Called by `add` and `finish` with each new piece.
+            end_ids: Tokens that end a turn: one at the end is no part of the text.
+            skip_special_tokens: Leave control tokens out? Else they stand in the text as markup writes them.
+        """
+        self._decode = tokenizer.decode if skip_special_tokens else tokenizer.decode_markup
         self._stop = tuple(stop)
         self._on_text = on_text
+        self._end_ids = end_ids
         self._ids: list[int] = []
         self._start = 0
         """First token of the window; `_text` is the text of the tokens from there on."""
@@ -56,7 +67,7 @@ class TurnText:
     def add(self, token: int) -> bool:
         """Add the next token. True if the text now contains a stop string."""
         self._ids.append(token)
-        before, self._text = self._text, self._tokenizer.decode(self._ids[self._start :])
+        before, self._text = self._text, self._decode(self._ids[self._start :])
         # Half a character at the end is not searched for stop strings, and not emitted yet.
         complete = self._text.rstrip(_BROKEN)
         if any(string in self._held + complete[self._settled :] for string in self._stop):
@@ -72,7 +83,8 @@ class TurnText:
 
     def finish(self, ids: Sequence[int]) -> str:
         """The text of all `ids` of the turn, cut at a stop string; `on_text` gets its last piece."""
-        text = cut(self._tokenizer.decode(ids), self._stop)
+        said = ids[:-1] if ids and ids[-1] in self._end_ids else ids
+        text = cut(self._decode(said), self._stop)
         if self._on_text is not None and len(text) > self._num_emitted:
             self._on_text(text[self._num_emitted :])
             self._num_emitted = len(text)
@@ -91,7 +103,7 @@ class TurnText:
     def _slide(self) -> None:
         """Drop the oldest tokens of the window, if the others have the same text without them."""
         start = len(self._ids) - _WINDOW
-        text = self._tokenizer.decode(self._ids[start:])
+        text = self._decode(self._ids[start:])
         settled = len(text) - (len(self._text) - self._settled)
         if self._text.endswith(text) and settled > 0 and not text.endswith(_BROKEN):
             self._start, self._text, self._settled = start, text, settled

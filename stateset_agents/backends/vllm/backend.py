@@ -162,6 +162,7 @@ class VLLMBackend:
             "seed": params.stream % 2**63,
             "stop": list(params.stop),
             "stop_token_ids": list(params.stop_token_ids),
+            "skip_special_tokens": params.skip_special_tokens,
             "logprobs": 0,
         }
         async with self._request():
@@ -169,9 +170,15 @@ class VLLMBackend:
             version = self.version
         ids, logprobs = sampled(choice, limit)
         self._counts["sampled_tokens"] += len(ids)
-        text = TurnText(self.tokenizer, params.stop, on_text).finish(ids)
+        text = TurnText(
+            self.tokenizer,
+            params.stop,
+            on_text,
+            end_ids={*params.stop_token_ids, *self.tokenizer.eos_ids},
+            skip_special_tokens=params.skip_special_tokens,
+        )
         return Completion(
-            message=Message(role="assistant", content=text),
+            message=Message(role="assistant", content=text.finish(ids)),
             prompt_ids=tuple(prompt_ids),
             token_ids=ids,
             logprobs=logprobs,

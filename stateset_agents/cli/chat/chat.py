@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.chat.chat_loop import COMMANDS, ChatLoop
 from stateset_agents.cli.chat.terminal import Terminal
+from stateset_agents.cli.run_settings import enclosing_run, settings_of_run
 from stateset_agents.cli.train import overrides
-from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
@@ -171,12 +171,12 @@ def _agent_and_environment(args: argparse.Namespace) -> tuple[AgentConfig, Envir
     }
     settings = overrides(args.set, named)
     name = args.environment
-    trained = _settings_of_run(args.model)
+    trained = settings_of_run(args.model)
     if name is None and "environment" in trained and not (args.tools or args.load):
         name = args.model
     if name is not None and (name.endswith((".yaml", ".yml")) or Path(name).is_dir()):
         of_run = {f"agent.{field}": value for field, value in trained.get("agent", {}).items()}
-        config = load_experiment(_enclosing_run(name) or name, of_run | settings)
+        config = load_experiment(enclosing_run(name) or name, of_run | settings)
         agent, spec = config.agent, dict(config.environment)
     else:
         settings.setdefault("agent.model_name", "embedded:desk")
@@ -197,35 +197,6 @@ def _agent_and_environment(args: argparse.Namespace) -> tuple[AgentConfig, Envir
     if spec["name"] in ENVIRONMENTS:
         spec["max_turns"] = _MAX_REPLIES
     return agent, make_environment(spec)
-
-
-def _enclosing_run(name: str) -> Path | None:
-    """The folder itself if it is a run, or the run that contains it as a checkpoint."""
-    path = Path(name).expanduser().resolve()
-    return next(
-        (folder for folder in (path, *path.parents[:3]) if (folder / "metrics.jsonl").is_file()), None
-    )
-
-
-def _settings_of_run(model: str | None) -> dict[str, Any]:
-    """The sections `agent` and `environment` of the run that a model belongs to.
-
-    Empty for other models; without `environment` for a run that a program started.
-    """
-    if model is None or not Path(model).expanduser().is_dir():
-        return {}
-    run = _enclosing_run(model)
-    if run is None:
-        return {}
-    try:
-        data = read_yaml(run / "config.yaml")
-    except (OSError, ConfigurationError) as error:
-        raise ConfigurationError(
-            f"cannot read {run / 'config.yaml'}, the settings of {model!r}: give hf:{model} for its weights "
-            "alone"
-        ) from error
-    id = ["agent"] if data.get("made_by") == "program" else ["agent", "environment"]
-    return {name: data[name] for name in id if data.get(name) is not None}
 
 
 def _scenario(environment: Environment, id: str | None) -> Scenario:

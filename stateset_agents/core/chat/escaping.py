@@ -49,6 +49,7 @@ class ControlTokenEscaper:
             replace(
                 message,
                 content=self._text(message.content),
+                reasoning=None if message.reasoning is None else self._text(message.reasoning),
                 name=None if message.name is None else self._text(message.name),
                 tool_call_id=None
                 if message.tool_call_id is None
@@ -71,6 +72,10 @@ class ControlTokenEscaper:
             elif piece:
                 ids.extend(tokenizer.encode_markup(piece))
         return ids
+
+    def shown(self, text: str) -> str:
+        """What the template made of it, as text: marks as what they stand for."""
+        return _MARK.sub(lambda mark: self._hidden[int(mark[1])], text)
 
     def _call(self, call: ToolCall) -> ToolCall:
         return replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,11 @@ from typing import Any
 
 from stateset_agents.backends.base import Tokenizer
 from stateset_agents.core.chat.escaping import encodable
+from stateset_agents.core.chat.reply_parsing import HERMES
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["PlainTemplate", "with_calls_as_text"]
+__all__ = ["PlainTemplate", "with_calls_as_text", "with_thought_as_text"]
 
 _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
 """Whatever `str.splitlines` takes for the end of a line."""
@@ -39,17 +41,34 @@ class PlainTemplate:
                 "set tokenizer.eos_token, or give a jinja text as AgentConfig(chat_template=...)"
             )
         self.tokenizer = tokenizer
+        self.appends = True
+        self.date: datetime.date | None = None
         self.end_id = tokenizer.eos_ids[0]
         self.stop_ids = tokenizer.eos_ids
+        self.parser = HERMES
         self._start = _bos(tokenizer)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a conversation so far, ending where the agent begins to speak."""
         return [*self._start, *self._ids(_tool_lines(tools), messages)]
 
-    def delta(self, messages: Sequence[Message]) -> list[int]:
-        """Ids from right after the agent's eos to where it speaks again."""
+    def delta(
+        self, messages: Sequence[Message], calls: Sequence[ToolCall] = (), *, end: int | None = None
+    ) -> list[int]:
+        """Ids from right after the agent's eos to where it speaks again, whatever it called."""
         return self._ids([""], messages)
+
+    def goes_on(
+        self,
+        shown: Sequence[Message],
+        reply: Message,
+        following: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        end: int | None = None,
+    ) -> bool:
+        """True: it only appends."""
+        return self.appends
 
     def least_tokens(self, messages: Sequence[Message]) -> int:
         """A number that the prompt is never shorter than, computed without tokenising it."""
@@ -70,7 +89,18 @@ class PlainTemplate:
 
 def with_calls_as_text(message: Message) -> str:
     """What an assistant message says, its tool calls written out behind it; an unreadable one as it was."""
-    return message.content + "".join(map(_written, message.tool_calls))
+    return message.content + _calls_as_text(message)
+
+
+def with_thought_as_text(message: Message) -> str:
+    """What an assistant message says, its thought before it."""
+    if message.reasoning is None:
+        return message.content
+    return f"<think>\n{message.reasoning}\n</think>\n\n{message.content}"
+
+
+def _calls_as_text(message: Message) -> str:
+    return "".join(map(_written, message.tool_calls))
 
 
 def _written(call: ToolCall) -> str:
@@ -80,7 +110,7 @@ def _written(call: ToolCall) -> str:
 
 
 def _body(message: Message) -> str:
-    return _LINE_END.sub("\n  ", encodable(with_calls_as_text(message)))
+    return _LINE_END.sub("\n  ", encodable(with_thought_as_text(message) + _calls_as_text(message)))
 
 
 def _tool_lines(tools: Sequence[Mapping[str, Any]]) -> list[str]:

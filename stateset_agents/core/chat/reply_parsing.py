@@ -1,96 +1,495 @@
-"""Reads tool calls out of what an agent sampled; the agent calls it after every turn."""
+"""Reads what an agent sampled into words, thoughts and tool calls; the agent does so after every turn."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import math
-import re
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+import regex  # type: ignore[import-untyped]  # it has no types of its own
+
+from stateset_agents.core.chat.call_values import MAX_LEVELS, TooDeep, read_bare_keys, read_python_calls
+from stateset_agents.core.chat.reply_stream import CallText, Region, ReplyStream
+from stateset_agents.core.chat.response_templates import RESPONSE_TEMPLATES
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message, ToolCall
 
-__all__ = ["certain_content", "parse_reply", "read_completion"]
+__all__ = ["HERMES", "ReplyParser", "ReplyStream", "choose_parser", "parse_reply"]
 
-_CALL = re.compile(
-    r"(?P<thought><think>.*?(?:</think>|\Z))|<tool_call>(?P<call>.*?)(?P<end></tool_call>|\Z)", re.DOTALL
-)
-"""Whichever opens first: what a thought holds is no call, and the arguments of a call are no thought."""
-_OPENS = "<tool_call>"
-_MOST_LEVELS = 32
-"""Of objects and lists inside one another; real arguments have a handful."""
+_log = get_logger(__name__)
+Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReplyParser:
+    """Reads the replies of one model.
+
+    >>> message = parser.read('<think>K27?</think>One moment. <tool_call>{"name": "look"}</tool_call>')
+    >>> message.reasoning, message.content, message.tool_calls[0].name
+    ('K27?', 'One moment.', 'look')
+    """
+
+    regions: tuple[Region, ...]
+    begins_in: Region | None = None
+    """What the end of the prompt has opened: a thought, say."""
+    keeps_outside: bool = True
+    """False: words are framed, too, and what stands in no frame is dropped."""
+    special: tuple[str, ...] = ()
+    """Control tokens, which are left out wherever they stand."""
+    skip_special_tokens: bool = True
+    """May control tokens be missing in the text? False: thoughts or calls can only be told by them."""
+    reads_calls: bool = True
+    """Is a call that the chat template writes read back?"""
+
+    def read(self, text: str, *, turn: int = 0, tools: Tools = (), calls: bool = True) -> Message:
+        """The assistant message that a sampled text stands for; never raises.
+
+        Args:
+            text: Without the token that ended the turn, control tokens in it unless `skip_special_tokens`.
+            turn: Of the conversation; call 0 of turn 3 gets the id `call_3_0`.
+            tools: In OpenAI's format. Some formats write all arguments as text, and only the tool's schema
+                tells that `3` is a number; arguments without a type there stay text.
+            calls: False: nothing is called. What looks like a call stays in the words, and they keep the
+                white space at their ends.
+
+        A call that cannot be read keeps its reason in `ToolCall.error`, which the environment shows to the
+        agent, and its text in `ToolCall.written`.
+        """
+        stream = self.stream(calls=calls)
+        stream.finish(text)
+        found = [call for text in stream.calls for call in self._calls(text, tools)]
+        return Message(
+            role="assistant",
+            content=stream.content,
+            reasoning=stream.reasoning,
+            tool_calls=tuple(replace(call, id=f"call_{turn}_{number}") for number, call in enumerate(found)),
+        )
+
+    def read_completion(
+        self, completion: Completion, *, turn: int = 0, tools: Tools = (), calls: bool = True
+    ) -> Completion:
+        """The completion with its raw text read as `read` does.
+
+        Of a reply that a limit cut within a tool call the call's error says so: that the call is not closed
+        would not tell the agent what to do.
+        """
+        text = completion.message.content
+        message = self.read(text, turn=turn, tools=tools, calls=calls)
+        is_cut = completion.finish_reason == "length" and message.tool_calls
+        open_call = self._open_call(text) if is_cut else None
+        if open_call is not None:
+            at = len(completion.token_ids)
+            error = (
+                f"the reply was cut at {at} tokens, before the tool call was complete: write a shorter one"
+            )
+            *whole, last = message.tool_calls
+            cut = ToolCall(name="", id=last.id, error=error, written=self.without_special(open_call))
+            message = replace(message, tool_calls=(*whole, cut))
+        return replace(completion, message=message)
+
+    def stream(self, *, calls: bool = True) -> ReplyStream:
+        """For a text that is still being sampled; `calls` as in `read`."""
+        return ReplyStream(
+            [region for region in self.regions if calls or region.holds != "tool_calls"],
+            dropped=_any_of(self.special),
+            region=self.begins_in,
+            keeps_outside=self.keeps_outside,
+            strips=calls,
+        )
+
+    def _open_call(self, text: str) -> str | None:
+        """The text of a call that no delimiter closes, at the end of a reply; None if there is none."""
+        stream = self.stream()
+        stream.finish(text)
+        last = stream.calls[-1]
+        return None if last.is_closed else last.written
+
+    def _calls(self, found: CallText, tools: Tools) -> Iterator[ToolCall]:
+        """The calls of one region, without ids."""
+
+        def broken(why: str) -> ToolCall:
+            return ToolCall(name="", error=why, written=self.without_special(found.written))
+
+        region = found.region
+        if not found.is_closed and not region.closes_by_end:
+            by = f" by {region.closing}" if region.closing else ""
+            yield broken(f"the tool call is not closed{by}")
+            return
+        try:
+            value = self._value(found)
+        except (RecursionError, TooDeep):
+            yield broken(_TOO_DEEP)
+            return
+        except Exception as error:  # parsers of transformers raise what Python raises inside them
+            how = "is not JSON" if region.is_json and isinstance(error, ValueError) else "cannot be read"
+            yield broken(f"the tool call {how}: {_line(error.__cause__ or error)}")
+            return
+        for item in value if isinstance(value, list) else [value]:
+            function = item.get("function") if isinstance(item, dict) else None
+            if region.values_are_text and isinstance(function, dict):
+                function = _typed(function, tools)
+            fault = _fault(function)
+            if fault is not None:
+                yield broken(fault)
+            elif not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                yield broken('the tool call must be an object with "name" and "arguments"')
+            elif not isinstance(arguments := function.get("arguments", {}), dict):
+                yield broken("the tool call's arguments must be an object")
+            else:
+                yield ToolCall(name=function["name"], arguments=arguments)
+
+    def _value(self, found: CallText) -> Any:
+        """What a call's region reads; raises anything.
+
+        Control tokens may be part of the format. Those that are not are dropped.
+        """
+        assert found.region.read is not None
+        captures = {name: self.without_special(text).strip() for name, text in found.captures.items()}
+        body = self.without_special(found.body)
+        try:
+            value = found.region.read(found.body, captures)
+        except Exception as error:  # see _calls
+            if body == found.body:
+                raise
+            try:
+                return found.region.read(body, captures)
+            except Exception:
+                raise error from error.__cause__
+        return self._without_special_in(value) if self.special else value
+
+    def without_special(self, text: str) -> str:
+        """The text without control tokens."""
+        pattern = _any_of(self.special)
+        return text if pattern is None else str(pattern.sub("", text))
+
+    def _without_special_in(self, value: Any, level: int = 0) -> Any:
+        if isinstance(value, str):
+            return self.without_special(value)
+        if level > MAX_LEVELS + 2:
+            raise TooDeep
+        if isinstance(value, dict):
+            return {
+                self.without_special(key): self._without_special_in(item, level + 1)
+                for key, item in value.items()
+            }
+        if isinstance(value, list):
+            return [self._without_special_in(item, level + 1) for item in value]
+        return value
 
 
 def parse_reply(text: str, turn: int = 0) -> Message:
-    """The assistant message that a sampled text stands for, tool calls read out of it; never raises.
+    """A text in the house's own format, `<think>` and `<tool_call>{json}</tool_call>`; see `ReplyParser`."""
+    return HERMES.read(text, turn=turn)
 
-    `ok <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>` -> content "ok", one call. A call that
-    cannot be read keeps its reason in `ToolCall.error`, which the environment shows to the agent. Inside a
-    thought, `<think>` to `</think>` or to the end, nothing is called: it stays in the content as written.
+
+def choose_parser(tokenizer: Any, prompt_end: str, render: Callable[[Message], str]) -> ReplyParser:
+    """The parser that fits a model's chat template, tried on what the template itself writes.
+
+    Args:
+        tokenizer: A `HuggingFaceTokenizer`. If the model brings a `response_template`, that is tried first.
+        prompt_end: Where every prompt ends: the header of the agent's message, and what the template opens
+            or closes there, `<|im_start|>assistant\\n<think>\\n` say.
+        render: An assistant message as the template writes it, from where `prompt_end` begins or ends (or
+            only its header, where the template shows another end in the past). Raises ConfigurationError for
+            one that it cannot render.
+
+    The first format that reads a call and a thought with words back is taken, else the first that reads the
+    call, or the thought. Where none reads a call, `reads_calls` is False.
     """
-    found = [match for match in _CALL.finditer(text) if match["thought"] is None]
-    calls = tuple(_read_call(match, f"call_{turn}_{number}") for number, match in enumerate(found))
-    return Message(role="assistant", content=_without_calls(text).strip(), tool_calls=calls)
+    special = tuple(token.content for token in tokenizer.hf.added_tokens_decoder.values() if token.special)
+    ends = [tokenizer.piece(id) for id in tokenizer.eos_ids]
+    call = _rendered(render, _CALL, ends)
+    thought = _rendered(render, _THOUGHT, ends) or _rendered(render, replace(_THOUGHT, reasoning=None), ends)
+
+    def reads(parser: ReplyParser) -> tuple[bool, bool]:
+        return _reads_call(parser, prompt_end, call), _reads_thought(parser, prompt_end, thought)
+
+    best, most = HERMES, (False, False)
+    for parser in _formats(tokenizer):
+        parser = replace(parser, special=special, skip_special_tokens=False)
+        parser = replace(parser, begins_in=_opened_by(parser, prompt_end))
+        passed = reads(parser)
+        if best is HERMES or passed > most:
+            best, most = replace(parser, reads_calls=passed[0]), passed
+        if all(passed):
+            break
+    without = replace(best, skip_special_tokens=True)
+    if reads(without) == most and not {"<think>", "</think>"} & {*special}:
+        return replace(without, special=())
+    return best
 
 
-def read_completion(completion: Completion, turn: int = 0) -> Completion:
-    """The completion with its raw text read as `parse_reply` does.
+_TOO_DEEP = f"the tool call has more than {MAX_LEVELS} levels of objects and lists"
+_THINK = Region(holds="reasoning", opens=regex.compile("<think>"), closes=regex.compile(r"</think>\s*"))
+"""In every format: any model may write it, whatever its template knows of thoughts."""
+HERMES = ReplyParser(
+    regions=(
+        _THINK,
+        Region(
+            holds="tool_calls",
+            opens=regex.compile("<tool_call>"),
+            closes=regex.compile("</tool_call>"),
+            closing="</tool_call>",
+            read=lambda body, captures: {"function": json.loads(body)},
+            is_json=True,
+        ),
+    )
+)
+"""The format of Qwen 2.5 and 3, and of every model without a chat template of its own."""
 
-    Of a reply that a limit cut within a tool call the call's error says so: that the call is not closed would
-    not tell the agent what to do.
-    """
-    message = parse_reply(completion.message.content, turn)
-    last = message.tool_calls[-1] if message.tool_calls else None
-    if completion.finish_reason == "length" and last is not None and not _is_closed(last):
-        at = len(completion.token_ids)
-        error = f"the reply was cut at {at} tokens, before the tool call was complete: write a shorter one"
-        message = replace(message, tool_calls=(*message.tool_calls[:-1], replace(last, error=error)))
-    return replace(completion, message=message)
+_THOUGHT = Message(
+    role="assistant", content="One moment, please.", reasoning="They want to know where it is."
+)
+_CALL = Message(
+    role="assistant",
+    content="",
+    tool_calls=(ToolCall(name="look_up", arguments={"city": "Oslo", "days": 3}),),
+)
+_TOOLS = (
+    {
+        "name": "look_up",
+        "parameters": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+)
 
 
-def _is_closed(call: ToolCall) -> bool:
-    return call.error is None or call.written.endswith("</tool_call>")
-
-
-def certain_content(text: str) -> str:
-    """What `parse_reply` will have as content for sure, of a text that is still being sampled.
-
-    Calls are left out, and an end that may become the beginning of one, or white space at the end.
-    """
-    words = _without_calls(text)
-    kept = next((n for n in range(len(_OPENS) - 1, 0, -1) if words.endswith(_OPENS[:n])), 0)
-    return words[: len(words) - kept].strip()
-
-
-def _without_calls(text: str) -> str:
-    return _CALL.sub(lambda match: match["thought"] or "", text)
-
-
-def _read_call(found: re.Match[str], call_id: str) -> ToolCall:
-    def broken(why: str) -> ToolCall:
-        return ToolCall(name="", id=call_id, error=why, written=found.group())
-
-    text = found["call"]
-    if not found["end"]:
-        return broken("the tool call is not closed by </tool_call>")
+def _rendered(render: Callable[[Message], str], message: Message, ends: Sequence[str]) -> str:
+    """The message as the template writes it, without the token that ends its turn; empty where it cannot."""
     try:
-        data = json.loads(text)
-    except RecursionError:
-        return broken(_TOO_DEEP)
-    except ValueError as error:  # not JSON, or an integer of thousands of digits
-        return broken(f"the tool call is not JSON: {error}")
-    fault = _fault(data)
-    if fault is not None:
-        return broken(fault)
-    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        return broken('the tool call must be an object with "name" and "arguments"')
-    arguments = data.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return broken("the tool call's arguments must be an object")
-    return ToolCall(name=data["name"], arguments=arguments, id=call_id)
+        text = render(message)
+    except ConfigurationError:
+        return ""
+    return functools.reduce(str.removesuffix, ends, text.rstrip())
 
 
-_TOO_DEEP = f"the tool call has more than {_MOST_LEVELS} levels of objects and lists"
+def _reads_call(parser: ReplyParser, prompt_end: str, text: str) -> bool:
+    return any(
+        [replace(call, id="") for call in message.tool_calls] == list(_CALL.tool_calls)
+        and not message.content
+        and not message.reasoning
+        for message in _readings(parser, prompt_end, text)
+    )
+
+
+def _reads_thought(parser: ReplyParser, prompt_end: str, text: str) -> bool:
+    thought = _THOUGHT.reasoning if str(_THOUGHT.reasoning) in text else None
+    return any(
+        message.content == _THOUGHT.content and (message.reasoning or None) == thought
+        for message in _readings(parser, prompt_end, text)
+    )
+
+
+def _readings(parser: ReplyParser, prompt_end: str, text: str) -> Iterator[Message]:
+    """A rendered message as a reply. What it has in common with the prompt's end was not sampled; if that is
+    nothing, it may follow all of it or only the header."""
+    stream = replace(parser, begins_in=None).stream()
+    pairs = zip(prompt_end, text, strict=False)
+    stream.add("".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    text = text[stream.num_read :]
+    if parser.skip_special_tokens:
+        text = parser.without_special(text)
+    for begins_in in (stream.region,) if stream.num_read else (parser.begins_in, None):
+        yield replace(parser, begins_in=begins_in).read(text, tools=_TOOLS)
+
+
+def _opened_by(parser: ReplyParser, prompt_end: str) -> Region | None:
+    """The region of thoughts or words that stands open at the end of the prompt."""
+    stream = parser.stream(calls=False)
+    stream.finish(prompt_end)
+    is_open = stream.region is not None and stream.region.holds in ("reasoning", "content")
+    return stream.region if is_open else None
+
+
+def _formats(tokenizer: Any) -> Iterator[ReplyParser]:
+    """The model's own first, then those that are known here."""
+    template = tokenizer.hf.response_template
+    if template is not None:
+        try:
+            yield _from_template(template, {})
+        except ValueError as error:
+            _log.warning(f"the tokenizer's response_template cannot be used ({_line(error)}): trying others")
+    yield HERMES
+    yield from map(_known_format, RESPONSE_TEMPLATES)
+
+
+_READERS = {"python-calls": read_python_calls, "bare-keys": read_bare_keys}
+
+
+@functools.cache
+def _known_format(name: str) -> ReplyParser:
+    fields = RESPONSE_TEMPLATES[name]
+    readers = {
+        key: _READERS[field["content"]] for key, field in fields.items() if field.get("content") in _READERS
+    }
+    plain = {key: {**field, "content": "text"} if key in readers else field for key, field in fields.items()}
+    return _from_template({"start_anchor": "<", "fields": plain}, readers, is_known=True)
+
+
+def _from_template(
+    template: Mapping[str, Any], readers: Mapping[str, Any], *, is_known: bool = False
+) -> ReplyParser:
+    """A response template of transformers as a parser; raises ValueError for one that is not valid."""
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    spec = load_response_template(dict(template))
+    regions = []
+    for name, field in spec.fields.items():
+        if field.open_re is not None:
+            regions.append(_region(field, readers.get(name), is_known))
+        elif _before_end(field.close_re) is not None:  # of the words: a control token, which is no word
+            regions.append(
+                Region(holds="nothing", opens=_before_end(field.close_re), closes=regex.compile(""))
+            )
+    if not any(region.holds == "reasoning" and region.opens.fullmatch("<think>") for region in regions):
+        regions.append(_THINK)
+    return ReplyParser(regions=tuple(regions), keeps_outside=spec.implicit == "content")
+
+
+_HOLDS: dict[str, Literal["content", "reasoning", "tool_calls"]] = {
+    "content": "content",
+    "tool_calls": "tool_calls",
+    "reasoning": "reasoning",
+    "reasoning_content": "reasoning",
+    "thinking": "reasoning",
+}
+"""What the fields of response templates hold, by name. Others hold nothing that anybody reads."""
+
+
+def _region(field: Any, reader: Callable[[str, Mapping[str, str]], Any] | None, is_known: bool) -> Region:
+    """A field of a loaded response template."""
+    from transformers.utils.chat_parsing.content_parsers import process_field
+
+    def read(body: str, captures: Mapping[str, str]) -> Any:
+        if "name" in field.open_re.groupindex and not captures.get("name"):
+            raise ValueError("it names no tool where the format has the name")
+        if is_known and field.content == "xml-inline":
+            _refuse_rest(field.content_args["tag_pattern"], body)
+        return process_field(body, field, dict(captures))
+
+    literal = field.close_literals or [""]
+    return Region(
+        holds=_HOLDS.get(field.name, "nothing"),
+        opens=field.open_re,
+        closes=_before_end(field.close_re),
+        closing=literal[0],
+        waits=not is_known and field.name == "tool_calls",
+        closes_by_end=not is_known or field.close_re is None or bool(field.close_re.search("")),
+        read=reader or read,
+        is_json=field.content == "json",
+        values_are_text=field.content in ("xml-inline", "kv-lines"),
+    )
+
+
+def _before_end(pattern: Any) -> Any:
+    """A closing delimiter without the end of the text, which closes anyway: `<\\|call\\|>|\\Z`.
+
+    While a reply is sampled, each end would match, and hide a delimiter of which only a part has come.
+    """
+    source = "" if pattern is None else regex.sub(r"(?:^|\|)(?:\\Z|\$)$", "", pattern.pattern)
+    if pattern is None or source == pattern.pattern:
+        return pattern
+    return regex.compile(source, pattern.flags) if source else None
+
+
+def _refuse_rest(tag_pattern: str, body: str) -> None:
+    """Transformers passes over what stands between tags; a value whose tag is broken would be lost."""
+    rest = regex.sub(r"</?[^<>]*>", "", regex.sub(tag_pattern, "", body, flags=regex.DOTALL)).strip()
+    if rest:
+        raise ValueError(f"{rest[:40]!r} stands in no argument")
+
+
+def _typed(function: Mapping[str, Any], tools: Tools) -> dict[str, Any]:
+    """A call whose arguments are texts, with the types that its tool's schema has."""
+    name, arguments = function.get("name"), function.get("arguments")
+    schemas = (tool.get("function", tool) for tool in tools)
+    schema = next((each for each in schemas if isinstance(each, Mapping) and each.get("name") == name), {})
+    parameters = schema.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    if not isinstance(arguments, dict) or not isinstance(properties, Mapping):
+        return dict(function)
+    typed = {
+        key: _value_of(value, _types(properties.get(key))) if isinstance(value, str) else value
+        for key, value in arguments.items()
+    }
+    return {**function, "arguments": typed}
+
+
+def _types(schema: Any) -> set[str]:
+    """The JSON types that a schema allows; empty if it names none."""
+    if not isinstance(schema, Mapping):
+        return set()
+    declared = schema.get("type", ())
+    names = declared if isinstance(declared, list | tuple) else [declared]
+    types = {name for name in names if isinstance(name, str)}
+    for union in ("anyOf", "oneOf"):
+        choices = schema.get(union)
+        for choice in choices if isinstance(choices, list | tuple) else ():
+            types |= _types(choice)
+    return types | ({"null"} if schema.get("nullable") else set())
+
+
+_OF_TYPE: dict[str, Any] = {
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "object": dict,
+    "array": list,
+    "null": type(None),
+}
+
+
+def _value_of(text: str, types: set[str]) -> Any:
+    """A text as a value of one of the types; as it stands if it may be text, or is none of them.
+
+    Templates write constants as JSON or as Python has them.
+    """
+    if "null" in types and text.strip() in ("null", "None"):
+        return None
+    if not types or "string" in types:
+        return text
+    constants = {"True": True, "False": False}
+    try:
+        value = constants[text.strip()] if text.strip() in constants else json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if "integer" in types and isinstance(value, float) and value.is_integer():
+        return int(value)
+    is_bool = isinstance(value, bool)
+    fits = any(
+        isinstance(value, _OF_TYPE[name]) and is_bool == (name == "boolean")
+        for name in types
+        if name in _OF_TYPE
+    )
+    return value if fits else text
+
+
+@functools.lru_cache(maxsize=64)
+def _any_of(texts: tuple[str, ...]) -> Any:
+    """A pattern that matches any of these texts, the longest where several fit; None for none.
+
+    Common beginnings are shared: of hundreds of control tokens nearly all begin alike.
+    """
+    return regex.compile(_alternatives([text for text in texts if text])) if any(texts) else None
+
+
+def _alternatives(texts: Sequence[str]) -> str:
+    by_first: dict[str, list[str]] = {}
+    for text in texts:
+        by_first.setdefault(text[:1], []).append(text[1:])
+    may_end = by_first.pop("", None) is not None
+    if not by_first:
+        return ""
+    choices = "|".join(regex.escape(first) + _alternatives(rests) for first, rests in by_first.items())
+    return f"(?:{choices}){'?' if may_end else ''}"
+
+
+def _line(error: BaseException) -> str:
+    return f"{' '.join(str(error).split()) or type(error).__name__:.200}"
 
 
 def _fault(value: Any, level: int = 0) -> str | None:
@@ -107,7 +506,7 @@ def _fault(value: Any, level: int = 0) -> str | None:
     if isinstance(value, dict):
         value = [*value.keys(), *value.values()]
     if isinstance(value, list):
-        if level == _MOST_LEVELS:
+        if level == MAX_LEVELS:
             return _TOO_DEEP
         faults = (_fault(item, level + 1) for item in value)
         return next((fault for fault in faults if fault is not None), None)

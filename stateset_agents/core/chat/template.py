@@ -1,27 +1,32 @@
 """Messages to token ids: what a model's chat template makes of a conversation, piece by piece.
 
-An episode renders its first prompt whole and afterwards only appends: the *delta* of a template is what
-stands between the agent's end-of-turn token and the agent's next words. What was sampled is never
-rendered again, so a template must not rewrite history; one that does is refused when it is loaded.
+An episode renders its first prompt whole and afterwards appends: the *delta* of a template is what stands
+between the agent's end-of-turn token and the agent's next words. It is one text for each kind of answer,
+whatever stood before; a template of which that is not true is refused when it is loaded. Many templates show
+earlier replies otherwise than they were said, without their thoughts, say: `goes_on` tells where.
 
 Text from users and tools cannot forge roles: control tokens written out in it are encoded as plain text.
 """
 
 from __future__ import annotations
 
+import datetime
 import functools
 import re
-import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from stateset_agents.core.chat.escaping import ControlTokenEscaper
-from stateset_agents.core.chat.plain_template import PlainTemplate, with_calls_as_text
-from stateset_agents.core.chat.reply_parsing import parse_reply
+from stateset_agents.core.chat.load_check import TOOL, answers, probe_talks, refuse_unstable
+from stateset_agents.core.chat.plain_template import PlainTemplate
+from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering, Roles, find_roles
+from stateset_agents.core.chat.reply_parsing import ReplyParser, choose_parser, parse_reply
+from stateset_agents.core.chat.turn_ends import TurnEnds
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.messages import Message
+from stateset_agents.types.messages import Message, ToolCall
 
 __all__ = ["ChatTemplate", "JinjaTemplate", "PlainTemplate", "parse_reply"]
 
@@ -29,11 +34,9 @@ _log = get_logger(__name__)
 
 ToolSchemas = Sequence[Mapping[str, Any]]
 
-_PROBE = f"{secrets.randbelow(10**24):024d}"
-"""Stands for a message's text where we look for what a template writes around it."""
+_PROBE = MARKS[0]
 _NUM_DELTAS, _MOST_CHARACTERS = 256, 2000
 """How many deltas a template remembers, and of how long messages."""
-_HINT = 'set AgentConfig(chat_template="plain") or give a template that'
 
 
 class ChatTemplate(Protocol):
@@ -43,13 +46,37 @@ class ChatTemplate(Protocol):
     """Appended, untrained, to a turn that was cut by length."""
     stop_ids: tuple[int, ...]
     """Sampling any of these ends a turn."""
+    parser: ReplyParser
+    """Reads what the agent sampled."""
+    appends: bool
+    """Its rendering of any longer conversation begins with what stood before: prompt, reply, delta, ..."""
+    date: datetime.date | None
+    """The day that it tells the model; None where it tells none."""
 
     def prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
         """Ids of a conversation so far, ending where the agent begins to speak."""
         ...
 
-    def delta(self, messages: Sequence[Message]) -> list[int]:
-        """Ids from right after the agent's end-of-turn token to where it speaks again."""
+    def delta(
+        self, messages: Sequence[Message], calls: Sequence[ToolCall] = (), *, end: int | None = None
+    ) -> list[int]:
+        """Ids from right after the agent's end-of-turn token to where it speaks again.
+
+        `messages` answer a reply with these readable calls, which ended by the token `end`.
+        """
+        ...
+
+    def goes_on(
+        self,
+        shown: Sequence[Message],
+        reply: Message,
+        following: Sequence[Message],
+        tools: ToolSchemas = (),
+        *,
+        end: int | None = None,
+    ) -> bool:
+        """Is the prompt of `[*shown, reply, *following]` that of `shown`, the reply as it was said, and the
+        delta? `end` is the token that the reply ended by."""
         ...
 
     def least_tokens(self, messages: Sequence[Message]) -> int:
@@ -58,83 +85,148 @@ class ChatTemplate(Protocol):
 
 
 class JinjaTemplate:
-    """The tokenizer's own chat template (transformers). It renders the whole prompt once, then only deltas.
+    """The tokenizer's own chat template (transformers), and what it does with conversations that go on."""
 
-    Where a template has no system role, the system message stands at the head of the user message that
-    follows it. Where it has no place for tool results, a result is told in a user message, `tool: ...`: a
-    model may write a call, though nobody offered it tools.
-    """
-
-    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat_template: str | None = None,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        date: datetime.date | None = None,
+    ) -> None:
         """`tokenizer` is a `HuggingFaceTokenizer`; `chat_template` replaces the tokenizer's own text.
 
-        Raises ConfigurationError for a template that does not end turns by a control token or that
-        rewrites history.
+        `arguments` are the template's own, such as `enable_thinking`. A template that tells the date tells
+        `date`, today's where it is not given, as long as this object lives.
+
+        Raises ConfigurationError for a template that does not end turns by a control token, or that shows
+        only part of a conversation or what depends on how far it has come; and for arguments that the
+        template does not have.
         """
         self.tokenizer = tokenizer
         try:
             self.text: str = tokenizer.hf.get_chat_template(chat_template)
         except ValueError as error:
-            raise ConfigurationError(f"no chat template to use ({_line(error)}); {_HINT} fits") from error
+            line = " ".join(str(error).split())
+            raise ConfigurationError(f"no chat template to use ({line}); {HINT} fits") from error
+        self._render = Rendering(tokenizer.hf, self.text, arguments or {}, date or datetime.date.today())
+        self.date = self._render.date
         controls = _control_tokens(tokenizer)
         self._control_ids = frozenset(controls.values())
         longest_first = sorted(controls, key=len, reverse=True)
         self._controls = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._end, self.end_id = self._find_end()
-        self.stop_ids = tuple(dict.fromkeys((self.end_id, *tokenizer.eos_ids)))
-        self._has_system_role = self._shows([_message("system", _PROBE), _message("user", "x")])
-        result = Message(role="tool", content=_PROBE, name="look", tool_call_id="call_0_0")
-        self._has_tool_role = self._shows([_message("user", "x"), _message("assistant", "y"), result])
+        self._ends = TurnEnds(self._render, self._controls)
+        self._roles = find_roles(self._render)
         self._trims = self._trims_words()
+        refuse_unstable(self._render, self._ends, self._roles.without_tools())
+        self._tool_fault = self._find_tool_fault()
         self._tools_checked = False
+        self._call_end = self._find_call_end()
+        self.end_id = self._id(self._ends.end)
+        self.stop_ids = self._find_stop_ids()
+        self.prompt_end = self._render([_user(_PROBE)], generate=True).rpartition(_PROBE)[2]
+        """What the template writes after a user message, up to where the agent begins to speak."""
         self._last: tuple[str, list[int]] = "", []
         self._known_delta = functools.lru_cache(_NUM_DELTAS)(self._new_delta)
-        self._refuse_rewriting()
+        self.parser = choose_parser(tokenizer, self.prompt_end, self.render_reply)
+        tools = [TOOL] if self._roles.has_results else []
+        self.appends: bool = all(self._only_appends(talk, tools) for talk in probe_talks(self._roles))
 
     def prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
         """Ids of a conversation so far, ending where the agent begins to speak.
 
-        Raises ConfigurationError where the template cannot render it, or has no place for tools.
+        Raises ConfigurationError where the template cannot render it, or cannot be used with tools.
         """
         if tools and not self._tools_checked:
             self._check_tools(tools)
             self._tools_checked = True
         opening = repr((messages, tools))
-        if opening != self._last[0]:  # the members of a group open alike
-            spoken = self._with_roles(messages)
-            ids = self._encode(
-                lambda escaper: self._render(escaper.messages(spoken), escaper.schemas(tools), generate=True)
-            )
+        known, ids = self._last  # taken at once: long prompts are encoded in a thread
+        if opening != known:  # the members of a group open alike
+            ids = self._encode(lambda escaper: self._written(messages, tools, escaper))
             self._last = opening, ids
-        return list(self._last[1])
+        return list(ids)
 
-    def delta(self, messages: Sequence[Message]) -> list[int]:
+    def delta(
+        self, messages: Sequence[Message], calls: Sequence[ToolCall] = (), *, end: int | None = None
+    ) -> list[int]:
         """Ids from right after the agent's end-of-turn token to where it speaks again.
 
-        They depend on these messages alone, and the members of a group hear much alike: at the retail desk
-        four of five deltas have been made before.
+        `calls` are the reply's readable ones, which the messages answer; `end` is the token that the reply
+        ended by, where it may be another than the template writes there.
+
+        The ids depend on these alone, and the members of a group hear much alike: at the retail desk four of
+        five deltas have been made before.
         """
-        following = tuple(messages)
+        following, names = tuple(messages), tuple((call.name, call.id) for call in calls)
         long = sum(len(message.content) for message in following) > _MOST_CHARACTERS
         if long or any(message.tool_calls for message in following):  # a call's arguments have no hash
-            return list(self._new_delta(following))
-        return list(self._known_delta(following))
+            ids = self._new_delta(following, names)
+        else:
+            ids = self._known_delta(following, names)
+        is_part = end is not None and end != ids[0] and (self._ends.talk_end is None or ids[0] != self.end_id)
+        return list(ids if is_part else ids[1:])
+
+    def goes_on(
+        self,
+        shown: Sequence[Message],
+        reply: Message,
+        following: Sequence[Message],
+        tools: ToolSchemas = (),
+        *,
+        end: int | None = None,
+    ) -> bool:
+        """Does the template itself go on from what was prompted and said? True where it only appends.
+
+        Its text of `[*shown, reply, *following]` must begin with its text of `shown`, then show the reply as
+        it was said, then end by the delta. White space at the ends of texts may differ, how a call is
+        written, and what a message does not hold of a damaged reply (a control token amid words). Where a
+        message cannot tell (a thought without words may have been cut, an inserted frame may have been
+        sampled), the answer is False: then nothing can go wrong.
+
+        Example: a template that drops earlier thoughts goes on after a reply without one.
+        """
+        return self.appends or self._extends(shown, reply, following, tools, end=end)
+
+    def render_reply(self, reply: Message) -> str:
+        """What the template writes for one assistant message, from where the agent begins to speak to before
+        its end token.
+
+        Raises ConfigurationError where it does not show all of the thought, the words and the calls.
+        """
+        escaper = ControlTokenEscaper(self._controls)
+        (spoken,) = self._roles.spoken([reply])
+        text = escaper.shown(self._render([_user("x"), *escaper.messages([spoken])]))
+        end = self._call_end if spoken.tool_calls else None
+        text = self._ends.said(self._ends.without_closing(text, end))
+        told = Counter([spoken.content.strip(), (spoken.reasoning or "").strip()])
+        told += Counter(call.name for call in spoken.tool_calls)
+        lost = [part for part, times in told.items() if text.count(part) < times]
+        if lost:
+            raise ConfigurationError(f"the chat template does not show all of a reply: {lost[0]!r:.80}")
+        return text
 
     def least_tokens(self, messages: Sequence[Message]) -> int:
         """A number that the prompt is never shorter than, computed without tokenising it.
 
-        Only what every template shows counts: the words of users and of the agent, without white space at
-        their ends where the template trims it.
+        Only what every template shows counts: the words of users and of the agent, though not those beside
+        a call, without white space at their ends where the template trims it.
         """
-        shown = (message.content for message in messages if message.role in ("user", "assistant"))
+        shown = (
+            message.content
+            for message in messages
+            if message.role == "user" or (message.role == "assistant" and not message.tool_calls)
+        )
         text = "".join(map(str.strip, shown) if self._trims else shown)
         return int(self.tokenizer.least_tokens(text))
 
-    def _new_delta(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        spoken = self._with_roles(messages)
-        # The end token goes along, for some tokenizers read what follows a control token differently.
-        ids = self._encode(lambda escaper: self._end + self._after_reply(escaper.messages(spoken)))
-        return tuple(ids[1:])
+    def _new_delta(
+        self, messages: tuple[Message, ...], calls: tuple[tuple[str, str], ...]
+    ) -> tuple[int, ...]:
+        """The ids of a delta, the end-of-turn token in front: some tokenizers read what follows a control
+        token differently."""
+        return tuple(self._encode(lambda escaper: "".join(self._after_reply(calls, messages, escaper))))
 
     def _encode(self, render: Callable[[ControlTokenEscaper], str]) -> list[int]:
         """Ids in which every control token is the template's own.
@@ -153,174 +245,174 @@ class JinjaTemplate:
     def _controls_of(self, ids: Sequence[int]) -> list[int]:
         return [id for id in ids if id in self._control_ids]
 
-    def _render(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), generate: bool = False
-    ) -> str:
-        from jinja2 import TemplateError
+    def _written(self, messages: Sequence[Message], tools: ToolSchemas, escaper: ControlTokenEscaper) -> str:
+        """The text of a conversation, up to where the agent begins to speak.
 
-        try:
-            text = self.tokenizer.hf.apply_chat_template(
-                [_template_message(message) for message in messages],
-                tools=list(tools) or None,
-                chat_template=self.text,
-                add_generation_prompt=generate,
-                tokenize=False,
-            )
-        except (TemplateError, TypeError, ValueError) as error:  # the last two arise inside its expressions
-            raise ConfigurationError(
-                f"the chat template cannot render this conversation ({_line(error)}); {_HINT} can"
-            ) from error
-        return str(text)
-
-    def _after_reply(self, following: Sequence[Message]) -> str:
-        """What the template writes after an assistant message and its end token, up to the next one."""
-        conversation = [_message("user", "x"), _message("assistant", _PROBE), *following]
-        after = self._render(conversation, generate=True).rpartition(_PROBE)[2].lstrip()
-        if not after.startswith(self._end):
-            raise ConfigurationError(_REWRITES)
-        return after[len(self._end) :]
-
-    def _find_end(self) -> tuple[str, int]:
-        """The end-of-turn token after an assistant message, as text and id.
-
-        What the template writes between the two (a line end, say) is left to the next delta.
+        Whatever an agent sampled can be written. Templates raise where there are more calls than they take,
+        or results of another number; then calls and results are told in words.
         """
-        head = self._render([_message("user", "x"), _message("assistant", _PROBE)])
-        before, _, after = head.partition(_PROBE)
-        end = self._controls.match(after.lstrip()) if before != head and _PROBE not in after else None
-        if end is None:
-            raise ConfigurationError(
-                "the chat template does not end an assistant message with a control token, so nothing could "
-                f"stop a turn; {_HINT} ends turns"
-            )
-        return end.group(), self.tokenizer.encode_markup(end.group())[-1]
-
-    def _shows(self, messages: Sequence[Message]) -> bool:
-        """Whether the template has a place for these messages, one of which says the probe."""
+        schemas = escaper.schemas(tools)
         try:
-            return _PROBE in self._render(messages)
+            return self._render(escaper.messages(self._roles.spoken(messages)), schemas, generate=True)
         except ConfigurationError:
-            return False
+            if not any(message.tool_calls or message.role == "tool" for message in messages):
+                raise
+        spoken = self._roles.without_tools().spoken(messages)
+        return self._render(escaper.messages(spoken), schemas, generate=True)
+
+    def _after_reply(
+        self, calls: Sequence[tuple[str, str]], following: Sequence[Message], escaper: ControlTokenEscaper
+    ) -> tuple[str, str]:
+        """What the template writes after a reply with these calls: its end token, and what comes then up to
+        where the agent speaks again."""
+
+        def after(roles: Roles, reply: Message) -> tuple[str, str]:
+            spoken = roles.spoken(following, answers_call=bool(reply.tool_calls))
+            return self._ends.after([_user("x")], reply, escaper.messages(spoken))
+
+        words = Message(role="assistant", content=_PROBE)
+        if calls and self._roles.has_calls:
+            try:
+                return after(self._roles, self._reply_with(calls, escaper))
+            except ConfigurationError:
+                return after(self._roles.without_tools(), words)
+        return after(self._roles, words)
+
+    def _reply_with(self, calls: Sequence[tuple[str, str]], escaper: ControlTokenEscaper) -> Message:
+        """A reply with calls of these names and ids, the probe in the last place that any template shows."""
+        named = tuple(ToolCall(name=name, id=id) for name, id in calls)
+        (reply,) = escaper.messages([Message(role="assistant", content="", tool_calls=named)])
+        probed = tuple(replace(call, arguments={"at": _PROBE}) for call in reply.tool_calls)
+        return replace(reply, tool_calls=probed)
+
+    def _find_call_end(self) -> str | None:
+        """The token after a call; None where the template writes no calls."""
+        if not self._roles.has_calls:
+            return None
+        reply = self._reply_with([("look", "call_0_0")], ControlTokenEscaper(self._controls))
+        result = Message(role="tool", content="y", name="look", tool_call_id="call_0_0")
+        return self._ends.after([_user("x")], reply, [result])[0]
+
+    def _find_stop_ids(self) -> tuple[int, ...]:
+        """What ends a talk, and the tokenizer's own; not what merely stands between two messages: gpt-oss
+        closes a thought by it, too."""
+        ends = [self._ends.talk_end or self._ends.end, *([self._call_end] if self._call_end else [])]
+        return tuple(dict.fromkeys([*map(self._id, ends), *self.tokenizer.eos_ids]))
+
+    def _id(self, control: str) -> int:
+        return int(self.tokenizer.encode_markup(control)[-1])
 
     def _trims_words(self) -> bool:
         """Whether white space at the ends of a user's or the agent's words may be lost."""
         wide = f" \n {_PROBE} \n "
-        messages = [_message(role, wide) for role in ("user", "assistant", "user")]
+        messages = [Message(role=role, content=wide) for role in ("user", "assistant", "user")]
         return self._render(messages).count(wide) < len(messages)
 
-    def _with_roles(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages in roles that the template knows."""
-        if self._has_system_role and self._has_tool_role:
-            return messages
-        spoken: list[Message] = []
-        held: list[str] = []  # what the next user message is to begin with
-        for message in messages:
-            if (text := self._as_user_text(message)) is not None:
-                held.append(text)
-                continue
-            if held and message.role == "user":
-                message, held = replace(message, content="\n\n".join([*held, message.content])), []
-            elif held:
-                spoken, held = _said_by_user(spoken, held), []
-            spoken.append(message if self._has_tool_role else _without_calls(message))
-        return _said_by_user(spoken, held) if held else spoken
-
-    def _as_user_text(self, message: Message) -> str | None:
-        """What a message in a role that the template does not know is in a user's words; None for others."""
-        if message.role == "system" and not self._has_system_role:
-            return message.content
-        if message.role == "tool" and not self._has_tool_role:
-            return f"tool: {message.content}"
+    def _find_tool_fault(self) -> str | None:
+        """Why tools cannot be used with this template, or None."""
+        if not self._roles.has_results:
+            return f"the chat template has no place for tool results; {HINT} has, or leave tools out"
+        try:
+            refuse_unstable(self._render, self._ends, self._roles)
+        except ConfigurationError as error:
+            self._roles = self._roles.without_tools()
+            return str(error)
         return None
 
     def _check_tools(self, tools: ToolSchemas) -> None:
-        """Before the first prompt with tools: the template must show their results, and still only append."""
-        if not self._has_tool_role:
+        """Before the first prompt with tools: the template must have a place for their results, write calls
+        that can be read, and write the same between turns when tools are offered."""
+        if self._tool_fault is not None:
+            raise ConfigurationError(self._tool_fault)
+        if not self.parser.reads_calls:
             raise ConfigurationError(
-                f"the chat template has no place for tool results; {_HINT} has, or leave tools out"
+                f"a tool call as the chat template writes it cannot be read back; {HINT} writes calls as "
+                '<tool_call>{"name": ..., "arguments": {...}}</tool_call>, or give the tokenizer a '
+                "response_template"
             )
-        self._refuse_rewriting(tools)
+        refuse_unstable(self._render, self._ends, self._roles, tools)
         if "tools" not in self.text:  # a template whose model knows its tools by heart says so in a comment
             _warn_of_hidden_tools(self.text)
 
-    def _refuse_rewriting(self, tools: ToolSchemas = ()) -> None:
-        """Replies with a thinking part are tried too: many templates drop it once the talk goes on."""
-        for thinking in ("", "<think>\nso\n</think>\n\n"):
-            messages = [
-                *([_message("system", "s")] if self._has_system_role else []),
-                _message("user", "first"),
-                _message("assistant", f"{thinking}one"),
-                _message("user", "second"),
-                _message("assistant", f"{thinking}two"),
-                _message("user", "third"),
-            ]
-            self._refuse_unless_appending(messages, [dict(tool) for tool in tools])
+    def _text(self, messages: Sequence[Message], tools: ToolSchemas) -> str:
+        """What is told of a conversation so far, control tokens in texts as they are."""
+        escaper = ControlTokenEscaper(self._controls)
+        return escaper.shown(self._written(messages, tools, escaper))
 
-    def _refuse_unless_appending(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
-        """Prompt, replies and deltas laid end to end must be what the template renders as a whole."""
-        rendered = self._render(messages, tools, generate=True)
-        replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
-        pattern = re.escape(self._render(messages[: replies[0]], tools, generate=True))
-        for index, following in zip(replies, [*replies[1:], len(messages)], strict=True):
-            reply, delta = messages[index].content, self._after_reply(messages[index + 1 : following])
-            pattern += rf"\s*{re.escape(reply)}\s*{re.escape(self._end)}{re.escape(delta)}"
-            so_far = self._render(messages[: index + 1], tools).rpartition(self._end)[0]
-            if not rendered.startswith(so_far):
-                raise ConfigurationError(_REWRITES)
-        if not re.fullmatch(pattern, rendered):
-            raise ConfigurationError(_REWRITES)
+    def _only_appends(self, talk: Sequence[Message], tools: ToolSchemas) -> bool:
+        parts = [(talk[:at], talk[at], following) for at, following in answers(talk)]
+        return all(self._extends(*part, tools, end=None) for part in parts)
 
+    def _extends(
+        self,
+        shown: Sequence[Message],
+        reply: Message,
+        following: Sequence[Message],
+        tools: ToolSchemas,
+        *,
+        end: int | None,
+    ) -> bool:
+        """`goes_on` by rendering."""
+        escaper = ControlTokenEscaper(self._controls)
+        calls = [(call.name, call.id) for call in reply.tool_calls if call.error is None]
+        try:
+            row, talk = self._text(shown, tools), self._text([*shown, reply, *following], tools)
+            stop, after = self._after_reply(calls, following, escaper)
+            said = self._as_said(reply)
+        except ConfigurationError:
+            return False
+        delta = stop + escaper.shown(after)
+        stops = self.stop_ids if end is None else (end,)
+        if self._id(stop) not in stops or not (talk.startswith(row) and talk.endswith(delta)):
+            return False
+        return _squeezed(talk[len(row) : len(talk) - len(delta)]) == said
 
-_REWRITES = (
-    "the chat template rewrites history (a conversation reads differently as a whole than turn by turn), so "
-    f"sampled tokens could not be trained as they were sampled; {_HINT} only appends"
-)
+    def _as_said(self, reply: Message) -> str | None:
+        """What a template that goes on shows of a reply, without white space; None where a message cannot
+        tell what was sampled.
+
+        Raises ConfigurationError where the template does not show all of it.
+        """
+        (spoken,) = self._roles.spoken([reply])
+        words, thought = _squeezed(spoken.content), reply.reasoning
+        if thought is None and not spoken.tool_calls:
+            return words
+        if thought is None:
+            text = _squeezed(self.render_reply(reply))
+            return text if text.startswith(words) and text != self._with_empty_thought(spoken) else None
+        if not words and not spoken.tool_calls:
+            return None
+        return _squeezed(self.render_reply(reply)) if thought.strip() else self._with_empty_thought(spoken)
+
+    def _with_empty_thought(self, reply: Message) -> str | None:
+        """A reply's text with an empty thought before it, as the template frames thoughts, or None."""
+        try:
+            text = self.render_reply(replace(reply, reasoning=_PROBE))
+        except ConfigurationError:
+            return None
+        return _squeezed(text.replace(_PROBE, "", 1))
 
 
 @functools.cache
 def _warn_of_hidden_tools(template: str) -> None:
     """Once per template, however many agents of this process have it."""
     _log.warning(
-        f"the chat template does not tell the model which tools there are; {_HINT} does (a model that was "
+        f"the chat template does not tell the model which tools there are; {HINT} does (a model that was "
         "trained on this template and knows them by heart should keep it: say so in a comment in the "
         "template, {# tools: known by heart #})"
     )
 
 
-def _message(role: Any, content: str) -> Message:
-    return Message(role=role, content=content)
+def _user(content: str) -> Message:
+    return Message(role="user", content=content)
 
 
-def _said_by_user(spoken: Sequence[Message], texts: Sequence[str]) -> list[Message]:
-    """The messages with these texts behind them, in the last user's message where that is the last: such
-    templates want roles to alternate."""
-    if spoken and spoken[-1].role == "user":
-        *spoken, last = spoken
-        return [*spoken, replace(last, content="\n\n".join([last.content, *texts]))]
-    return [*spoken, _message("user", "\n\n".join(texts))]
-
-
-def _without_calls(message: Message) -> Message:
-    return (
-        replace(message, content=with_calls_as_text(message), tool_calls=())
-        if message.tool_calls
-        else message
-    )
+def _squeezed(text: str) -> str:
+    """The text without white space."""
+    return "".join(text.split())
 
 
 def _control_tokens(tokenizer: Any) -> dict[str, int]:
     """Every text that markup reads as one control token and plain text does not."""
     added = {token.content: id for id, token in tokenizer.hf.added_tokens_decoder.items()}
     return {content: id for content, id in added.items() if id not in tokenizer.encode(content)}
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _template_message(message: Message) -> dict[str, Any]:
-    """As chat templates expect it: OpenAI's shape with tool arguments as an object."""
-    data = message.to_openai()
-    for call, item in zip(message.tool_calls, data.get("tool_calls", ()), strict=True):
-        item["function"]["arguments"] = dict(call.arguments)
-    return data

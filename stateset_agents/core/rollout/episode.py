@@ -10,13 +10,21 @@ from typing import TypeVar
 
 from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.environment import Conversation, Environment, start_conversation, step_conversation
+from stateset_agents.core.chat.history import Prompt
+from stateset_agents.core.environment import (
+    Conversation,
+    Environment,
+    ReplyLimits,
+    start_conversation,
+    step_conversation,
+)
 from stateset_agents.runtime.circuit_breakers import wait_listener
 from stateset_agents.runtime.tasks import Deadline
 from stateset_agents.runtime.user_code import call_checked, format_error
 from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
+    ContextLengthExceeded,
     EnvironmentFailure,
     EnvironmentTimeout,
 )
@@ -116,10 +124,15 @@ async def _play(
     turns = list(trajectory.turns)
     time_left, watch = _TimeLeft(seconds), Stopwatch()
 
-    async def speak(ids: Sequence[int], room: int) -> Completion:
+    async def speak(ids: Sequence[int], room: int, limits: ReplyLimits) -> Completion:
         params = agent.sampling(stream=derive(stream, len(turns)), temperature=temperature)
-        params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
-        completion = await agent.reply(ids, params, session=session, turn=len(turns))
+        wanted = limits.max_new_tokens or params.max_new_tokens
+        params = replace(
+            params, max_new_tokens=min(params.max_new_tokens, wanted, room), stop=params.stop + limits.stop
+        )
+        completion = await agent.reply(
+            ids, params, session=session, turn=len(turns), tools=conversation.tools
+        )
         watch.turn(completion.begun)
         return completion
 
@@ -204,28 +217,43 @@ async def _converse(
     agent: MultiTurnAgent,
     conversation: Conversation,
     start: Trajectory,
-    speak: Callable[[Sequence[int], int], Awaitable[Completion]],
+    speak: Callable[[Sequence[int], int, ReplyLimits], Awaitable[Completion]],
     turns: list[Turn],
     between_turns: BetweenTurns | None,
     watch: Stopwatch,
 ) -> tuple[Status, dict[str, bool]]:
     """Fill `turns` until the conversation ends; how it ended, and what the trajectory should remember."""
-    row = start.token_ids
-    if turns:
-        delta = await _next_delta(agent, turns[-1].feedback, turns[-1].completion.token_ids)
-    else:
-        delta = await _first_prompt(agent, start.opening, conversation)
+    history = agent.history()
+    messages = list(start.opening)
+    for turn in turns:  # of a fork
+        prompt = await agent.next_prompt(history, messages, conversation.tools)
+        if prompt.ids != turn.completion.prompt_ids:
+            raise ConfigurationError(
+                f"a {type(conversation).__name__} that changes what has been said, or its tools, cannot be "
+                "forked: train with an advantage_estimator that plays no branches"
+            )
+        history.add(prompt, turn.completion)
+        messages += _heard(turn)
     while True:
-        room = agent.context_length - len(row) - len(delta)
-        if room < 1:
+        try:
+            prompt = await agent.next_prompt(history, messages, conversation.tools)
+        except ContextLengthExceeded as error:
+            if not turns:
+                raise EnvironmentFailure(
+                    "the opening leaves no room for a reply: shorten the scenario, the system prompt or the "
+                    f"tools ({error})"
+                ) from error
             return Status.TRUNCATED, {"context_overflow": True}
         if turns and between_turns is not None:
             await between_turns(replace(start, turns=tuple(turns)), conversation)
             watch.lap("environment")
-        row.extend(delta)
-        completion = await speak(row, room)
-        row.extend(completion.token_ids)
-        turns.append(Turn(prompt_ids=tuple(delta), completion=completion))
+        limits = None if prompt.asks_summary else getattr(conversation, "reply_limits", None)
+        room = agent.context_length - len(prompt.ids)
+        completion = await speak(prompt.ids, room, limits or ReplyLimits())
+        history.add(prompt, completion)
+        turns.append(_turn(prompt, completion, len(turns)))
+        if prompt.asks_summary:
+            continue
         observation = await step_conversation(completion, conversation)
         watch.lap("environment")
         turns[-1] = replace(
@@ -242,25 +270,18 @@ async def _converse(
             raise EnvironmentFailure(
                 "the environment answered a reply with no message and did not end the conversation"
             )
-        delta = await _next_delta(agent, observation.messages, completion.token_ids)
+        messages += _heard(turns[-1])
+        if observation.conversation is not None:
+            messages = list(agent.with_system_prompt(observation.conversation))
 
 
-async def _first_prompt(
-    agent: MultiTurnAgent, opening: Sequence[Message], conversation: Conversation
-) -> list[int]:
-    """The opening's tokens; raises EnvironmentFailure when they leave no room for a reply."""
-    prompt = await agent.prompt_ids(opening, conversation.tools)
-    if len(prompt) >= agent.context_length:
-        raise EnvironmentFailure(
-            f"the opening has {len(prompt)} tokens and the context {agent.context_length}: shorten the "
-            "scenario, the system prompt or the tools, or raise max_context_tokens"
-        )
-    return prompt
+def _turn(prompt: Prompt, completion: Completion, index: int) -> Turn:
+    follows = -1 if prompt.follows == index - 1 or index == 0 else prompt.follows
+    return Turn(
+        prompt_ids=prompt.added, completion=completion, follows=follows, is_summary=prompt.asks_summary
+    )
 
 
-async def _next_delta(agent: MultiTurnAgent, feedback: Sequence[Message], said: Sequence[int]) -> list[int]:
-    """The template's delta; a turn that was cut by length first gets its end token, untrained."""
-    delta = await agent.delta_ids(feedback)
-    if said and said[-1] in agent.template.stop_ids:
-        return delta
-    return [agent.template.end_id, *delta]
+def _heard(turn: Turn) -> Sequence[Message]:
+    """What a turn adds to the conversation: nothing where it is a summary for the agent itself."""
+    return () if turn.is_summary else (turn.completion.message, *turn.feedback)

@@ -6,14 +6,15 @@ The engine plays its episodes in one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from stateset_agents.core.environment import (
     Conversation,
     Environment,
     Observation,
+    ReplyLimits,
     start_conversation,
     step_conversation,
 )
@@ -133,12 +134,19 @@ class TimeLimitedEnvironment:
 class _Conversation:
     def __init__(self, environment: TimeLimitedEnvironment, inner: Conversation, stream: int) -> None:
         self.opening = inner.opening
-        self.tools = inner.tools
         self._environment = environment
         self._inner = inner
         self._stream = stream
         """Of the waits between tries."""
         self._num_turns = 0
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        return self._inner.tools
+
+    @property
+    def reply_limits(self) -> ReplyLimits | None:
+        return getattr(self._inner, "reply_limits", None)
 
     async def step(self, reply: Message) -> Observation:
         return await self._answer(lambda inner: call_checked(inner.step, reply, kind=Observation))

@@ -18,6 +18,7 @@ from stateset_agents.core.scoring.base import (
 from stateset_agents.runtime.named_arguments import NamedCall
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.foreign_names import ARGUMENTS
+from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory, Turn
 
 __all__ = [
@@ -31,10 +32,16 @@ __all__ = [
 Reward = RewardFunction | Callable[..., Any]
 """What is accepted where a reward is expected: see `as_reward`."""
 
+
+def _heard(*messages: Message) -> tuple[Message, ...]:
+    """The messages as users hear them: without thoughts, which are in the trajectory alone."""
+    return tuple(replace(one, reasoning=None) if one.reasoning is not None else one for one in messages)
+
+
 _TRAJECTORY_ARGUMENTS: Mapping[str, Callable[[Trajectory], Any]] = {
     "trajectory": lambda trajectory: trajectory,
-    "messages": lambda trajectory: trajectory.messages,
-    "replies": lambda trajectory: trajectory.replies,
+    "messages": lambda trajectory: _heard(*trajectory.messages),
+    "replies": lambda trajectory: _heard(*trajectory.replies),
     "scenario": lambda trajectory: trajectory.scenario,
     "context": lambda trajectory: trajectory.scenario.context,
     "success": lambda trajectory: trajectory.success,
@@ -42,7 +49,7 @@ _TRAJECTORY_ARGUMENTS: Mapping[str, Callable[[Trajectory], Any]] = {
 }
 _TURN_ARGUMENTS: Mapping[str, Callable[[Turn], Any]] = {
     "turn": lambda turn: turn,
-    "reply": lambda turn: turn.completion.message,
+    "reply": lambda turn: _heard(turn.completion.message)[0],
     "feedback": lambda turn: turn.feedback,
 }
 _ARGUMENTS: Mapping[Scope, tuple[str, ...]] = {

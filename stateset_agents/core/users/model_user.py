@@ -83,15 +83,15 @@ class ModelUser:
         if not history or history[-1].role == "assistant":
             history.append(Message(role="user", content=_NOTHING_YET))
         system = Message(role="system", content=_RULES + self._instructions)
-        text = (await self._client.complete([system, *history])).text.strip()
+        answer = await self._client.complete([system, *history])
+        text = answer.text.strip()
         end = _END.search(text)
         if end is not None:
             self.satisfied = end[1].lower() == "done"
             return None
         if not text:
-            raise EnvironmentFailure(
-                f"the user played by {self._client.model} said nothing: try another model"
-            )
+            cure = "raise its max_new_tokens" if answer.finish_reason == "length" else "try another model"
+            raise EnvironmentFailure(f"the user played by {self._client.model} said nothing: {cure}")
         return text
 
     def fork(self) -> ModelUser:

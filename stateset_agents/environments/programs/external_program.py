@@ -14,7 +14,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from stateset_agents.backends.openai.protocol import ApiError
-from stateset_agents.core.environment import Conversation, Observation
+from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
 from stateset_agents.core.sources.datasets import read_any_scenarios
 from stateset_agents.environments.programs.program_process import ProgramProcess
 from stateset_agents.environments.programs.rollout_endpoint import ClientTurn, RolloutServer, RolloutSession
@@ -38,8 +38,8 @@ class ExternalProgram:
 
     The program is a process of its own. It finds the endpoint in `OPENAI_BASE_URL`, where `openai.OpenAI()`
     looks for it, and on its standard input one line of JSON: `id`, `family`, `opening` and `context` of the
-    scenario, and `seed`, which all conversations of a group share. Its first request opens the conversation,
-    each later one must go on from it (see `rollout_endpoint.py`), and its end is the conversation's.
+    scenario, and `seed`, which all conversations of a group share. Its requests, and the replies to them, are
+    the conversation (see `rollout_endpoint.py`), and its end is the conversation's.
 
     A program that exits with another code than expected has broken: its conversation fails, and is neither
     scored nor trained on. One whose conversation is cut, by `max_turns` or because the context is full, is
@@ -69,8 +69,8 @@ class ExternalProgram:
                 reward function has to know by itself; what the program printed stands in
                 `trajectory.metadata["stdout"]` (its last 2000 characters).
             max_turns: Most replies of the agent.
-            ignore: Fields of requests that are passed over, such as "temperature": how replies are sampled is
-                the training's to choose, and a request that says it is refused.
+            ignore: Fields of requests that count as absent, such as "max_tokens", which would bound the
+                reply, or "logit_bias", which would be refused.
             env: Variables of the program besides this process's own.
             cwd: The folder it runs in.
             local: Say True where its words depend on the scenario, the seed and the replies alone, so that a
@@ -127,8 +127,9 @@ class ExternalProgram:
             await _end(server, rollout, process)
             raise
         return _ProgramConversation(
-            opening=first_turn.messages,
+            opening=first_turn.conversation,
             tools=first_turn.tools,
+            reply_limits=first_turn.limits,
             server=server,
             rollout=rollout,
             process=process,
@@ -154,6 +155,9 @@ class ExternalProgram:
 class _ProgramConversation:
     opening: tuple[Message, ...]
     tools: Sequence[Mapping[str, Any]]
+    """Of the request that waits."""
+    reply_limits: ReplyLimits
+    """Of the reply to it."""
     server: RolloutServer
     rollout: RolloutSession
     process: ProgramProcess
@@ -177,10 +181,15 @@ class _ProgramConversation:
         client_turn = await _next_or_end(self.rollout, self.process)
         if client_turn is None:
             return Observation(terminated=True)
-        return Observation(messages=client_turn.messages, truncated=self.turns_left == 0)
+        self.tools, self.reply_limits = client_turn.tools, client_turn.limits
+        return Observation(
+            messages=client_turn.messages,
+            conversation=client_turn.conversation,
+            truncated=self.turns_left == 0,
+        )
 
     async def outcome(self) -> Outcome:
-        if self.rollout.is_waiting:
+        if self.rollout.is_waiting and self.process.is_running:  # one that has ended was not cut
             self.is_cut = True
             self.rollout.end(self._why_cut())
             try:

@@ -10,8 +10,9 @@ business, as in every other conversation.
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,9 @@ from stateset_agents.backends.openai.protocol import (
     read_request,
     usage_chunk,
 )
+from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.runtime.http_guard import HttpGuard
+from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message
 
 if TYPE_CHECKING:
@@ -37,62 +40,89 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientTurn", "RolloutServer", "RolloutSession"]
 
+_log = get_logger(__name__)
 _LARGEST_BODY = 64 * 2**20
 """Bytes, unpacked: programs of one's own send what their conversations have come to."""
 _MODEL = "policy"
 """What the agent in training is called where a client asks; requests may name any model."""
 
 
+_PASSED_OVER = ("temperature", "top_p", "top_k", "seed")
+"""Fields of a request that training chooses: it learns from what its own distribution gives."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTurn:
-    """What a client sent: new messages to answer."""
+    """A request: a conversation that the agent is to go on with."""
 
+    conversation: tuple[Message, ...]
+    """All of it. Replies that the agent has given stand in it as they were sampled."""
     messages: tuple[Message, ...]
-    """Those that are new."""
+    """What stands behind the reply that it goes on from: all of it where it goes on from none."""
     tools: tuple[Mapping[str, Any], ...]
+    limits: ReplyLimits
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    request: ChatRequest
+    conversation: tuple[Message, ...]
+    answer: asyncio.Future[Answer]
+    said: tuple[Message, ...] | None = None
+    """The conversation with its answer, as the client has it; None before."""
+    reply: Message | None = None
+    """The answer as it was sampled."""
 
 
 class RolloutSession:
-    """One conversation between a client and the agent, as the endpoint sees it.
+    """The conversations of one client with the agent, as the endpoint sees them.
 
-    What has been said stays said: the tokens of every reply are trained as they were sampled, so a request
-    must hold the conversation as it stands and go on from there. One request at a time; a client that asks
-    again for an answer that it lost (a retry) gets the same.
+    A request goes on from the latest answer whose conversation it repeats, and starts another where it
+    repeats none: a client may edit its history, offer other tools, ask for another answer, or send several
+    requests at once, which are answered one after another. A client that asks again for an answer that it
+    lost (a retry) gets the same.
     """
 
     def __init__(self, id: str, url: str) -> None:
         self.id = id
         self.url = url
         """What a client takes for its base URL."""
-        self._history: tuple[Message, ...] = ()
-        """As the client has them, replies included."""
-        self._tools: tuple[Mapping[str, Any], ...] = ()
-        self._request: ChatRequest | None = None
-        """The last one that was taken."""
-        self._answer: asyncio.Future[Answer] | None = None
-        """To that request."""
-        self._turns: asyncio.Queue[ClientTurn] = asyncio.Queue()
+        self._requests: list[_Request] = []
+        self._waiting: asyncio.Queue[_Request] = asyncio.Queue()
+        self._current: _Request | None = None
         self._over: ApiError | None = None
 
     @property
     def is_waiting(self) -> bool:
         """Does a request wait for its answer?"""
-        return self._answer is not None and not self._answer.done()
+        return any(not request.answer.done() for request in self._requests)
 
     async def next(self) -> ClientTurn:
         """What the client asks next."""
-        return await self._turns.get()
+        self._current = current = await self._waiting.get()
+        before = self._find(current.request.messages)
+        start = 0 if before is None or before.said is None else len(before.said)
+        fresh = current.request.messages[start:]
+        if before is not None and before.reply is not None:
+            current.conversation = (*before.conversation, before.reply, *fresh)
+        return ClientTurn(
+            conversation=current.conversation,
+            messages=fresh,
+            tools=current.request.tools,
+            limits=_limits(current.request.sampling),
+        )
 
     def answer(self, reply: Message, completion: Completion | None = None) -> None:
-        """Answer the waiting request; `completion` is what the reply was sampled as."""
-        if self._answer is None or self._answer.done() or self._request is None:
+        """Answer the request that `next` gave; `completion` is what the reply was sampled as."""
+        current = self._current
+        if current is None or current.answer.done():
             raise RuntimeError("no request waits for an answer")
         sent = as_sent(reply)
-        self._history += (sent,)
-        self._answer.set_result(
+        current.reply, current.said = reply, (*current.request.messages, sent)
+        current.answer.set_result(
             Answer(
                 id=f"chatcmpl-{secrets.token_hex(12)}",
-                model=self._request.model or _MODEL,
+                model=current.request.model or _MODEL,
                 message=sent,
                 finish_reason=Answer.reason(sent, completion.finish_reason if completion else "stop"),
                 prompt_tokens=len(completion.prompt_ids) if completion else 0,
@@ -101,85 +131,70 @@ class RolloutSession:
         )
 
     def end(self, why: ApiError) -> None:
-        """Refuse the waiting request, and all that come after it."""
+        """Refuse the waiting requests, and all that come after them."""
         self._over = why
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(why)
-            self._answer.exception()  # whoever waited may be gone
+        for request in self._requests:
+            if not request.answer.done():
+                request.answer.set_exception(why)
+                request.answer.exception()  # whoever waited may be gone
 
     async def ask(self, request: ChatRequest, *, again: bool) -> Answer:
         """The answer to a request, when it is there; `again` says that it was sent before.
 
-        Raises ApiError for one that cannot be answered in this conversation.
+        Raises ApiError where the conversation is over.
         """
-        same = self._request is not None and self._request.messages == request.messages
-        if not (again and same and self._answer is not None):
+        sent = self._sent_before(request) if again else None
+        if sent is None:
             if self._over is not None:
                 raise self._over
-            turn = self._read(request)
-            self._history, self._tools, self._request = request.messages, request.tools, request
-            self._answer = asyncio.get_running_loop().create_future()
-            self._turns.put_nowait(turn)
-        return await asyncio.shield(self._answer)
+            answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            sent = _Request(request, request.messages, answer)
+            self._requests.append(sent)
+            self._waiting.put_nowait(sent)
+        return await asyncio.shield(sent.answer)
 
-    def _read(self, request: ChatRequest) -> ClientTurn:
-        if self.is_waiting:
-            raise _refused(
-                "parallel_requests",
-                "another request of this rollout waits for its answer: send one at a time, or run the "
-                "parallel part as a program of its own",
-            )
-        if request.sampling:
-            name = min(request.sampling)
-            raise _refused(
-                "sampling_parameter",
-                f"{name} is the training's to choose (AgentConfig and TrainingConfig say how replies are "
-                f'sampled): leave it out, or have it passed over by ExternalProgram(ignore=["{name}"])',
-                name,
-            )
-        for index, (known, sent) in enumerate(zip(self._history, request.messages, strict=False)):
-            if known != sent:
-                raise _refused(
-                    "history_rewritten",
-                    f"messages[{index}] ({sent.role}) is not what stands in this rollout, and what has been "
-                    "said is trained as it was said: send all earlier messages unchanged, each reply as it "
-                    "came, and new ones after them",
-                )
-        fresh = request.messages[len(self._history) :]
-        if not fresh:
-            raise _refused(
-                "nothing_new",
-                f"the {len(request.messages)} messages have been answered, and a rollout has one answer to "
-                "each: append the reply and what comes after it",
-            )
-        if self._history and any(message.role == "assistant" for message in fresh):
-            raise _refused(
-                "history_rewritten",
-                "the new messages hold one of the assistant that the agent in training did not say: only its "
-                "own replies can be trained, leave others out",
-            )
-        if self._history and request.tools != self._tools:
-            raise _refused(
-                "tools_changed",
-                "the tools are not those of the first request, which the agent has read: offer the same ones "
-                "in every request of a rollout",
-                "tools",
-            )
-        return ClientTurn(messages=self._named(fresh), tools=request.tools)
-
-    def _named(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Tool results with their tool's name, which OpenAI's shape leaves to the call."""
-        names = {call.id: call.name for message in self._history for call in message.tool_calls}
-        return tuple(
-            replace(message, name=names.get(message.tool_call_id or ""))
-            if message.role == "tool" and message.name is None
-            else message
-            for message in messages
+    def _sent_before(self, request: ChatRequest) -> _Request | None:
+        same = (
+            sent
+            for sent in reversed(self._requests)
+            if (sent.request.messages, sent.request.tools) == (request.messages, request.tools)
         )
+        return next(same, None)
+
+    def _find(self, messages: tuple[Message, ...]) -> _Request | None:
+        """The latest of the longest answered requests that the messages repeat, the answer included."""
+        found, longest = None, 0
+        for request in reversed(self._requests):
+            said = request.said or ()
+            if longest < len(said) < len(messages) and _repeats(messages, said):
+                found, longest = request, len(said)
+        return found
 
 
-def _refused(code: str, message: str, param: str | None = "messages") -> ApiError:
-    return ApiError(message, code=code, param=param)
+def _repeats(messages: tuple[Message, ...], said: tuple[Message, ...]) -> bool:
+    """Do the messages begin with these? Clients need not send thoughts back."""
+    return all(
+        left == right or replace(left, reasoning=None) == replace(right, reasoning=None)
+        for left, right in zip(messages, said, strict=False)
+    )
+
+
+def _limits(sampling: Mapping[str, Any]) -> ReplyLimits:
+    """What a request may choose; of the rest it is said once that training does."""
+    for name in _PASSED_OVER:
+        if name in sampling:
+            _warn_of_sampling(name)
+    lengths = [sampling[name] for name in ("max_tokens", "max_completion_tokens") if name in sampling]
+    stop = sampling.get("stop", ())
+    return ReplyLimits(
+        max_new_tokens=min(lengths, default=None), stop=(stop,) if isinstance(stop, str) else tuple(stop)
+    )
+
+
+@functools.cache
+def _warn_of_sampling(name: str) -> None:
+    """Once per process."""
+    _log.warning(f"{name} of a program's requests is passed over: training chooses it (said once)")
 
 
 class RolloutServer:

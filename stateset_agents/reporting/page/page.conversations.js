@@ -34,9 +34,9 @@ const turned = (unit) => {
   return last.success === true ? (first.success === true ? "kept" : "gained") : first.success === true ? "lost" : "missed";
 };
 
-/** Everything that was said in a conversation, for the search. */
+/** Everything that was thought and said in a conversation, for the search. */
 function wording(one) {
-  one.wording ??= [one.scenario, ...one.messages.flatMap((message) => [message.content, ...(message.tool_calls ?? []).map((call) => `${call.function.name}(${call.function.arguments})`)])].join("\n").toLowerCase();
+  one.wording ??= [one.scenario, ...one.messages.flatMap((message) => [message.reasoning ?? "", message.content, ...(message.tool_calls ?? []).map((call) => `${call.function.name}(${call.function.arguments})`)])].join("\n").toLowerCase();
   return one.wording;
 }
 

@@ -46,7 +46,7 @@ class Timeline {
     this.shown = number_;
     const step = this.steps.find((one) => one.step === number_);
     const rows = step.groups.flatMap((group) => group.rows);
-    this.about.textContent = `${plural(rows.length, "conversation")} in ${plural(step.groups.length, "group")}; ${seconds(step.length)} from the first one's beginning to the end of the step's update`;
+    this.about.textContent = `${plural(rows.length, "conversation")} in ${plural(step.groups.length, "group")}; ${seconds(step.length)} from the first one's beginning to the end of the step's update${step.rows ? `; ${number(step.rows[0])} training rows a conversation, ${number(step.rows[1])} at most` : ""}`;
     this.legend.replaceChildren(...Object.entries(DOINGS).map(([letter, [name, what]]) => h("li", { style: `--key: var(--did-${letter})` }, `${name} `, h("b", {}, seconds(spent(rows, letter))), h("span", { class: "what" }, `, ${what}`))),
       h("li", { style: "--key: var(--did-u)" }, "update ", h("b", {}, seconds(step.updates.reduce((sum, one) => sum + Math.min(one.end, step.length) - Math.max(one.begin, 0), 0)))));
     this.rows.clear();

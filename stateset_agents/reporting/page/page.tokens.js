@@ -96,7 +96,7 @@ class GroupView {
     const zero = Object.keys(one.breakdown).length - terms.length;
     const card = h("article", { tabindex: "-1", class: one.branch_of || this.unit.fitting.has(one) ? "" : "off", "aria-label": `${this.called(one)}, ${kind}, ${scored}` },
       h("header", {}, h("h4", {}, this.called(one)),
-        h("p", { class: "verdict" }, h("span", { class: `badge ${kind.replace(" ", "-")}` }, kind), ` ${scored}${one.status === "terminated" ? "" : ` · ${one.status}`}`),
+        h("p", { class: "verdict" }, h("span", { class: `badge ${kind.replace(" ", "-")}` }, kind), ` ${scored}${one.status === "terminated" ? "" : ` · ${one.status}`}${one.rows ? ` · ${plural(one.rows.number, "row")}` : ""}`),
         one.error ? h("p", { class: "error" }, one.error) : null,
         terms.length || zero ? h("dl", { class: "terms", "aria-label": "Terms of the reward" }, terms.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, exact(Number(value.toFixed(6)))))), zero ? h("div", {}, h("dt", {}, `${zero} at 0`)) : null) : null),
       h("div", { class: "said" }));
@@ -112,10 +112,12 @@ class GroupView {
   }
 
   turns(one) {
-    const parts = one.messages.slice(0, one.opening).flatMap(lines);
+    const said = (from, to) => one.messages.slice(from, to).flatMap((message, i) => lines(message, goneOf(one, from + i)));
+    const parts = said(0, one.opening);
     let at = one.opening;
     one.turns.forEach((turn, number_) => {
-      parts.push(...lines(one.messages[at]), turnFacts(one, turn, number_), ...one.messages.slice(at + 1, at + 1 + turn.feedback).flatMap(lines));
+      const reply = lines(one.messages[at], goneOf(one, at), turn.is_summary ? "agent sums up, for itself" : "agent");
+      parts.push(...rowBegin(one, number_), ...reply, turnFacts(one, turn, number_), ...said(at + 1, at + 1 + turn.feedback));
       at += 1 + turn.feedback;
     });
     return parts;
@@ -139,7 +141,8 @@ class GroupView {
     };
     const chips = (count, turn) => Array.from({ length: count }, () => chip(turn));
     return one.turns.flatMap((turn, number_) => [
-      h("li", { class: "raw env-part" }, h("span", { class: "who" }, `environment, ${plural(turn.prompt_tokens, "token")}`), h("p", {}, chips(turn.prompt_tokens, number_))),
+      ...rowBegin(one, number_),
+      h("li", { class: "raw env-part" }, h("span", { class: "who" }, `${turn.follows === null ? "whole prompt" : "environment"}, ${plural(turn.prompt_tokens, "token")}`), h("p", {}, chips(turn.prompt_tokens, number_))),
       h("li", { class: "raw agent" }, h("span", { class: "who" }, `agent, ${plural(turn.sampled_tokens, "token")}`), h("p", {}, chips(turn.sampled_tokens, number_))),
       turnFacts(one, turn, number_),
     ]);
@@ -159,10 +162,11 @@ class GroupView {
     const chip = target.closest?.(".t");
     if (!chip) return;
     const one = this.members.get(chip.closest("article"));
-    const [row, at] = [unpack(one), Number(chip.dataset.at)];
+    const [row, at, turn] = [unpack(one), Number(chip.dataset.at), Number(chip.dataset.turn)];
+    const { recorded, inRow } = turnStarts(one)[turn];
     const agent = row.mask[at] === 1;
     const facts = [
-      ["token", JSON.stringify(this.tokens[one.token_ids[at]] ?? null)], ["id", one.token_ids[at]], ["position", at], ["turn", Number(chip.dataset.turn) + 1],
+      ["token", JSON.stringify(this.tokens[one.token_ids[at]] ?? null)], ["id", one.token_ids[at]], [one.rows ? "position in its row" : "position", at - recorded + inRow], ["turn", turn + 1],
       ["mask", agent ? "1, sampled by the agent" : "0, environment"],
       ...(agent ? [["log-prob", exact(row.logprobs[at])], ["probability", row.logprobs[at] === null ? "–" : number(Math.exp(row.logprobs[at]))],
         ["advantage", row.advantages[at] === null ? "did not train" : exact(row.advantages[at])], ["policy version", row.versions[at]]] : []),
@@ -189,14 +193,20 @@ class GroupView {
   }
 }
 
-/** A message as lines of a transcript; an agent's tool calls follow its words. */
-function lines(message) {
+/** A message as lines of a transcript: an agent's thought before its words, its tool calls behind them. `gone`: what
+ *  of it no later turn sees. */
+function lines(message, gone, agent = "agent") {
   const speaker = message.role === "assistant" ? "agent" : message.role;
-  if (speaker === "system") return [h("li", { class: "system" }, h("details", {}, h("summary", {}, "system message"), h("p", {}, message.content)))];
+  const grey = (kind) => (gone[kind] ? " gone" : "");
+  const why = (kind) => (gone[kind] ? h("span", { class: "why" }, ` · ${gone[kind]}`) : null);
+  if (speaker === "system") return [h("li", { class: `system${grey("words")}` }, h("details", {}, h("summary", {}, "system message", why("words")), h("p", {}, message.content)))];
   const calls = message.tool_calls ?? [];
+  const who = { agent, tool: "tool answers" }[speaker] ?? speaker;
+  const thought = message.reasoning
+    ? [h("li", { class: `agent thought${grey("thought")}` }, h("details", {}, h("summary", {}, h("span", { class: "who" }, "agent thinks", why("thought")), h("span", { class: "preview" }, message.reasoning.slice(0, 200))), h("p", {}, message.reasoning)))] : [];
   const said = message.content || !calls.length
-    ? [h("li", { class: speaker }, h("span", { class: "who" }, speaker === "tool" ? "tool answers" : speaker), h(speaker === "tool" ? "code" : "p", {}, message.content || "(nothing)"))] : [];
-  return [...said, ...calls.map((call) => h("li", { class: "agent" }, h("span", { class: "who" }, "agent calls"), h("code", {}, callText(call))))];
+    ? [h("li", { class: `${speaker}${grey("words")}` }, h("span", { class: "who" }, who, why("words")), h(speaker === "tool" ? "code" : "p", {}, message.content || "(nothing)"))] : [];
+  return [...thought, ...said, ...calls.map((call) => h("li", { class: `agent${grey("words")}` }, h("span", { class: "who" }, "agent calls", why("words")), h("code", {}, callText(call))))];
 }
 
 function callText(call) {

@@ -49,6 +49,7 @@ _log = get_logger(__name__)
 _MAY_DIFFER = frozenset(
     {
         "agent.model_name",
+        "agent.context_window",  # what it says is in agent.history
         "agent.device",
         "agent.temperature",
         "agent.seed",

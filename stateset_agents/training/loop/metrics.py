@@ -11,6 +11,7 @@ from statistics import fmean, pstdev
 from stateset_agents.algorithms.advantages import zero_variance_fraction
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import max_or_nan
+from stateset_agents.training.rows.layout import num_distinct_tokens
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
 __all__ = [
@@ -37,18 +38,22 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     }
     if played:
         agent = sum(t.num_agent_tokens for t in played)
-        tokens = sum(len(t.token_ids) for t in played)
+        rows = [[row.token_ids for row in t.rows] for t in played]
+        tokens = sum(map(num_distinct_tokens, rows))
         replies = [reply for t in played for reply in t.replies]
+        num_turns = sum(len(t.turns) for t in played)
         cut = sum(turn.completion.finish_reason == "length" for t in played for turn in t.turns)
         unreadable = sum(any(call.error is not None for call in reply.tool_calls) for reply in replies)
         metrics |= {
             "rollout/turns": fmean(len(t.turns) for t in played),
+            "rollout/rows": fmean(map(len, rows)),
+            "rollout/rows_max": float(max(map(len, rows))),
             "rollout/truncated": fmean(t.status is Status.TRUNCATED for t in played),
             "rollout/malformed": unreadable / max(1, len(replies)),
-            "rollout/cut_replies": cut / max(1, len(replies)),
+            "rollout/cut_replies": cut / max(1, num_turns),
             "tokens/agent": float(agent),
             "tokens/environment": float(tokens - agent),
-            "tokens/per_turn": agent / max(1, sum(len(t.turns) for t in played)),
+            "tokens/per_turn": agent / max(1, num_turns),
         }
     if branches := [branch for group in groups for branch in group.branches]:
         metrics |= {

@@ -33,6 +33,8 @@ class RunState:
     """Running statistics of the reward (`RewardFunction.state`)."""
     temperature: float | None = None
     """Of the next rollout, where a schedule moves it."""
+    template_date: str | None = None
+    """The day that the chat template tells in this run, as 2026-11-22; None where it tells none."""
     evaluated_step: int = 0
     """After which the validation split was last played."""
     best: Best = field(default_factory=Best)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -83,6 +84,7 @@ class WeightSync:
 
     async def push(self, state: RunState) -> None:
         """Let the agent sample with the learner's weights; the processes do it together."""
+        self._pin_date(state)
         await self.group.barrier("the hand-over of the weights")
         self.token = object()  # a push that fails leaves unknown weights: the next one pushes again
         if self.config.lora is not None or self.config.parallelism == "fsdp2":
@@ -96,8 +98,14 @@ class WeightSync:
 
     async def ensure_current(self, state: RunState) -> None:
         """Push where the agent has other weights."""
+        self._pin_date(state)
         if not self.is_current:
             await shielded(self.push(state))
+
+    def _pin_date(self, state: RunState) -> None:
+        """Let the agent tell the day of this run: it was loaded on another, or trained by another run."""
+        if state.template_date is not None:
+            self.agent.pin_date(datetime.date.fromisoformat(state.template_date))
 
     async def publish(self, weights: Mapping[str, torch.Tensor], step: int) -> None:
         """Let the agent sample with the weights of a checkpoint; the learner keeps its own."""

@@ -5,8 +5,9 @@ the row before it. A group's prompt P with the continuations c1, c2, c3 becomes
 
     P c1 | c2 | c3
 
-where c2 attends to P and itself and has the positions from |P| on, so that P is computed once. See
-`packed_attention.py` for the attention; called by `training.update.batch` and `training.update.critic`.
+where c2 attends to P and itself and has the positions from |P| on, so that P is computed once. So is what
+the rows of one conversation have in common, which stand behind one another. See `packed_attention.py` for the
+attention; called by `training.update.policy`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from stateset_agents.training.rows.packed_attention import Packing, Segment
 
-__all__ = ["Layout", "packed_layouts", "padded_layouts"]
+__all__ = ["Layout", "num_distinct_tokens", "packed_layouts", "padded_layouts", "units_of_conversations"]
 
 _PADDING = -1
 
@@ -50,6 +51,11 @@ class Layout:
         """Positions of [R, T] that hold no token."""
         return int((self.input_ids == _PADDING).sum())
 
+    def forget_masks(self) -> None:
+        """Once it is not forwarded for a while."""
+        if self.packing is not None:
+            self.packing.forget_masks()
+
     def forward_arguments(self, device: torch.device) -> dict[str, Any]:
         """The keywords of the model's forward; a packing needs `use_packed_attention` around it."""
         arguments: dict[str, Any] = {"input_ids": self.input_ids.clamp_min(0).to(device), "use_cache": False}
@@ -58,48 +64,106 @@ class Layout:
         return arguments | {"position_ids": self.packing.positions.to(device), "packing": self.packing}
 
 
-def padded_layouts(rows: Sequence[Sequence[int]], *, max_rows: int, max_tokens: int) -> list[Layout]:
+def units_of_conversations(
+    rows: Sequence[Sequence[int]], conversations: Sequence[int], *, max_tokens: int | None = None
+) -> list[list[int]]:
+    """Indices of rows that are to be in one layout: those of one conversation.
+
+    `conversations`: of which each row is. One whose rows have more than `max_tokens` tokens, prefixes that
+    they share counted once, is cut into several units; None: none is cut.
+    """
+    members: dict[int, list[int]] = {}
+    for index, conversation in enumerate(conversations):
+        members.setdefault(conversation, []).append(index)
+    units = list(members.values())
+    if max_tokens is None:
+        return units
+    return [
+        [index for index, _ in pack]
+        for unit in units
+        for pack in _packs(rows, [[index] for index in unit], max_units=len(unit), max_tokens=max_tokens)
+    ]
+
+
+def padded_layouts(
+    rows: Sequence[Sequence[int]],
+    *,
+    max_rows: int,
+    max_tokens: int,
+    units: Sequence[Sequence[int]] | None = None,
+) -> list[Layout]:
     """Rows of similar length side by side, shorter ones first.
 
-    At most `max_rows` rows and `max_tokens` tokens, padding included, are in one layout; a row longer than
-    `max_tokens` is alone in its layout.
+    `units`: indices of rows that stay in one layout; each row by itself unless given. At most `max_rows`
+    units and `max_tokens` tokens, padding included, are in one layout; a unit of more tokens is alone in its
+    layout.
     """
-    batches: list[list[int]] = []
-    for index in sorted(range(len(rows)), key=lambda index: (len(rows[index]), index)):
+    batches: list[list[Sequence[int]]] = []
+    units = [[index] for index in range(len(rows))] if units is None else units
+    widths = [max(len(rows[index]) for index in unit) for unit in units]
+    for width, unit in sorted(zip(widths, units, strict=True), key=lambda pair: (pair[0], pair[1][0])):
         current = batches[-1] if batches else []
-        if current and len(current) < max_rows and (len(current) + 1) * len(rows[index]) <= max_tokens:
-            current.append(index)
+        count = sum(map(len, current)) + len(unit)
+        if current and len(current) < max_rows and count * width <= max_tokens:
+            current.append(unit)
         else:
-            batches.append([index])
-    return [_padded(rows, indices) for indices in batches]
+            batches.append([unit])
+    return [_padded(rows, list(itertools.chain.from_iterable(batch))) for batch in batches]
 
 
-def packed_layouts(rows: Sequence[Sequence[int]], *, max_rows: int, max_tokens: int) -> list[Layout]:
+def packed_layouts(
+    rows: Sequence[Sequence[int]],
+    *,
+    max_rows: int,
+    max_tokens: int,
+    units: Sequence[Sequence[int]] | None = None,
+) -> list[Layout]:
     """Rows behind one another in the order of their tokens; a prefix that neighbours share is there once.
 
-    Bounds as of `padded_layouts`; a shared prefix counts once. There are as few layouts as possible, and
-    then the largest is as small as possible: it decides how much memory an update needs.
+    Units and bounds as of `padded_layouts`; a shared prefix counts once. A unit's rows are neighbours. There
+    are as few layouts as possible, and then the largest is as small as possible: it decides how much memory
+    an update needs.
     """
-    order = sorted(range(len(rows)), key=lambda index: (tuple(rows[index]), index))
-    prefixes = [0, *(_shared_prefix(rows[left], rows[right]) for left, right in itertools.pairwise(order))]
+    units = [[index] for index in range(len(rows))] if units is None else units
+    packs = _packs(rows, units, max_units=max_rows, max_tokens=max_tokens)
+    return [_packed(rows, pairs) for pairs in packs]
+
+
+def num_distinct_tokens(rows: Sequence[Sequence[int]]) -> int:
+    """How many tokens the rows have in one pack: prefixes that they share once."""
+    ordered = sorted(map(list, rows))
+    return sum(map(len, rows)) - sum(_shared_prefix(*pair) for pair in itertools.pairwise(ordered))
+
+
+def _packs(
+    rows: Sequence[Sequence[int]], units: Sequence[Sequence[int]], *, max_units: int, max_tokens: int
+) -> list[list[tuple[int, int]]]:
+    """Packs of (index, tokens shared with the row before), in the order of the rows' tokens."""
+    inside = [sorted(unit, key=lambda index: (tuple(rows[index]), index)) for unit in units]
+    ordered = sorted(inside, key=lambda unit: (tuple(rows[unit[0]]), unit[0]))
+    order = list(itertools.chain.from_iterable(ordered))
+    shared = [0, *(_shared_prefix(rows[left], rows[right]) for left, right in itertools.pairwise(order))]
+    pairs = iter(zip(order, shared, strict=False))  # no rows, no pairs
+    together = [list(itertools.islice(pairs, len(unit))) for unit in ordered]
+    sizes = [sum(len(rows[index]) - prefix for index, prefix in unit) for unit in together]
 
     def pack(tokens: int) -> list[list[tuple[int, int]]]:
-        """Packs of (index, tokens shared with the row before) with at most so many tokens."""
+        """With at most so many tokens in each."""
         packs: list[list[tuple[int, int]]] = []
-        used = 0
-        for index, shared in zip(order, prefixes, strict=False):  # no rows, no pairs
-            added = len(rows[index]) - shared
-            if packs and len(packs[-1]) < max_rows and used + added <= tokens:
-                packs[-1].append((index, shared))
-                used += added
+        used = count = 0
+        for unit, added in zip(together, sizes, strict=True):
+            if packs and count < max_units and used + added <= tokens:
+                packs[-1].extend(unit)
+                used, count = used + added, count + 1
             else:
-                packs.append([(index, 0)])
-                used = len(rows[index])
+                (first, prefix), *others = unit
+                packs.append([(first, 0), *others])
+                used, count = added + prefix, 1
         return packs
 
     fewest = len(pack(max_tokens))
     enough = bisect.bisect_left(range(max_tokens), True, key=lambda tokens: len(pack(tokens)) == fewest)
-    return [_packed(rows, pairs) for pairs in pack(enough)]
+    return pack(enough)
 
 
 def _padded(rows: Sequence[Sequence[int]], indices: Sequence[int]) -> Layout:
@@ -148,5 +212,11 @@ def _first(ranges: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int
 
 def _shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """How many tokens both begin with."""
-    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))
-    return sum(1 for _ in equal)
+    equal, most = 0, min(len(left), len(right))
+    while equal < most:  # slices are compared in C
+        middle = (equal + most + 1) // 2
+        if left[equal:middle] == right[equal:middle]:
+            equal = middle
+        else:
+            most = middle - 1
+    return equal

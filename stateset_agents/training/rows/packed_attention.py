@@ -66,6 +66,10 @@ class Packing:
             self._masks[name] = _causal_mask(queries, keys, window, like)
         return self._masks[name]
 
+    def forget_masks(self) -> None:
+        """Free the memory of the masks, which may be larger than the activations; they are made again."""
+        self._masks.clear()
+
 
 def _causal_mask(queries: int, keys: int, window: int | None, like: Tensor) -> Tensor | None:
     if window is None or window > keys:

@@ -40,13 +40,15 @@ class UpdateSettings(Settings):
         default=None,
         ge=1,
         description="Most tokens, padding included, in one forward; longer passes are split. None: 2048 on a "
-        "CPU, whose caches hold no more, 16384 elsewhere.",
+        "CPU, whose caches hold no more (16384 where rows of one conversation share them), 16384 elsewhere. "
+        "A row that is longer goes alone, and so does a conversation whose loss takes one ratio of all its "
+        "rows.",
     )
     row_layout: Literal["auto", "packed", "padded"] = Field(
         default="auto",
         description="How conversations lie in an update's forward: packed behind one another, what several "
-        "begin with computed once, or padded side by side. auto packs where the model, tried at the start, "
-        "gives the same hidden states that way; the run's log says which.",
+        "rows begin with computed once, or padded side by side. auto packs where the model, tried at the "
+        "start, gives the same hidden states that way; the run's log says which.",
     )
     fast_linears: bool = Field(
         default=True,

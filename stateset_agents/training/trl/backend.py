@@ -82,16 +82,14 @@ class TrlBackend:
         session: Session | None = None,
         on_text: Callable[[str], None] | None = None,
     ) -> Completion:
-        """Sample one turn together with the others that are waiting.
+        """Sample one turn together with the others that are waiting, and cut it where it is to be shorter.
 
-        Raises ConfigurationError for another temperature or length than TRL's trainer has, and for stop
-        strings; BackendError where the prompt fills the context or nothing was sampled.
+        Raises ConfigurationError for another temperature or a greater length than TRL's trainer has;
+        BackendError where the prompt fills the context or nothing was sampled.
         """
-        if params.stop or on_text is not None:
-            raise ConfigurationError(
-                "TRL's generation has no stop strings and no streaming: use generation own"
-            )
-        if (params.temperature, params.max_new_tokens) != (self._temperature, self._max_new_tokens):
+        if on_text is not None:
+            raise ConfigurationError("TRL's generation has no streaming: use generation own")
+        if params.temperature != self._temperature or params.max_new_tokens > self._max_new_tokens:
             raise ConfigurationError(
                 f"TRL samples at temperature {self._temperature:g}, up to {self._max_new_tokens} tokens, got "
                 f"{params.temperature:g} and {params.max_new_tokens}: use generation own"
@@ -104,16 +102,25 @@ class TrlBackend:
             )
         ids, logprobs = await self._sample_turn(prompt_ids, session)
         stops = set(params.stop_token_ids) | set(self.tokenizer.eos_ids)
-        end = next((index + 1 for index, token in enumerate(ids) if token in stops), len(ids))
-        token_ids = tuple(ids[: min(end, room)])
+        text = TurnText(
+            self.tokenizer, params.stop, end_ids=stops, skip_special_tokens=params.skip_special_tokens
+        )
+        ends = (
+            index
+            for index, token in enumerate(ids, start=1)
+            if token in stops or (params.stop and text.add(token))
+        )
+        end = next(ends, None)
+        is_cut = end is None or end > min(room, params.max_new_tokens)
+        token_ids = tuple(ids[: min(end or len(ids), room, params.max_new_tokens)])
         if not token_ids:
             raise BackendError("TRL sampled an empty reply: look at its generation options")
         return Completion(
-            message=Message(role="assistant", content=TurnText(self.tokenizer).finish(token_ids)),
+            message=Message(role="assistant", content=text.finish(token_ids)),
             prompt_ids=tuple(prompt_ids),
             token_ids=token_ids,
             logprobs=tuple(logprobs[: len(token_ids)]),
-            finish_reason="stop" if token_ids[-1] in stops else "length",
+            finish_reason="length" if is_cut else "stop",
             version_spans=(VersionSpan(self.version, 0, len(token_ids)),),
         )
 

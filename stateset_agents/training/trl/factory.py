@@ -13,7 +13,6 @@ from stateset_agents.training.trl.backend import TrlBackend
 from stateset_agents.training.trl.learner import TrlLearner
 from stateset_agents.training.trl.settings import TrlSettings, check_mappable
 from stateset_agents.training.update.factory import engine_paths, is_quantized_training, trainable_copy
-from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect
 
 __all__ = ["TrlLearnerFactory"]
@@ -29,10 +28,6 @@ class TrlLearnerFactory:
 
     def check(self, agent: MultiTurnAgent, config: TrainingConfig) -> None:
         """Raises ConfigurationError for settings that TRL cannot follow."""
-        if self.settings.generates and agent.config.stop:
-            raise ConfigurationError(
-                "TRL's generation has no stop strings: leave AgentConfig.stop out, or use generation own"
-            )
         check_mappable(config, self.settings)
 
     def make(

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.backends.matmul_precision import MatmulPrecision
 from stateset_agents.backends.pretrained.load_lock import loading
 from stateset_agents.core.value_function import trunk_of
@@ -28,9 +29,9 @@ from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.layout import Layout, padded_layouts
 from stateset_agents.training.trl.backend import Sampled
-from stateset_agents.training.trl.rows import TrlRow, padding_row, trl_row
+from stateset_agents.training.trl.rows import TrlRow, padding_row, trl_rows
 from stateset_agents.training.trl.settings import TrlSettings, grpo_arguments
-from stateset_agents.training.update.batch import Sample
+from stateset_agents.training.update.batch import ConversationRow, Sample
 from stateset_agents.training.update.critic import (
     CreditedBatch,
     Critic,
@@ -41,7 +42,7 @@ from stateset_agents.training.update.critic import (
 from stateset_agents.training.update.lora import base_of, lora_config, write_model_files
 from stateset_agents.training.update.weight_store import AdapterWeights, FullWeights, WeightStore
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
-from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
+from stateset_agents.types.trajectory import TrajectoryGroup
 
 __all__ = ["TrlLearner"]
 
@@ -203,11 +204,24 @@ class TrlLearner:
             )
         cut = 1 if self._cuts_after_first_token else None
         rows = [
-            trl_row(sample.trajectory, sample.advantages, weight=sample.weight, prompt_tokens=cut)
-            for sample in samples
+            row
+            for number, sample in enumerate(samples)
+            for row in trl_rows(
+                sample.trajectory,
+                sample.advantages,
+                weight=sample.weight,
+                prompt_tokens=cut,
+                conversation=number,
+            )
         ]
+        if len(rows) > len(samples) and LOSSES[self.config.loss_type].level == "sequence":
+            raise ConfigurationError(
+                f"loss_type {self.config.loss_type!r} in TRL takes one ratio of each row, and {len(samples)} "
+                f"conversations have {len(rows)} rows: take a loss_type with a ratio of each token, or train "
+                "with MultiTurnGRPOTrainer"
+            )
         padding = padding_row(self._tokenizer.pad_token_id, reward=fmean(row.reward for row in rows))
-        return [*rows, *[padding] * (size - len(rows))]
+        return [*rows, *[padding] * (-len(rows) % size)]
 
     async def sample(self, prompts: list[list[int]]) -> list[Sampled]:
         """Replies by TRL's own generation, which runs in TRL's thread, between two steps."""
@@ -309,9 +323,9 @@ class TrlLearner:
 def _critic(model: Any, config: TrainingConfig) -> Critic | None:
     """TRL has none: a value head on the hidden states of its model."""
 
-    def layouts(trajectories: Sequence[Trajectory]) -> list[Layout]:
-        rows = [trajectory.token_ids for trajectory in trajectories]
-        return padded_layouts(rows, max_rows=len(rows), max_tokens=_MOST_TOKENS)
+    def layouts(rows: Sequence[ConversationRow]) -> list[Layout]:
+        ids = [row.token_ids for _, row in rows]
+        return padded_layouts(ids, max_rows=len(ids), max_tokens=_MOST_TOKENS)
 
     def hidden(layout: Layout) -> Tensor:
         training = model.training

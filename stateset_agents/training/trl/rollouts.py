@@ -21,7 +21,7 @@ from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment, expect_environment
 from stateset_agents.core.reward import EnvironmentReward, Reward
 from stateset_agents.evaluation.evaluator import refuse_truncated_sampling
-from stateset_agents.training.trl.rows import padding_row, trl_row
+from stateset_agents.training.trl.rows import TrlRow, padding_row, trl_rows
 from stateset_agents.training.update.lora import merged_weights
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
@@ -107,12 +107,7 @@ class TrlRollout:
         )
 
     def _columns(self, members: Sequence[Trajectory], pad_id: int, with_logprobs: bool) -> dict[str, Any]:
-        rows = [
-            trl_row(member, None if member.reward is None else [0.0] * member.num_agent_tokens)
-            if member.num_agent_tokens
-            else padding_row(pad_id, reward=0.0)
-            for member in members
-        ]
+        rows = [_row(member, pad_id) for member in members]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
             "completion_ids": [row.completion_ids for row in rows],
@@ -146,6 +141,19 @@ class TrlRollout:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _row(member: Trajectory, pad_id: int) -> TrlRow:
+    """Raises ConfigurationError for a conversation of several rows."""
+    if not member.num_agent_tokens:
+        return padding_row(pad_id, reward=0.0)
+    row, *others = trl_rows(member, None if member.reward is None else [0.0] * member.num_agent_tokens)
+    if others:
+        raise ConfigurationError(
+            f"a conversation of scenario {member.scenario.id!r} has {1 + len(others)} rows, and TRL takes "
+            "one for each prompt: set AgentConfig.history to keep, or train with TrlGRPOTrainer"
+        )
+    return row
 
 
 def make_trl_rollout(

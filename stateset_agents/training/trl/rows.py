@@ -2,17 +2,22 @@
 
     prompt P, reply A, user U, reply B  ->  prompt P, completion A U B, mask 1 0 1
 
+A conversation of several rows is several of TRL's.
+
 TRL pads a mask that is too short with ones and would train what the user said, so lengths are checked here.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stateset_agents.training.update.batch import trained_turns
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["TrlRow", "padding_row", "trl_row"]
+__all__ = ["TrlRow", "padding_row", "shares_of_conversations", "trl_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,13 @@ class TrlRow:
     """[T] 0.0 where the mask is."""
     reward: float = 0.0
     """What the conversation earned, for TRL's log."""
+    conversation: int = 0
+    """Which of the batch it is a row of."""
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that train in it."""
+        return sum(self.env_mask)
 
     def __post_init__(self) -> None:
         columns = (self.completion_ids, self.env_mask, self.logprobs, self.advantages)
@@ -44,35 +56,52 @@ class TrlRow:
             raise ValueError(f"a mask is made of 0 and 1, got {sorted(set(self.env_mask))}")
 
 
-def trl_row(
+def trl_rows(
     trajectory: Trajectory,
     advantages: Sequence[float] | None,
     *,
     weight: float = 1.0,
     prompt_tokens: int | None = None,
-) -> TrlRow:
-    """The row of a trajectory whose agent tokens have these `advantages` [N]; None: it does not train.
+    conversation: int = 0,
+) -> list[TrlRow]:
+    """The rows of a trajectory whose agent tokens have these `advantages` [N], in order of turns; None: it
+    does not train. A row in which no token trains is left out, unless all are.
 
-    `prompt_tokens`: where to cut, by default before the first reply.
+    `prompt_tokens`: where to cut each, by default before the first reply that trains in it. `conversation`:
+    its number in the batch.
     """
-    ids, mask, logprobs = trajectory.token_ids, trajectory.action_mask, trajectory.logprobs
-    cut = prompt_tokens or len(trajectory.turns[0].prompt_ids)
-    if advantages is None:
-        mask = [0] * len(mask)
-    elif len(advantages) != sum(mask):
-        raise ValueError(f"{sum(mask)} agent tokens need an advantage each, got {len(advantages)}")
-    if any(mask[:cut]):
-        raise ValueError(f"the first reply begins before token {cut}: cut the row before it")
-    credit = iter(advantages or ())
-    weighted = [weight * next(credit) if bit else 0.0 for bit in mask]
-    return TrlRow(
-        prompt_ids=ids[:cut],
-        completion_ids=ids[cut:],
-        env_mask=mask[cut:],
-        logprobs=logprobs[cut:],
-        advantages=weighted[cut:],
-        reward=trajectory.reward or 0.0,
-    )
+    if advantages is not None and len(advantages) != trajectory.num_agent_tokens:
+        raise ValueError(
+            f"{trajectory.num_agent_tokens} agent tokens need an advantage each, got {len(advantages)}"
+        )
+    sizes = (len(turn.completion.token_ids) for turn in trajectory.turns)
+    firsts = list(itertools.accumulate(sizes, initial=0))
+    rows = trajectory.rows
+    made = []
+    for row in [row for row in rows if any(row.action_mask)] or rows[:1]:
+        trained = list(trained_turns(row))
+        ids, mask = row.token_ids, row.action_mask
+        cut = prompt_tokens or trained[0].start
+        if any(mask[:cut]):
+            raise ValueError(f"the first reply begins before token {cut}: cut the row before it")
+        credit = [0.0] * len(ids)
+        for number, turn, start in trained:
+            count = len(turn.completion.token_ids)
+            if advantages is not None:
+                own = advantages[firsts[number] : firsts[number] + count]
+                credit[start : start + count] = [weight * advantage for advantage in own]
+        made.append(
+            TrlRow(
+                prompt_ids=ids[:cut],
+                completion_ids=ids[cut:],
+                env_mask=[0] * len(ids[cut:]) if advantages is None else mask[cut:],
+                logprobs=row.logprobs[cut:],
+                advantages=credit[cut:],
+                reward=trajectory.reward or 0.0,
+                conversation=conversation,
+            )
+        )
+    return made
 
 
 def padding_row(pad_id: int, *, reward: float) -> TrlRow:
@@ -86,3 +115,11 @@ def padding_row(pad_id: int, *, reward: float) -> TrlRow:
         advantages=[0.0],
         reward=reward,
     )
+
+
+def shares_of_conversations(rows: Sequence[TrlRow]) -> list[float]:
+    """[rows] of the tokens that train in a row's conversation, the share that trains in this row."""
+    tokens: Counter[int] = Counter()
+    for row in rows:
+        tokens[row.conversation] += row.num_trained
+    return [row.num_trained / max(1, tokens[row.conversation]) for row in rows]

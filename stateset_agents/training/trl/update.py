@@ -1,8 +1,9 @@
 """TRL's GRPOTrainer on whole conversations and our advantages. Importing this file imports TRL.
 
-Two private methods of TRL are overridden, so its version is pinned:
-`_generate_and_score_completions`, to put one advantage on each token, and `_compute_loss`, to count
-conversations as we do. Everything else (forward, loss, reference, optimiser, distribution) is TRL's.
+Three private methods of TRL are overridden, so its version is pinned: `_generate_and_score_completions`, to
+put one advantage on each token, and `_compute_loss` and `_get_per_token_logps_and_entropies`, to count
+conversations as we do, whatever their rows. Everything else (forward, loss, reference, optimiser,
+distribution) is TRL's.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from torch import Tensor
 from transformers import PrinterCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import split_tensor_dict
 
 from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight
 from stateset_agents.backends.onednn_linear import fast_linears
 from stateset_agents.runs.learning_rate import schedule
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.trl.rows import TrlRow
+from stateset_agents.training.trl.rows import TrlRow, shares_of_conversations
 from stateset_agents.training.update.randomness import clear_dropout_rates
 from stateset_agents.types.seeds import derive
 
@@ -62,8 +64,9 @@ class ConversationTrainer(GRPOTrainer):
         stop_ids: Sequence[int] = (),
         precision: MatmulPrecision = "highest",
     ) -> None:
-        """`next_rows` returns each batch and may wait; `stepped` is called with the metrics of each optimiser
-        step. `stop_ids` end a turn where TRL samples; `precision` is of fp32 products, logits excepted."""
+        """`next_rows` returns each batch, in a multiple of the rows that TRL asks for, and may wait;
+        `stepped` is called with the metrics of each optimiser step. `stop_ids` end a turn where TRL samples;
+        `precision` is of fp32 products, logits excepted."""
         self._config = config
         self._linears = partial(fast_linears, config.fast_linears, precision, wide=head_weight(model))
         self.updates_done = 0
@@ -71,6 +74,8 @@ class ConversationTrainer(GRPOTrainer):
         self._next_rows = next_rows
         self._stepped = stepped
         self._rows: Sequence[TrlRow] = ()
+        self._gradient_shares: Tensor | None = None
+        """[B] what the gradient of each row that is forwarded is multiplied by; None: 1."""
         self._rng_state: Tensor | None = None
         settings: Any = arguments
         num_prompts = settings.max_steps * settings.generation_batch_size // settings.num_generations
@@ -121,7 +126,7 @@ class ConversationTrainer(GRPOTrainer):
 
     def _played_rows(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """TRL's `rollout_func`: conversations that were played already."""
-        rows = self._rows = self._next_rows()
+        rows = self._rows
         if len(rows) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts need a row each, got {len(rows)}")
         return {
@@ -164,26 +169,63 @@ class ConversationTrainer(GRPOTrainer):
         return inputs
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's batch, its advantages [B] replaced by ours, [B, T]."""
+        """TRL's batch, its advantages [B] replaced by ours, [B, T]. It has as many rows as there are."""
+        rows = self._rows = self._next_rows()
+        parts, rest = divmod(len(rows), len(inputs))
+        if rest or not parts:
+            raise ValueError(f"{len(inputs)} prompts need a multiple of as many rows, got {len(rows)}")
         with self._linears():
-            batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            batch: dict[str, Any] = super()._generate_and_score_completions(
+                [dict(one) for _ in range(parts) for one in inputs]  # TRL writes into them
+            )
         advantages = torch.zeros(batch["completion_ids"].shape, dtype=torch.float32)
-        for index, row in enumerate(self._rows):
+        for index, row in enumerate(rows):
             advantages[index, : len(row.advantages)] = torch.tensor(row.advantages)
         batch["advantages"] = advantages.to(batch["completion_ids"].device)
-        training = sum(any(row.env_mask) for row in self._rows)
+        training = {row.conversation for row in rows if row.num_trained}
         # TRL shuffles the rows next, in an order of the run's seed and the update's number. The seed is not
         # set sooner: until the rows are there other threads draw, too.
         self._rng_state = torch.get_rng_state()
         torch.manual_seed(derive(self._config.seed, "trl", self.updates_done + self.state.global_step))
-        batch["row_share"] = torch.tensor(len(self._rows) / max(1, training))
+        batch["parts"] = torch.tensor(parts)
+        batch["row_share"] = torch.tensor(len(inputs) / max(1, len(training)))
+        batch["gradient_share"] = torch.tensor(shares_of_conversations(rows))
         return batch
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """TRL's loss. Where it averages over rows, those that train nothing do not count."""
-        with self._linears():
-            loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]  # TRL
+        """TRL's loss. Where it averages over rows, conversations count, and a row's mean over its tokens
+        counts by their share of its conversation's.
+
+        A batch with more rows than TRL asked for goes through the model in parts of the size it asked for.
+        """
+        *earlier, last = split_tensor_dict(inputs, int(inputs["parts"]))
+        before = torch.zeros(())
+        for part in earlier:
+            loss = self._part_loss(model, part)
+            self.accelerator.backward(loss)
+            before = before.to(loss.device) + loss.detach()
+        loss = self._part_loss(model, last)
+        return loss + before if earlier else loss
+
+    def _part_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        shares = inputs["gradient_share"].to(inputs["completion_ids"].device)
+        trains = shares > 0
+        if self.loss_type == "grpo" and not bool((shares[trains] == 1).all()):
+            self._gradient_shares = shares
+        try:
+            with self._linears():
+                loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]  # TRL
+        finally:
+            self._gradient_shares = None
         return loss * inputs["row_share"].item() if self.loss_type in ("grpo", "dr_grpo") else loss
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> Any:
+        """TRL's; each row's gradient goes into the model by its share."""
+        scores = super()._get_per_token_logps_and_entropies(*args, **options)
+        shares = self._gradient_shares
+        if shares is not None and scores[0].requires_grad:
+            scores[0].register_hook(lambda gradient: gradient * shares[:, None].to(gradient.dtype))
+        return scores
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """TRL's log; the metrics of an optimiser step go to `stepped` by our names."""

@@ -19,6 +19,7 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.estimators.base import ValueEstimate, bootstraps
 from stateset_agents.training.estimators.registry import ESTIMATORS
 from stateset_agents.training.rows.layout import Layout
+from stateset_agents.training.update.batch import ConversationRow, TrainedTurn, rows_of, trained_turns
 from stateset_agents.training.update.credit import Credited, assign_credit, trainable
 from stateset_agents.training.update.randomness import seeded_rng
 from stateset_agents.types.seeds import derive
@@ -41,7 +42,8 @@ class ValuePredictions:
     estimates: list[ValueEstimate]
     """One per trajectory."""
     hidden: list[Tensor]
-    """[positions of V, H] of each trajectory: before every turn or token, then after every turn."""
+    """[positions of V, H] of each trajectory: before every turn or token, then after every turn, in order of
+    turns."""
     old_values: list[Tensor]
     """[positions of V] the values there."""
 
@@ -59,9 +61,10 @@ class CreditedBatch:
 class Critic:
     """A value function on the policy's trunk, read before every turn or every agent token.
 
-    V is read at the position that predicts what comes next: a turn's at the last prompt token before it.
-    After a turn it is read at the turn's last token, before anyone answers: what answers the last turn of
-    a conversation that a limit cut is in no row. It learns there, too, what the next turn brought.
+    V is read at the position that predicts what comes next, in the row in which the turn trains: a turn's at
+    the last prompt token before it. After a turn it is read at the turn's last token, before anyone answers:
+    what answers the last turn of a conversation that a limit cut is in no row. It learns there, too, what the
+    next turn brought.
     """
 
     value_function: ValueFunction
@@ -70,7 +73,7 @@ class Critic:
     """Steps of the head on each batch."""
     bootstrap: bool
     """Does a truncated conversation continue in its value?"""
-    layouts: Callable[[Sequence[Trajectory]], list[Layout]]
+    layouts: Callable[[Sequence[ConversationRow]], list[Layout]]
     """How rows are forwarded."""
     hidden: Callable[[Layout], Tensor]
     """[R * T, H] the policy's last hidden states of them."""
@@ -78,13 +81,22 @@ class Critic:
     @torch.no_grad()
     def predict(self, trajectories: Sequence[Trajectory]) -> ValuePredictions:
         """V before every turn or token and after the last word, of trajectories with agent tokens."""
-        hidden: list[Tensor] = [torch.empty(0)] * len(trajectories)
-        for layout in self.layouts(trajectories):
+        rows = rows_of(trajectory.rows for trajectory in trajectories)
+        before: list[dict[int, Tensor]] = [{} for _ in trajectories]
+        after: list[dict[int, Tensor]] = [{} for _ in trajectories]
+        for layout in self.layouts(rows):
             states = self.hidden(layout)
             for index, flat in zip(layout.rows, layout.flat, strict=True):
-                last_of_turns = [end - 1 for end in itertools.accumulate(_lengths(trajectories[index]))]
-                positions = [*self._before(trajectories[index]), *last_of_turns]
-                hidden[index] = states.index_select(0, flat[torch.tensor(positions)].to(states.device))
+                conversation, row = rows[index]
+                for trained in trained_turns(row):
+                    positions = flat[torch.tensor(self._positions(trained))]
+                    read = states.index_select(0, positions.to(states.device))
+                    before[conversation][trained.number] = read[:-1]
+                    after[conversation][trained.number] = read[-1:]
+        hidden = [
+            torch.cat([part[index] for part in parts for index in range(len(trajectory.turns))])
+            for trajectory, parts in zip(trajectories, zip(before, after, strict=True), strict=True)
+        ]
         counts = [len(states) for states in hidden]
         values = torch.split(self.value_function.values_of(torch.cat(hidden)), counts)
         estimates = [
@@ -121,15 +133,11 @@ class Critic:
         metrics.pop("value/explained_variance", None)
         return metrics | explained_variance(old[chosen], targets[chosen])
 
-    def _before(self, trajectory: Trajectory) -> list[int]:
-        """Positions in the row that predict a turn's first token, or every agent token."""
-        starts = itertools.accumulate(_lengths(trajectory), initial=0)
-        positions: list[int] = []
-        for start, turn in zip(starts, trajectory.turns, strict=False):
-            first = start + len(turn.prompt_ids) - 1
-            count = 1 if self.per == "turn" else len(turn.completion.token_ids)
-            positions.extend(range(first, first + count))
-        return positions
+    def _positions(self, trained: TrainedTurn) -> list[int]:
+        """In the row: what predicts the turn's first token, or all of its tokens; then its last token."""
+        before, num_tokens = trained.start - 1, len(trained.turn.completion.token_ids)
+        count = 1 if self.per == "turn" else num_tokens
+        return [*range(before, before + count), before + num_tokens]
 
     def _returns_after(self, trajectory: Trajectory, returns: Sequence[float]) -> list[float]:
         """[num_turns] the return after each turn; nan where a limit cut the conversation."""
@@ -144,7 +152,7 @@ def make_critic(
     model: nn.Module,
     config: TrainingConfig,
     *,
-    layouts: Callable[[Sequence[Trajectory]], list[Layout]],
+    layouts: Callable[[Sequence[ConversationRow]], list[Layout]],
     hidden: Callable[[Layout], Tensor],
     autocast: torch.dtype | None = None,
 ) -> Critic | None:
@@ -195,7 +203,3 @@ def update_critic(critic: Critic | None, batch: CreditedBatch, *, seed: int, ste
     with seeded_rng(derive(seed, "critic", step), batch.predictions.hidden[0].device):
         trajectories = [sample.trajectory for sample in batch.credited.samples]
         return critic.learn(batch.predictions, trajectories, batch.credited.returns)
-
-
-def _lengths(trajectory: Trajectory) -> list[int]:
-    return [len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in trajectory.turns]

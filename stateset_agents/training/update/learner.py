@@ -19,8 +19,15 @@ from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
-from stateset_agents.training.rows.layout import Layout
-from stateset_agents.training.update.batch import MicroBatch, Sample, lengths, micro_batch
+from stateset_agents.training.rows.layout import Layout, num_distinct_tokens, units_of_conversations
+from stateset_agents.training.update.batch import (
+    ConversationRow,
+    MicroBatch,
+    Sample,
+    lengths,
+    micro_batch,
+    rows_of,
+)
 from stateset_agents.training.update.critic import (
     CreditedBatch,
     credit_with_critic,
@@ -35,11 +42,16 @@ from stateset_agents.training.update.weight_store import weights_and_reference
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.seeds import derive
-from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
+from stateset_agents.types.trajectory import TrajectoryGroup
 
 __all__ = ["Learner"]
 
 _log = get_logger(__name__)
+
+_PASS_TOKENS = 16384
+"""Of one forward, by default: they fill a GPU."""
+_CPU_PASS_TOKENS = 2048
+"""A CPU's caches hold no more. What the rows of one conversation share is worth more than that."""
 
 
 class Learner:
@@ -119,13 +131,29 @@ class Learner:
     def num_updates(self) -> int:
         return self.optimization.num_updates
 
-    def _layouts(self, trajectories: Sequence[Trajectory]) -> list[Layout]:
-        """How these trajectories' rows are forwarded."""
-        default = 2048 if self.device.type == "cpu" else 16384  # what a CPU's caches hold, what fills a GPU
-        tokens = self.config.micro_batch_tokens or default
-        rows = self.config.per_device_train_batch_size * self.config.num_generations
-        ids = [trajectory.token_ids for trajectory in trajectories]
-        return self.policy.layouts(ids, max_rows=rows, max_tokens=tokens)
+    def _layouts(self, rows: Sequence[ConversationRow]) -> list[Layout]:
+        """How these rows are forwarded: packed by conversations, padded by lengths."""
+        config = self.config
+        ids = [row.token_ids for _, row in rows]
+        conversations = [conversation for conversation, _ in rows]
+        units = None
+        if LOSSES[config.loss_type].level == "sequence":  # a ratio needs all tokens of a conversation
+            units = units_of_conversations(ids, conversations)
+        elif self.policy.packs:
+            most = config.micro_batch_tokens or _PASS_TOKENS
+            units = units_of_conversations(ids, conversations, max_tokens=most)
+        default = _CPU_PASS_TOKENS if self.device.type == "cpu" else _PASS_TOKENS
+        return self.policy.layouts(
+            ids,
+            max_rows=config.per_device_train_batch_size * config.num_generations,
+            max_tokens=config.micro_batch_tokens or default,
+            units=units,
+        )
+
+    def _num_tokens(self, sample: Sample) -> int:
+        """How many go through the model for it, where it is laid out alone."""
+        ids = [row.token_ids for row in sample.rows]
+        return num_distinct_tokens(ids) if self.policy.packs else sum(map(len, ids))
 
     def _hidden(self, layout: Layout) -> Tensor:
         """[R * T, H] hidden states for the critic, without dropout."""
@@ -133,7 +161,7 @@ class Learner:
         return self.policy.hidden(layout)
 
     def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
-        layouts = self._layouts([sample.trajectory for sample in samples])
+        layouts = self._layouts(rows_of(sample.rows for sample in samples))
         return [micro_batch(samples, layout).to(self.policy.device) for layout in layouts]
 
     def close(self) -> None:
@@ -177,8 +205,7 @@ class Learner:
         metrics = {"batch/left_out": float(len(samples) - len(trained))}
         if not trained:
             return metrics | {"batch/micro_batches": 0.0, "optimizer/skipped": 1.0}
-        sizes = [len(sample.trajectory.token_ids) for sample in trained]
-        local = trained[self._processes.balanced_slice(sizes)]
+        local = trained[self._processes.balanced_slice([self._num_tokens(sample) for sample in trained])]
         batches = self._micro_batches(local)
         metrics |= self._processes.total(
             "the update",
@@ -283,6 +310,7 @@ class Learner:
         for batch in prepared:
             output = self._objective.loss(batch, denominators, self.kl.beta)
             self.optimization.backward(fraction * output.loss)
+            batch.batch.layout.forget_masks()
             metrics = metrics + output.metrics
         shares = self._processes.total("the gradient", metrics.shares)
         return shares | self._processes.maximum("the gradient", metrics.maxima)

@@ -86,11 +86,9 @@ class Objective:
             reference = None
             if self.reference is not None:
                 reference = self.reference.score(batch).logprobs
-                if self.config.kl_placement == "reward":
-                    cost = kl_rewards(batch.old_logprobs, reference, beta)
-                    to_go = token_returns_to_go(cost, batch.trajectory_ids)
-                    batch = replace(batch, advantages=batch.advantages + to_go)
             prepared.append(Prepared(batch, reference, behaviour))
+        if prepared and self.reference is not None and self.config.kl_placement == "reward":
+            prepared = _with_kl_rewards(prepared, beta)
         return prepared, {_MISMATCH: mismatch} if self._measures_mismatch else {}
 
     def loss(self, prepared: Prepared, denominators: Denominators, beta: float) -> LossOutput:
@@ -134,6 +132,27 @@ class Objective:
             entropy_gradient=config.entropy_coef > 0,
         )
         return LossOutput(loss=total, metrics=sum(metrics, Metrics()))
+
+
+def _with_kl_rewards(prepared: Sequence[Prepared], beta: float) -> list[Prepared]:
+    """Each token's advantage plus the KL rewards of it and of all later tokens of its conversation, in
+    whatever rows and micro-batches these are."""
+    batches = [one.batch for one in prepared]
+    costs: list[Tensor] = []
+    for one in prepared:
+        assert one.reference is not None  # the KL is to it
+        costs.append(kl_rewards(one.batch.old_logprobs, one.reference, beta))
+    rewards = torch.cat(costs)
+    ids = torch.cat([batch.trajectory_ids for batch in batches])
+    order = torch.cat([batch.places for batch in batches]).argsort(stable=True)
+    order = order[ids[order].argsort(stable=True)]
+    to_go = torch.empty_like(rewards)
+    to_go[order] = token_returns_to_go(rewards[order], ids[order])
+    parts = torch.split(to_go, [len(batch.targets) for batch in batches])
+    return [
+        replace(one, batch=replace(one.batch, advantages=one.batch.advantages + part))
+        for one, part in zip(prepared, parts, strict=True)
+    ]
 
 
 def _mismatch(old: Tensor, stored: Tensor) -> Tensor:

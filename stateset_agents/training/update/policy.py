@@ -131,10 +131,17 @@ class Policy:
         reference._adapter_disabled = True
         return reference
 
-    def layouts(self, rows: Sequence[Sequence[int]], *, max_rows: int, max_tokens: int) -> list[Layout]:
-        """How these rows of tokens go through the model; bounds as of `padded_layouts`."""
+    def layouts(
+        self,
+        rows: Sequence[Sequence[int]],
+        *,
+        max_rows: int,
+        max_tokens: int,
+        units: Sequence[Sequence[int]] | None = None,
+    ) -> list[Layout]:
+        """How these rows of tokens go through the model; units and bounds as of `padded_layouts`."""
         make = packed_layouts if self.packs else padded_layouts
-        return make(rows, max_rows=max_rows, max_tokens=max_tokens)
+        return make(rows, max_rows=max_rows, max_tokens=max_tokens, units=units)
 
     def hidden(self, layout: Layout) -> Tensor:
         """[R * T, H] last hidden states, under autocast."""
@@ -201,6 +208,8 @@ class Policy:
         adapter = self.model.disable_adapter() if self._adapter_disabled else contextlib.nullcontext()
         with adapter, attention, autocast, self._linears():
             yield
+        if not torch.is_grad_enabled():  # else the backward pass may forward it again
+            layout.forget_masks()
 
     def _linears(self) -> AbstractContextManager[None]:
         """How fp32 linears are computed during a forward of the model."""

@@ -56,17 +56,21 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"kl_controller": "adaptive", "temperature_schedule": "adaptive", "num_iterations": 2},
     "critic": {"advantage_estimator": "token_gae", "value_dropout": 0.1, "precision": "bf16"},
     "branches": {"advantage_estimator": "branch", "num_branches": 1, "lr_scheduler_type": "cosine"},
+    "compact": {"advantage_estimator": "turn_group"},
     "overlap": {"max_staleness": 1},
 }
 """What a checkpoint has to keep differs: a moving coefficient and temperature, a critic, nothing more. The
 last is not repeatable bit by bit, but trains each scenario once."""
+_COMPACT = {"history": "compact", "compact_room": 60, "compact_prompt": "sum up", "max_context_tokens": 100}
+_AGENTS: Mapping[str, Mapping[str, Any]] = {"compact": _COMPACT}
+"""Of runs whose conversations have several rows."""
 
 
 def write_runs(folder: Path) -> None:
     """One settings file for each of RUNS."""
     for name, settings in RUNS.items():
         run = {
-            "agent": {"model_name": "embedded:desk", "max_new_tokens": 16},
+            "agent": {"model_name": "embedded:desk", "max_new_tokens": 16, **_AGENTS.get(name, {})},
             "environment": {"name": "retail_desk", "num_train": _SCENARIOS},
             "training": {**_TRAINING, **settings, "run_name": name},
         }

@@ -22,7 +22,7 @@ from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
-from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, Turn
+from stateset_agents.types.trajectory import Row, Trajectory, TrajectoryGroup, Turn
 
 __all__ = [
     "SCENARIOS",
@@ -45,15 +45,20 @@ __all__ = [
 def talk(
     *turns: tuple[Sequence[int], Sequence[int]],
     logprobs: Sequence[float] | None = None,
+    follows: Sequence[int | None] = (),
     scenario: str = "s",
     **fields: Any,
 ) -> Trajectory:
-    """A trajectory from (prompt or delta ids, reply ids) pairs; log-probs are -1 unless given."""
-    row: list[int] = []
+    """A trajectory from (prompt or delta ids, reply ids) pairs; log-probs are -1 unless given.
+
+    `follows` of the first turns: None opens a row with the whole prompt; the others follow the turn before.
+    """
+    seen: list[list[int]] = []
     made: list[Turn] = []
     values = iter(logprobs if logprobs is not None else [-1.0] * sum(len(reply) for _, reply in turns))
-    for delta, reply in turns:
-        row.extend(delta)
+    for index, (delta, reply) in enumerate(turns):
+        before = follows[index] if index < len(follows) else -1
+        row = [*(seen[before] if seen and before is not None else []), *delta]
         completion = Completion(
             message=Message(role="assistant", content=""),
             prompt_ids=tuple(row),
@@ -61,8 +66,8 @@ def talk(
             logprobs=tuple(next(values) for _ in reply),
             finish_reason="stop",
         )
-        made.append(Turn(prompt_ids=tuple(delta), completion=completion))
-        row.extend(reply)
+        made.append(Turn(prompt_ids=tuple(delta), completion=completion, follows=before))
+        seen.append([*row, *reply])
     return Trajectory(scenario=Scenario(id=scenario), turns=tuple(made), **fields)
 
 
@@ -213,16 +218,23 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def plain_logits(model: Any, trajectory: Trajectory, temperature: float = 1.0) -> Tensor:
-    """[N, V] that predict the agent's tokens, from one forward over the unpadded row."""
-    row = torch.tensor(trajectory.token_ids)
-    logits: Tensor = model(input_ids=row[None], use_cache=False).logits[0, :-1] / temperature
-    return logits[torch.tensor(trajectory.action_mask[1:]) == 1]
+def plain_logits(model: Any, trajectory: Trajectory | Row, temperature: float = 1.0) -> Tensor:
+    """[N, V] that predict the tokens that train, in order of turns, each turn in its own context."""
+    chosen = []
+    for completion in _completions(trajectory):
+        ids = torch.tensor([*completion.prompt_ids, *completion.token_ids])
+        logits: Tensor = model(input_ids=ids[None], use_cache=False).logits[0] / temperature
+        chosen.append(logits[len(completion.prompt_ids) - 1 : -1])
+    return torch.cat(chosen)
 
 
-def plain_logprobs(model: Any, trajectory: Trajectory, temperature: float = 1.0) -> Tensor:
-    """[N] log-probs of the agent's tokens."""
-    pairs = zip(trajectory.token_ids, trajectory.action_mask, strict=True)
-    said = torch.tensor([token for token, bit in pairs if bit])
+def plain_logprobs(model: Any, trajectory: Trajectory | Row, temperature: float = 1.0) -> Tensor:
+    """[N] log-probs of the tokens that train."""
+    said = torch.tensor([token for completion in _completions(trajectory) for token in completion.token_ids])
     logprobs = plain_logits(model, trajectory, temperature).log_softmax(-1)
     return logprobs.gather(-1, said[:, None])[:, 0]
+
+
+def _completions(trajectory: Trajectory | Row) -> list[Completion]:
+    first = trajectory.trains_from if isinstance(trajectory, Row) else 0
+    return [turn.completion for turn in trajectory.turns[first:]]

@@ -78,6 +78,7 @@ async def test_requests_say_all_that_a_model_s_own_defaults_would_change(folder)
         body = server.bodies[0]
     assert body["prompt"] == list(PROMPT)
     assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (1.0, 1.0, 0, 0.0)
+    assert body["skip_special_tokens"] is True
     assert (body["repetition_penalty"], body["presence_penalty"], body["seed"]) == (1.0, 0.0, 5)
     assert (body["logprobs"], body["return_token_ids"], body["stop_token_ids"]) == (0, True, [257])
 

@@ -21,10 +21,10 @@ from transformers.utils import logging as transformers_logging
 from stateset_agents.cli.main import main
 
 _REWRITES = (
-    "{% for m in messages %}{% if m.role == 'user' or loop.last %}{{ m.role + m.content + '<|end|>' }}"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+    "{% for m in messages[-2:] %}{{ m.role + m.content + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant{% endif %}"
 )
-"""Leaves out what the agent said, once the user has gone on."""
+"""Shows the last two messages only."""
 
 
 @pytest.fixture(scope="module")

@@ -207,7 +207,7 @@ async def test_initialising_twice_at_once_loads_once(tmp_path: Path) -> None:
 
 
 async def test_a_template_that_is_refused_leaves_no_thread(tmp_path: Path) -> None:
-    rewriting = REWRITING["drops earlier thinking"].replace("<|im_end|>", "<|end|>")
+    rewriting = REWRITING["numbers turns"].replace("<|im_end|>", "<|end|>")
     agent = MultiTurnAgent(AgentConfig(model_name=save(tmp_path, template=rewriting)))
     with pytest.raises(ConfigurationError, match="rewrites history"):
         await agent.initialize()

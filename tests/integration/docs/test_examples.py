@@ -62,6 +62,11 @@ def test_the_complete_example_measures_trains_saves_and_talks(tmp_path: Path) ->
     assert (run / "agent" / "model.safetensors").is_file()
 
 
+def test_short_memory_sums_up_and_trains(tmp_path: Path) -> None:
+    printed = run_script("examples/short_memory.py", "--steps", "1", folder=tmp_path)
+    assert len(re.findall(r"^\d+% of 128 talks come out right$", printed, re.MULTILINE)) == 2
+
+
 @pytest.fixture
 def one_file(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """examples/grpo_in_one_file.py, imported."""

@@ -15,12 +15,14 @@ import pytest
 from engines import make_engine
 from programs import program
 from repository_paths import ROOT
-from tiny_training import make_trainer
+from tiny_models import tiny_model
+from tiny_training import make_trainer, plain_logprobs
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.environments.programs.external_program import ExternalProgram
+from stateset_agents.evaluation.recorded import trajectory_of
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.components import make_environment
 from stateset_agents.types.errors import ConfigurationError
@@ -252,6 +254,31 @@ async def test_a_full_context_is_told_to_the_program(tmp_path):
     assert one.metadata["said"] == ["ok", "ok", "context_length_exceeded", "context_length_exceeded"]
 
 
+@pytest.mark.parametrize(
+    ("end", "reward"),
+    [
+        ("print('{\"reward\": 0.25}', flush=True); os._exit(0)", 0.25),
+        ("os._exit(0)", None),
+        ("os._exit(7)", None),
+    ],
+    ids=["gives a verdict", "says nothing", "breaks"],
+)
+async def test_one_that_ends_while_it_still_asks_was_not_cut(tmp_path, end, reward):
+    body = f"""
+    import threading
+    heard = []
+    for number in range(3):
+        threading.Thread(target=lambda: heard.append(say("hi")), daemon=True).start()
+    while not heard:
+        time.sleep(0.01)
+    {end}
+    """
+    agent = MultiTurnAgent(backend=ScriptedBackend(lambda request: "ok", delay=lambda r: 0.5 * (r.turn > 0)))
+    (one,) = await play(ExternalProgram(program(tmp_path, body), TASKS, verdict="stdout"), None, agent=agent)
+    assert one.reward == reward
+    assert one.status is (Status.FAILED if reward is None else Status.TERMINATED)
+
+
 async def test_one_that_goes_on_after_the_end_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr("stateset_agents.environments.programs.external_program._LAST_SECONDS", 0.3)
     command = program(tmp_path, "say('hi'); say('more'); time.sleep(1000)")
@@ -264,12 +291,72 @@ async def test_a_request_that_is_refused_says_why_in_the_failure(tmp_path):
     path.write_text(
         "import openai\n"
         'hi = [{"role": "user", "content": "hi"}]\n'
-        'openai.OpenAI().chat.completions.create(model="m", temperature=0.1, messages=hi)\n'
+        'openai.OpenAI().chat.completions.create(model="m", logit_bias={"5": 1}, messages=hi)\n'
     )
     (one,) = await play(ExternalProgram([sys.executable, str(path)], TASKS), ["ok"])
     assert one.status is Status.FAILED
-    assert re.search(r"temperature is the training\\?'s to choose", one.error)  # openai 2 shows it quoted
-    assert 'ExternalProgram(ignore=["temperature"])' in one.error
+    assert "logit_bias is not served here: leave it out" in one.error
+
+
+RESTLESS = """
+import asyncio, json, sys
+import openai
+
+async def main():
+    task = json.loads(sys.stdin.readline())
+    client = openai.AsyncOpenAI()
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+    async def ask(messages, **fields):
+        answer = await client.chat.completions.create(model="m", messages=messages, **fields)
+        return {"role": "assistant", "content": answer.choices[0].message.content or ""}
+
+    system, user = {"role": "system", "content": "be brief"}, {"role": "user", "content": task["opening"]}
+    messages = [system, user]
+    for number in range(2):
+        messages += [await ask(messages, temperature=0.3), {"role": "user", "content": f"go on {number}"}]
+    again = await ask(messages[:2])  # another answer to the same
+    edited = [system, {"role": "user", "content": "in short: " + again["content"]}]
+    edited += [await ask(edited, max_tokens=2), user]  # what it has said, summed up
+    both = await asyncio.gather(ask(edited), ask([{"role": "user", "content": "someone else"}]))
+    await ask([*edited, both[0], user], tools=tools)  # with a tool, from here on
+    print(json.dumps({"reward": len(both[0]["content"]) % 5 / 5}))
+
+asyncio.run(main())
+"""
+
+
+async def test_a_program_that_edits_asks_twice_at_once_and_changes_tools_trains(tmp_path):
+    path = tmp_path / "agent.py"
+    path.write_text(RESTLESS)
+    environment = ExternalProgram([sys.executable, str(path)], TASKS, verdict="stdout")
+    trainer = make_trainer(
+        tmp_path,
+        environment=environment,
+        reward=EnvironmentReward(),
+        max_steps=2,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=1,
+        num_generations=2,
+        use_reference_model=False,
+    )
+    async with trainer:
+        await trainer.train()
+    log = RunLog(trainer.run)
+    rollouts = list(log.rollouts())
+    assert len(rollouts) == 4
+    for one in rollouts:
+        assert (one.status, one.error) == ("terminated", None)
+        talk = trajectory_of(one)
+        assert [talk.follows(index) for index in (0, 1, 2, 3, 6)] == [None, 0, None, None, None]
+        assert {talk.follows(4), talk.follows(5)} == {None, 3}  # at the same time, in either order
+        assert len(talk.turns[3].completion.token_ids) <= 2
+        if one.step == 1:
+            model = tiny_model("llama")  # as the first step had it
+            for row in talk.rows:
+                stored = [p for p, bit in zip(row.logprobs, row.action_mask, strict=True) if bit]
+                assert stored == pytest.approx(plain_logprobs(model, row).tolist(), abs=1e-5)
+        assert sum(sum(row.action_mask) for row in talk.rows) == talk.num_agent_tokens
 
 
 async def test_branches_are_refused(tmp_path):

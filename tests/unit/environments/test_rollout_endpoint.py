@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -11,6 +12,7 @@ import pytest
 
 from stateset_agents.backends.openai.protocol import ApiError
 from stateset_agents.core.chat.reply_parsing import parse_reply
+from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.environments.programs.rollout_endpoint import RolloutServer
 from stateset_agents.types.messages import Completion, Message
 
@@ -140,8 +142,6 @@ async def test_a_streamed_answer_adds_up_to_the_same():
 @pytest.mark.parametrize(
     ("fields", "code", "words"),
     [
-        ({"temperature": 0.2}, "sampling_parameter", 'ignore=["temperature"]'),
-        ({"max_tokens": 5}, "sampling_parameter", "AgentConfig"),
         ({"n": 2}, "invalid_request", "n must be less than or equal to 1, got 2"),
         ({"logprobs": True}, "invalid_request", "logprobs must be False, got true"),
         ({"tool_choice": "required"}, "invalid_request", "tool_choice"),
@@ -166,64 +166,77 @@ async def test_what_cannot_be_served_is_named_with_the_mend(fields, code, words)
         await talk.say(HELLO, said("the conversation is none the worse"))
 
 
+async def test_a_request_bounds_its_reply_and_training_chooses_how_it_is_sampled(caplog):
+    fields = {"max_tokens": 50, "max_completion_tokens": 5, "stop": "END", "temperature": 0.2, "seed": 3}
+    with caplog.at_level(logging.WARNING, "stateset_agents"):
+        async with talking() as talk:
+            asked, _ = await talk.say(HELLO, said("fine"), **fields)
+            assert asked.limits == ReplyLimits(max_new_tokens=5, stop=("END",))
+            asked, _ = await talk.say(HELLO, said("fine"), stop=["A", "B"], temperature=0.3)
+            assert asked.limits == ReplyLimits(stop=("A", "B"))
+    told = [record.getMessage().split(" is passed")[0] for record in caplog.records]
+    assert told.count("temperature of a program's requests") <= 1  # once per process
+
+
 async def test_fields_that_are_to_be_ignored_are():
     async with talking(ignore=["temperature", "max_tokens", "logit_bias"]) as talk:
         fields = {"temperature": 0.2, "max_tokens": 5, "logit_bias": {"5": 1}}
-        _, answer = await talk.say(HELLO, said("fine"), **fields)
+        asked, answer = await talk.say(HELLO, said("fine"), **fields)
         assert answer.choices[0].message.content == "fine"
+        assert asked.limits == ReplyLimits()
+
+
+REPLY = {"role": "assistant", "content": "Hello!"}
+USER = {"role": "user", "content": "x"}
 
 
 @pytest.mark.parametrize(
-    ("messages", "code", "words"),
+    ("messages", "fresh"),
     [
-        ([{"role": "system", "content": "be long"}, *HELLO[1:]], "history_rewritten", "messages[0] (system)"),
-        (HELLO, "nothing_new", "append the reply"),
-        (
-            [*HELLO, {"role": "assistant", "content": "Better."}, {"role": "user", "content": "x"}],
-            "history_rewritten",
-            "messages[2] (assistant)",
-        ),
-        (
-            [
-                *HELLO,
-                {"role": "assistant", "content": "Hello!"},
-                {"role": "user", "content": "x"},
-                {"role": "assistant", "content": "made up"},
-                {"role": "user", "content": "y"},
-            ],
-            "history_rewritten",
-            "did not say",
-        ),
+        ([{"role": "system", "content": "be long"}, *HELLO[1:]], 2),
+        (HELLO, 2),
+        ([*HELLO, {"role": "assistant", "content": "Better."}, USER], 4),
+        ([*HELLO, REPLY, USER, {"role": "assistant", "content": "made up"}, USER], 3),
+        ([*HELLO, {**REPLY, "reasoning_content": "a thought"}, USER], 1),
     ],
-    ids=["another beginning", "again", "another reply", "a reply made up"],
+    ids=["another beginning", "again", "another reply", "a reply made up", "with a thought"],
 )
-async def test_history_cannot_be_rewritten(messages, code, words):
+async def test_a_request_goes_on_from_what_it_repeats(messages, fresh):
     async with talking() as talk:
         await talk.say(HELLO, said("Hello!"))
-        error = await talk.refused(messages)
-        assert error.code == code
-        assert words in error.message
-        go_on = [*HELLO, {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "x"}]
-        asked, _ = await talk.say(go_on, said("the right ones still work"))
+        asked, _ = await talk.say(messages, said("yes"))
+        assert len(asked.messages) == fresh
+        assert [message.content for message in asked.conversation] == [m["content"] for m in messages]
+        again, _ = await talk.say([*HELLO, REPLY, USER], said("the first one is still there"))
+        assert len(again.messages) == 1
+
+
+async def test_a_reply_stands_in_the_conversation_as_it_was_sampled():
+    async with talking() as talk:
+        text = "Wait. <tool_call>{broken</tool_call>"
+        reply = said(text)
+        _, answer = await talk.say(HELLO, reply, tools=[LOOK])
+        asked, _ = await talk.say([*HELLO, answer.choices[0].message, USER], said("Sorry."), tools=[LOOK])
+        assert asked.conversation[2] is reply.message
+
+
+async def test_tools_may_change():
+    async with talking() as talk:
+        _, answer = await talk.say(HELLO, said("Hello!"), tools=[LOOK])
+        asked, _ = await talk.say([*HELLO, answer.choices[0].message, USER], said("ok"))
+        assert asked.tools == ()
         assert len(asked.messages) == 1
 
 
-async def test_other_tools_in_the_middle_are_refused():
+async def test_requests_at_the_same_time_are_answered_one_after_the_other():
     async with talking() as talk:
-        _, answer = await talk.say(HELLO, said("Hello!"), tools=[LOOK])
-        more = [*HELLO, answer.choices[0].message, {"role": "user", "content": "x"}]
-        assert (await talk.refused(more)).code == "tools_changed"
-
-
-async def test_a_second_request_at_a_time_is_refused():
-    async with talking() as talk:
-        first = talk.ask(HELLO)
-        await talk.rollout.next()
-        error = await talk.refused([{"role": "user", "content": "meanwhile"}])
-        assert error.code == "parallel_requests"
-        assert "one at a time" in error.message
-        talk.rollout.answer(Message(role="assistant", content="first"))
-        assert (await first).choices[0].message.content == "first"
+        answers = [talk.ask([{"role": "user", "content": name}]) for name in "abc"]
+        for _ in answers:
+            asked = await talk.rollout.next()
+            assert talk.rollout.is_waiting
+            talk.rollout.answer(Message(role="assistant", content=asked.messages[0].content.upper()))
+        assert [(await answer).choices[0].message.content for answer in answers] == ["A", "B", "C"]
+        assert not talk.rollout.is_waiting
 
 
 async def test_a_client_that_asks_again_gets_the_one_answer():

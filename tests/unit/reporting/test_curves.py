@@ -93,6 +93,15 @@ def test_staleness_is_shown_where_it_is_logged() -> None:
     assert only(learning_curves(lines(staleness__mean=[0.5]))).title == "Staleness"
 
 
+def test_rows_have_a_chart_where_a_conversation_had_several() -> None:
+    several = only(learning_curves(lines(rollout__rows=[1.0, 1.5], rollout__rows_max=[1.0, 3.0])))
+    assert (several.title, [series.values for series in several.series]) == ("Rows", [[1.0, 1.5], [1.0, 3.0]])
+    always_one = lines(rollout__rows=[1.0], rollout__rows_max=[1.0])
+    assert learning_curves(always_one) == []
+    ((stage, charts),) = other_curves(always_one)
+    assert (stage, len(charts)) == ("rollout", 2)
+
+
 def test_terms_of_the_reward_and_other_metrics_stand_apart() -> None:
     values = lines(reward__mean=[1.0], reward__told=[0.5], reward__std=[0.1], time__step=[1.0], kl__old=[0.0])
     assert [chart.title for chart in reward_terms(values)] == ["told"]

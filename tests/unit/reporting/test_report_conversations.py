@@ -7,9 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from report_runs import conversation, finished_run, log_stage, log_step
+from report_runs import conversation, finished_run, log_stage, log_step, page_data
+from row_talks import TOKENIZER, thinking_talk
 
 from stateset_agents.reporting.conversations import Conversations, pack
+from stateset_agents.reporting.report import write_report
 from stateset_agents.tracking.jsonl import read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker, rollout_record
@@ -49,10 +51,23 @@ def test_packing_keeps_every_number(tmp_path: Path) -> None:
 
 def test_equal_values_become_runs() -> None:
     record = {"step": 1, "stage": "train", "group": "g"}
-    small = pack({**record, **rollout_record(conversation(1, success=True), [0.5, 0.5, 0.5])})
+    small = pack({**record, **rollout_record(conversation(1, success=True), [0.5, 0.5, 0.5])}, {})
     assert small["mask"] == [[0, 2], [1, 2], [0, 1], [1, 1]]
     assert small["advantages"] == [[0.5, 3]]
     assert small["logprobs"] == [-0.5, -0.1, -0.2]
+
+
+def test_only_conversations_of_several_rows_tell_of_them(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder, TOKENIZER.piece) as tracker:
+        members = (conversation(1, success=True), thinking_talk().trajectory(member=1))
+        tracker.log_rollouts(1, [TrajectoryGroup(key="1/0", trajectories=members)])
+    write_report(folder.path)
+    plain, several = page_data(folder)["conversations"]
+    assert "rows" not in plain
+    assert several["rows"]["begins"] == {"2": {"messages": [], "thoughts": [0, 1]}}
+    assert several["turns"][2]["follows"] is None
+    assert several["messages"][4]["reasoning"] == "The order was sent.\nSo I tell where it is."
 
 
 def test_groups_are_taken_whole_and_evenly(tmp_path: Path) -> None:

@@ -115,6 +115,14 @@ def test_a_step_is_shown_group_by_group_with_the_updates_of_its_time(tmp_path: P
         assert row["ticks"] == [round(seconds * 10_000) for _, seconds in line["spans"]]
 
 
+def test_a_step_says_how_many_rows_its_conversations_had(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=3)
+    with JsonlTracker(folder) as tracker:
+        tracker.log_metrics(2, {"rollout/rows": 1.25, "rollout/rows_max": 3.0})
+        tracker.log_metrics(3, {"rollout/rows": 1.0, "rollout/rows_max": 1.0})
+    assert [step["rows"] for step in shown(folder)["steps"]] == [None, (1.25, 3.0), None]
+
+
 def test_an_update_of_another_session_has_another_clock(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=3)
     with JsonlTracker(folder) as tracker:

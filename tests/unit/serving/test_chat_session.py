@@ -11,7 +11,7 @@ import pytest
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.core.chat.reply_parsing import certain_content, parse_reply
+from stateset_agents.core.chat.reply_parsing import HERMES, parse_reply
 from stateset_agents.environments.retail_desk import RetailDesk
 from stateset_agents.serving.chat_session import ChatSession, ConversationTools
 from stateset_agents.serving.saved_conversations import load_conversations, save_conversation
@@ -199,7 +199,11 @@ async def test_a_person_may_play_the_user_of_a_scenario() -> None:
 )
 def test_certain_words_only_grow_into_the_reply(text: str) -> None:
     content = parse_reply(text).content
-    grown = [certain_content(text[:length]) for length in range(len(text) + 1)]
+    said = HERMES.stream()
+    grown = [said.content]
+    for character in text:
+        said.add(character)
+        grown.append(said.content)
     assert all(content.startswith(words) for words in grown)
     assert grown == sorted(grown, key=len)
 
@@ -225,6 +229,20 @@ async def test_a_saved_conversation_is_openai_s_format_and_goes_on(tmp_path: Pat
     loaded = load_conversations(file)
     assert len(loaded) == 2
     assert loaded[1][2:] == list(chat.messages[2:])
+
+
+def test_a_saved_conversation_keeps_thoughts_apart_from_words(tmp_path: Path) -> None:
+    messages = [
+        Message(role="user", content="hi"),
+        Message(role="assistant", content="hello", reasoning="a greeting"),
+    ]
+    save_conversation(tmp_path / "talks.jsonl", messages)
+    (line,) = (tmp_path / "talks.jsonl").read_text().splitlines()
+    assert json.loads(line)["messages"] == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello", "reasoning": "a greeting"},
+    ]
+    assert load_conversations(tmp_path / "talks.jsonl") == [messages]
 
 
 @pytest.mark.parametrize(

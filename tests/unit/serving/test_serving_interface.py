@@ -392,7 +392,8 @@ async def test_each_bound_of_the_schema_holds_on_both_sides():
                 status, answer = await it.post(json.dumps({"messages": HI, name: value}))
                 tried.setdefault(name, set()).add(status)
                 if is_served and name == "messages" and status == 400:
-                    assert answer["error"]["code"] == "invalid_messages"  # an order that no schema can say
+                    # An order that no schema can say, or a text that is as long as it may be.
+                    assert answer["error"]["code"] in ("invalid_messages", "context_length_exceeded")
                     continue
                 assert status == (200 if is_served else 400), (name, value, answer)
                 if not is_served:

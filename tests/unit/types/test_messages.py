@@ -111,3 +111,15 @@ def test_version_spans_say_which_policy_sampled_each_token() -> None:
 def test_version_spans_must_cover_every_token_once(spans: Any) -> None:
     with pytest.raises(ValueError, match="do not cover 3 tokens"):
         completion(version_spans=tuple(VersionSpan(*span) for span in spans))
+
+
+@pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
+def test_thoughts_are_read_by_either_name_and_written_nowhere(key: str) -> None:
+    message = Message.from_openai({"role": "assistant", "content": "Monday", key: "it was sent on Friday"})
+    assert message.reasoning == "it was sent on Friday"
+    assert message.to_openai() == {"role": "assistant", "content": "Monday"}
+
+
+def test_thoughts_must_be_text() -> None:
+    with pytest.raises(ConfigurationError, match="message reasoning must be text, got int: 3"):
+        Message.from_openai({"role": "assistant", "content": "", "reasoning": 3})

@@ -10,6 +10,7 @@ import pytest
 from builders import trajectory
 from repository_paths import ROOT
 
+from stateset_agents.tracking.run_log import RecordedTurn
 from stateset_agents.types.messages import Completion, Message, VersionSpan
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Outcome, Trajectory, TrajectoryGroup, Turn
@@ -71,6 +72,36 @@ def test_a_turn_whose_prompt_is_not_what_came_before_cannot_be_added(second: Tur
         replace(TALK, turns=(FIRST, second))
 
 
+def test_turns_that_follow_one_another_are_one_row() -> None:
+    (row,) = TALK.rows
+    assert row.indices == (0, 1)
+    assert row.token_ids == TALK.token_ids
+    assert row.action_mask == TALK.action_mask
+    assert row.logprobs == TALK.logprobs
+    assert row.versions == TALK.versions
+
+
+def test_a_turn_that_follows_nothing_opens_a_row() -> None:
+    talk = replace(TALK, turns=(FIRST, turn([], [1, 4], [5, END], follows=None)))
+    assert [row.token_ids for row in talk.rows] == [[1, 2, 3, END], [1, 4, 5, END]]
+    assert [row.action_mask for row in talk.rows] == [[0, 0, 1, 1], [0, 0, 1, 1]]
+
+
+def test_a_turn_that_two_rows_share_trains_in_the_first() -> None:
+    other = turn([1, 2, 3, END], [8], [7, END], follows=0)
+    talk = replace(TALK, turns=(FIRST, SECOND, other))
+    assert [row.indices for row in talk.rows] == [(0, 1), (0, 2)]
+    assert [row.token_ids for row in talk.rows] == [[1, 2, 3, END, 4, 5, 6, END], [1, 2, 3, END, 8, 7, END]]
+    assert [row.action_mask for row in talk.rows] == [[0, 0, 1, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 1, 1]]
+    assert talk.rows[1].logprobs == pytest.approx([0, 0, 0, 0, 0, -0.7, -0.9])
+    assert talk.rows[1].versions == [-1, -1, -1, -1, -1, 7, 7]
+
+
+def test_a_turn_follows_one_before_it() -> None:
+    with pytest.raises(ValueError, match="turn 1 follows turn 1, which is none before it"):
+        replace(TALK, turns=(FIRST, replace(SECOND, follows=1)))
+
+
 def test_messages_are_the_opening_the_replies_and_what_answered_them() -> None:
     talk = trajectory("hi", "yes?", "bye", "goodbye")
     assert [(m.role, m.content) for m in talk.messages] == [
@@ -118,7 +149,7 @@ def test_the_last_turn_earns_what_the_conversation_earned_as_a_whole():
     assert scored.rewards_by_turn == [0.5, 1.5]
 
 
-@pytest.mark.parametrize("kind", [Trajectory, Turn, Outcome])
+@pytest.mark.parametrize("kind", [Trajectory, Turn, Outcome, RecordedTurn])
 def test_the_reference_page_has_a_row_for_every_field(kind: type) -> None:
     page = (ROOT / "docs" / "trajectories.md").read_text(encoding="utf-8")
     table = page.partition(f"<!-- fields: {kind.__name__} -->")[2].partition("<!-- end of fields -->")[0]

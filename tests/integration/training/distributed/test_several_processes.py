@@ -32,7 +32,8 @@ RAGGED = [((3, 4), (2, 2)), ((5, 1),), ((2, 3), (1, 3)), ((4, 2),), ((1, 5), (3,
 """(prompt or delta, reply) lengths of the turns of seven conversations."""
 
 
-def samples(number: int) -> list[Sample]:
+def samples(number: int, opens_rows: bool) -> list[Sample]:
+    """`opens_rows`: does each turn of every second conversation follow none?"""
     dice = torch.Generator().manual_seed(0)
 
     def ids(length: int) -> list[int]:
@@ -40,7 +41,8 @@ def samples(number: int) -> list[Sample]:
 
     made = []
     for place, shape in enumerate(RAGGED[:number]):
-        trajectory = talk(*[(ids(prompt), ids(reply)) for prompt, reply in shape])
+        follows = [None] * len(shape) if opens_rows and place % 2 == 0 else []
+        trajectory = talk(*[(ids(prompt), ids(reply)) for prompt, reply in shape], follows=follows)
         advantage = (1.0, -0.5, 0.25, -1.5)[place % 4]
         made.append(Sample(trajectory=trajectory, advantages=(advantage,) * trajectory.num_agent_tokens))
     return made
@@ -61,6 +63,7 @@ def gradients(cases: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[st
     for case in cases:
         settings = {"max_grad_norm": 1e9, "num_processes": int(os.environ.get("WORLD_SIZE", "1")), **case}
         number, family = settings.pop("rows"), settings.pop("family", "llama")
+        opens_rows = settings.pop("opens_rows", False)
         if settings["num_processes"] == 1:
             settings.pop("parallelism", None)
         config = TrainingConfig(**settings)
@@ -76,7 +79,7 @@ def gradients(cases: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[st
                     seen[name] = whole.flatten().tolist()
 
         learner.optimization.optimizer.register_step_pre_hook(look)
-        metrics = learner.update(samples(number), step=1)
+        metrics = learner.update(samples(number, opens_rows), step=1)
         found.append((seen, metrics, held(learner)))
     return found
 
@@ -87,6 +90,9 @@ PLAIN = [
     {"rows": 5, "beta": 0.1, "loss_type": "gspo", "micro_batch_tokens": 12, "num_iterations": 2},
     {"rows": 6, "beta": 0.0, "loss_type": "dapo", "entropy_coef": 0.1, "family": "qwen3"},  # tied embeddings
     {"rows": 7, "beta": 0.1, "gradient_checkpointing": True, "row_layout": "padded"},
+    {"rows": 7, "opens_rows": True, "beta": 0.1, "micro_batch_tokens": 12},
+    {"rows": 5, "opens_rows": True, "beta": 0.1, "loss_type": "gspo", "micro_batch_tokens": 1},
+    {"rows": 5, "opens_rows": True, "beta": 0.1, "kl_placement": "reward", "kl_estimator": "k1"},
 ]
 
 

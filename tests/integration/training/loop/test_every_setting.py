@@ -143,22 +143,30 @@ TRAINING = {
     "report_to": Change("tensorboard", "files" if find_spec("tensorboard") else "error"),
 }
 
+TEMPLATE = (
+    "{{ bos_token or '' }}{{ strftime_now('%d %b %Y') }}{{ ' Be polite.' if polite else '' }}"
+    "{% for m in messages %}"
+    "{{ '<|assistant|>' if m.role == 'assistant' else '<|user|>' }}{{ m.content + '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+COMPACT = {"history": "compact", "compact_prompt": "Sum up.", "max_context_tokens": 160, "max_new_tokens": 8}
 AGENT = {
     "model_name": Change("other"),
     "persona": Change("Mia, a patient clerk"),
     "system_prompt": Change("Be brief."),
     "max_new_tokens": Change(2),
     "max_context_tokens": Change(50),
-    "context_window": Change("sliding", "error"),
+    "history": Change("slide", given={"max_context_tokens": 50}),
+    "compact_room": Change(100, given=COMPACT, parts="four turns"),  # the third prompt has some 80 tokens
+    "compact_prompt": Change("In one word?", given={**COMPACT, "compact_room": 100}, parts="four turns"),
+    "context_window": Change("sliding", given={"max_context_tokens": 50}),
     "stop": Change(("\x00", *"aeiou"), given={"max_new_tokens": 40}),
     "temperature": Change(0.0, "said"),
     "top_k": Change(3, "error"),
     "top_p": Change(0.5, "error"),
-    "chat_template": Change(
-        "{{ bos_token or '' }}{% for m in messages %}"
-        "{{ '<|assistant|>' if m.role == 'assistant' else '<|user|>' }}{{ m.content + '<|end|>' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-    ),
+    "chat_template": Change(TEMPLATE),
+    "template_arguments": Change({"polite": True}, given={"chat_template": TEMPLATE}),
+    "template_date": Change("2020-02-02", given={"chat_template": TEMPLATE}),
     "device": Change("tpu", "error"),
     "dtype": Change("bf16"),
     "engine": Change("general", "running"),
@@ -268,6 +276,10 @@ PARTS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": 0.5},
     "cut after two turns": {  # with words of the user left
         "scenarios": [{**scenario, "context": {"script": ["go on"] * 3}} for scenario in SCENARIOS],
+    },
+    "four turns": {
+        "scenarios": [{**scenario, "context": {"script": ["go on"] * 3}} for scenario in SCENARIOS],
+        "max_turns": 4,
     },
     "all alike": {"reward": all_alike},
     "three of four scored": {"reward": three_of_four},
@@ -398,25 +410,26 @@ def test_a_training_setting_changes_something(run_training, name):
 @pytest.fixture(scope="module")
 def run_agent(folder: Path) -> Any:
     @cache
-    def once(text: str) -> Seen:
+    def once(text: str, parts: str) -> Seen:
         settings = {"chat_template": "plain", "max_new_tokens": 3, "model_name": "model", **json.loads(text)}
         settings["model_name"] = str(folder / settings["model_name"])
         root = folder / f"run{len(list(folder.iterdir()))}"
         agent = MultiTurnAgent(AgentConfig(**settings))
-        trainer = make_trainer(root, agent=agent, environment=Watched(), max_steps=2, save_steps=0)
+        environment = Watched(**PARTS[parts])
+        trainer = make_trainer(root, agent=agent, environment=environment, max_steps=2, save_steps=0)
         return asyncio.run(watch(trainer, trainer.train, root))
 
-    return lambda settings: once(json.dumps(settings, sort_keys=True))
+    return lambda settings, parts: once(json.dumps(settings, sort_keys=True), parts)
 
 
 @pytest.mark.parametrize("name", AGENT)
 def test_an_agent_setting_changes_something(run_agent, name, caplog):
     change = AGENT[name]
-    after = run_agent({**change.given, name: change.value})
+    after = run_agent({**change.given, name: change.value}, change.parts)
     if name == "matmul_precision" and usable_precision("medium", torch.device("cpu")) == "highest":
         assert "matmul_precision medium stays at highest: this processor has no" in caplog.text
         return
-    assert differs(run_agent(dict(change.given)), after, change.sees)
+    assert differs(run_agent(dict(change.given), change.parts), after, change.sees)
 
 
 @pytest.fixture(scope="module")

@@ -127,11 +127,7 @@ async def test_an_opening_beyond_the_context_fails_alone_and_says_what_to_do(tmp
     assert (line.values["rollout/failed"], line.values["group/dropped"]) == (4, 1)
     assert line.values["optimizer/skipped"] == 0
     failed = [one.error for one in RunLog(trainer.run).rollouts() if one.status == "failed"]
-    assert failed[0].startswith("EnvironmentFailure: the opening has 1000")
-    assert failed[0].endswith(
-        "tokens and the context 256: shorten the scenario, the system prompt or the tools, or raise "
-        "max_context_tokens"
-    )
+    assert failed[0].startswith("EnvironmentFailure: the opening leaves no room for a reply: ")
 
 
 async def test_only_openings_beyond_the_context_stop_the_run_with_that_line(tmp_path: Path) -> None:

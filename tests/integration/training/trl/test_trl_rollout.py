@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny_models import tiny_model, tiny_tokenizer
-from tiny_training import even_share, make_agent, make_environment, plain_logprobs
+from tiny_training import even_share, make_agent, make_environment, plain_logprobs, talk
 from trl import GRPOConfig, GRPOTrainer
 
 from stateset_agents.training.trl_grpo_trainer import make_trl_rollout
@@ -74,3 +74,12 @@ def test_prompts_that_are_no_groups_of_our_scenarios_are_refused():
             rollout(["hello"] * 4, trainer)
         with pytest.raises(ConfigurationError, match=r"groups of \[3\] and num_generations is 4"):
             rollout(["train0"] * 3, trainer)
+
+
+def test_a_conversation_of_several_rows_is_refused_since_trl_takes_one_for_each_prompt():
+    rows = talk(([1], [2]), ([1, 3], [4]), follows=(None, None), reward=1.0)
+    with (
+        make_trl_rollout(make_agent(), make_environment()) as rollout,
+        pytest.raises(ConfigurationError, match="scenario 's' has 2 rows, and TRL takes one"),
+    ):
+        rollout._columns([rows], 0, False)

@@ -200,19 +200,6 @@ async def test_trl_s_own_generation_plays_the_same_kind_of_conversations(tmp_pat
         assert sizes == [8, 8] * 2  # two turns of eight conversations, each turn in one call
 
 
-async def test_trl_s_generation_refuses_what_it_has_not(tmp_path):
-    trainer = TrlGRPOTrainer(
-        make_agent(stop=("x",)),
-        make_environment(),
-        even_share,
-        config(tmp_path),
-        trl=TrlSettings(generation="trl"),
-    )
-    with pytest.raises(ConfigurationError, match="TRL's generation has no stop strings"):
-        await trainer.initialize()
-    await trainer.close()
-
-
 async def test_the_desk_s_file_trains_an_adapter_and_its_checkpoint_is_a_model(tmp_path):
     run = await step_of_example("desk_with_trl.yaml", tmp_path)
     assert load_experiment(run.path).trl == TrlSettings()

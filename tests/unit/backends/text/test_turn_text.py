@@ -55,6 +55,20 @@ def stream(tokenizer: Encoder, ids: list[int], stop: tuple[str, ...] = ()) -> tu
     return pieces, text.finish(ids[:taken]), taken
 
 
+@pytest.mark.parametrize("make", [ByteTokenizer, tiny_tokenizer, embedded])
+def test_control_tokens_stand_in_the_text_where_they_are_asked_for(make) -> None:
+    tokenizer: Encoder = make()
+    text = "é <|assistant|>so, 日本<|user|> ok"
+    ids = tokenizer.encode_markup(text)
+    pieces: list[str] = []
+    turn = TurnText(tokenizer, ("ok",), pieces.append, end_ids=tokenizer.eos_ids, skip_special_tokens=False)
+    assert [turn.add(token) for token in ids].index(True) == len(ids) - 1
+    said = turn.finish([*ids, tokenizer.eos_ids[0]])
+    assert said == "".join(pieces) == text.removesuffix("ok")
+    plain = TurnText(tokenizer, (), end_ids=tokenizer.eos_ids).finish([*ids, tokenizer.eos_ids[0]])
+    assert plain == tokenizer.decode(ids)
+
+
 @pytest.mark.parametrize("make", [ByteTokenizer, tiny_tokenizer, embedded, sentencepiece])
 def test_pieces_laid_end_to_end_are_the_decoded_text(make) -> None:
     tokenizer, draw = make(), random.Random(0)

@@ -9,14 +9,16 @@ import pytest
 from chat_templates import (
     CHATML,
     FAMILIES,
+    NOT_APPENDING,
     QWEN,
     REWRITING,
+    TRL_NAMES,
     TRL_WITH_HIDDEN_TOOLS,
     TRL_WITH_TOOLS,
     TRL_WITHOUT_TOOLS,
     family_tokenizer,
     tokenizer_with,
-    trl_tokenizer,
+    trl_template,
 )
 from tiny_models import tiny_tokenizer
 from tokenizers import AddedToken
@@ -188,6 +190,18 @@ def test_a_template_that_rewrites_history_is_refused_with_its_cure(how: str) -> 
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("how", NOT_APPENDING)
+def test_a_template_that_shows_earlier_replies_otherwise_is_used(how: str) -> None:
+    tokenizer = tokenizer_with("<|im_start|>", "<|im_end|>", template=NOT_APPENDING[how])
+    template = JinjaTemplate(tokenizer)
+    assert not template.appends
+    row = template.prompt([said("user", "hi")])
+    row += [*tokenizer.encode("yes"), template.end_id, *template.delta([said("user", "bye")])]
+    assert template.goes_on([said("user", "hi")], said("assistant", "yes"), [said("user", "bye")]) == (
+        whole(tokenizer, said("user", "hi"), said("assistant", "yes"), said("user", "bye")) == row
+    )
+
+
 def test_tools_that_move_to_the_last_user_message_rewrite_history_only_when_there_are_tools() -> None:
     moving = CHATML.replace(
         "{{ '<|im_start|>'", "{% if tools and loop.last %}{{ tools | tojson }}{% endif %}{{ '<|im_start|>'"
@@ -257,6 +271,14 @@ def test_tools_need_a_template_that_shows_their_results(name: str) -> None:
         template.prompt([said("user", "hi")], [TOOL])
 
 
+def test_tools_need_a_template_whose_calls_can_be_read() -> None:
+    odd = CHATML.replace("<tool_call>", "@call ").replace("</tool_call>", "@")
+    template = JinjaTemplate(tokenizer_with("<|im_start|>", "<|im_end|>", template=odd))
+    assert template.prompt([said("user", "hi")])
+    with pytest.raises(ConfigurationError, match="a tool call as the chat template writes it cannot be read"):
+        template.prompt([said("user", "hi")], [TOOL])
+
+
 def test_a_template_that_names_no_tools_is_used_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     chat_template._warn_of_hidden_tools.cache_clear()
     template, other = [JinjaTemplate(family_tokenizer("chatml")) for _ in range(2)]
@@ -313,12 +335,12 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-@pytest.mark.parametrize("name", [*TRL_WITHOUT_TOOLS, *TRL_WITH_TOOLS, *TRL_WITH_HIDDEN_TOOLS])
+@pytest.mark.parametrize("name", TRL_NAMES)
 def test_every_real_template_tells_the_agent_what_a_stray_call_is_answered_with(
     name: str, answer: str
 ) -> None:
-    tokenizer = trl_tokenizer(name)
-    heard = tokenizer.decode(JinjaTemplate(tokenizer).delta(ANSWERS[answer]))
+    template = trl_template(name)
+    heard = template.tokenizer.decode(template.delta(ANSWERS[answer]))
     places = [heard.find(message.content) for message in ANSWERS[answer]]
     assert -1 < places[0] <= places[-1]
     assert -1 not in places
@@ -326,7 +348,7 @@ def test_every_real_template_tells_the_agent_what_a_stray_call_is_answered_with(
 
 @pytest.mark.parametrize("name", TRL_WITHOUT_TOOLS)
 def test_a_chat_with_a_stray_call_is_read_again_as_it_was_written(name: str) -> None:
-    tokenizer = trl_tokenizer(name)
+    template = trl_template(name)
     talk = [
         said("user", "where is it"),
         said("assistant", "wait", tool_calls=(STRAY, parse_reply("<tool_call>look!").tool_calls[0])),
@@ -334,7 +356,7 @@ def test_a_chat_with_a_stray_call_is_read_again_as_it_was_written(name: str) -> 
         said("assistant", "I can't look."),
         said("user", "bye"),
     ]
-    read = tokenizer.decode(JinjaTemplate(tokenizer).prompt(talk))
+    read = template.tokenizer.decode(template.prompt(talk))
     written = [
         "where is it",
         'wait<tool_call>{"name": "look", "arguments": {"at": "K27"}}</tool_call><tool_call>look!',
@@ -349,7 +371,7 @@ def test_a_chat_with_a_stray_call_is_read_again_as_it_was_written(name: str) -> 
 
 @pytest.mark.parametrize("name", TRL_WITHOUT_TOOLS)
 def test_tools_are_refused_where_a_template_has_no_place_for_their_results(name: str) -> None:
-    template = JinjaTemplate(trl_tokenizer(name))
+    template = trl_template(name)
     with pytest.raises(ConfigurationError, match=r"no place for tool results; .* leave tools out"):
         template.prompt([said("user", "x")], [TOOL])
 
@@ -359,8 +381,9 @@ def test_where_tools_are_not_shown_to_the_model_a_warning_says_so(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     chat_template._warn_of_hidden_tools.cache_clear()
-    tokenizer = trl_tokenizer(name)
-    shown = tokenizer.decode(JinjaTemplate(tokenizer).prompt([said("user", "x")], [TOOL]))
+    template = trl_template(name)
+    template._tools_checked = False  # another test may have offered tools before
+    shown = template.tokenizer.decode(template.prompt([said("user", "x")], [TOOL]))
     assert ("Looks." in shown) == (name in TRL_WITH_TOOLS)
     told = [record.getMessage() for record in caplog.records]
     assert ["does not tell the model which tools there are" in line for line in told] == [True] * len(told)

@@ -9,12 +9,11 @@ import time
 from typing import Any
 
 import pytest
-from tiny_training import even_share, make_agent, make_environment, make_trainer
+from tiny_training import make_agent
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.chat.context_window import slide_window
-from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.serving.chat_session import ChatSession
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import ToolCall
@@ -36,6 +35,11 @@ def said(*spoken: str) -> list[Message]:
 TALK = said("s: s", "u: 1", "c:", "t: r", "a: 1", "u: 2", "a: 2", "u: 3", "c:", "t: r")
 
 
+def shown_of(talk: list[Message], most: int) -> list[Message]:
+    messages = tuple(talk)
+    return list(slide_window(messages, lambda view: len(view.of(messages)) <= most).of(messages))
+
+
 @pytest.mark.parametrize(
     ("most", "kept"),
     [
@@ -47,14 +51,14 @@ TALK = said("s: s", "u: 1", "c:", "t: r", "a: 1", "u: 2", "a: 2", "u: 3", "c:", 
     ],
 )
 def test_whole_exchanges_are_left_out_from_the_oldest(most: int, kept: list[Message]) -> None:
-    assert list(slide_window(TALK, lambda shown: len(shown) <= most)) == kept
+    assert shown_of(TALK, most) == kept
 
 
 def test_what_stands_before_the_first_user_message_is_the_system_s() -> None:
     talk = said("s: s", "a: welcome", "u: 1", "a: 1", "u: 2")
-    assert list(slide_window(talk, lambda shown: len(shown) <= 2)) == said("s: s", "u: 2")
-    assert list(slide_window(talk[2:], lambda shown: len(shown) <= 1)) == said("u: 2")
-    assert list(slide_window(said("s: s", "u: 1"), lambda shown: False)) == said("s: s", "u: 1")
+    assert shown_of(talk, 2) == said("s: s", "u: 2")
+    assert shown_of(talk[2:], 1) == said("u: 2")
+    assert shown_of(said("s: s", "u: 1"), 0) == said("s: s", "u: 1")
 
 
 def agent_of(**settings: Any) -> tuple[MultiTurnAgent, ScriptedBackend]:
@@ -72,14 +76,14 @@ LONG = [
 async def test_a_conversation_that_is_too_long_is_refused_with_the_cure() -> None:
     agent, _ = agent_of()
     async with agent:
-        with pytest.raises(ConfigurationError, match=r'or let AgentConfig\(context_window="sliding"\)'):
+        with pytest.raises(ConfigurationError, match=r'or let AgentConfig\(history="slide"\)'):
             await agent.generate_response(LONG)
 
 
 async def test_a_sliding_window_leaves_out_the_oldest_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    agent, backend = agent_of(context_window="sliding", system_prompt="Be brief.")
+    agent, backend = agent_of(history="slide", system_prompt="Be brief.")
     with caplog.at_level(logging.WARNING, "stateset_agents"):
         async with agent:
             assert await agent.generate_response(LONG) == "ok"
@@ -95,7 +99,7 @@ async def test_a_sliding_window_leaves_out_the_oldest_and_says_so_once(
 
 
 async def test_one_exchange_that_is_too_long_is_refused_even_so() -> None:
-    agent, backend = agent_of(context_window="sliding")
+    agent, backend = agent_of(history="slide")
     async with agent:
         with pytest.raises(ConfigurationError, match=r"has 217 tokens .* 130: shorten the messages or raise"):
             await agent.generate_response([*LONG[:-1], {"role": "user", "content": "x" * 200}])
@@ -104,7 +108,7 @@ async def test_one_exchange_that_is_too_long_is_refused_even_so() -> None:
 
 
 async def test_a_chat_goes_on_and_on_in_a_sliding_window() -> None:
-    agent, backend = agent_of(context_window="sliding", persona="Mia")
+    agent, backend = agent_of(history="slide", persona="Mia")
     async with agent, ChatSession(agent) as chat:
         for number in range(30):
             assert await chat.send(f"question {number}") == "ok"
@@ -113,15 +117,11 @@ async def test_a_chat_goes_on_and_on_in_a_sliding_window() -> None:
     assert max(len(request.prompt_ids) for request in backend.requests) <= 110
 
 
-async def test_rollouts_refuse_a_sliding_window(tmp_path: Any) -> None:
-    agent = make_agent(context_window="sliding")
-    cure = r'use AgentConfig\(context_window="refuse"\) for rollouts'
-    with pytest.raises(ConfigurationError, match=cure):
-        ComputationalEngine(agent, make_environment(), even_share)
-    trainer = make_trainer(tmp_path, agent=agent)
-    with pytest.raises(ConfigurationError, match=cure):
-        await trainer.initialize()
-    await trainer.close()
+def test_context_window_is_an_older_name_of_it() -> None:
+    assert AgentConfig(context_window="sliding").history == "slide"
+    assert AgentConfig(context_window="refuse").history == "template"
+    with pytest.raises(ConfigurationError, match="contradict each other: leave out context_window"):
+        AgentConfig(context_window="sliding", history="keep")
 
 
 async def test_long_messages_are_tokenised_in_a_thread_and_short_ones_at_once(
@@ -158,7 +158,8 @@ async def test_long_prompts_of_a_group_wait_for_each_other_in_one_thread(
             return [1]
 
         monkeypatch.setattr(agent.template, "prompt", noted)
+        monkeypatch.setattr(agent.template, "least_tokens", lambda _: 0)
         long = [Message(role="user", content="where is my order? " * 1000)]
-        await asyncio.gather(*(agent.prompt_ids(long) for _ in range(20)))
+        await asyncio.gather(*(agent.next_prompt(agent.history(), long) for _ in range(20)))
     assert len(threads) == 20
     assert {*threads} == {threads[0]} != {threading.get_ident()}

@@ -48,13 +48,15 @@ def calls(text: st.SearchStrategy[str], values: st.SearchStrategy[Any]) -> st.Se
 
 
 def conversations(
-    text: st.SearchStrategy[str], values: st.SearchStrategy[Any]
+    text: st.SearchStrategy[str],
+    values: st.SearchStrategy[Any],
+    thoughts: st.SearchStrategy[str | None],
 ) -> st.SearchStrategy[list[Message]]:
     called = st.lists(calls(text, values), max_size=2).map(tuple)
     return st.tuples(
         st.builds(Message, role=st.just("system"), content=text),
         st.builds(Message, role=st.just("user"), content=text, name=text),
-        st.builds(Message, role=st.just("assistant"), content=text, tool_calls=called),
+        st.builds(Message, role=st.just("assistant"), content=text, reasoning=thoughts, tool_calls=called),
         st.builds(Message, role=st.just("tool"), content=text, name=text, tool_call_id=text),
         st.builds(Message, role=st.just("user"), content=text),
     ).map(list)
@@ -77,7 +79,7 @@ schemas = st.builds(
 def harmless(message: Message) -> Message:
     """The same message with nothing in it that anyone could have forged."""
     tame = tuple(replace(call, name="f", arguments={}, id="i") for call in message.tool_calls)
-    return replace(message, content="x", name="n", tool_call_id="i", tool_calls=tame)
+    return replace(message, content="x", reasoning=None, name="n", tool_call_id="i", tool_calls=tame)
 
 
 def controls_in(name: str, ids: list[int]) -> list[int]:
@@ -99,7 +101,7 @@ def alone(name: str, messages: list[Message], **more: Any) -> list[int]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=60, deadline=None)
-@given(conversations(texts, json_values), schemas)
+@given(conversations(texts, json_values, st.none() | texts), schemas)
 def test_no_text_becomes_a_control_token(name: str, talk: list[Message], tool: dict[str, Any]) -> None:
     ids = TEMPLATES[name].prompt(talk, [tool])
     tame = [harmless(message) for message in talk]
@@ -110,7 +112,7 @@ def test_no_text_becomes_a_control_token(name: str, talk: list[Message], tool: d
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=60, deadline=None)
-@given(conversations(plain, plain))
+@given(conversations(plain, plain, st.none()))
 def test_text_without_control_tokens_is_encoded_as_the_template_alone_would(
     name: str, talk: list[Message]
 ) -> None:

@@ -56,6 +56,16 @@ def test_tools_and_calls_are_shown_as_the_agent_is_to_write_them() -> None:
     assert 'ok<tool_call>{"name": "look", "arguments": {"at": "a\\nb"}}</tool_call>' in text
 
 
+def test_a_thought_stands_before_the_words_and_what_is_said_is_only_appended_to() -> None:
+    said = Message(role="assistant", content="yes", reasoning="so")
+    text = TOKENIZER.decode(TEMPLATE.prompt([user("hi"), said, user("bye")]))
+    assert text == "user: hi\nassistant: <think>\n  so\n  </think>\n  \n  yes\nuser: bye\nassistant:"
+    assert TEMPLATE.appends
+    assert TEMPLATE.goes_on([user("hi")], said, [user("bye")])
+    call = ToolCall(name="look", id="call_0_0")
+    assert TEMPLATE.delta([user("bye")], [call], end=EOS) == TEMPLATE.delta([user("bye")])
+
+
 LINE_ENDS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
 
 

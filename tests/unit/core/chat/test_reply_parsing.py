@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.chat.reply_parsing import certain_content, parse_reply
+from stateset_agents.core.chat.reply_parsing import HERMES, parse_reply
 from stateset_agents.core.tools import Toolbox
-from stateset_agents.types.messages import ToolCall
+from stateset_agents.types.messages import Message, ToolCall
 
 BROKEN = [
     ('{"name": "f"', "not JSON"),
@@ -83,20 +83,25 @@ CALL = wrapped('{"name": "f"}')
 
 
 @pytest.mark.parametrize(
-    ("text", "content", "names"),
+    ("text", "content", "reasoning", "names"),
     [
-        (f"<think>I could {CALL} or not</think>No.", f"<think>I could {CALL} or not</think>No.", []),
-        (f"<think>a</think> {CALL}", "<think>a</think>", ["f"]),
-        (f"{CALL}<think>{CALL}</think>{CALL}", f"<think>{CALL}</think>", ["f", "f"]),
-        (f"<think>cut off {CALL}", f"<think>cut off {CALL}", []),
-        (f"<think>a<think>b</think>{CALL}", "<think>a<think>b</think>", ["f"]),
-        (wrapped('{"name": "f", "arguments": {"x": "<think>"}}') + CALL, "", ["f", "f"]),
-        ("<think>a <tool_call> b</think> c", "<think>a <tool_call> b</think> c", []),
+        (f"<think>I could {CALL} or not</think>No.", "No.", f"I could {CALL} or not", []),
+        (f"<think>a</think> {CALL}", "", "a", ["f"]),
+        (f"{CALL}<think>{CALL}</think>{CALL}", "", CALL, ["f", "f"]),
+        (f"<think>cut off {CALL}", "", f"cut off {CALL}", []),
+        (f"<think>a<think>b</think>{CALL}", "", "a<think>b", ["f"]),
+        (wrapped('{"name": "f", "arguments": {"x": "<think>"}}') + CALL, "", None, ["f", "f"]),
+        ("<think>a <tool_call> b</think> c", "c", "a <tool_call> b", []),
+        ("<think>\n\n</think>\n\nYes.", "Yes.", "", []),
+        ("so <think>a</think> then <think> b\n</think>it is", "so then it is", "a\n\nb", []),
+        ("a </think> b", "a </think> b", None, []),
     ],
 )
-def test_what_a_thought_holds_is_no_call(text: str, content: str, names: list[str]) -> None:
+def test_what_a_thought_holds_is_no_call_and_no_content(
+    text: str, content: str, reasoning: str | None, names: list[str]
+) -> None:
     message = parse_reply(text)
-    assert message.content == content
+    assert (message.content, message.reasoning) == (content, reasoning)
     assert [call.name for call in message.tool_calls] == names
 
 
@@ -107,11 +112,26 @@ def test_what_a_thought_holds_is_no_call(text: str, content: str, names: list[st
             ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool", "<th", "{}", "a ", " "]
         ),
         max_size=10,
-    ).map("".join)
+    ).map("".join),
+    st.booleans(),
 )
-def test_words_that_are_certain_stay_where_they_are_while_more_comes(text: str) -> None:
-    content = parse_reply(text).content
-    assert all(content.startswith(certain_content(text[:end])) for end in range(len(text) + 1))
+def test_words_and_thoughts_that_are_certain_stay_where_they_are_while_more_comes(
+    text: str, calls: bool
+) -> None:
+    message = HERMES.read(text, calls=calls)
+    said = HERMES.stream(calls=calls)
+    for character in text:
+        said.add(character)
+        assert message.content.startswith(said.content)
+        assert (message.reasoning or "").startswith(said.reasoning or "")
+    said.finish()
+    assert (said.content, said.reasoning) == (message.content, message.reasoning)
+
+
+@pytest.mark.parametrize("text", [" Hello\n", f"take {CALL} ", "a<b ", " \n"])
+def test_without_calls_words_stay_as_they_were_sampled(text: str) -> None:
+    assert HERMES.read(text, calls=False) == Message(role="assistant", content=text)
+    assert HERMES.read(f"\n<think>so</think>\n\n{text}x", calls=False).content == f"{text}x".lstrip()
 
 
 def test_a_call_that_is_cut_says_so() -> None:

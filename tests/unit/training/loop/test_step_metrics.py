@@ -30,6 +30,16 @@ def test_the_share_of_replies_that_their_limit_cut() -> None:
     assert metrics["rollout/cut_replies"] == 0.25
 
 
+def test_rows_are_counted_and_what_they_repeat_is_said_once() -> None:
+    prompt = [1, 2, 3]
+    apart = talk((prompt, [4, 5]), ([*prompt, 5, 6], [7]), ([*prompt, 5, 6, 7, 8], [9]), follows=[None] * 3)
+    group = TrajectoryGroup(key="g", trajectories=(apart, talk((prompt, [4]), ([5], [6]))))
+    metrics = rollout_metrics([group])
+    assert (metrics["rollout/rows"], metrics["rollout/rows_max"]) == (2.0, 3.0)
+    assert metrics["tokens/agent"] == 6.0
+    assert metrics["tokens/environment"] == (3 + 2 + 1) + (3 + 1)  # 5 and 6 once more, 8; of the other 5
+
+
 def test_branches_are_counted_as_cost_and_move_no_other_figure() -> None:
     plain = group_of(1.0, 0.0)
     rich = talk(([9], [1]), ([8], [2, 3, 4]), reward=100.0)

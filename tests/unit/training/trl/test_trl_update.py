@@ -19,12 +19,16 @@ from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.credit import Credited
 from stateset_agents.training.update.critic import CreditedBatch
 from stateset_agents.training.update.learner import Learner
+from stateset_agents.types.errors import ConfigurationError
 
 ROWS = 17
 
 
-def ragged(*, per_turn: bool = True) -> list[Sample]:
-    """Conversations of one to four turns with prompts and replies of 1 to 9 tokens; a third are bad ones."""
+def ragged(*, per_turn: bool = True, opens_rows: float = 0.0) -> list[Sample]:
+    """Conversations of one to four turns with prompts and replies of 1 to 9 tokens; a third are bad ones.
+
+    `opens_rows`: how likely a turn is to follow none; half as likely it follows the first.
+    """
     dice = random.Random(7)
     samples = []
     for number in range(ROWS):
@@ -41,7 +45,10 @@ def ragged(*, per_turn: bool = True) -> list[Sample]:
         if not per_turn:
             per_token = [per_token[0]] * len(per_token)
         weight = 0.5 if number == 4 else 1.0
-        samples.append(Sample(trajectory=talk(*turns), advantages=tuple(per_token), weight=weight))
+        draws = [dice.random() if opens_rows else 1.0 for _ in turns]
+        follows = [None if draw < opens_rows else 0 if draw < 1.5 * opens_rows else -1 for draw in draws]
+        conversation = talk(*turns, follows=[None, *follows[1:]] if opens_rows else ())
+        samples.append(Sample(trajectory=conversation, advantages=tuple(per_token), weight=weight))
     return samples
 
 
@@ -138,6 +145,39 @@ def test_trl_s_gradient_is_ours_while_the_clip_acts_and_the_reference_pulls(fami
     assert figures["policy/clip_fraction_high"] > 0.01
     if config.uses_reference:
         assert metrics["kl/reference"] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"loss_type": "grpo"}),
+        ("llama", {"loss_type": "grpo", "gradient_accumulation_steps": 1}),
+        ("llama", {"loss_type": "dapo"}),
+        ("llama", {"loss_type": "dr_grpo"}),
+        ("llama", {"loss_type": "cispo"}),
+        ("gpt2", {"loss_type": "grpo"}),
+    ],
+)
+def test_trl_s_gradient_is_ours_for_conversations_of_several_rows(family, changes, monkeypatch):
+    """In one step as many rows as TRL asks for do not hold them: they go through in two parts."""
+    model, config = tiny_model(family), settings(**changes)
+    samples = ragged(opens_rows=0.4)[: 17 if config.gradient_accumulation_steps > 1 else 8]
+    num_rows = sum(len(sample.trajectory.rows) for sample in samples)
+    size = config.episodes_per_step() * config.num_generations
+    assert 1 < num_rows / size < 2
+    ours, metrics = our_passes(model, samples, config, monkeypatch)
+    theirs, figures = trl_passes(trl_learner(model, config), samples)
+    assert_equal_gradients(ours, theirs)
+    assert metrics["kl/reference"] > 0.01
+    assert figures["policy/clip_fraction_high"] > 0.01
+
+
+def test_a_ratio_of_whole_conversations_is_refused_where_they_have_several_rows():
+    learner = trl_learner(tiny_model(), settings(loss_type="gspo", beta=0.0))
+    with pytest.raises(
+        ConfigurationError, match=r"one ratio of each row, and 17 conversations have \d+ rows"
+    ):
+        trl_passes(learner, ragged(per_turn=False, opens_rows=0.4))
 
 
 def test_an_adapter_s_gradient_is_ours_and_the_model_without_it_is_the_reference(monkeypatch):

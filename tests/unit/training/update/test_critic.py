@@ -26,8 +26,8 @@ def critic(per="turn", *, bootstrap=True, iterations=1, max_rows=8, row_layout="
     nn.init.normal_(function.head.outer.weight)
     policy = Policy(function.model.eval(), row_layout=row_layout)
 
-    def layouts(talks):
-        return policy.layouts([one.token_ids for one in talks], max_rows=max_rows, max_tokens=64)
+    def layouts(rows):
+        return policy.layouts([row.token_ids for _, row in rows], max_rows=max_rows, max_tokens=64)
 
     return Critic(
         function, per=per, iterations=iterations, bootstrap=bootstrap, layouts=layouts, hidden=policy.hidden
@@ -49,6 +49,27 @@ def test_a_token_s_value_is_read_where_the_token_is_predicted():
         row = made.value_function.compute_values(torch.tensor([one.token_ids]))[0].tolist()
         predicting = [t - 1 for t, bit in enumerate(one.action_mask) if bit]
         assert valued.values == pytest.approx([row[t] for t in predicting], abs=1e-4)
+
+
+@pytest.mark.parametrize("per", ["turn", "token"])
+@pytest.mark.parametrize("bounds", [{}, {"max_rows": 1}, {"row_layout": "padded"}])
+def test_of_several_rows_each_turn_is_read_in_the_one_in_which_it_trains(per, bounds):
+    first, second, third, fourth = ([5, 9], [7, 2]), ([8, 1], [4]), ([5, 9, 2, 8], [6, 6, 3]), ([1], [2])
+    talks = [talk(first, second, third, fourth, follows=(None, 0, None, 0)), *TALKS]
+    made = critic(per, **bounds)
+    read = made.predict(talks).estimates[0]
+
+    def values(*ids):
+        return made.value_function.compute_values(torch.tensor([ids]))[0].tolist()
+
+    rows = [values(5, 9, 7, 2, 8, 1, 4), values(5, 9, 2, 8, 6, 6, 3), values(5, 9, 7, 2, 1, 2)]
+    expected = [rows[0][1], rows[0][5], rows[1][3], rows[2][4]]
+    if per == "token":
+        expected = [*rows[0][1:3], rows[0][5], *rows[1][3:6], rows[2][4]]
+    assert read.values == pytest.approx(expected, abs=1e-4)
+    assert read.final == pytest.approx(rows[2][-1], abs=1e-4)
+    after = [float(value) for value in made.predict(talks).old_values[0][-4:]]
+    assert after == pytest.approx([rows[0][3], rows[0][6], rows[1][6], rows[2][5]], abs=1e-4)
 
 
 @pytest.mark.parametrize("per", ["turn", "token"])

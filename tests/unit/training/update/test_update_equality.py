@@ -42,6 +42,10 @@ def in_dtype(model, dtype):
     return made.eval()
 
 
+APART = (None, None, None)
+"""`follows` of turns that each open a row."""
+
+
 def text(length, seed):
     return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
@@ -65,7 +69,8 @@ def trained():
 
 def conversations():
     """Two groups with prompts longer than the window, ragged, with texts the models know; one-token prompts,
-    an empty completion, twins, and a conversation that another begins with."""
+    an empty completion, twins, and a conversation that another begins with. Then some of several rows: a
+    thought that the next prompt leaves out, four rows, and a tree in which two rows share a turn."""
     known, other, new = text(40, 0), text(40, 1), text(40, 9)
     return [
         talk((known[:20], known[20:25]), (new[:3], known[28:31])),
@@ -77,6 +82,17 @@ def conversations():
         talk((other[:13], new[:16])),
         talk(([other[0]], other[1:12])),
         talk(([new[0]], [new[1]])),
+        talk(
+            (known[:20], known[20:29]), ([*known[:20], *known[25:29], *new[:3]], known[30:36]), follows=APART
+        ),
+        talk(
+            (known[:20], new[3:9]),
+            ([*known[:20], *new[7:9], 1], known[5:9]),
+            ([*known[:20], *new[7:9], 1, *known[7:9], 2], []),
+            ([3], known[9:14]),
+            follows=APART,
+        ),
+        talk((other[:13], other[13:17]), (new[:2], other[17:21]), (new[2:5], new[5:9]), follows=(None, 0, 0)),
     ]
 
 
@@ -220,7 +236,7 @@ def test_cuts_losses_temperature_and_recomputed_layers_change_nothing(trained, s
     assert_equal(learner, samples, tolerance, temperature=settings.get("temperature", 1.0))
 
 
-@pytest.mark.parametrize("place", [0, 4, 8])
+@pytest.mark.parametrize("place", [0, 4, 8, 9, 10, 11])
 def test_a_single_conversation_has_the_plain_gradient(trained, place):
     learner = learner_of(in_dtype(trained["llama"], torch.float64))
     assert_equal(learner, samples_of(learner.policy.model.eval(), conversations()[place : place + 1]), 1e-9)

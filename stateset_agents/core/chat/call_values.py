@@ -1,0 +1,188 @@
+"""Reads the arguments of tool calls that are no JSON: Python calls (LFM2) and bare keys (Gemma 4).
+
+[look_up(city='it's', n=[1, 2]), ping()]
+{city:<|"|>Oslo<|"|>,n:[1,2]}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["MAX_LEVELS", "TooDeep", "read_bare_keys", "read_python_calls"]
+
+MAX_LEVELS = 32
+"""Of objects and lists inside one another; real arguments have a handful."""
+_SPACE = re.compile(r"\s*")
+_WORD = re.compile(r"[^\s,:\[\]{}()'\"]+")
+_KEY = re.compile(r"[^,:\[\]{}'\"]+(?=:)")
+_CALL = re.compile(r"\s*([^\s,()\[\]{}=]+)\(")
+_ARGUMENT = re.compile(r"\s*([^\s,()\[\]{}=]+)\s*=\s*")
+_QUOTES = ('<|"|>', '"', "'")
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\n": ""}
+_AFTER_TEXT = re.compile(r"\s*(?:,\s*[^\s,()\[\]{}=]+\s*=|\)\s*(?:\]|,\s*[^\s,()\[\]{}=]+\())")
+"""What stands behind an argument that is text: templates that escape no quotes leave no other way to tell."""
+_CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
+
+
+class TooDeep(ValueError):
+    """There are more than `MAX_LEVELS` levels of objects and lists."""
+
+
+def read_python_calls(text: str, captures: Mapping[str, str]) -> list[dict[str, Any]]:
+    """`[f(x='a', n=1), g()]` as `{"function": {"name": ..., "arguments": {...}}}` each.
+
+    A quote in a text may be escaped or not. Raises ValueError for anything else.
+    """
+    reader = _Reader(text)
+    reader.expect("[")
+    calls: list[dict[str, Any]] = []
+    while not reader.accepts("]"):
+        if calls:
+            reader.expect(",")
+        name = reader.match(_CALL, "a call, name(argument=value)").group(1)
+        arguments: dict[str, Any] = {}
+        while not reader.accepts(")"):
+            if arguments:
+                reader.expect(",")
+            key = reader.match(_ARGUMENT, "an argument, name=value").group(1)
+            arguments[key] = reader.argument()
+        calls.append({"function": {"name": name, "arguments": arguments}})
+    reader.expect_end()
+    return calls
+
+
+def read_bare_keys(text: str, captures: Mapping[str, str]) -> Any:
+    """`{city:<|"|>Oslo<|"|>}` as the arguments of the call that `captures` name; raises ValueError."""
+    if "name" not in captures:
+        raise ValueError("it does not begin with call:NAME{")
+    reader = _Reader(text)
+    value = reader.value(0)
+    reader.expect_end()
+    return {"function": {"name": captures["name"], "arguments": value}}
+
+
+class _Reader:
+    """Values of JSON and Python, from a position on."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+
+    def accepts(self, mark: str) -> bool:
+        """Go past this mark if it comes next, white space before it included."""
+        self.position = self._matched(_SPACE).end()
+        found = self.text.startswith(mark, self.position)
+        self.position += len(mark) if found else 0
+        return found
+
+    def expect(self, mark: str) -> None:
+        if not self.accepts(mark):
+            raise self.error(repr(mark))
+
+    def expect_end(self) -> None:
+        if self._matched(_SPACE).end() != len(self.text):
+            raise self.error("its end")
+
+    def match(self, pattern: re.Pattern[str], wanted: str) -> re.Match[str]:
+        found = pattern.match(self.text, self.position)
+        if found is None:
+            raise self.error(wanted)
+        self.position = found.end()
+        return found
+
+    def error(self, wanted: str) -> ValueError:
+        rest = self.text[self.position :]
+        return ValueError(f"expected {wanted} at {rest[:20]!r}" if rest else f"expected {wanted} at its end")
+
+    def value(self, level: int) -> Any:
+        """A text, number, constant, object or list."""
+        for quote in _QUOTES:
+            if self.accepts(quote):
+                return self._quoted(quote)
+        if level > MAX_LEVELS:
+            raise TooDeep
+        if self.accepts("{"):
+            return self._object(level + 1)
+        if self.accepts("["):
+            return self._list(level + 1)
+        word = self.match(_WORD, "a value").group()
+        if word in _CONSTANTS:
+            return _CONSTANTS[word]
+        try:
+            return json.loads(word)
+        except ValueError:
+            self.position -= len(word)
+            raise self.error("a text in quotes, a number, true, false or null") from None
+
+    def argument(self) -> Any:
+        """The value of a Python call's argument, whose quotes may stand unescaped in it."""
+        quote = next((mark for mark in _QUOTES if self.accepts(mark)), None)
+        if quote is None:
+            return self.value(0)
+        end = self.position - 1
+        while (end := self.text.find(quote, end + 1)) >= 0:
+            if not self._is_escaped(end) and _AFTER_TEXT.match(self.text, end + len(quote)):
+                text = self.text[self.position : end]
+                self.position = end + len(quote)
+                return _unescaped(text)
+        raise self.error(f"a text that {quote} ends")
+
+    def _object(self, level: int) -> dict[str, Any]:
+        members: dict[str, Any] = {}
+        while not self.accepts("}"):
+            if members:
+                self.expect(",")
+            quote = next((mark for mark in _QUOTES if self.accepts(mark)), None)
+            key = self.match(_KEY, "a key").group() if quote is None else self._quoted(quote)
+            self.expect(":")
+            members[key] = self.value(level)
+        return members
+
+    def _list(self, level: int) -> list[Any]:
+        items: list[Any] = []
+        while not self.accepts("]"):
+            if items:
+                self.expect(",")
+            items.append(self.value(level))
+        return items
+
+    def _quoted(self, quote: str) -> str:
+        """What follows a quote, up to the next one; `<|"|>` is a token, and nothing is escaped in it."""
+        is_token = len(quote) > 1
+        end = self.position - 1
+        while (end := self.text.find(quote, end + 1)) >= 0:
+            if is_token or not self._is_escaped(end):
+                text = self.text[self.position : end]
+                self.position = end + len(quote)
+                return text if is_token else _unescaped(text)
+        raise self.error(f"a text that {quote} ends")
+
+    def _is_escaped(self, position: int) -> bool:
+        """Does an odd number of backslashes stand before it?"""
+        before = position
+        while before > self.position and self.text[before - 1] == "\\":
+            before -= 1
+        return (position - before) % 2 == 1
+
+    def _matched(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        found = pattern.match(self.text, self.position)
+        assert found is not None  # it matches nothing, too
+        return found
+
+
+def _unescaped(text: str) -> str:
+    if "\\" not in text:
+        return text
+    halves = _ESCAPE.sub(_character, text)  # a character beyond U+FFFF may be escaped as two halves
+    return halves.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def _character(found: re.Match[str]) -> str:
+    code = found.group(1)
+    if len(code) > 1:
+        return chr(int(code[1:], 16))
+    return _ESCAPED.get(code, code if code in "\\'\"/" else "\\" + code)

@@ -1,0 +1,276 @@
+"""What an agent reads of its conversation before each of its turns, as the tokens of a prompt.
+
+A conversation that only grows is one *row*: the prompt, then sampled replies and what the template writes
+between them. Where the agent is to read something else than what stands in a row (its template drops earlier
+thoughts, the oldest exchanges are left out, a summary takes their place), the prompt is rendered whole and
+opens a row. Rollouts, chats and the server all read conversations through this module, so that an agent is
+trained as it is served.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stateset_agents.core.agent_config import HistoryMode
+from stateset_agents.core.chat.context_window import View, num_replies, slide_window, with_summary
+from stateset_agents.core.chat.template import ChatTemplate, ToolSchemas
+from stateset_agents.types.errors import ContextLengthExceeded
+from stateset_agents.types.messages import Completion, Message
+
+__all__ = ["ChatHistory", "HistorySettings", "Prompt"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistorySettings:
+    """What becomes of earlier turns."""
+
+    mode: HistoryMode
+    """As `AgentConfig.history`."""
+    context_length: int
+    """Tokens of the longest row."""
+    reserve: int
+    """Tokens that `slide` leaves free for a reply."""
+    compact_room: int
+    """`compact` asks for a summary where fewer tokens are left."""
+    compact_prompt: str
+    """What a user says who asks for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What the agent is shown before a turn."""
+
+    messages: tuple[Message, ...]
+    """The conversation so far."""
+    tools: tuple[Mapping[str, Any], ...]
+    view: View
+    """What of it is shown."""
+    ids: tuple[int, ...]
+    """[P]"""
+    follows: int | None = None
+    """The turn whose tokens `ids` begin with; None where the prompt opens a row."""
+    num_before: int = 0
+    """Tokens of `ids` that stood there already."""
+    asks_summary: bool = False
+    """Is the reply a summary for the agent itself, which nobody else hears?"""
+
+    @property
+    def added(self) -> tuple[int, ...]:
+        """The end of `ids` that is new: all of them where the prompt opens a row."""
+        return self.ids[self.num_before :]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    index: int
+    prompt: Prompt
+    completion: Completion
+    said: tuple[Message, ...]
+    """The conversation up to here: with the reply, unless that is a summary."""
+    view: View
+    """What of it later prompts show."""
+
+    @property
+    def end(self) -> tuple[int, str]:
+        """How many messages its conversation has, and what the last of them says."""
+        return len(self.said), self.said[-1].content
+
+    @property
+    def num_tokens(self) -> int:
+        """With its prompt."""
+        return len(self.prompt.ids) + len(self.completion.token_ids)
+
+
+class ChatHistory:
+    """The prompts of an agent's turns: `next` makes one, `add` keeps it with the reply that was sampled.
+
+    A prompt follows the latest turn whose conversation it repeats, reply included, if the agent is to read
+    all that stands there. Who repeats it need not know the agent's thoughts: they are kept here. Several
+    turns may follow the same one: a conversation may be a tree.
+    """
+
+    def __init__(
+        self, template: ChatTemplate, settings: HistorySettings, *, max_tokens: int | None = None
+    ) -> None:
+        """`max_tokens`: of all turns that are remembered, each with its prompt; the oldest are forgotten
+        beyond it."""
+        self._template = template
+        self._settings = settings
+        self._max_tokens = max_tokens
+        self._turns: deque[_Turn] = deque()
+        self._num_turns = 0
+        self._ending: dict[tuple[int, str], list[_Turn]] = {}
+        """The same by their `end`: a server looks for one among thousands."""
+        self.num_tokens = 0
+        """Of all turns that are remembered, each with its prompt."""
+
+    def next(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> Prompt:
+        """The prompt before the agent's next turn in a conversation that ends with these messages.
+
+        With `compact` it may ask for a summary first: `add` that, and call again. Raises
+        ContextLengthExceeded where no room for a reply is left, ConfigurationError where the template cannot
+        render the conversation.
+        """
+        messages, tools = tuple(messages), tuple(tools)
+        turn = self._find(messages)
+        view = View()
+        if turn is not None:
+            messages, view = (*turn.said, *messages[len(turn.said) :]), turn.view
+        # a summary stands before the last reply, which is shown as it was, and before what answers it
+        may_ask = self._settings.mode == "compact" and messages[-1].role != "assistant"
+        may_ask = may_ask and num_replies(view.of(messages)) > 1
+        prompt_of = self._slid if self._settings.mode == "slide" else self._prompt
+        try:
+            prompt = prompt_of(messages, tools, view, turn)
+            left = self._settings.context_length - len(prompt.ids)
+        except ContextLengthExceeded:
+            if not may_ask:
+                raise
+            left = 0
+        if may_ask and left < self._settings.compact_room:
+            prompt = self._asking(messages, tools, view, turn)
+            left = self._settings.context_length - len(prompt.ids)
+        if left < 1:
+            raise self._too_long(view.of(messages), str(len(prompt.ids)))
+        return prompt
+
+    def unread(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Those of the messages that `next` has to encode."""
+        turn = self._find(tuple(messages))
+        only_appends = self._settings.mode == "keep" or self._template.appends
+        return messages if turn is None or not only_appends else messages[len(turn.said) :]
+
+    def add(self, prompt: Prompt, completion: Completion) -> None:
+        """Keep what was sampled after a prompt; the completion's message is what was read in its text."""
+        reply, index = completion.message, self._num_turns
+        if prompt.asks_summary:
+            view = with_summary(prompt.messages, reply.content)
+            turn = _Turn(index, prompt, completion, prompt.messages, view)
+        else:
+            turn = _Turn(index, prompt, completion, (*prompt.messages, reply), prompt.view)
+        self._num_turns += 1
+        self._turns.append(turn)
+        self._ending.setdefault(turn.end, []).append(turn)
+        self.num_tokens += turn.num_tokens
+        while self._max_tokens is not None and self.num_tokens > self._max_tokens and len(self._turns) > 1:
+            self._forget(self._turns.popleft())
+
+    def _forget(self, oldest: _Turn) -> None:
+        self.num_tokens -= oldest.num_tokens
+        later = self._ending[oldest.end][1:]
+        if later:
+            self._ending[oldest.end] = later
+        else:
+            del self._ending[oldest.end]
+
+    def _find(self, messages: tuple[Message, ...]) -> _Turn | None:
+        """The latest of the longest turns that the messages go on from; another thread may add some."""
+        for length in range(len(messages) - 1, 0, -1):
+            for turn in reversed(tuple(self._ending.get((length, messages[length - 1].content), ()))):
+                if _repeats(messages[:length], turn.said):
+                    return turn
+        return None
+
+    def _prompt(
+        self,
+        messages: tuple[Message, ...],
+        tools: tuple[Mapping[str, Any], ...],
+        view: View,
+        turn: _Turn | None,
+    ) -> Prompt:
+        if turn is None or not self._goes_on(turn, messages, tools, view):
+            shown = view.of(messages)
+            least = self._template.least_tokens(shown)
+            if least >= self._settings.context_length:  # a megabyte takes a second to encode
+                raise self._too_long(shown, f"at least {least}")
+            ids = tuple(self._template.prompt(shown, tools))
+            return Prompt(messages=messages, tools=tools, view=view, ids=ids)
+        row, said = turn.completion.prompt_ids, turn.completion.token_ids
+        calls = [call for call in turn.completion.message.tool_calls if call.error is None]
+        end = self._end(turn)
+        delta = self._template.delta(messages[len(turn.said) :], calls, end=end)
+        if end is None:  # a limit cut it
+            delta = [self._template.end_id, *delta]
+        return Prompt(
+            messages=messages,
+            tools=tools,
+            view=view,
+            ids=row + (said + tuple(delta)),  # a long row is copied once
+            follows=turn.index,
+            num_before=len(row) + len(said),
+        )
+
+    def _goes_on(
+        self, turn: _Turn, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...], view: View
+    ) -> bool:
+        """Does a prompt of these messages begin with all that stands in the turn's row?"""
+        following = messages[len(turn.said) :]
+        if view != turn.prompt.view or tools != turn.prompt.tools:
+            return False
+        if any(message.role == "assistant" for message in following):  # words that it did not say
+            return False
+        if self._settings.mode == "keep" or self._template.appends:
+            return True
+        shown = view.of(turn.prompt.messages)
+        return self._template.goes_on(shown, turn.completion.message, following, tools, end=self._end(turn))
+
+    def _end(self, turn: _Turn) -> int | None:
+        """The token that a reply ended by; None where a limit cut it."""
+        last = turn.completion.token_ids[-1:]
+        return last[0] if last and last[0] in self._template.stop_ids else None
+
+    def _slid(
+        self,
+        messages: tuple[Message, ...],
+        tools: tuple[Mapping[str, Any], ...],
+        view: View,
+        turn: _Turn | None,
+    ) -> Prompt:
+        """The prompt with as many of the newest exchanges as leave the reserve free."""
+        room = self._settings.context_length - self._settings.reserve
+
+        def fits(view: View) -> bool:
+            shown = view.of(messages)
+            return self._template.least_tokens(shown) <= room >= len(self._template.prompt(shown, tools))
+
+        if self._template.least_tokens(view.of(messages)) <= room:
+            prompt = self._prompt(messages, tools, view, turn)
+            if len(prompt.ids) <= room:
+                return prompt
+        return self._prompt(messages, tools, slide_window(messages, fits), turn)
+
+    def _asking(
+        self,
+        messages: tuple[Message, ...],
+        tools: tuple[Mapping[str, Any], ...],
+        view: View,
+        turn: _Turn | None,
+    ) -> Prompt:
+        """The prompt that asks for a summary instead: after the last reply and its tools' results."""
+        last = max(i for i, message in enumerate(messages) if message.role == "assistant")
+        said, following = messages[: last + 1], messages[last + 1 :]
+        results = itertools.takewhile(lambda message: message.role == "tool", following)
+        question = Message(role="user", content=self._settings.compact_prompt)
+        asking = self._prompt((*said, *results, question), tools, view, turn)
+        return replace(asking, messages=said, asks_summary=True)
+
+    def _too_long(self, shown: tuple[Message, ...], tokens: str) -> ContextLengthExceeded:
+        hint = "shorten the messages or raise max_context_tokens"
+        if self._settings.mode in ("template", "keep") and sum(m.role == "user" for m in shown) > 1:
+            hint += ', or let AgentConfig(history="slide") leave out the oldest'
+        length = self._settings.context_length
+        return ContextLengthExceeded(
+            f"the conversation has {tokens} tokens and the model's context {length}: {hint}"
+        )
+
+
+def _repeats(messages: tuple[Message, ...], said: tuple[Message, ...]) -> bool:
+    """Are these messages what was said, be it without thoughts?"""
+    return messages == said or all(
+        message == other or (message.reasoning is None and message == replace(other, reasoning=None))
+        for message, other in zip(messages, said, strict=True)
+    )

@@ -1,0 +1,282 @@
+"""Conversations to text: a jinja chat template, given messages in the roles and the shape that it reads.
+
+`core/chat/template.py` turns the text into ids.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from stateset_agents.core.chat.plain_template import with_calls_as_text, with_thought_as_text
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.settings import nearest
+
+__all__ = ["HINT", "MARKS", "Rendering", "Roles", "checked_arguments", "find_roles"]
+
+HINT = 'set AgentConfig(chat_template="plain") or give a template that'
+_FIRST = 10**23 + secrets.randbelow(10**23)
+MARKS = tuple(f"{number:024d}" for number in range(_FIRST, _FIRST + 32))
+"""Stand for texts where we look for what a template writes around them."""
+_CALL = ToolCall(name="look", arguments={"at": MARKS[0]}, id="call_0_0")
+_OWN = {
+    *("messages", "tools", "documents", "conversation", "chat_template", "add_generation_prompt"),
+    *("continue_final_message", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "padding"),
+    *("truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+    *("strftime_now", "raise_exception", "namespace", "bos_token", "eos_token", "unk_token", "pad_token"),
+}
+"""Names that `apply_chat_template` or the template itself gives a meaning."""
+_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+"""Marks what the agent said; transformers has it, jinja does not."""
+_THOUGHTS = re.compile(r"(?:\.|['\"])(?:reasoning_content|reasoning|thinking)\b")
+_CLOCK = re.compile(r"\bstrftime_now\(\s*(?:format\s*=\s*)?(['\"])(.*?)\1\s*\)")
+
+
+def checked_arguments(text: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a template; raises ConfigurationError for one that it does not have."""
+    names = _variables(text) - _OWN if arguments else set()
+    for name in arguments:
+        if name in _OWN:
+            raise ConfigurationError(f"the chat template's {name!r} is not free to be set: leave it out")
+        if name not in names:
+            raise ConfigurationError(f"the chat template has no argument {name!r}{nearest(name, names)}")
+    return dict(arguments)
+
+
+def _variables(text: str) -> set[str]:
+    """What a template reads and does not only set itself."""
+    from jinja2 import Environment, TemplateSyntaxError, meta
+
+    try:
+        tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", text))
+    except TemplateSyntaxError as error:
+        raise ConfigurationError(f"the chat template cannot be read ({error}); {HINT} can") from error
+    return meta.find_undeclared_variables(tree)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """How a template reads a message; most read it as OpenAI writes it, with arguments as an object."""
+
+    has_parts: bool = False
+    """Content is a list of `{"type": "text", "text": ...}`."""
+    has_arguments_as_text: bool = False
+    """A call's arguments are JSON text (DeepSeek)."""
+    has_short_ids: bool = False
+    """A call's id has nine letters and digits (Mistral)."""
+    has_thoughts: bool = False
+    """It reads thoughts; other templates get them back into the content."""
+    joins_thoughts: bool = False
+    """It takes thought or words before a call, not both (gpt-oss)."""
+
+    def written(self, message: Message) -> dict[str, Any]:
+        """The message as the template reads it."""
+        thought = message.reasoning
+        if thought and self.joins_thoughts and message.content and message.tool_calls:
+            message, thought = replace(message, content=f"{thought}\n\n{message.content}"), None
+        elif thought is not None and not self.has_thoughts:
+            message, thought = replace(message, content=with_thought_as_text(message)), None
+        data = message.to_openai()
+        if thought is not None:
+            data |= {"reasoning_content": thought, "reasoning": thought, "thinking": thought}
+        if self.has_parts:
+            data["content"] = [{"type": "text", "text": message.content}]
+        for call, item in zip(message.tool_calls, data.get("tool_calls", ()), strict=True):
+            item["id"] = self._id(call.id)
+            item["function"]["arguments"] = (
+                json.dumps(dict(call.arguments), ensure_ascii=False)
+                if self.has_arguments_as_text
+                else dict(call.arguments)
+            )
+        if message.tool_call_id is not None:
+            data["tool_call_id"] = self._id(message.tool_call_id)
+        return data
+
+    def _id(self, id: str) -> str:
+        return hashlib.sha256(id.encode()).hexdigest()[:9] if self.has_short_ids else id
+
+
+class Rendering:
+    """What a template makes of a conversation, as text. It finds out by trying how to give it messages."""
+
+    def __init__(self, hf: Any, text: str, arguments: Mapping[str, Any], date: datetime.date) -> None:
+        """`hf` is a transformers tokenizer; on `date` the template's clock stands still, at midnight.
+
+        Raises ConfigurationError for arguments that the template does not have, and for a clock that cannot
+        be stopped.
+        """
+        self._hf = hf
+        self._arguments = checked_arguments(text, arguments)
+        # `apply_chat_template` turns functions into text, so a clock of our own cannot be handed to it.
+        self._text, num_clocks = _CLOCK.subn(lambda call: repr(date.strftime(call[2])), text)
+        if "strftime_now(" in self._text:
+            raise ConfigurationError(
+                f"the chat template computes the format of its date; {HINT} has it as text, "
+                "such as strftime_now('%Y-%m-%d')"
+            )
+        self.date = date if num_clocks else None
+        """The day that is told, where the template tells one."""
+        self._shape = _Shape(has_thoughts=_THOUGHTS.search(text) is not None)
+        self._find_shape()
+
+    def __call__(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generate: bool = False
+    ) -> str:
+        """The text; with `generate` up to where the agent begins to speak.
+
+        Raises ConfigurationError where the template cannot render these messages.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            text = self._hf.apply_chat_template(
+                [self._shape.written(message) for message in messages],
+                tools=list(tools) or None,
+                chat_template=self._text,
+                add_generation_prompt=generate,
+                tokenize=False,
+                **self._arguments,
+            )
+        except (TemplateError, TypeError, ValueError) as error:  # the last two arise inside its expressions
+            line = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigurationError(
+                f"the chat template cannot render this conversation ({line}); {HINT} can"
+            ) from error
+        return str(text)
+
+    def shows(self, *messages: Message) -> bool:
+        """Whether the first mark, which one of the messages holds, stands in the text."""
+        try:
+            return MARKS[0] in self(messages)
+        except ConfigurationError:
+            return False
+
+    def _find_shape(self) -> None:
+        user, words = Message(role="user", content=MARKS[0]), Message(role="assistant", content="y")
+        self._try([replace(self._shape, has_parts=parts) for parts in (False, True)], user, words)
+        self._try(
+            [
+                replace(self._shape, has_arguments_as_text=as_text, has_short_ids=short)
+                for as_text, short in product((False, True), repeat=2)
+            ],
+            *_tool_round(),
+        )
+        if self._shape.has_thoughts:
+            full = replace(words, reasoning="z", tool_calls=(_CALL,))
+            self._try([replace(self._shape, joins_thoughts=joins) for joins in (False, True)], user, full)
+
+    def _try(self, shapes: Sequence[_Shape], *messages: Message) -> None:
+        """Take the first shape in which the template shows the mark in these messages, else the first."""
+        for self._shape in shapes:
+            if self.shows(*messages):
+                return
+        self._shape = shapes[0]
+
+
+def _tool_round() -> list[Message]:
+    """A result that holds the first mark, after a reply with its call."""
+    call = replace(_CALL, arguments={"at": "K27"})
+    return [
+        Message(role="user", content="x"),
+        Message(role="assistant", content="", tool_calls=(call,)),
+        Message(role="tool", content=MARKS[0], name="look", tool_call_id=_CALL.id),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """What a template has a place for; what it has none for is told in other words.
+
+    Where it has no system role, the system message stands at the head of the user message that follows it.
+    Where it has no place for a tool's result, that is told in a user message, `tool: ...`: a model may write
+    a call, though nobody offered it tools, or one that cannot be read.
+    """
+
+    has_system: bool
+    has_results: bool
+    """Of tools, after a reply with calls."""
+    has_loose_results: bool
+    """After a reply without one, too."""
+    has_calls: bool
+    has_several_calls: bool
+    """In one reply."""
+
+    def without_tools(self) -> Roles:
+        """These roles for a template that may not be given calls and results."""
+        return Roles(
+            has_system=self.has_system,
+            has_results=False,
+            has_loose_results=False,
+            has_calls=False,
+            has_several_calls=False,
+        )
+
+    def spoken(self, messages: Sequence[Message], *, answers_call: bool = False) -> list[Message]:
+        """The messages in roles that the template knows; the first may answer a reply with calls."""
+        spoken: list[Message] = []
+        held: list[str] = []  # what the next user message is to begin with
+        for message in messages:
+            if (text := self._as_user_text(message, answers_call)) is not None:
+                held.append(text)
+                continue
+            if held and message.role == "user":
+                message, held = replace(message, content="\n\n".join([*held, message.content])), []
+            elif held:
+                spoken, held = _said_by_user(spoken, held), []
+            if message.role == "assistant":
+                message = self._with_readable_calls(message)
+                answers_call = bool(message.tool_calls)
+            spoken.append(message)
+        return _said_by_user(spoken, held) if held else spoken
+
+    def _as_user_text(self, message: Message, answers_call: bool) -> str | None:
+        """What a message in a role that the template does not know is in a user's words; None for others."""
+        if message.role == "system" and not self.has_system:
+            return message.content
+        if message.role == "tool" and not (self.has_results if answers_call else self.has_loose_results):
+            return f"tool: {message.content}"
+        return None
+
+    def _with_readable_calls(self, message: Message) -> Message:
+        """A call that could not be read, or that the template would leave out, stands in the content."""
+        readable = tuple(call for call in message.tool_calls if call.error is None and self.has_calls)
+        if len(readable) == len(message.tool_calls):
+            return message
+        others = tuple(call for call in message.tool_calls if call not in readable)
+        text = with_calls_as_text(replace(message, tool_calls=others))
+        return replace(message, content=text, tool_calls=readable)
+
+
+def find_roles(rendering: Rendering) -> Roles:
+    """What a template has a place for, by trying."""
+    user, reply, result = _tool_round()
+    second = replace(_CALL, id="call_0_1")
+    shows_loose = rendering.shows(user, Message(role="assistant", content="y"), result)
+    shows_results = rendering.shows(user, reply, result)
+    shows_calls = rendering.shows(user, replace(reply, tool_calls=(_CALL,)))
+    return Roles(
+        has_system=rendering.shows(Message(role="system", content=MARKS[0]), user),
+        has_results=shows_results,
+        has_loose_results=shows_loose,
+        has_calls=shows_results and (shows_calls or not shows_loose),
+        has_several_calls=rendering.shows(
+            user, replace(reply, tool_calls=(*reply.tool_calls, second)), result
+        ),
+    )
+
+
+def _said_by_user(spoken: Sequence[Message], texts: Sequence[str]) -> list[Message]:
+    """The messages with these texts behind them, in the last user's message where that is the last: such
+    templates want roles to alternate."""
+    if spoken and spoken[-1].role == "user":
+        *spoken, last = spoken
+        return [*spoken, replace(last, content="\n\n".join([last.content, *texts]))]
+    return [*spoken, Message(role="user", content="\n\n".join(texts))]

@@ -1,0 +1,143 @@
+"""What a chat template writes around a reply: where it begins, the token that ends it, what comes then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
+
+__all__ = ["TurnEnds", "rewrites"]
+
+_PROBE = MARKS[0]
+
+
+def rewrites(why: str) -> ConfigurationError:
+    """The error of a template to which no turn can be appended."""
+    return ConfigurationError(
+        f"the chat template rewrites history ({why}), so a conversation cannot be built turn by turn; "
+        f"{HINT} adds turn after turn"
+    )
+
+
+class TurnEnds:
+    """Where replies begin and end, as text.
+
+    Between messages may stand another token than at the end of a talk (gpt-oss: `<|end|>`, `<|return|>`), or
+    the next role's opener (GLM): the one in a talk that goes on counts. What the template writes between a
+    reply and the token (a line end, say) is part of neither.
+    """
+
+    start: str
+    """A prompt, ending where the agent begins to speak."""
+    opening: str
+    """What of it also stands before a reply that was said: some prompts open or close a thought besides."""
+    end: str
+    """The control token after a reply that a user answers."""
+    talk_end: str | None
+    """The one after a reply that ends a talk; None where nothing does."""
+    closing: str
+    """All that stands after that reply."""
+
+    def __init__(self, render: Rendering, controls: re.Pattern[str]) -> None:
+        """`controls` matches every control token as it is written.
+
+        Raises ConfigurationError for a template that does not end turns by a control token.
+        """
+        self._render = render
+        self._controls = controls
+        user, reply = Message(role="user", content="x"), Message(role="assistant", content=_PROBE)
+        self.start = render([user], generate=True)
+        ended = render([user, reply])
+        self.opening = self._common(self.start, ended)
+        self.closing = ended.rpartition(_PROBE)[2]
+        talk_end = controls.match(self.closing.lstrip())
+        self.talk_end = None if talk_end is None else talk_end.group()
+        going = render([user, reply, Message(role="user", content="y")], generate=True)
+        end = controls.match(going.rpartition(_PROBE)[2].lstrip())
+        if _PROBE not in ended or end is None:
+            raise ConfigurationError(
+                "the chat template does not end an assistant message with a control token, so nothing could "
+                f"stop a turn; {HINT} ends turns"
+            )
+        self.end = end.group()
+
+    def after(
+        self,
+        before: Sequence[Message],
+        reply: Message,
+        following: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        mark: str = _PROBE,
+    ) -> tuple[str, str]:
+        """The end token of a reply that ends with `mark`, and the text from there to where the agent speaks
+        again.
+
+        Raises ConfigurationError where the template cannot render this talk or does not end the reply.
+        """
+        schemas = [dict(tool) for tool in tools]
+        _, found, going = self._render([*before, reply, *following], schemas, generate=True).rpartition(mark)
+        if not found:
+            raise rewrites("what was said is not shown any more when the conversation goes on")
+        if reply.tool_calls:
+            ended = self._render([*before, reply], schemas).rpartition(mark)[2]
+            end = self._end_of_call(ended, going)
+        else:
+            going = going.lstrip()
+            end = self._controls.match(going)
+        if end is None:
+            raise rewrites("no control token stands after a reply when the conversation goes on")
+        return end.group(), going[end.end() :]
+
+    def without_closing(self, text: str, end: str | None) -> str:
+        """A talk's text without what stands after its last reply; `end` is the token after a call, if any."""
+        text = text.rstrip()
+        if end is None or end in (self.end, self.talk_end):
+            return text.removesuffix(self.closing.strip())
+        return text.removesuffix(end)
+
+    def said(self, text: str) -> str:
+        """What was said in the text of a talk of a user's "x" and one reply: it begins as a prompt does.
+
+        Raises ConfigurationError where it does not: the prompt closes a thought that the template then shows
+        open, say (Qwen 3.5 without thinking).
+        """
+        for beginning in (self.start, self.start.rstrip(), self.opening):
+            if text.startswith(beginning):
+                return text[len(beginning) :]
+        raise ConfigurationError("the chat template shows this reply otherwise than after its own prompt")
+
+    def _end_of_call(self, ended: str, going: str) -> re.Match[str] | None:
+        """The end token after a call, in a talk that goes on; `ended` is what stands there in one that ends.
+
+        Either is the call's own closing, then the token: what ends any reply (`<|im_end|>`), the last control
+        token that both have (`<|call|>` of gpt-oss, `<|tool_response>` of Gemma 4) or the first of what
+        follows (`<|observation|>` of GLM).
+        """
+        alike = _num_common(ended, going)
+        controls = list(self._controls.finditer(going))
+        common = [control for control in controls if control.end() <= alike]
+        if self.talk_end is not None:
+            usual = [control for control in common if control.group() in (self.end, self.talk_end)]
+            if usual:
+                return usual[0]
+            if common and not ended[common[-1].end() :].strip():
+                return common[-1]
+        return next((control for control in controls if control.end() > alike), None)
+
+    def _common(self, one: str, other: str) -> str:
+        """What both texts begin with, control tokens whole."""
+        end = _num_common(one, other)
+        tokens = self._controls.finditer(one)
+        return one[
+            : min((token.start() for token in tokens if token.start() < end < token.end()), default=end)
+        ]
+
+
+def _num_common(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

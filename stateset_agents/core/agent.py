@@ -203,14 +203,15 @@ class MultiTurnAgent:
         completion = await self.backend.generate(ids, params, session=session)
         return self.template.parser.read_completion(completion, turn=turn, tools=tools)
 
-    def history(self, *, max_tokens: int | None = None) -> ChatHistory:
+    def history(self, *, max_tokens: int | None = None, summarizes: bool = True) -> ChatHistory:
         """Prompts for the turns of one conversation, read as `AgentConfig.history` says.
 
-        `max_tokens` as of `ChatHistory`.
+        `max_tokens` as of `ChatHistory`. Not `summarizes`: with history compact no summary is asked for.
         """
+        mode = self.config.history
         room = self.config.compact_room or self.context_length // 4
         settings = HistorySettings(
-            mode=self.config.history,
+            mode=mode if summarizes or mode != "compact" else "template",
             context_length=self.context_length,
             reserve=self.config.max_new_tokens,
             compact_room=room,

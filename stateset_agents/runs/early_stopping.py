@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,7 @@ class Best:
     """The best evaluation so far; a new one gives a new value (`after`)."""
 
     metric: str | None = None
-    """`eval/success` or `eval/reward`; None before the first evaluation."""
+    """`eval/success`, `eval/reward` or `eval/loss`; None before the first evaluation."""
     step: int | None = None
     value: float | None = None
     waits: int = 0
@@ -46,14 +47,16 @@ class Best:
     def after(self, step: int, value: float | None, *, threshold: float) -> Best:
         """After an evaluation; `value` None (nothing could be judged) improves nothing.
 
-        Any higher value is the new best one, the earlier of two equals stays; only one that is higher by
-        more than `threshold` ends the waiting.
+        Any higher value (of a loss: any lower one) is the new best one, the earlier of two equals stays; only
+        one that is better by more than `threshold` ends the waiting.
         """
         if value is None:
             return replace(self, waits=self.waits + 1)
-        clearly = self.value is None or value > self.value + threshold
-        waits = 0 if clearly else self.waits + 1
-        if self.value is not None and value <= self.value:
+        gain = math.inf if self.value is None else value - self.value
+        if self.value is not None and self.metric == "eval/loss":
+            gain = -gain
+        waits = 0 if gain > threshold else self.waits + 1
+        if gain <= 0:
             return replace(self, waits=waits)
         return replace(self, step=step, value=value, waits=waits)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -55,12 +55,7 @@ class RunSettings(Settings):
         default=0, ge=0, description="Evaluate on the validation split every so many steps."
     )
     eval_episodes: int = Field(
-        default=100, ge=1, description="Most validation scenarios of one such evaluation."
-    )
-    metric_for_best: Literal["auto", "eval/success", "eval/reward"] = Field(
-        default="auto",
-        description="By which evaluation a checkpoint is the best; auto is eval/success where the "
-        "environment gives a verdict, else eval/reward.",
+        default=100, ge=1, description="Most validation scenarios, or conversations, of one such evaluation."
     )
     early_stopping_patience: int = Field(
         default=0,
@@ -74,7 +69,6 @@ class RunSettings(Settings):
         default=False,
         description="The agent ends with the best evaluation's weights instead of the last step's.",
     )
-    log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
     progress: bool = Field(
         default=True,
         description="Print step, reward, success and time left: a live line on a terminal, about twenty "

@@ -6,15 +6,12 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from stateset_agents.evaluation.evaluator import Evaluation
 
 __all__ = ["ConsoleDisplay", "PlayDisplay", "progress_line"]
 
@@ -25,6 +22,10 @@ _COLUMNS = (
     ("tokens/s", "tokens/per_second", "{:,.0f}"),
 )
 """Caption, metric, format; a metric that a step does not have shows a dash."""
+_SFT_COLUMNS = (("loss", "sft/loss", "{:.4f}"), ("tokens/s", "tokens/per_second", "{:,.0f}"))
+"""The same of a step of fine-tuning."""
+_RESULTS = (("success", "{:.1%}"), ("reward", "{:.3f}"), ("loss", "{:.4f}"))
+"""What of an evaluation is shown, and how."""
 
 _MIN_CUT_SHARE = 0.05
 """Share of replies that their limit of tokens cut, from which on the line says it."""
@@ -32,6 +33,12 @@ _PLAIN_LINES = 20
 """About how many lines a whole run prints where there is no terminal."""
 _PLAY_SECONDS = 10.0
 """Between two lines there while held-out scenarios are played."""
+
+
+class _Measured(Protocol):
+    """What an evaluation of any training gives."""
+
+    def metrics(self) -> dict[str, float]: ...
 
 
 class ConsoleDisplay:
@@ -84,14 +91,11 @@ class ConsoleDisplay:
         elif step % self._every == 0 or step == self.total_steps:
             self._console.print(f"step {step}/{self.total_steps}  {line}", highlight=False, soft_wrap=True)
 
-    def on_evaluate(self, step: int, evaluation: Evaluation) -> None:
-        """A line on what the validation scenarios showed, above the live one on a terminal."""
-        shares = {"success": evaluation.success, "reward": evaluation.mean_reward}
-        shown = [
-            f"{name} {value:.1%}" if name == "success" else f"{name} {value:.3f}"
-            for name, value in shares.items()
-            if value is not None
-        ]
+    def on_evaluate(self, step: int, evaluation: _Measured) -> None:
+        """A line on what the validation split showed, above the live one on a terminal."""
+        metrics = evaluation.metrics()
+        found = [(name, style, metrics.get(f"eval/{name}")) for name, style in _RESULTS]
+        shown = [f"{name} {style.format(value)}" for name, style, value in found if value is not None]
         best = " (best)" if self._trainer and self._trainer.progress.best_step == step else ""
         line = f"eval step {step}: {', '.join(shown) or 'no verdict and no score'}{best}"
         self._console.print(line, highlight=False, soft_wrap=True)
@@ -147,7 +151,8 @@ def _minutes(seconds: float) -> str:
 def progress_line(metrics: Mapping[str, float], seconds_left: float) -> str:
     """`reward 0.412  success 38%  KL 0.0012  tokens/s 5,120  cut 12%  left 1:05`."""
     parts = []
-    for caption, name, style in _COLUMNS:
+    columns = _SFT_COLUMNS if "sft/loss" in metrics else _COLUMNS
+    for caption, name, style in columns:
         value = metrics.get(name, math.nan)
         parts.append(f"{caption} {style.format(value) if math.isfinite(value) else '-'}")
     cut = metrics.get("rollout/cut_replies", 0.0)

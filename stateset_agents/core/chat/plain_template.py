@@ -70,6 +70,10 @@ class PlainTemplate:
         """True: it only appends."""
         return self.appends
 
+    def reply(self, message: Message, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Ids of a reply as the agent would sample it after a prompt, its eos included."""
+        return [*self.tokenizer.encode(" " + _body(message)), self.end_id]
+
     def least_tokens(self, messages: Sequence[Message]) -> int:
         """A number that the prompt is never shorter than, computed without tokenising it."""
         return self.tokenizer.least_tokens("".join(message.content for message in messages))
@@ -80,7 +84,7 @@ class PlainTemplate:
         for message in messages:
             if message.role == "assistant":
                 ids += self.tokenizer.encode("\n".join([*lines, "assistant:"]))
-                ids += [*self.tokenizer.encode(" " + _body(message)), self.end_id]
+                ids += self.reply(message)
                 lines = [""]
             else:
                 lines = [*lines, f"{message.role}: {_body(message)}"]

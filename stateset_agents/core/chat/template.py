@@ -35,6 +35,7 @@ _log = get_logger(__name__)
 ToolSchemas = Sequence[Mapping[str, Any]]
 
 _PROBE = MARKS[0]
+_THOUGHT_END = "\n</think>\n\n"
 _NUM_DELTAS, _MOST_CHARACTERS = 256, 2000
 """How many deltas a template remembers, and of how long messages."""
 
@@ -77,6 +78,10 @@ class ChatTemplate(Protocol):
     ) -> bool:
         """Is the prompt of `[*shown, reply, *following]` that of `shown`, the reply as it was said, and the
         delta? `end` is the token that the reply ended by."""
+        ...
+
+    def reply(self, message: Message, tools: ToolSchemas = ()) -> list[int]:
+        """Ids of a reply as the agent would sample it after a prompt, the token that ends it included."""
         ...
 
     def least_tokens(self, messages: Sequence[Message]) -> int:
@@ -197,15 +202,40 @@ class JinjaTemplate:
         """
         escaper = ControlTokenEscaper(self._controls)
         (spoken,) = self._roles.spoken([reply])
-        text = escaper.shown(self._render([_user("x"), *escaper.messages([spoken])]))
-        end = self._call_end if spoken.tool_calls else None
-        text = self._ends.said(self._ends.without_closing(text, end))
+        text = escaper.shown(self._reply_text(spoken, escaper))
         told = Counter([spoken.content.strip(), (spoken.reasoning or "").strip()])
         told += Counter(call.name for call in spoken.tool_calls)
         lost = [part for part, times in told.items() if text.count(part) < times]
         if lost:
             raise ConfigurationError(f"the chat template does not show all of a reply: {lost[0]!r:.80}")
         return text
+
+    def reply(self, message: Message, tools: ToolSchemas = ()) -> list[int]:
+        """Ids of a reply as the agent would sample it after a prompt, the token that ends it included.
+
+        Raises ConfigurationError where the template writes it so that its thought, words and calls are not
+        read back.
+        """
+        thought = message.reasoning or ""
+        readings: list[tuple[Message, str | None]] = [(message, None)]
+        if message.reasoning is None:  # some prompts open a thought, which has to be closed
+            readings.append((replace(message, reasoning=""), None))
+        if self.prompt_end.rstrip().endswith("<think>"):  # some of them show no thoughts
+            readings.append((replace(message, reasoning=None), thought))
+        for reading, unshown in readings:
+            try:
+                said = ("" if unshown is None else unshown + _THOUGHT_END) + self.render_reply(reading)
+            except ConfigurationError:
+                continue
+            if _says_the_same(self.parser.read(said, tools=tools), message):
+                (spoken,) = self._roles.spoken([reading])
+                end = self._call_end if spoken.tool_calls else None
+                stop = self.stop_ids[0] if end is None else self._id(end)
+                return [*self._encode_reply(spoken, unshown), stop]
+        raise ConfigurationError(
+            "the chat template does not write this reply so that it can be read back, so it cannot be shown "
+            f"to the agent: {message.content or [call.name for call in message.tool_calls]!r:.80}"
+        )
 
     def least_tokens(self, messages: Sequence[Message]) -> int:
         """A number that the prompt is never shorter than, computed without tokenising it.
@@ -220,6 +250,27 @@ class JinjaTemplate:
         )
         text = "".join(map(str.strip, shown) if self._trims else shown)
         return int(self.tokenizer.least_tokens(text))
+
+    def _reply_text(self, spoken: Message, escaper: ControlTokenEscaper) -> str:
+        text = self._render([_user("x"), *escaper.messages([spoken])])
+        end = self._call_end if spoken.tool_calls else None
+        return self._ends.said(self._ends.without_closing(text, end))
+
+    def _encode_reply(self, spoken: Message, unshown: str | None) -> list[int]:
+        """Without its end. `unshown`: a thought that the prompt opens and the template does not show."""
+
+        def written(escaper: ControlTokenEscaper) -> str:
+            text = self._reply_text(spoken, escaper)
+            if unshown is None:
+                return text
+            (thought,) = escaper.messages([Message(role="assistant", content=unshown)])
+            return thought.content + _THOUGHT_END + text
+
+        start = self.tokenizer.encode_markup(self.prompt_end)
+        ids = self._encode(lambda escaper: self.prompt_end + written(escaper))
+        if ids[: len(start)] == start:  # some tokenizers read what follows a control token differently
+            return ids[len(start) :]
+        return self._encode(written)
 
     def _new_delta(
         self, messages: tuple[Message, ...], calls: tuple[tuple[str, str], ...]
@@ -401,6 +452,16 @@ def _warn_of_hidden_tools(template: str) -> None:
         "trained on this template and knows them by heart should keep it: say so in a comment in the "
         "template, {# tools: known by heart #})"
     )
+
+
+def _says_the_same(one: Message, other: Message) -> bool:
+    """Have both the same thought, words and calls, but for white space around them and calls' ids?"""
+
+    def said(message: Message) -> tuple[str, str, list[tuple[str, Any]]]:
+        calls = [(call.name, dict(call.arguments)) for call in message.tool_calls if call.error is None]
+        return (message.reasoning or "").strip(), message.content.strip(), calls
+
+    return said(one) == said(other)
 
 
 def _user(content: str) -> Message:

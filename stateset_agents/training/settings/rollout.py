@@ -68,3 +68,9 @@ class RolloutSettings(Settings):
         description="Free what only generation needs, its cache and packed weights, before each update: a "
         "tenth to a fifth less peak memory, and a tenth more time.",
     )
+    log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
+    metric_for_best: Literal["auto", "eval/success", "eval/reward"] = Field(
+        default="auto",
+        description="By which evaluation a checkpoint is the best; auto is eval/success where the "
+        "environment gives a verdict, else eval/reward.",
+    )

@@ -14,8 +14,8 @@ from stateset_agents.algorithms.kl_estimators import KLEstimator
 from stateset_agents.algorithms.policy_losses import LOSSES, Clip
 from stateset_agents.training.estimators.base import UNBIASED_LOSS
 from stateset_agents.training.estimators.registry import DEFAULT_ESTIMATOR, ESTIMATORS, estimators_with
-from stateset_agents.training.settings.lora import LoraSettings
-from stateset_agents.types.settings import OneOf, Settings, alternatives
+from stateset_agents.training.settings.passes import PassSettings
+from stateset_agents.types.settings import OneOf, alternatives
 
 __all__ = ["UpdateSettings"]
 
@@ -32,50 +32,14 @@ _UNBIASED = alternatives(estimators_with(lambda estimator: estimator.loss == UNB
 _CONSTANT = alternatives((name for name, loss in LOSSES.items() if loss.averaging == "constant"), "and")
 
 
-class UpdateSettings(Settings):
-    """The passes over a batch, the policy's loss, its advantages, the critic, and the reference."""
+class UpdateSettings(PassSettings):
+    """How often a batch is gone through, the policy's loss, its advantages, the critic, and the reference."""
 
-    # The passes over a batch
-    micro_batch_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        description="Most tokens, padding included, in one forward; longer passes are split. None: 2048 on a "
-        "CPU, whose caches hold no more (16384 where rows of one conversation share them), 16384 elsewhere. "
-        "A row that is longer goes alone, and so does a conversation whose loss takes one ratio of all its "
-        "rows.",
-    )
-    row_layout: Literal["auto", "packed", "padded"] = Field(
-        default="auto",
-        description="How conversations lie in an update's forward: packed behind one another, what several "
-        "rows begin with computed once, or padded side by side. auto packs where the model, tried at the "
-        "start, gives the same hidden states that way; the run's log says which.",
-    )
-    fast_linears: bool = Field(
-        default=True,
-        description="The update's fp32 matrix products by oneDNN on AMD processors, where torch's own take "
-        "twice as long; products are compared once at the start, and elsewhere nothing changes.",
-    )
-    lora: LoraSettings | None = Field(
-        default=None,
-        description="Train an adapter of these settings and leave the model's own weights alone, see "
-        "docs/lora.md. Unset: all weights.",
-    )
     num_iterations: int = Field(
         default=1,
         ge=1,
         validation_alias=AliasChoices("num_iterations", "num_epochs"),
         description="Optimiser steps on each batch (the first is on-policy).",
-    )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto",
-        description="Autocast of the update, master weights stay fp32; auto is fp32 on CPU, bf16 on GPUs "
-        "that have it. The aliases bf16=True, fp16=True and use_amp are accepted.",
-    )
-    gradient_checkpointing: bool = Field(default=False, description="Recompute activations to save memory.")
-    dropout: bool = Field(
-        default=False,
-        description="Leave the model's own dropout on in updates. Rollouts have none, so the ratio of the "
-        "first pass is then not 1 and may be clipped.",
     )
 
     # Loss

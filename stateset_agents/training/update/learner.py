@@ -267,6 +267,16 @@ class Learner:
             "clip_fraction": clipped,
         }
 
+    def negative_log_likelihood(self, samples: Sequence[Sample]) -> float:
+        """The mean of -log p in nats over the samples' tokens, weighted by their advantages; nothing steps."""
+        set_mode(self.policy.model, dropout=False)
+        total = weights = 0.0
+        for batch in self._micro_batches(samples):
+            logprobs = self.policy.score(batch).logprobs.double()
+            total -= float((batch.advantages.double() * logprobs).sum())
+            weights += float(batch.advantages.double().sum())
+        return total / weights
+
     def _denominators(self, samples: Sequence[Sample]) -> Denominators:
         return Denominators.of(lengths(samples), max_length=self.config.loss_length)
 

@@ -1,0 +1,180 @@
+"""Conversations in OpenAI's format as samples to imitate: the agent's own prompts, with forced replies.
+
+A demonstration is replayed through the agent's `ChatHistory` and template. What the agent is shown before
+each reply, and how its replies are written, is what a rollout would show and what the parser reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.chat.history import ChatHistory
+from stateset_agents.core.sources.chat_logs import chat_scenarios, read_chats
+from stateset_agents.training.update.batch import Sample
+from stateset_agents.types.errors import ConfigurationError, ContextLengthExceeded
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.messages import Completion, Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Trajectory, Turn
+
+__all__ = ["Chats", "Demonstrations", "load_demonstrations"]
+
+_log = get_logger(__name__)
+
+Chats = str | Path | Sequence[Mapping[str, Any]]
+"""A JSONL file of conversations, or the conversations: {"messages": [...], "tools": [...], "split": "train"}."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstrations:
+    """What is imitated, and what is held out."""
+
+    train: tuple[Sample, ...]
+    validation: tuple[Sample, ...]
+    scenarios: tuple[Scenario, ...]
+    """Of `train`: what a checkpoint is compared by."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """One conversation to replay."""
+
+    where: str
+    scenario: Scenario
+    messages: tuple[Message, ...]
+    weights: tuple[float, ...]
+    """[messages] of each in the loss: OpenAI's `weight`, 1 where it has none."""
+    tools: tuple[Mapping[str, Any], ...]
+
+
+def load_demonstrations(
+    agent: MultiTurnAgent,
+    chats: Chats,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    validation_share: float = 0.0,
+) -> Demonstrations:
+    """Encode conversations for an initialised agent. Blocking.
+
+    `tools`: schemas that the agent is shown where a conversation names none. All of its replies are imitated
+    but those with `"weight": 0`. A conversation that outgrows the agent's context ends before the reply that
+    does. Those of split "test" are left out.
+
+    Raises ConfigurationError, naming the conversation, for one that cannot be read or trains nothing.
+    """
+    read = list(_read(chats, tools, validation_share))
+    samples: dict[str, list[Sample]] = {"train": [], "validation": []}
+    scenarios = []
+    num_cut = num_long = 0
+    for chat in read:
+        if chat.scenario.split == "test":
+            continue
+        sample, is_cut = _sample(agent, chat)
+        num_cut += is_cut
+        most = max(len(turn.completion.token_ids) for turn in sample.trajectory.turns)
+        num_long += most > agent.config.max_new_tokens
+        samples[chat.scenario.split].append(sample)
+        if chat.scenario.split == "train":
+            scenarios.append(chat.scenario)
+    if not samples["train"]:
+        raise ConfigurationError(
+            f"all {len(read)} conversations are held out: give some of split train, or a smaller "
+            "validation_share"
+        )
+    if num_cut:
+        _log.warning(
+            f"{num_cut} of {len(read)} conversations are longer than the context of {agent.context_length} "
+            "tokens and end early: raise max_context_tokens, or give shorter ones"
+        )
+    if num_long:
+        _log.warning(
+            f"{num_long} of {len(read)} conversations have replies of more than max_new_tokens "
+            f"{agent.config.max_new_tokens} tokens, which the agent could not finish: raise it"
+        )
+    return Demonstrations(
+        train=tuple(samples["train"]),
+        validation=tuple(samples["validation"]),
+        scenarios=tuple(scenarios),
+    )
+
+
+def _read(chats: Chats, tools: Sequence[Mapping[str, Any]], share: float) -> Iterator[_Chat]:
+    source = read_chats(chats) if isinstance(chats, str | Path) else list(chats)
+    of = f"{chats}, " if isinstance(chats, str | Path) else ""
+    scenarios = chat_scenarios(source, shares={"validation": share})
+    for number, (data, scenario) in enumerate(zip(source, scenarios, strict=True), start=1):
+        where = f"{of}conversation {number}"
+        try:
+            yield _Chat(
+                where=where,
+                scenario=scenario,
+                messages=tuple(map(Message.from_openai, data["messages"])),
+                weights=tuple(map(_weight, data["messages"])),
+                tools=tuple(data.get("tools") or tools),
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{where}: {error}") from error
+
+
+def _weight(message: Mapping[str, Any]) -> float:
+    weight = message.get("weight", 1)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+        raise ConfigurationError(f"a message's weight must be a number of at least 0, got {weight!r}")
+    return float(weight)
+
+
+def _sample(agent: MultiTurnAgent, chat: _Chat) -> tuple[Sample, bool]:
+    """The conversation with its weights, and whether it was cut."""
+    turns: list[Turn] = []
+    weights: list[float] = []
+    replies = [index for index, message in enumerate(chat.messages) if message.role == "assistant"]
+    history = agent.history(summarizes=False)
+    is_cut = False
+    try:
+        for index, following in itertools.pairwise([*replies, len(chat.messages)]):
+            if following == index + 1 < len(chat.messages):
+                raise ConfigurationError("two replies stand behind one another: make them one")
+            turn = _turn(agent, history, chat, index)
+            if turn is None:
+                is_cut = True
+                break
+            answers = chat.messages[index + 1 : following]
+            turns.append(Turn(prompt_ids=turn[0], completion=turn[1], follows=turn[2], feedback=answers))
+            weights += [chat.weights[index]] * len(turn[1].token_ids)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{chat.where}: {error}") from error
+    if not any(weights):
+        why = "its first reply does not fit the context" if is_cut else "it has no reply with a weight"
+        raise ConfigurationError(f"{chat.where} trains nothing: {why}; leave it out")
+    opening = chat.messages[: replies[0]]
+    trajectory = Trajectory(scenario=chat.scenario, opening=opening, turns=tuple(turns))
+    return Sample(trajectory=trajectory, advantages=tuple(weights)), is_cut
+
+
+def _turn(
+    agent: MultiTurnAgent, history: ChatHistory, chat: _Chat, index: int
+) -> tuple[tuple[int, ...], Completion, int | None] | None:
+    """The new part of a reply's prompt, the reply, and the turn that it follows; None where it does not fit."""
+    reply = chat.messages[index]
+    before = agent.with_system_prompt(chat.messages[:index])
+    ids = agent.template.reply(reply, chat.tools)
+    try:
+        prompt = history.next(before, chat.tools)
+    except ContextLengthExceeded:
+        return None
+    if len(prompt.ids) + len(ids) > agent.context_length:
+        return None
+    completion = Completion(
+        message=reply,
+        prompt_ids=prompt.ids,
+        token_ids=tuple(ids),
+        logprobs=(0.0,) * len(ids),  # nobody sampled it
+        finish_reason="stop",
+    )
+    history.add(prompt, completion)
+    return prompt.added, completion, prompt.follows

@@ -1,0 +1,553 @@
+"""Supervised fine-tuning: conversations -> rows -> mean -log p of the agent's tokens -> step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from rich.console import Console
+
+from stateset_agents.backends.base import RunningBackend, TrainableBackend
+from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.runs.callbacks import expect_callback
+from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
+from stateset_agents.runs.compatibility import Identity
+from stateset_agents.runs.early_stopping import Best, crossed
+from stateset_agents.runs.ending import end_training, one_line
+from stateset_agents.runs.lifecycle import Lifecycle, Progress, State
+from stateset_agents.runs.recorder import RunRecorder, ready
+from stateset_agents.runs.trackers import check_installed, make_trackers
+from stateset_agents.runtime.tasks import in_thread, shielded
+from stateset_agents.runtime.worker_thread import Worker
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.training.distributed.process_group import ProcessGroup
+from stateset_agents.training.loop.checkpointer import Checkpointer
+from stateset_agents.training.loop.run_state import RunState
+from stateset_agents.training.loop.weight_sync import WeightSync, exclusive, weights_token
+from stateset_agents.training.sft.demonstrations import Chats, Demonstrations, load_demonstrations
+from stateset_agents.training.sft.settings import SFTConfig
+from stateset_agents.training.update.batch import Sample
+from stateset_agents.training.update.factory import engine_paths, is_quantized_training, trainable_copy
+from stateset_agents.training.update.learner import Learner
+from stateset_agents.types.errors import ConfigurationError, TrainingStopped
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect
+
+__all__ = ["SFTTrainer", "sft"]
+
+_log = get_logger(__name__)
+
+_TAKEN = (
+    *("optimizer/grad_norm", "optimizer/learning_rate", "optimizer/skipped", "policy/entropy"),
+    *("tokens/forwarded", "tokens/padding", "batch/micro_batches"),
+)
+"""What of an update's metrics means the same here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What a trainer conducts, once its model is loaded and its conversations are encoded."""
+
+    demonstrations: Demonstrations
+    backend: RunningBackend
+    learner: Learner
+    weights: WeightSync
+    checkpoints: Checkpointer
+    num_steps: int
+
+
+class SFTTrainer:
+    """Imitates conversations, inside the caller's event loop.
+
+    The loss of a step is the mean of -log p over the tokens that the agent says in its conversations, in
+    nats. Prompts and replies are those of the agent's own template and history, rows are packed, and the
+    optimiser is that of `MultiTurnGRPOTrainer`, which may go on from the result.
+
+    >>> trainer = SFTTrainer(agent, "conversations.jsonl", SFTConfig(learning_rate=1e-4))
+    >>> agent = await trainer.train()
+    """
+
+    def __init__(
+        self,
+        agent: MultiTurnAgent,
+        conversations: Chats | Demonstrations,
+        config: SFTConfig | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        run: RunFolder | None = None,
+        callbacks: Sequence[object] = (),
+    ) -> None:
+        """`conversations`: as `load_demonstrations` reads them, or encoded already; `tools`: schemas that
+        the agent is shown where a conversation names none; `run`: a folder to use instead of a new one;
+        `callbacks`: who hears of steps, evaluations and checkpoints, see `Callback`."""
+        expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
+        if config is not None:
+            expect("config", config, SFTConfig, "write SFTConfig(learning_rate=1e-4, ...)")
+        for callback in callbacks:
+            expect_callback(callback)
+        self.agent = agent
+        self.config = config or SFTConfig()
+        self._conversations = conversations
+        self._tools = tools
+        self._lifecycle = Lifecycle()
+        self._worker = Worker()
+        self._group = ProcessGroup(self._worker)
+        self._recorder = RunRecorder([*make_trackers(self.config.report_to), *callbacks], run)
+        self._parts: _Parts | None = None
+        self._state = RunState(best=Best(metric="eval/loss"))
+
+    # ------------------------------------------------------------------------------ how it stands
+
+    @property
+    def run(self) -> RunFolder:
+        """The run folder."""
+        return self._recorder.run
+
+    @property
+    def learner(self) -> Learner:
+        """Holds the master weights."""
+        return ready(self._parts).learner
+
+    @property
+    def is_ready(self) -> bool:
+        """Has `initialize` been through?"""
+        return self._parts is not None
+
+    @property
+    def step_number(self) -> int:
+        """Steps finished."""
+        return self._state.step
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run; known once the conversations are encoded."""
+        return ready(self._parts).num_steps
+
+    @property
+    def progress(self) -> Progress:
+        """The progress of the training now."""
+        best = self._state.best
+        return Progress(
+            state=self._lifecycle.state,
+            step=self.step_number,
+            num_steps=0 if self._parts is None else self.num_steps,
+            seconds=round(self._state.train_seconds, 3),
+            metrics=dict(self._recorder.metrics),
+            best_step=best.step,
+            best_value=best.value,
+            why=self._lifecycle.why,
+        )
+
+    @property
+    def console(self) -> Console | None:
+        """Where the step lines of `config.progress` go; stderr when unset."""
+        return self._recorder.console
+
+    @console.setter
+    def console(self, console: Console | None) -> None:
+        self._recorder.console = console
+
+    def pause(self) -> None:
+        """Let the step under way end and hold there. From any thread."""
+        self._lifecycle.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`. From any thread."""
+        self._lifecycle.resume()
+
+    def request_stop(self) -> None:
+        """Let the step under way end, keep a checkpoint, and have `train` return. From any thread."""
+        self._lifecycle.request_stop()
+
+    async def wait_for(self, *states: State) -> State:
+        """Wait until the training is in one of these states, or has ended; returns the state it is in."""
+        return await self._lifecycle.wait_for(*states)
+
+    # ------------------------------------------------------------------------------ begin and end
+
+    async def initialize(self) -> None:
+        """Load the model, encode the conversations, make the trainable copy, open the run folder.
+
+        Raises ConfigurationError for conversations that cannot be read or train nothing, and an agent that
+        another trainer is training.
+        """
+        self._worker.refuse_stopped()
+        if self.is_ready:
+            return
+        await self._group.join(1)
+        await in_thread(check_installed, self._recorder.callbacks)
+        agent, config = self.agent, self.config
+        await agent.initialize()
+        backend = agent.backend
+        if not isinstance(backend, RunningBackend) or not isinstance(backend, TrainableBackend):
+            raise ConfigurationError(
+                f"a {type(backend).__name__} has no weights to train: use an in-process model"
+            )
+        demonstrations = await self._worker.run(self._encoded)
+        training = config.as_training(len(demonstrations.train))
+        num_steps = training.num_steps()
+        with exclusive(backend, self._lifecycle):
+            token = object() if is_quantized_training(training) else weights_token(backend)
+
+            def make() -> Learner:
+                model, _ = trainable_copy(backend, training)
+                return Learner(
+                    model,
+                    training,
+                    num_steps=num_steps,
+                    exact_logprobs=True,
+                    matmul_precision=backend.matmul_precision,
+                )
+
+            learner = await self._worker.run(make)
+        agent_settings = agent.config.model_dump(mode="json")
+        identity = Identity(
+            base=learner.fingerprint,
+            scenarios=await self._worker.run(_fingerprint, demonstrations),
+            settings={"agent": agent_settings, "training": training.model_dump(mode="json")},
+        )
+        source = self._conversations
+        settings = {
+            "made_by": "sft",
+            "agent": agent_settings,
+            "conversations": str(Path(source).absolute()) if isinstance(source, str | Path) else None,
+            "sft": config.model_dump(mode="json"),
+        }
+
+        def make_folder() -> RunFolder:
+            return RunFolder.create(config.output_dir, name=config.run_name)
+
+        await self._worker.run(self._recorder.open, make_folder, settings, backend.tokenizer.piece)
+        tokenizer = backend.tokenizer
+        self._parts = _Parts(
+            demonstrations=demonstrations,
+            backend=backend,
+            learner=learner,
+            weights=WeightSync(
+                agent,
+                learner,
+                self._group,
+                self._worker,
+                training,
+                self.run.path,
+                owner=self._lifecycle,
+                token=token,
+            ),
+            checkpoints=Checkpointer(
+                learner,
+                self._group,
+                self._worker,
+                self._recorder,
+                identity,
+                settings,
+                limit=config.save_total_limit,
+                tokenizer=tokenizer.hf if isinstance(tokenizer, HuggingFaceTokenizer) else None,
+            ),
+            num_steps=num_steps,
+        )
+        date = agent.template.date
+        self._state = replace(self._state, template_date=None if date is None else date.isoformat())
+
+    def _encoded(self) -> Demonstrations:
+        if isinstance(self._conversations, Demonstrations):
+            return self._conversations
+        share = self.config.validation_share
+        return load_demonstrations(self.agent, self._conversations, tools=self._tools, validation_share=share)
+
+    async def stop(self) -> None:
+        """End the update thread and close the logs; the agent goes on speaking."""
+        if self._lifecycle.is_this_task:
+            raise ConfigurationError("stop() waits for train() to return: in a callback use request_stop()")
+        self.request_stop()
+        self._recorder.limit_callbacks()
+        await self._lifecycle.wait_until_returned()
+        await self._worker.stop()
+        self._recorder.close()
+
+    async def close(self) -> None:
+        """Stop, and close the agent too."""
+        await self.stop()
+        await self.agent.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.initialize()
+        except (Exception, asyncio.CancelledError):
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------------------------ training
+
+    async def train(self) -> MultiTurnAgent:
+        """Run the steps that are left, then return the agent with the weights of the lowest held-out loss, or
+        of the last step where nothing is held out.
+
+        However it ends, it keeps a checkpoint of the last finished step, `summary.json` and `report.html`.
+        Raises TrainingStopped where a loss or gradient is not finite.
+        """
+        if self._lifecycle.is_training:
+            raise ConfigurationError("this trainer is training: await that call, or make another trainer")
+        self._worker.refuse_stopped()
+        self._lifecycle.begin()
+        try:
+            await self.initialize()
+            parts = ready(self._parts)
+            shown = self.config.progress
+            screen = self._recorder.displayed(self, self.num_steps) if shown else contextlib.nullcontext()
+            with parts.weights.exclusive(), screen:
+                ending = await self._run_steps(parts)
+        except asyncio.CancelledError:
+            await self._end("stopped", self._cancelled())
+            raise
+        except Exception as error:
+            await self._end("failed", one_line(error))
+            raise
+        else:
+            await self._end(*ending)
+        finally:
+            self._lifecycle.mark_returned()
+        return self.agent
+
+    async def _run_steps(self, parts: _Parts) -> tuple[State, str]:
+        """How it ended, and why."""
+        paths = {**engine_paths(parts.backend), **parts.learner.layout}
+        self._recorder.tracker.log_event("paths", step=self.step_number, **paths)
+        await self._notify("on_train_begin", self)
+        if self.step_number == 0 and parts.demonstrations.validation:
+            await self._evaluate(parts)
+        while not (done := self._done(parts)):
+            if not await self._lifecycle.wait_while_paused(_Idle()):
+                return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
+            await self._step(parts)
+            await self._between_steps(parts)
+        await self._publish(parts)
+        return "finished", done
+
+    def _done(self, parts: _Parts) -> str | None:
+        """Why no step is left; None while there is one."""
+        if self.step_number >= parts.num_steps:
+            return f"all {parts.num_steps} steps are done"
+        if self._state.best.exhausts(self.config.early_stopping_patience):
+            return self._state.best.why_stopped()
+        return None
+
+    async def _step(self, parts: _Parts) -> None:
+        started, step = time.perf_counter(), self.step_number + 1
+        samples = step_samples(
+            parts.demonstrations.train,
+            step,
+            size=self.config.per_device_train_batch_size,
+            seed=self.config.seed,
+        )
+        metrics = await shielded(self._worker.run(lambda: parts.learner.update(samples, step=step)))
+        loss = metrics["loss/policy"]
+        if not math.isfinite(loss) or (metrics["optimizer/skipped"] and not parts.learner.scales_gradients):
+            raise TrainingStopped(
+                f"step {step}: the loss is {loss} and its gradient {metrics['optimizer/grad_norm']}: lower "
+                "learning_rate, or look at this step's conversations; earlier steps are kept"
+            )
+        seconds = time.perf_counter() - started
+        taken = {name: metrics[name] for name in _TAKEN if name in metrics}
+        num_tokens = float(sum(sample.trajectory.num_agent_tokens for sample in samples))
+        shown = {
+            "sft/loss": loss,
+            "sft/epoch": step / self.config.steps_per_epoch(len(parts.demonstrations.train)),
+            **taken,
+            "tokens/agent": num_tokens,
+            "tokens/per_second": metrics["tokens/forwarded"] / seconds,
+            "time/step": seconds,
+        }
+        self._state = replace(
+            self._state,
+            step=step,
+            version=step,
+            frontier=self._state.frontier + len(samples),
+            train_seconds=self._state.train_seconds + seconds,
+        )
+        for finding in self._recorder.step(step, shown, self.config.model_dump()):
+            await self._notify("on_warning", step, finding)
+        await self._notify("on_step_end", step, shown)
+
+    async def _between_steps(self, parts: _Parts) -> None:
+        """Measure the held-out loss and save where it is due."""
+        step, is_best = self.step_number, False
+        every = self.config.eval_steps or self.config.steps_per_epoch(len(parts.demonstrations.train))
+        is_due = crossed(every, self._state.evaluated_step, step) or step == parts.num_steps
+        if parts.demonstrations.validation and is_due:
+            is_best = await self._evaluate(parts)
+        saved = parts.checkpoints.saved
+        if is_best or crossed(self.config.save_steps, saved.step if saved else 0, step):
+            await self._save(parts)
+
+    async def _evaluate(self, parts: _Parts) -> bool:
+        """Measure the held-out loss; is it the lowest so far?"""
+        held_out = parts.demonstrations.validation[: self.config.eval_episodes]
+        loss = await self._worker.run(parts.learner.negative_log_likelihood, held_out)
+        step = self.step_number
+        best = self._state.best.after(step, loss, threshold=self.config.early_stopping_threshold)
+        self._state = replace(self._state, evaluated_step=step, best=best)
+        self._recorder.evaluation(step, {"eval/loss": loss, "eval/conversations": float(len(held_out))})
+        await self._notify("on_evaluate", step, HeldOutLoss(loss=loss, conversations=len(held_out)))
+        return best.step == step
+
+    async def _publish(self, parts: _Parts) -> None:
+        """Let the agent speak with the best weights; the trainer's own stay the last step's."""
+        await parts.weights.push(self._state)
+        best = self._state.best.step
+        if not self.config.load_best_at_end or best in (None, self.step_number):
+            return
+        path = best_checkpoint(self.run.checkpoints)
+        if path is not None:
+            checkpoint = await self._worker.run(load_checkpoint, path)
+            await parts.weights.publish(checkpoint.weights, checkpoint.step)
+
+    # ------------------------------------------------------------------------------ checkpoints, the end
+
+    async def _save(self, parts: _Parts) -> None:
+        if not parts.checkpoints.is_due(self._state):
+            return
+        path = await shielded(parts.checkpoints.save(self._state))
+        self._recorder.tracker.log_event("checkpoint", step=self.step_number, path=path.name)
+        await self._notify("on_checkpoint", self.step_number, path)
+
+    async def load_checkpoint(self, path: str | Path | None = None) -> None:
+        """Go on from a checkpoint, or a run's newest: this run's when no path is given.
+
+        Raises CheckpointError when it is damaged, or is of another base model, other conversations or other
+        settings. The length of the run may differ.
+        """
+        await self.initialize()
+        parts = ready(self._parts)
+        with parts.weights.exclusive():
+            restored = await parts.checkpoints.restore(path)
+            if restored is not None:
+                self._state = restored.state
+                await parts.weights.push(self._state)
+            await parts.checkpoints.truncate_after(self._state)
+
+    async def _end(self, state: State, why: str) -> None:
+        async def save(state: State, why: str) -> None:
+            if self._parts is not None:
+                await self._save(self._parts)
+
+        async def notify(state: State, why: str) -> None:
+            await self._notify("on_train_end", self)
+
+        async def write() -> None:
+            if self.is_ready:
+                await shielded(self._worker.run(self._recorder.finalize, self.summary()))
+
+        steps = (save, notify)
+        lifecycle, cancelled = self._lifecycle, self._cancelled
+        await end_training(state, why, lifecycle=lifecycle, steps=steps, write=write, cancelled=cancelled)
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` says."""
+        best, parts = self._state.best, ready(self._parts)
+        return {
+            "seed": self.config.seed,
+            "steps": self.step_number,
+            "num_steps": parts.num_steps,
+            "conversations": len(parts.demonstrations.train),
+            "held_out": len(parts.demonstrations.validation),
+            "ended": self._lifecycle.state,
+            "why": self._lifecycle.why,
+            "best": None
+            if best.step is None
+            else {"step": best.step, "metric": best.metric, "value": best.value},
+            "train_seconds": round(self._state.train_seconds, 3),
+            "threads": torch.get_num_threads(),
+        }
+
+    def _cancelled(self) -> str:
+        return f"cancelled after step {self.step_number}"
+
+    async def _notify(self, moment: str, *arguments: Any) -> None:
+        await self._recorder.notify(moment, *arguments, step=self.step_number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutLoss:
+    """What `on_evaluate` gets of a fine-tuning."""
+
+    loss: float
+    """Mean of -log p over the agent's tokens in the held-out conversations, in nats."""
+    conversations: int
+
+    def metrics(self) -> dict[str, float]:
+        """For logs and trackers."""
+        return {"eval/loss": self.loss}
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """Nothing goes on beside the steps."""
+
+    is_idle: bool = True
+
+    def pause(self) -> None:
+        """Nothing to hold."""
+
+    def resume(self) -> None:
+        """Nothing to begin."""
+
+
+def step_samples(samples: Sequence[Sample], step: int, *, size: int, seed: int) -> list[Sample]:
+    """Those of a step, from 1: every epoch shows all, in an order of its own that the seed decides.
+
+    They are weighted so that the step's loss is the mean over the tokens that count.
+    """
+    per_epoch = -(-len(samples) // size)
+    epoch, place = divmod(step - 1, per_epoch)
+    generator = torch.Generator().manual_seed(derive(seed, "demonstrations", epoch))
+    order = torch.randperm(len(samples), generator=generator).tolist()
+    chosen = [samples[index] for index in order[place * size : (place + 1) * size]]
+    total = sum(len(sample.advantages) for sample in chosen)
+    weight = total / sum(sum(sample.advantages) for sample in chosen)
+    return [replace(sample, weight=weight) for sample in chosen]
+
+
+def _fingerprint(demonstrations: Demonstrations) -> str:
+    """Of everything that is imitated or held out, token by token."""
+    digest = hashlib.sha256()
+    for sample in (*demonstrations.train, *demonstrations.validation):
+        for row in sample.rows:
+            digest.update(repr((row.token_ids, row.action_mask)).encode())
+        digest.update(repr(sample.advantages).encode())
+    return digest.hexdigest()
+
+
+async def sft(
+    agent: MultiTurnAgent,
+    conversations: Chats,
+    config: SFTConfig | None = None,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    callbacks: Sequence[object] = (),
+    **settings: Any,
+) -> MultiTurnAgent:
+    """Fine-tune in one call: `await sft(agent, "conversations.jsonl", learning_rate=1e-4)`.
+
+    `settings` are `SFTConfig`'s where no `config` is given. The agent speaks with the new weights.
+    """
+    if config is not None and settings:
+        raise ConfigurationError("give sft a config or settings, not both")
+    trainer = SFTTrainer(agent, conversations, config or SFTConfig(**settings), tools=tools, callbacks=callbacks)
+    try:
+        return await trainer.train()
+    finally:
+        await trainer.stop()

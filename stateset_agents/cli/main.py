@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-from stateset_agents.cli import build_embedded, report, serve, train
+from stateset_agents.cli import build_embedded, demonstrate, report, serve, sft, train
 from stateset_agents.cli.chat import chat
 from stateset_agents.cli.health import diagnose, doctor, engine
 from stateset_agents.cli.measure import audit, compare, evaluate, rescore
@@ -62,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb in (
         train,
+        sft,
+        demonstrate,
         evaluate,
         compare,
         audit,

@@ -11,7 +11,16 @@ from typing import Any
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["bounds", "check_writable", "exclusions", "percent", "print_result", "rate", "table"]
+__all__ = [
+    "bounds",
+    "check_writable",
+    "display_path",
+    "exclusions",
+    "percent",
+    "print_result",
+    "rate",
+    "table",
+]
 
 
 def rate(result: Mapping[str, Any]) -> str:
@@ -68,3 +77,9 @@ def print_result(result: Mapping[str, Any], args: argparse.Namespace, text: str)
     if args.out is not None:
         Path(args.out).write_text(as_json + "\n", encoding="utf-8")
     print(as_json if args.json else text)
+
+
+def display_path(path: Path) -> str:
+    """Relative below the working directory, absolute elsewhere."""
+    path, cwd = path.absolute(), Path.cwd()
+    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)

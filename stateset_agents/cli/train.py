@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.output import rate
+from stateset_agents.cli.output import display_path, rate
 from stateset_agents.runtime.yaml_files import parse_yaml
 from stateset_agents.types.errors import ConfigurationError, StatesetError, TrainingStopped
 from stateset_agents.types.logs import configure_logging
@@ -146,14 +146,8 @@ def _resume_hint(experiment: Experiment) -> str:
     count = trainer.processes.count
     launcher = ["torchrun", "--nproc-per-node", str(count), "-m", "stateset_agents"]
     program = launcher if count > 1 else ["stateset-agents"]
-    command = shlex.join([*program, "train", "--resume", _display_path(trainer.run.path)])
+    command = shlex.join([*program, "train", "--resume", display_path(trainer.run.path)])
     return f"stopped after step {trainer.step_number} of {trainer.num_steps}; resume with: {command}"
-
-
-def _display_path(path: Path) -> str:
-    """Relative below the working directory, absolute elsewhere."""
-    path, cwd = path.absolute(), Path.cwd()
-    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 
 async def _run(experiment: Experiment) -> None:
@@ -174,11 +168,11 @@ async def _run(experiment: Experiment) -> None:
                 await experiment.train()
                 await experiment.after()
             return
-        print(f"run folder: {_display_path(experiment.run.path)}")
+        print(f"run folder: {display_path(experiment.run.path)}")
         if experiment.is_over:
             steps = trainer.step_number
             done = f"this run is finished, all {steps} steps of it: give it more with --max-steps {steps * 2}"
-            print(f"{done}\nreport: {_display_path(experiment.run.report)}")
+            print(f"{done}\nreport: {display_path(experiment.run.report)}")
             return
         with PlayDisplay("before") as display:
             before = await experiment.before(display.on_progress)
@@ -194,7 +188,7 @@ async def _run(experiment: Experiment) -> None:
     unit = "step" if trainer.step_number == 1 else "steps"
     print(f"trained {trainer.step_number} {unit} in {trainer.progress.seconds:.0f} s")
     print("\n".join(_health(experiment)))
-    print(f"report: {_display_path(experiment.run.report)}")
+    print(f"report: {display_path(experiment.run.report)}")
 
 
 def _health(experiment: Experiment) -> list[str]:

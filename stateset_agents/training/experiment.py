@@ -102,7 +102,13 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
     if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
         raise ConfigurationError(f"{path} must hold sections such as agent, environment, training")
-    if data.pop("made_by", None) == "program":
+    made_by = data.pop("made_by", None)
+    if made_by == "sft":
+        raise ConfigurationError(
+            f"{path} is of a fine-tuning, which has no environment: go on with stateset-agents sft --resume "
+            f"{path.parent}; train or evaluate its model with a YAML file and agent.model_name {path.parent}"
+        )
+    if made_by == "program":
         raise ConfigurationError(
             f"{path} is of a run that a program made and names only its classes: go on in that program, with "
             f"`await trainer.load_checkpoint({str(path.parent)!r})`; evaluate it with a YAML file of that "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli.named_environment import named_environment
 from stateset_agents.cli.output import bounds, check_writable, percent, print_result, table
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
@@ -15,7 +15,6 @@ from stateset_agents.types.settings import nearest
 if TYPE_CHECKING:
     from stateset_agents.evaluation.audit import Audit
     from stateset_agents.evaluation.evaluator import Evaluation
-    from stateset_agents.training.config import TrainingConfig
 
 __all__ = ["add_parser", "run"]
 
@@ -74,32 +73,13 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(over or lost))
 
 
-def _named(args: argparse.Namespace) -> tuple[Mapping[str, Any], Mapping[str, Any], TrainingConfig]:
-    """Environment, reward and, for its time limits, the training; a name alone needs no torch."""
-    from stateset_agents.training.components import ENVIRONMENTS, read_spec
-    from stateset_agents.training.config import TrainingConfig
-
-    if not args.environment.strip():
-        raise ConfigurationError(
-            f"ENV is empty: give one of {', '.join(ENVIRONMENTS)}, module:Class, a YAML file or a run folder"
-        )
-    reward = None if args.reward is None else read_spec("--reward", args.reward)
-    is_file = args.environment.endswith((".yaml", ".yml")) or Path(args.environment).exists()
-    if args.environment in ENVIRONMENTS or not is_file:
-        return read_spec("ENV", args.environment), reward or {"name": "environment"}, TrainingConfig()
-    from stateset_agents.training.experiment import load_experiment
-
-    config = load_experiment(args.environment, {} if reward is None else {"reward": reward})
-    return config.environment, config.reward, config.training
-
-
 async def _audited(args: argparse.Namespace) -> Audit:
     from stateset_agents.evaluation.audit import audit, degenerate_agents_of
     from stateset_agents.evaluation.evaluator import held_out
     from stateset_agents.training.components import make_environment, make_reward
 
-    spec, reward, limits = _named(args)
-    environment, reward_fn = make_environment(spec), make_reward(reward)
+    named = named_environment(args.environment, args.reward)
+    environment, reward_fn = make_environment(named.environment), make_reward(named.reward)
     if args.episodes < 1:
         raise ConfigurationError(f"--episodes must be at least 1, got {args.episodes}")
     available = len(held_out(environment, args.split, None))
@@ -116,7 +96,7 @@ async def _audited(args: argparse.Namespace) -> Audit:
         scenarios,
         policies={name: make for name, make in policies.items() if name not in args.without},
         seed=args.seed,
-        limits=limits.rollout_limits(),
+        limits=named.training.rollout_limits(),
     )
 
 

@@ -27,7 +27,7 @@ __all__ = ["Chats", "Demonstrations", "load_demonstrations"]
 _log = get_logger(__name__)
 
 Chats = str | Path | Sequence[Mapping[str, Any]]
-"""A JSONL file of conversations, or the conversations: {"messages": [...], "tools": [...], "split": "train"}."""
+"""A JSONL file of conversations, or these: {"messages": [...], "tools": [...], "split": "train"} each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,6 @@ class Demonstrations:
 
     train: tuple[Sample, ...]
     validation: tuple[Sample, ...]
-    scenarios: tuple[Scenario, ...]
-    """Of `train`: what a checkpoint is compared by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,6 @@ def load_demonstrations(
     """
     read = list(_read(chats, tools, validation_share))
     samples: dict[str, list[Sample]] = {"train": [], "validation": []}
-    scenarios = []
     num_cut = num_long = 0
     for chat in read:
         if chat.scenario.split == "test":
@@ -79,8 +76,6 @@ def load_demonstrations(
         most = max(len(turn.completion.token_ids) for turn in sample.trajectory.turns)
         num_long += most > agent.config.max_new_tokens
         samples[chat.scenario.split].append(sample)
-        if chat.scenario.split == "train":
-            scenarios.append(chat.scenario)
     if not samples["train"]:
         raise ConfigurationError(
             f"all {len(read)} conversations are held out: give some of split train, or a smaller "
@@ -99,7 +94,6 @@ def load_demonstrations(
     return Demonstrations(
         train=tuple(samples["train"]),
         validation=tuple(samples["validation"]),
-        scenarios=tuple(scenarios),
     )
 
 
@@ -159,7 +153,7 @@ def _sample(agent: MultiTurnAgent, chat: _Chat) -> tuple[Sample, bool]:
 def _turn(
     agent: MultiTurnAgent, history: ChatHistory, chat: _Chat, index: int
 ) -> tuple[tuple[int, ...], Completion, int | None] | None:
-    """The new part of a reply's prompt, the reply, and the turn that it follows; None where it does not fit."""
+    """The new part of a reply's prompt, the reply, and the turn it follows; None where it does not fit."""
     reply = chat.messages[index]
     before = agent.with_system_prompt(chat.messages[:index])
     ids = agent.template.reply(reply, chat.tools)

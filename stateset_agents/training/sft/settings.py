@@ -28,7 +28,7 @@ class SFTConfig(RunSettings, PassSettings, OptimizerSettings):
         default=0.05,
         ge=0.0,
         lt=1.0,
-        description="Share of the conversations that name no split which is held out, to measure the loss on.",
+        description="Share held out, to measure the loss on, of the conversations that name no split.",
     )
     eval_steps: int = Field(
         default=0, ge=0, description="The held-out loss is measured every so many steps; 0: after each epoch."

@@ -34,6 +34,7 @@ from stateset_agents.training.loop.checkpointer import Checkpointer
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.loop.weight_sync import WeightSync, exclusive, weights_token
 from stateset_agents.training.sft.demonstrations import Chats, Demonstrations, load_demonstrations
+from stateset_agents.training.sft.own_successes import OwnSuccesses
 from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.factory import engine_paths, is_quantized_training, trainable_copy
@@ -80,15 +81,15 @@ class SFTTrainer:
     def __init__(
         self,
         agent: MultiTurnAgent,
-        conversations: Chats | Demonstrations,
+        conversations: Chats | OwnSuccesses,
         config: SFTConfig | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         run: RunFolder | None = None,
         callbacks: Sequence[object] = (),
     ) -> None:
-        """`conversations`: as `load_demonstrations` reads them, or encoded already; `tools`: schemas that
-        the agent is shown where a conversation names none; `run`: a folder to use instead of a new one;
+        """`conversations`: as `load_demonstrations` reads them, or a run's own; `tools`: schemas that the
+        agent is shown where a conversation names none; `run`: a folder to use instead of a new one;
         `callbacks`: who hears of steps, evaluations and checkpoints, see `Callback`."""
         expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
         if config is not None:
@@ -112,6 +113,13 @@ class SFTTrainer:
     def run(self) -> RunFolder:
         """The run folder."""
         return self._recorder.run
+
+    @property
+    def model_folder(self) -> Path:
+        """The weights that the agent ends with, as plain transformers loads them."""
+        best = best_checkpoint(self.run.checkpoints) if self.config.load_best_at_end else None
+        step = f"step-{self.step_number:06d}" if best is None else "best"
+        return self.run.checkpoints / step / "model"
 
     @property
     def learner(self) -> Learner:
@@ -216,11 +224,10 @@ class SFTTrainer:
             scenarios=await self._worker.run(_fingerprint, demonstrations),
             settings={"agent": agent_settings, "training": training.model_dump(mode="json")},
         )
-        source = self._conversations
         settings = {
             "made_by": "sft",
             "agent": agent_settings,
-            "conversations": str(Path(source).absolute()) if isinstance(source, str | Path) else None,
+            "conversations": self._source(),
             "sft": config.model_dump(mode="json"),
         }
 
@@ -259,10 +266,17 @@ class SFTTrainer:
         self._state = replace(self._state, template_date=None if date is None else date.isoformat())
 
     def _encoded(self) -> Demonstrations:
-        if isinstance(self._conversations, Demonstrations):
-            return self._conversations
         share = self.config.validation_share
+        if isinstance(self._conversations, OwnSuccesses):
+            return self._conversations.load(self.agent, validation_share=share)
         return load_demonstrations(self.agent, self._conversations, tools=self._tools, validation_share=share)
+
+    def _source(self) -> str | dict[str, str] | None:
+        """As config.yaml names the conversations; None where only the program has them."""
+        if isinstance(self._conversations, OwnSuccesses):
+            return {"best_of": str(self._conversations.run.absolute())}
+        named = isinstance(self._conversations, str | Path)
+        return str(Path(str(self._conversations)).absolute()) if named else None
 
     async def stop(self) -> None:
         """End the update thread and close the logs; the agent goes on speaking."""
@@ -533,7 +547,7 @@ def _fingerprint(demonstrations: Demonstrations) -> str:
 
 async def sft(
     agent: MultiTurnAgent,
-    conversations: Chats,
+    conversations: Chats | OwnSuccesses,
     config: SFTConfig | None = None,
     *,
     tools: Sequence[Mapping[str, Any]] = (),
@@ -546,7 +560,9 @@ async def sft(
     """
     if config is not None and settings:
         raise ConfigurationError("give sft a config or settings, not both")
-    trainer = SFTTrainer(agent, conversations, config or SFTConfig(**settings), tools=tools, callbacks=callbacks)
+    trainer = SFTTrainer(
+        agent, conversations, config or SFTConfig(**settings), tools=tools, callbacks=callbacks
+    )
     try:
         return await trainer.train()
     finally:

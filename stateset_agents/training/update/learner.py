@@ -268,7 +268,7 @@ class Learner:
         }
 
     def negative_log_likelihood(self, samples: Sequence[Sample]) -> float:
-        """The mean of -log p in nats over the samples' tokens, weighted by their advantages; nothing steps."""
+        """The mean of -log p, in nats, over the samples' tokens, weighted by their advantages."""
         set_mode(self.policy.model, dropout=False)
         total = weights = 0.0
         for batch in self._micro_batches(samples):

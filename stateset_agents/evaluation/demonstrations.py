@@ -1,0 +1,121 @@
+"""Conversations of a scripted agent in OpenAI's chat format, for fine-tuning."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stateset_agents.core.environment import Environment
+from stateset_agents.core.rollout.limits import RolloutLimits
+from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
+from stateset_agents.evaluation.audit import degenerate_agents_of, play
+from stateset_agents.evaluation.degenerate_agents import AgentFactory, ScriptedAgent
+from stateset_agents.runtime.tasks import gather_or_cancel
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import nearest
+from stateset_agents.types.trajectory import Status, Trajectory
+
+__all__ = ["Demonstrated", "demonstrate", "scripted_agent_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstrated:
+    """What a scripted agent showed."""
+
+    chats: tuple[dict[str, Any], ...]
+    """{"id", "family", "messages", "tools", "success"} each, in the order of the scenarios."""
+    num_failed: int
+    """Conversations that broke, or that the environment judged a failure."""
+
+
+def scripted_agent_of(environment: Environment, name: str) -> AgentFactory:
+    """The environment's `honest_agent` as "honest", or one of `degenerate_agents_of` it.
+
+    Raises ConfigurationError for a name that it does not have.
+    """
+    agents = degenerate_agents_of(environment)
+    honest: Callable[[], ScriptedAgent] | None = getattr(environment, "honest_agent", None)
+    if honest is not None:
+        agents = {"honest": lambda tools: honest(), **agents}
+    if name not in agents:
+        raise ConfigurationError(
+            f"{type(environment).__name__} has no agent {name!r}{nearest(name, agents)}: there are "
+            f"{', '.join(agents)}; one of your own is an environment's honest_agent"
+        )
+    return agents[name]
+
+
+async def demonstrate(
+    environment: Environment,
+    scenarios: Sequence[Scenario],
+    make: AgentFactory,
+    *,
+    seed: int = 0,
+    keep_failures: bool = False,
+    limits: RolloutLimits | None = None,
+) -> Demonstrated:
+    """Play every scenario once with the agent that `make` makes for it.
+
+    Without `keep_failures` a conversation that the environment judges a failure is left out. Raises
+    ConfigurationError where none is left.
+    """
+    limits = limits or RolloutLimits()
+    in_time = TimeLimitedEnvironment(environment, limits.turn_timeout)
+    free = asyncio.Semaphore(limits.max_concurrent)
+
+    async def play_one(scenario: Scenario) -> tuple[Trajectory, Sequence[Mapping[str, Any]]]:
+        offered: list[Mapping[str, Any]] = []
+
+        def remember(tools: Sequence[Mapping[str, Any]]) -> ScriptedAgent:
+            offered.extend(tools)
+            return make(tools)
+
+        async with free:
+            return await play(in_time, scenario, derive(seed, "user", 0, scenario.id), remember), offered
+
+    played = await gather_or_cancel(play_one(scenario) for scenario in scenarios)
+    kept = [
+        _chat(trajectory, tools)
+        for trajectory, tools in played
+        if trajectory.status is not Status.FAILED and (keep_failures or trajectory.success is not False)
+    ]
+    if not kept:
+        errors = [trajectory.error for trajectory, _ in played if trajectory.error]
+        why = f"; the first broke: {errors[0]}" if errors else ""
+        raise ConfigurationError(f"none of {len(played)} conversations succeeded{why}")
+    return Demonstrated(chats=tuple(kept), num_failed=len(played) - len(kept))
+
+
+def _with_ids(messages: Sequence[Message]) -> list[Message]:
+    """The messages with an id for every call that has none; results answer the calls in order."""
+    named: list[Message] = []
+    unanswered: list[str] = []
+    for message in messages:
+        if message.tool_calls:
+            reply = sum(earlier.role == "assistant" for earlier in named)
+            calls = tuple(
+                call if call.id else replace(call, id=f"call_{reply}_{number}")
+                for number, call in enumerate(message.tool_calls)
+            )
+            unanswered = [call.id for call in calls]
+            message = replace(message, tool_calls=calls)
+        elif message.role == "tool" and message.tool_call_id is None and unanswered:
+            message = replace(message, tool_call_id=unanswered.pop(0))
+        named.append(message)
+    return named
+
+
+def _chat(trajectory: Trajectory, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    scenario = trajectory.scenario
+    return {
+        "id": scenario.id,
+        "family": scenario.family,
+        "messages": [message.to_openai() for message in _with_ids(trajectory.messages)],
+        **({"tools": [dict(tool) for tool in tools]} if tools else {}),
+        **({} if trajectory.success is None else {"success": trajectory.success}),
+    }

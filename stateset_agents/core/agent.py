@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, TypeVar
 from stateset_agents.backends.base import Backend, SavableBackend, Session, Tokenizer
 from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.core.agent_config import AgentConfig
+from stateset_agents.core.chat.chatml_template import chatml_text
 from stateset_agents.core.chat.context_window import num_replies
 from stateset_agents.core.chat.history import ChatHistory, HistorySettings, Prompt
 from stateset_agents.core.chat.system_message import (
@@ -154,7 +155,13 @@ class MultiTurnAgent:
                 model=self.config.model_name,
             )
             return PlainTemplate(tokenizer)
-        return JinjaTemplate(tokenizer, chosen, arguments=self.config.template_arguments, date=date)
+        return JinjaTemplate(
+            tokenizer,
+            chatml_text(tokenizer) if chosen == "chatml" else chosen,
+            arguments=self.config.template_arguments,
+            date=date,
+            allow_hidden_tools=self.config.allow_hidden_tools,
+        )
 
     async def __aenter__(self) -> Self:
         await self.initialize()

@@ -71,7 +71,13 @@ class AgentConfig(Settings):
     )
     chat_template: str | None = Field(
         default=None,
-        description='Jinja text, or "plain" for role-prefixed lines; unset: the tokenizer\'s own.',
+        description='Jinja text, "chatml" for ChatML with tools, or "plain" for role-prefixed lines; unset: the '
+        "tokenizer's own.",
+    )
+    allow_hidden_tools: bool = Field(
+        default=False,
+        description="Offer tools though the chat template does not list them to the model: the system prompt "
+        "names them, or it knows them by heart. Else that is an error before the first turn.",
     )
     template_arguments: Mapping[str, Any] = Field(
         default_factory=dict,

@@ -11,11 +11,14 @@ import trl
 from tiny_models import tiny_tokenizer
 
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.core.chat.chatml_template import CHATML as OUR_CHATML
 from stateset_agents.core.chat.template import JinjaTemplate
 
 __all__ = [
+    "ALL_NAMES",
     "FAMILIES",
     "NOT_APPENDING",
+    "OURS",
     "REWRITING",
     "TRL_APPENDING",
     "TRL_NAMES",
@@ -117,6 +120,7 @@ FAMILIES = {
         GEMMA, ("<start_of_turn>", "<end_of_turn>"), "<end_of_turn>", "\n", bos=True, tools=False
     ),
     "llama2": Family(LLAMA2, (), "<|end|>", bos=True, tools=False),
+    "ours": Family(OUR_CHATML, _IM, "<|im_end|>", "\n"),
 }
 
 _THINK = "message.content.split('</think>')[-1].lstrip('\\n')"
@@ -172,6 +176,9 @@ TRL_APPENDING = (
     *("qwen3_instruct_2507", "qwen3_instruct_2507_training", "qwen3_vl", "qwen3_vl_training"),
 )
 """Those whose rendering of a longer talk begins with the row, whatever was said."""
+OURS = ("chatml",)
+"""The built-in one: it shows tools, and only appends."""
+ALL_NAMES = (*TRL_NAMES, *OURS)
 
 
 @dataclass(frozen=True)
@@ -188,6 +195,7 @@ class _TrlFamily:
 
 _GEMMA4 = _TrlFamily("<eos>", "<bos>", ("<turn|>", "<|tool_response>"))
 _TRL_FAMILIES = {  # by how a template's name begins
+    "chatml": _TrlFamily("<|im_end|>", None, ("<|endoftext|>",)),
     "cohere": _TrlFamily("<|END_OF_TURN_TOKEN|>", "<BOS_TOKEN>"),
     "deepseek": _TrlFamily("<\uff5cend▁of▁sentence\uff5c>", "<\uff5cbegin▁of▁sentence\uff5c>"),
     "diffusion_gemma": _GEMMA4,
@@ -215,8 +223,8 @@ _ADDED = re.compile(r"</?(?:think|tool_call|tool_response|arg_key|arg_value)>")
 
 
 def trl_tokenizer(name: str) -> HuggingFaceTokenizer:
-    """The tiny tokenizer with one of TRL's own templates and the control tokens of its family."""
-    text = (TRL_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    """The tiny tokenizer with one of TRL's own templates, or ours, and the control tokens of its family."""
+    text = OUR_CHATML if name in OURS else (TRL_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
     family = next(family for start, family in _TRL_FAMILIES.items() if name.startswith(start))
     ends = [family.eos, *family.extra_eos]
     named = [*ends, *family.more, *([family.bos] if family.bos else [])]
@@ -232,8 +240,8 @@ def trl_tokenizer(name: str) -> HuggingFaceTokenizer:
 
 @functools.cache
 def trl_template(name: str) -> JinjaTemplate:
-    """One of TRL's templates as it is loaded; tests share it, for loading takes some 40 ms."""
-    return JinjaTemplate(trl_tokenizer(name))
+    """One of `ALL_NAMES` as it is loaded; tests share it, for loading takes some 40 ms."""
+    return JinjaTemplate(trl_tokenizer(name), allow_hidden_tools=True)
 
 
 def tokenizer_with(*controls: str, bos: bool = False, template: str | None = None) -> HuggingFaceTokenizer:

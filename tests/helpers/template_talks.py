@@ -1,4 +1,4 @@
-"""Conversations as models of TRL's templates would have them: `from template_talks import play`.
+"""Conversations as models of TRL's templates, or of ours, would have them: `from template_talks import play`.
 
 Replies are forced, so that prompts can be compared with what the template itself renders: `full_render` gives
 a conversation to `apply_chat_template` in OpenAI's shape, without any code of ours.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chat_templates import TRL_WITH_HIDDEN_TOOLS, TRL_WITH_TOOLS, trl_template
+from chat_templates import OURS, TRL_WITH_HIDDEN_TOOLS, TRL_WITH_TOOLS, trl_template
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.base import Session, Tokenizer
@@ -120,7 +120,7 @@ class Exchange:
 
 def tools_of(name: str) -> list[dict[str, Any]]:
     """What is offered: one tool, where the template takes any."""
-    return [LOOK] if name in {*TRL_WITH_TOOLS, *TRL_WITH_HIDDEN_TOOLS} else []
+    return [LOOK] if name in {*TRL_WITH_TOOLS, *TRL_WITH_HIDDEN_TOOLS, *OURS} else []
 
 
 def opening_of(name: str) -> tuple[Message, ...]:

@@ -14,7 +14,7 @@ from stateset_agents.core.chat.reply_parsing import HERMES
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["PlainTemplate", "with_calls_as_text", "with_thought_as_text"]
+__all__ = ["PlainTemplate", "starts_with_bos", "with_calls_as_text", "with_thought_as_text"]
 
 _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
 """Whatever `str.splitlines` takes for the end of a line."""
@@ -46,7 +46,8 @@ class PlainTemplate:
         self.end_id = tokenizer.eos_ids[0]
         self.stop_ids = tokenizer.eos_ids
         self.parser = HERMES
-        self._start = _bos(tokenizer)
+        raw = getattr(tokenizer, "hf", None)
+        self._start = [raw.bos_token_id] if raw is not None and starts_with_bos(tokenizer) else []
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a conversation so far, ending where the agent begins to speak."""
@@ -124,9 +125,7 @@ def _tool_lines(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"tools: {how}", *("  " + json.dumps(tool.get("function", tool)) for tool in tools)]
 
 
-def _bos(tokenizer: Tokenizer) -> list[int]:
-    """The BOS as a list, where a transformers tokenizer starts every text with it (GPT-2's does not)."""
-    raw = getattr(tokenizer, "hf", None)
-    if raw is None or raw.bos_token_id is None:
-        return []
-    return [raw.bos_token_id] if list(raw("x").input_ids)[:1] == [raw.bos_token_id] else []
+def starts_with_bos(tokenizer: Any) -> bool:
+    """Does a `HuggingFaceTokenizer` put a BOS in front of every text? (GPT-2's has one and does not.)"""
+    raw = tokenizer.hf
+    return raw.bos_token_id is not None and list(raw("x").input_ids)[:1] == [raw.bos_token_id]

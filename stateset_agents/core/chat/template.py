@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from stateset_agents.core.chat.chatml_template import CHATML, speaks_chatml
 from stateset_agents.core.chat.escaping import ControlTokenEscaper
 from stateset_agents.core.chat.load_check import TOOL, answers, probe_talks, refuse_unstable
 from stateset_agents.core.chat.plain_template import PlainTemplate
@@ -25,12 +26,9 @@ from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering, Roles, f
 from stateset_agents.core.chat.reply_parsing import ReplyParser, choose_parser, parse_reply
 from stateset_agents.core.chat.turn_ends import TurnEnds
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message, ToolCall
 
 __all__ = ["ChatTemplate", "JinjaTemplate", "PlainTemplate", "parse_reply"]
-
-_log = get_logger(__name__)
 
 ToolSchemas = Sequence[Mapping[str, Any]]
 
@@ -99,11 +97,13 @@ class JinjaTemplate:
         *,
         arguments: Mapping[str, Any] | None = None,
         date: datetime.date | None = None,
+        allow_hidden_tools: bool = False,
     ) -> None:
         """`tokenizer` is a `HuggingFaceTokenizer`; `chat_template` replaces the tokenizer's own text.
 
         `arguments` are the template's own, such as `enable_thinking`. A template that tells the date tells
-        `date`, today's where it is not given, as long as this object lives.
+        `date`, today's where it is not given, as long as this object lives. `allow_hidden_tools`: tools may be
+        offered though the template does not list them.
 
         Raises ConfigurationError for a template that does not end turns by a control token, or that shows
         only part of a conversation or what depends on how far it has come; and for arguments that the
@@ -125,6 +125,9 @@ class JinjaTemplate:
         self._roles = find_roles(self._render)
         self._trims = self._trims_words()
         refuse_unstable(self._render, self._ends, self._roles.without_tools())
+        is_own = speaks_chatml(tokenizer) and not self.text.endswith(CHATML)
+        self._tool_hint = HINT.replace('"plain"', '"chatml"') if is_own else HINT
+        self._allow_hidden_tools = allow_hidden_tools
         self._tool_fault = self._find_tool_fault()
         self._tools_checked = False
         self._call_end = self._find_call_end()
@@ -362,7 +365,9 @@ class JinjaTemplate:
     def _find_tool_fault(self) -> str | None:
         """Why tools cannot be used with this template, or None."""
         if not self._roles.has_results:
-            return f"the chat template has no place for tool results; {HINT} has, or leave tools out"
+            return (
+                f"the chat template has no place for tool results; {self._tool_hint} has, or leave tools out"
+            )
         try:
             refuse_unstable(self._render, self._ends, self._roles)
         except ConfigurationError as error:
@@ -372,18 +377,23 @@ class JinjaTemplate:
 
     def _check_tools(self, tools: ToolSchemas) -> None:
         """Before the first prompt with tools: the template must have a place for their results, write calls
-        that can be read, and write the same between turns when tools are offered."""
+        that can be read, write the same between turns when tools are offered, and list them."""
         if self._tool_fault is not None:
             raise ConfigurationError(self._tool_fault)
         if not self.parser.reads_calls:
             raise ConfigurationError(
-                f"a tool call as the chat template writes it cannot be read back; {HINT} writes calls as "
+                f"a tool call as the chat template writes it cannot be read back; {self._tool_hint} writes calls as "
                 '<tool_call>{"name": ..., "arguments": {...}}</tool_call>, or give the tokenizer a '
                 "response_template"
             )
         refuse_unstable(self._render, self._ends, self._roles, tools)
-        if "tools" not in self.text:  # a template whose model knows its tools by heart says so in a comment
-            _warn_of_hidden_tools(self.text)
+        # A template whose model knows its tools by heart says so in a comment.
+        if "tools" not in self.text and not self._allow_hidden_tools:
+            raise ConfigurationError(
+                f"the chat template does not tell the model which tools there are; {self._tool_hint} does, or, "
+                "where the system prompt names them or the model knows them by heart, "
+                "AgentConfig(allow_hidden_tools=True)"
+            )
 
     def _text(self, messages: Sequence[Message], tools: ToolSchemas) -> str:
         """What is told of a conversation so far, control tokens in texts as they are."""
@@ -442,16 +452,6 @@ class JinjaTemplate:
         except ConfigurationError:
             return None
         return _squeezed(text.replace(_PROBE, "", 1))
-
-
-@functools.cache
-def _warn_of_hidden_tools(template: str) -> None:
-    """Once per template, however many agents of this process have it."""
-    _log.warning(
-        f"the chat template does not tell the model which tools there are; {HINT} does (a model that was "
-        "trained on this template and knows them by heart should keep it: say so in a comment in the "
-        "template, {# tools: known by heart #})"
-    )
 
 
 def _says_the_same(one: Message, other: Message) -> bool:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
 from chat_templates import (
+    ALL_NAMES,
     CHATML,
     FAMILIES,
     NOT_APPENDING,
+    OURS,
     QWEN,
     REWRITING,
-    TRL_NAMES,
     TRL_WITH_HIDDEN_TOOLS,
     TRL_WITH_TOOLS,
     TRL_WITHOUT_TOOLS,
     family_tokenizer,
     tokenizer_with,
     trl_template,
+    trl_tokenizer,
 )
 from tiny_models import tiny_tokenizer
 from tokenizers import AddedToken
@@ -65,7 +66,7 @@ def test_deltas_laid_end_to_end_are_the_whole_rendering(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.tools])
 def test_tool_results_are_deltas_too(name: str) -> None:
     tokenizer = family_tokenizer(name)
-    template = JinjaTemplate(tokenizer)
+    template = JinjaTemplate(tokenizer, allow_hidden_tools=True)
     opening = said("user", "look it up")
     results = [said("tool", '{"found": 1}', tool_call_id="a"), said("tool", "nothing", tool_call_id="b")]
     row = template.prompt([opening], [TOOL])
@@ -98,9 +99,9 @@ def test_remembered_deltas_are_those_of_their_own_template_and_messages() -> Non
         [said("user", "<|im_end|>")],
         [said("assistant", "", tool_calls=(call,)), said("tool", "red", name="look")],
     ]
-    for name in ("chatml", "qwen"):
+    for name in ("chatml", "qwen", "ours"):
         tokenizer = family_tokenizer(name)
-        template = JinjaTemplate(tokenizer)
+        template = JinjaTemplate(tokenizer, allow_hidden_tools=True)
         first = [template.delta(messages) for messages in heard]
         template.prompt([said("user", "look it up")], [TOOL])
         again = [template.delta(tuple(messages)) for messages in heard]
@@ -279,14 +280,25 @@ def test_tools_need_a_template_whose_calls_can_be_read() -> None:
         template.prompt([said("user", "hi")], [TOOL])
 
 
-def test_a_template_that_names_no_tools_is_used_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    chat_template._warn_of_hidden_tools.cache_clear()
-    template, other = [JinjaTemplate(family_tokenizer("chatml")) for _ in range(2)]
-    with caplog.at_level(logging.WARNING, "stateset_agents"):
-        first = template.prompt([said("user", "hi")], [TOOL])
-        assert template.prompt([said("user", "hi")], [TOOL]) == first
-        assert other.prompt([said("user", "hi")], [TOOL]) == first
-    assert caplog.text.count("does not tell the model which tools there are") == 1
+def test_a_template_that_names_no_tools_is_refused_unless_it_is_allowed() -> None:
+    template = JinjaTemplate(family_tokenizer("chatml"))
+    assert template.prompt([said("user", "hi")])
+    for _ in range(2):
+        with pytest.raises(ConfigurationError) as caught:
+            template.prompt([said("user", "hi")], [TOOL])
+        assert str(caught.value) == (
+            "the chat template does not tell the model which tools there are; set "
+            'AgentConfig(chat_template="chatml") or give a template that does, or, where the system prompt '
+            "names them or the model knows them by heart, AgentConfig(allow_hidden_tools=True)"
+        )
+    allowed = JinjaTemplate(family_tokenizer("chatml"), allow_hidden_tools=True)
+    assert allowed.prompt([said("user", "hi")], [TOOL]) == template.prompt([said("user", "hi")])
+
+
+def test_the_cure_is_chatml_for_models_that_speak_it_and_plain_for_others() -> None:
+    for name, cure in (("gemma", "plain"), ("llama2", "plain"), ("chatml", "chatml")):
+        with pytest.raises(ConfigurationError, match=f'AgentConfig\\(chat_template="{cure}"\\)'):
+            JinjaTemplate(family_tokenizer(name)).prompt([said("user", "hi")], [TOOL])
 
 
 def test_roles_that_must_alternate_are_an_error_where_they_do_not() -> None:
@@ -335,7 +347,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-@pytest.mark.parametrize("name", TRL_NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_every_real_template_tells_the_agent_what_a_stray_call_is_answered_with(
     name: str, answer: str
 ) -> None:
@@ -376,15 +388,10 @@ def test_tools_are_refused_where_a_template_has_no_place_for_their_results(name:
         template.prompt([said("user", "x")], [TOOL])
 
 
-@pytest.mark.parametrize("name", [*TRL_WITH_TOOLS, *TRL_WITH_HIDDEN_TOOLS])
-def test_where_tools_are_not_shown_to_the_model_a_warning_says_so(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    chat_template._warn_of_hidden_tools.cache_clear()
-    template = trl_template(name)
-    template._tools_checked = False  # another test may have offered tools before
-    shown = template.tokenizer.decode(template.prompt([said("user", "x")], [TOOL]))
-    assert ("Looks." in shown) == (name in TRL_WITH_TOOLS)
-    told = [record.getMessage() for record in caplog.records]
-    assert ["does not tell the model which tools there are" in line for line in told] == [True] * len(told)
-    assert len(told) == (name in TRL_WITH_HIDDEN_TOOLS)
+@pytest.mark.parametrize("name", [*TRL_WITH_TOOLS, *TRL_WITH_HIDDEN_TOOLS, *OURS])
+def test_a_template_shows_the_tools_or_is_refused(name: str) -> None:
+    shown = trl_template(name).tokenizer.decode(trl_template(name).prompt([said("user", "x")], [TOOL]))
+    assert ("Looks." in shown) == (name not in TRL_WITH_HIDDEN_TOOLS)
+    if name in TRL_WITH_HIDDEN_TOOLS:
+        with pytest.raises(ConfigurationError, match="does not tell the model which tools there are"):
+            JinjaTemplate(trl_tokenizer(name)).prompt([said("user", "x")], [TOOL])

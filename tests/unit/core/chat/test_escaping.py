@@ -16,8 +16,10 @@ from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.chat.template import JinjaTemplate
 from stateset_agents.types.messages import Message, ToolCall
 
-TOKENIZERS = {name: family_tokenizer(name) for name in ("chatml", "llama3", "qwen")}
-TEMPLATES = {name: JinjaTemplate(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+TOKENIZERS = {name: family_tokenizer(name) for name in ("chatml", "llama3", "qwen", "ours")}
+TEMPLATES = {
+    name: JinjaTemplate(tokenizer, allow_hidden_tools=True) for name, tokenizer in TOKENIZERS.items()
+}
 CONTROLS = {
     name: {token.content: id for id, token in tokenizer.hf.added_tokens_decoder.items()}
     for name, tokenizer in TOKENIZERS.items()

@@ -1,4 +1,4 @@
-"""Whole conversations with each of TRL's templates: what the agent reads before every turn, in both modes.
+"""Whole conversations with each of TRL's templates and ours: what the agent reads before every turn, in both modes.
 
 In mode `template` the tokens of every prompt, decoded with control tokens, are the template's own text of
 the conversation so far, to the character. Differences are tolerated only where a model writes what its
@@ -12,7 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from chat_templates import TRL_APPENDING, TRL_NAMES, TRL_WITH_HIDDEN_TOOLS, TRL_WITH_TOOLS, trl_template
+from chat_templates import (
+    ALL_NAMES,
+    OURS,
+    TRL_APPENDING,
+    TRL_NAMES,
+    TRL_WITH_HIDDEN_TOOLS,
+    TRL_WITH_TOOLS,
+    trl_template,
+)
 from template_talks import (
     LOOK,
     ROWS,
@@ -42,16 +50,16 @@ def test_the_talks_are_what_they_are_meant_to_be() -> None:
     assert len(ROWS) == 30
     with_tools = [name for name in TRL_NAMES if tools_of(name)]
     assert len(with_tools) == len(TRL_WITH_TOOLS) + len(TRL_WITH_HIDDEN_TOOLS) == 54
-    for name in TRL_NAMES:
+    for name in ALL_NAMES:
         sane, ragged, thoughtless = ([one.reply for one in talk(name)] for talk in TALKS)
-        assert bool(sane[0].tool_calls) == (name in with_tools)
-        assert len(ragged) == (6 if name in with_tools else 4)
+        assert bool(sane[0].tool_calls) == (name in (*with_tools, *OURS))
+        assert len(ragged) == (6 if name in (*with_tools, *OURS) else 4)
         for talk in (sane, ragged, thoughtless):
             thinks = any(reply.reasoning is not None for reply in talk)
             assert thinks != name.startswith("qwen3_5_nothink")
 
 
-@pytest.mark.parametrize("name", TRL_NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 async def test_prompts_are_the_template_s_own_text_or_sampled_tokens_and_deltas(name: str) -> None:
     for talk, rows in zip(TALKS, rows_of_talks(name), strict=True):
         exchanges = talk(name)
@@ -129,6 +137,7 @@ def expect_deltas(name: str, trajectory: Trajectory, talk: Sequence[Exchange]) -
 
 
 OTHER_WAY = {  # a call as the template would not write it
+    "chatml": '<tool_call>{"arguments": {"at": "K27", "times": 2}, "name": "look"}</tool_call>',
     "qwen2_5": '<tool_call> {"arguments":{"times":2,"at":"K27"},"name":"look"}</tool_call>\n\n',
     "qwen3_training": "<think>\nHm.\n</think>\n\n"
     '<tool_call>{"name":"look","arguments":{"at":"K27","times":2}}</tool_call> ',

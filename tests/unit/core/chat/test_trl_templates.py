@@ -1,4 +1,4 @@
-"""Every template that TRL ships: what is taken and refused, and ragged talks laid end to end."""
+"""Every template that TRL ships, and ours: what is taken and refused, and ragged talks laid end to end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from chat_templates import (
+    ALL_NAMES,
+    OURS,
     TRL_APPENDING,
     TRL_NAMES,
     TRL_WITH_HIDDEN_TOOLS,
@@ -102,10 +104,10 @@ def test_every_template_is_listed_once() -> None:
     assert len(TRL_WITH_TOOLS) + len(TRL_WITH_HIDDEN_TOOLS) == 54
 
 
-@pytest.mark.parametrize("name", TRL_NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_each_is_taken_or_refused_as_listed(name: str) -> None:
     template = trl_template(name)
-    assert template.appends == (name in TRL_APPENDING)
+    assert template.appends == (name in (*TRL_APPENDING, *OURS))
     assert template.prompt([USER])
     if offered(name):
         assert (
@@ -121,7 +123,7 @@ def test_each_is_taken_or_refused_as_listed(name: str) -> None:
         template.prompt([USER], [LOOK])
 
 
-@pytest.mark.parametrize("name", TRL_NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_ragged_talks_are_prompt_reply_and_delta_wherever_the_template_goes_on(name: str) -> None:
     template, tools = trl_template(name), offered(name)
     for talk in TALKS.values():
@@ -151,6 +153,7 @@ def test_ragged_talks_are_prompt_reply_and_delta_wherever_the_template_goes_on(n
 
 
 ROWS = {  # of: thought and call, thought and words, words, thought and words, thought and words
+    "chatml": 1,
     "qwen2_5": 1,
     "qwen3_instruct_2507": 1,
     "llama3_1": 2,  # it shows no words and no thoughts beside a call
@@ -236,6 +239,12 @@ def test_gemma_4_goes_on_in_the_same_turn_after_a_result() -> None:
 @pytest.mark.parametrize(
     ("name", "thinking", "calling", "prompt_end"),
     [
+        (
+            "chatml",
+            "<think>\nso\n</think>\n\nyes",
+            '<tool_call>\n{"name": "look", "arguments": {"at": "K27", "times": 2}}\n</tool_call>',
+            "<|im_end|>\n<|im_start|>assistant\n",
+        ),
         (
             "qwen3",
             "<think>\nso\n</think>\n\nyes",

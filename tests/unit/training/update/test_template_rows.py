@@ -1,8 +1,8 @@
-"""Conversations with TRL's templates train: every sampled token once, in the context it was sampled in.
+"""Conversations with TRL's templates and ours train: every sampled token once, in the context it was sampled in.
 
 A tiny random model speaks with each template, in both modes of history, through the engine; the gradient of a
-step is set against plain transformers, all rows side by side. Ten templates, of every kind, in the suite; all
-72 in `make test-long`.
+step is set against plain transformers, all rows side by side. Eleven templates, of every kind, in the suite; all
+73 in `make test-long`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from chat_templates import TRL_NAMES, trl_template
+from chat_templates import ALL_NAMES, trl_template
 from template_talks import opening_of, play, sane_talk, tools_of
 from tiny_models import BLOCKS
 from torch import Tensor
@@ -36,7 +36,7 @@ from stateset_agents.types.trajectory import Outcome, Trajectory
 NUM_TURNS, MEMBERS = 4, 2
 MODES = ("template", "keep")
 LONG = pytest.mark.long
-WITH_GRADIENT = ("qwen3", "gptoss", "nemotron_3_nano", "gemma4_v5", "qwen2_5")
+WITH_GRADIENT = ("qwen3", "gptoss", "nemotron_3_nano", "gemma4_v5", "qwen2_5", "chatml")
 IN_SUITE = (*WITH_GRADIENT, "qwen3_8", "glm4moe", "deepseekv3", "llama3_1", "gemma3")
 
 
@@ -193,7 +193,7 @@ def step_gradient(learner: Learner, samples: Sequence[Sample]) -> list[Tensor]:
     return seen
 
 
-@pytest.mark.parametrize("name", chosen(IN_SUITE, TRL_NAMES))
+@pytest.mark.parametrize("name", chosen(IN_SUITE, ALL_NAMES))
 async def test_sampled_tokens_train_once_with_the_log_probs_of_their_rows(name: str) -> None:
     model = model_for(name)
     for history in MODES:
@@ -207,7 +207,7 @@ async def test_sampled_tokens_train_once_with_the_log_probs_of_their_rows(name: 
 
 @pytest.mark.parametrize(
     ("name", "history"),
-    chosen([*((name, "template") for name in WITH_GRADIENT), ("qwen3", "keep")], product(TRL_NAMES, MODES)),
+    chosen([*((name, "template") for name in WITH_GRADIENT), ("qwen3", "keep")], product(ALL_NAMES, MODES)),
 )
 async def test_a_step_s_gradient_is_that_of_plain_padded_transformers(name: str, history: str) -> None:
     """Of a talk with thoughts, a call and its result, and of one that a random model had."""

@@ -205,7 +205,7 @@ class JinjaTemplate:
         """
         escaper = ControlTokenEscaper(self._controls)
         (spoken,) = self._roles.spoken([reply])
-        text = escaper.shown(self._reply_text(spoken, escaper))
+        text = escaper.shown(self._reply_text(reply, escaper))
         told = Counter([spoken.content.strip(), (spoken.reasoning or "").strip()])
         told += Counter(call.name for call in spoken.tool_calls)
         lost = [part for part, times in told.items() if text.count(part) < times]
@@ -234,7 +234,7 @@ class JinjaTemplate:
                 (spoken,) = self._roles.spoken([reading])
                 end = self._call_end if spoken.tool_calls else None
                 stop = self.stop_ids[0] if end is None else self._id(end)
-                return [*self._encode_reply(spoken, unshown), stop]
+                return [*self._encode_reply(reading, unshown), stop]
         raise ConfigurationError(
             "the chat template does not write this reply so that it can be read back, so it cannot be shown "
             f"to the agent: {message.content or [call.name for call in message.tool_calls]!r:.80}"
@@ -254,16 +254,18 @@ class JinjaTemplate:
         text = "".join(map(str.strip, shown) if self._trims else shown)
         return int(self.tokenizer.least_tokens(text))
 
-    def _reply_text(self, spoken: Message, escaper: ControlTokenEscaper) -> str:
-        text = self._render([_user("x"), *escaper.messages([spoken])])
+    def _reply_text(self, reply: Message, escaper: ControlTokenEscaper) -> str:
+        """What frames its calls is no text, where the template has no place for calls, too."""
+        (spoken,) = self._roles.spoken(escaper.messages([reply]))
+        text = self._render([_user("x"), spoken])
         end = self._call_end if spoken.tool_calls else None
         return self._ends.said(self._ends.without_closing(text, end))
 
-    def _encode_reply(self, spoken: Message, unshown: str | None) -> list[int]:
+    def _encode_reply(self, reply: Message, unshown: str | None) -> list[int]:
         """Without its end. `unshown`: a thought that the prompt opens and the template does not show."""
 
         def written(escaper: ControlTokenEscaper) -> str:
-            text = self._reply_text(spoken, escaper)
+            text = self._reply_text(reply, escaper)
             if unshown is None:
                 return text
             (thought,) = escaper.messages([Message(role="assistant", content=unshown)])

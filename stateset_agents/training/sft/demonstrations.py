@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.history import ChatHistory
-from stateset_agents.core.sources.chat_logs import chat_scenarios, read_chats
+from stateset_agents.core.sources.chat_logs import read_chats, scenario_of_chat, with_shares
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.types.errors import ConfigurationError, ContextLengthExceeded
 from stateset_agents.types.logs import get_logger
@@ -38,12 +38,13 @@ class Demonstrations:
     validation: tuple[Sample, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Chat:
     """One conversation to replay."""
 
     where: str
     scenario: Scenario
+    names_split: bool
     messages: tuple[Message, ...]
     weights: tuple[float, ...]
     """[messages] of each in the loss: OpenAI's `weight`, 1 where it has none."""
@@ -98,21 +99,34 @@ def load_demonstrations(
 
 
 def _read(chats: Chats, tools: Sequence[Mapping[str, Any]], share: float) -> Iterator[_Chat]:
-    source = read_chats(chats) if isinstance(chats, str | Path) else list(chats)
-    of = f"{chats}, " if isinstance(chats, str | Path) else ""
-    scenarios = chat_scenarios(source, shares={"validation": share})
-    for number, (data, scenario) in enumerate(zip(source, scenarios, strict=True), start=1):
-        where = f"{of}conversation {number}"
-        try:
-            yield _Chat(
-                where=where,
-                scenario=scenario,
-                messages=tuple(map(Message.from_openai, data["messages"])),
-                weights=tuple(map(_weight, data["messages"])),
-                tools=tuple(data.get("tools") or tools),
-            )
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{where}: {error}") from error
+    """Equal conversations are held out together."""
+    of = ""
+    if isinstance(chats, str | Path):
+        of, chats = f"{chats}, ", read_chats(chats)
+    read = [_chat(f"{of}conversation {number}", data, tools) for number, data in enumerate(chats, start=1)]
+    if not read:
+        raise ConfigurationError(f"{of}there is no conversation: give at least one")
+    scenarios = [chat.scenario for chat in read]
+    for chat, scenario in zip(
+        read,
+        with_shares(scenarios, {"validation": share}, [chat.names_split for chat in read]),
+        strict=True,
+    ):
+        yield replace(chat, scenario=scenario)
+
+
+def _chat(where: str, data: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> _Chat:
+    try:
+        return _Chat(
+            where=where,
+            scenario=scenario_of_chat(data),
+            names_split=bool(data.get("split")),
+            messages=tuple(map(Message.from_openai, data["messages"])),
+            weights=tuple(map(_weight, data["messages"])),
+            tools=tuple(data.get("tools") or tools),
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
 
 
 def _weight(message: Mapping[str, Any]) -> float:

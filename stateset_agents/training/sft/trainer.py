@@ -49,7 +49,7 @@ __all__ = ["SFTTrainer", "sft"]
 _log = get_logger(__name__)
 
 _TAKEN = (
-    *("optimizer/grad_norm", "optimizer/learning_rate", "optimizer/skipped", "policy/entropy"),
+    *("optimizer/grad_norm", "optimizer/learning_rate", "optimizer/skipped"),
     *("tokens/forwarded", "tokens/padding", "batch/micro_batches"),
 )
 """What of an update's metrics means the same here."""
@@ -379,6 +379,7 @@ class SFTTrainer:
         num_tokens = float(sum(sample.trajectory.num_agent_tokens for sample in samples))
         shown = {
             "sft/loss": loss,
+            "sft/entropy": metrics["policy/entropy"],
             "sft/epoch": step / self.config.steps_per_epoch(len(parts.demonstrations.train)),
             **taken,
             "tokens/agent": num_tokens,

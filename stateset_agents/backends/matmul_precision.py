@@ -29,6 +29,7 @@ __all__ = [
     "MatmulPrecision",
     "Rounded",
     "head_weight",
+    "is_usable",
     "product",
     "rounded",
     "transposed",
@@ -53,6 +54,11 @@ def usable_precision(wanted: MatmulPrecision, device: torch.device) -> MatmulPre
         return wanted
     _log.warning(f"matmul_precision {wanted} stays at highest: {reason}")
     return "highest"
+
+
+def is_usable(wanted: MatmulPrecision, device: torch.device) -> bool:
+    """Can products on this device have that precision?"""
+    return wanted == "highest" or _reason_against(wanted, device) is None
 
 
 def _reason_against(wanted: MatmulPrecision, device: torch.device) -> str | None:

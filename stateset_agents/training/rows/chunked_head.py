@@ -23,8 +23,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stateset_agents.backends.matmul_precision import MatmulPrecision
-from stateset_agents.backends.onednn_linear import linear
+from stateset_agents.backends.matmul_precision import (
+    MatmulPrecision,
+    Rounded,
+    product,
+    rounded,
+    transposed,
+)
 
 __all__ = ["Head", "LossOf", "TokenScores", "chunked_loss", "chunked_scores"]
 
@@ -61,11 +66,18 @@ class Head:
     precision: MatmulPrecision = "highest"
     """Of the gradient's products; logits are in fp32 always."""
 
-    def gradient_product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x weight', by `F.linear` in fp32, which may run by oneDNN."""
-        if self.precision == "highest":
-            return F.linear(x, weight)
-        return linear(x, weight, precision=self.precision)
+    def gradient_operand(self, x: Tensor) -> Tensor | Rounded:
+        """A matrix as an operand of the gradient's products."""
+        return x if self.precision == "highest" else rounded(x, self.precision)
+
+    @staticmethod
+    def gradient_product(a: Tensor | Rounded, b: Tensor | Rounded) -> Tensor:
+        """a b' of two operands, by `F.linear` in fp32, which may run by oneDNN."""
+        if isinstance(a, Tensor):
+            assert isinstance(b, Tensor)
+            return F.linear(a, b)
+        assert not isinstance(b, Tensor)
+        return product(a, b)
 
 
 @torch.no_grad()
@@ -219,6 +231,8 @@ class _Gradients:
 
     hidden: Tensor
     head: Head
+    weight: Tensor | Rounded
+    """The head's, as an operand of products."""
     by_hidden: Tensor
     by_weight: Tensor | None
     by_bias: Tensor | None
@@ -232,20 +246,30 @@ class _Gradients:
             by_weight = torch.zeros_like(head.weight)
         if head.bias is not None and needed[2]:
             by_bias = torch.zeros_like(head.bias)
-        return cls(hidden, head, torch.empty_like(hidden), by_weight, by_bias)
+        weight = head.gradient_operand(head.weight)
+        return cls(hidden, head, weight, torch.empty_like(hidden), by_weight, by_bias)
 
     def add(self, residual: Tensor, scale: Tensor, part: slice) -> None:
         """Add a chunk's gradients, by its `residual`."""
         scale = -scale / self.head.temperature
-        self.by_hidden[part] = scale * self.head.gradient_product(residual, self.head.weight.T)
+        head = self.head
+        operand = head.gradient_operand(residual)
+        self.by_hidden[part] = scale * head.gradient_product(operand, _transposed(self.weight))
         states = scale * self.hidden[part]
         if self.by_weight is not None and residual.is_cpu:
             # It takes three quarters of the time with [H, V] to make.
-            self.by_weight.T.add_(self.head.gradient_product(states.T, residual.T))
+            by_weight = head.gradient_product(
+                _transposed(head.gradient_operand(states)), _transposed(operand)
+            )
+            self.by_weight.T.add_(by_weight)
         elif self.by_weight is not None:
             self.by_weight.addmm_(residual.T, states)
         if self.by_bias is not None:
             self.by_bias.addmv_(residual.T, scale.squeeze(1))
+
+
+def _transposed(operand: Tensor | Rounded) -> Tensor | Rounded:
+    return operand.T if isinstance(operand, Tensor) else transposed(operand)
 
 
 def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:

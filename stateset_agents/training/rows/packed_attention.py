@@ -8,6 +8,7 @@ sliding window of a layer is kept by position. No mask over the whole sequence i
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -118,12 +119,32 @@ def packed_attention(
     return torch.cat(outputs, dim=1), None
 
 
+def _in_fp32_on_cpu(attention: Callable[..., tuple[Tensor, None]]) -> Callable[..., tuple[Tensor, None]]:
+    """On a CPU, half-precision queries, keys and values are attended to in fp32.
+
+    torch's CPU attention takes 1.7 times as long in bf16 as in fp32, forward and backward, on rows of a few
+    hundred tokens, and it rounds.
+    """
+
+    @functools.wraps(attention)
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        if not query.is_cpu or query.dtype not in (torch.bfloat16, torch.float16):
+            return attention(module, query, key, value, mask, **options)
+        with torch.autocast("cpu", enabled=False):
+            output, _ = attention(module, query.float(), key.float(), value.float(), mask, **options)
+        return output.to(query.dtype), None
+
+    return attend
+
+
 @contextlib.contextmanager
 def use_packed_attention(model: Any, name: str | None = None) -> Iterator[None]:
     """Inside, `model` (a trunk) uses the attention of packed rows, or the one of that name."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(_NAME, packed_attention)
+    AttentionInterface.register(_NAME, _in_fp32_on_cpu(packed_attention))
     config = model.config
     previous = config._attn_implementation
     config._attn_implementation = _NAME if name is None else name

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight
+from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight, is_usable
 from stateset_agents.backends.onednn_linear import fast_linears
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.training.distributed.sharding import ShardedModel, shard
@@ -36,8 +36,9 @@ class Policy:
     """A causal language model with weights in fp32 (or wider), forwarded under autocast.
 
     Hidden states are selected at the positions that predict a trained token before the LM head, and the
-    head goes through them in chunks, so the [R, T, V] logits of a batch never exist. Head and softmax are
-    never in half precision.
+    head goes through them in chunks, so the [R, T, V] logits of a batch never exist. Logits and softmax are
+    never in half precision; under bf16 autocast on a CPU with bf16 units the head's gradients are products of
+    bf16 operands.
     """
 
     def __init__(
@@ -63,6 +64,11 @@ class Policy:
         self.autocast = autocast
         self.fast = fast
         self.precision = precision
+        is_half = autocast is torch.bfloat16 and is_usable("medium", self.device)
+        self._head_precision: MatmulPrecision = "medium" if is_half else precision
+        """Of the head's gradients; its logits are in fp32."""
+        if self.dtype != torch.float32:
+            self._head_precision = "highest"
         self._adapter_disabled = False
         """Is the adapter switched off while this policy scores?"""
         self._sharded_model: ShardedModel | None = None
@@ -217,7 +223,7 @@ class Policy:
 
     def _head(self) -> Head:
         head = self.model.get_output_embeddings()
-        return Head(head.weight, head.bias, self.temperature, self.precision)
+        return Head(head.weight, head.bias, self.temperature, self._head_precision)
 
     @torch.no_grad()
     def _head_is_linear(self) -> bool:

@@ -216,7 +216,8 @@ class MultiTurnAgent:
         `max_tokens` as of `ChatHistory`. Not `summarizes`: with history compact no summary is asked for.
         """
         mode = self.config.history
-        room = self.config.compact_room or self.context_length // 4
+        # the reply that is sampled next, and the summary that is asked for then
+        room = self.config.compact_room or max(self.context_length // 4, 2 * self.config.max_new_tokens)
         settings = HistorySettings(
             mode=mode if summarizes or mode != "compact" else "template",
             context_length=self.context_length,

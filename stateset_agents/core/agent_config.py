@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from datetime import date
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -49,8 +49,9 @@ class AgentConfig(Settings):
     compact_room: int | None = Field(
         default=None,
         ge=1,
-        description="With history compact: a summary is asked for where fewer tokens are left; a quarter of "
-        "the context when unset.",
+        description="With history compact: a summary is asked for where fewer tokens are left; more than "
+        "max_new_tokens, for a reply must fit. Unset: twice max_new_tokens, or a quarter of the context if "
+        "that is more.",
     )
     compact_prompt: str = Field(
         default="Summarize our conversation so far: everything that you need to go on without it.",
@@ -131,6 +132,16 @@ class AgentConfig(Settings):
             )
         _warn_of_context_window()
         return {**data, "history": "slide"}
+
+    @model_validator(mode="after")
+    def _a_reply_leaves_room_for_a_summary(self) -> Self:
+        room, reply = self.compact_room, self.max_new_tokens
+        if self.history == "compact" and room is not None and room <= reply:
+            raise ValueError(
+                f"compact_room {room} must be more than max_new_tokens {reply}, for one reply would fill the "
+                "context before a summary can be asked for: raise it or leave it out"
+            )
+        return self
 
     @field_validator("model_name")
     @classmethod

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +34,8 @@ class HistorySettings:
     context_length: int
     """Tokens of the longest row."""
     reserve: int
-    """Tokens that `slide` leaves free for a reply."""
+    """Tokens of the longest reply. `slide` leaves so many free; `compact` shows the results of the last calls
+    to who writes the summary only where so many are left."""
     compact_room: int
     """`compact` asks for a summary where fewer tokens are left."""
     compact_prompt: str
@@ -250,13 +252,23 @@ class ChatHistory:
         view: View,
         turn: _Turn | None,
     ) -> Prompt:
-        """The prompt that asks for a summary instead: after the last reply and its tools' results."""
+        """The prompt that asks for a summary instead: after the last reply and, where these leave room for a
+        summary, its tools' results. They are shown again after it."""
         last = max(i for i, message in enumerate(messages) if message.role == "assistant")
         said, following = messages[: last + 1], messages[last + 1 :]
-        results = itertools.takewhile(lambda message: message.role == "tool", following)
+        results = tuple(itertools.takewhile(lambda message: message.role == "tool", following))
         question = Message(role="user", content=self._settings.compact_prompt)
-        asking = self._prompt((*said, *results, question), tools, view, turn)
-        return replace(asking, messages=said, asks_summary=True)
+
+        def asking(*results: Message) -> Prompt:
+            prompt = self._prompt((*said, *results, question), tools, view, turn)
+            return replace(prompt, messages=said, asks_summary=True)
+
+        if results:
+            with suppress(ContextLengthExceeded):
+                prompt = asking(*results)
+                if self._settings.context_length - len(prompt.ids) >= self._settings.reserve:
+                    return prompt
+        return asking()
 
     def _too_long(self, shown: tuple[Message, ...], tokens: str) -> ContextLengthExceeded:
         hint = "shorten the messages or raise max_context_tokens"

@@ -113,6 +113,11 @@ def test_the_nearest_name_is_given_only_when_it_is_near() -> None:
         ({"max_new_tokens": 0}, "max_new_tokens: input should be greater than or equal to 1, got 0"),
         ({"temperature": -1}, "temperature: input should be greater than or equal to 0, got -1"),
         ({"top_p": 0}, "top_p: input should be greater than 0, got 0"),
+        (
+            {"history": "compact", "compact_room": 256},
+            "compact_room 256 must be more than max_new_tokens 256, for one reply would fill the context "
+            "before a summary can be asked for: raise it or leave it out",
+        ),
         ({"dtype": "fp8"}, "dtype: input should be 'auto', 'fp32', 'bf16' or 'fp16', got 'fp8'"),
     ],
 )

@@ -167,6 +167,85 @@ async def test_what_does_not_fit_behind_a_summary_either_ends_the_conversation()
     assert trajectory.turns[-1].is_summary
 
 
+class LookUp(Talk):
+    """A user whose second question takes a tool, which finds so much."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(["this is number 0", "look it up"])
+        self._found = found
+
+    async def step(self, reply: Message) -> Observation:
+        if not reply.tool_calls:
+            return await super().step(reply)
+        (call,) = reply.tool_calls
+        return Observation(messages=(Message(role="tool", content=self._found, tool_call_id=call.id),))
+
+
+def looking(request: ScriptedRequest) -> str:
+    if request.text.endswith("user: look it up\nassistant:"):
+        return '<tool_call>{"name": "look"}</tool_call>'
+    if request.text.endswith("user: Sum up.\nassistant:"):
+        return "It is long."
+    return "Found." if "\ntool: " in request.text else "y" * 100
+
+
+@pytest.mark.parametrize(
+    ("size", "is_shown", "is_over"),
+    [(300, True, False), (400, False, False), (500, False, False), (600, False, True)],
+)
+async def test_a_tool_s_result_that_does_not_fit_beside_the_question_is_read_after_the_summary(
+    size: int, is_shown: bool, is_over: bool
+) -> None:
+    backend = ScriptedBackend(looking, context_length=700)
+    agent = MultiTurnAgent(
+        AgentConfig(max_new_tokens=110, compact_prompt=QUESTION, history="compact"), backend=backend
+    )
+    environment = Talks(LookUp("x" * size))
+    async with agent:
+        trajectory = await run_episode(
+            agent,
+            environment,
+            environment.scenarios("train")[0],
+            seeds=EpisodeSeeds(user=0, agent=0),
+            session=Session(0, 0),
+        )
+    assert [turn.is_summary for turn in trajectory.turns[:3]] == [False, False, True]
+    assert ("tool: x" in backend.requests[2].text) == is_shown
+    assert trajectory.turns[2].completion.finish_reason == "stop"
+    if is_over:
+        assert trajectory.metadata == {"context_overflow": True}
+        return
+    assert trajectory.status is Status.TERMINATED
+    after = backend.requests[3].text
+    assert "It is long." in after
+    assert "x" * size in after
+    assert environment.talk.heard == ["y" * 100, "Found."]
+
+
+@pytest.mark.parametrize(("context", "reply"), [(300, 40), (400, 90), (480, 120), (520, 130)])
+async def test_a_summary_is_asked_for_in_time_whatever_the_replies_are(context: int, reply: int) -> None:
+    """Unset, `compact_room` has place for the longest reply and for the summary that is asked for then."""
+
+    def talkative(request: ScriptedRequest) -> str:
+        return "It is long." if request.text.endswith("user: Sum up.\nassistant:") else "y" * reply
+
+    backend = ScriptedBackend(talkative, context_length=context)
+    agent = MultiTurnAgent(
+        AgentConfig(max_new_tokens=reply, compact_prompt=QUESTION, history="compact"), backend=backend
+    )
+    environment = Talks(Talk(SAYINGS))
+    async with agent:
+        trajectory = await run_episode(
+            agent,
+            environment,
+            environment.scenarios("train")[0],
+            seeds=EpisodeSeeds(user=0, agent=0),
+            session=Session(0, 0),
+        )
+    assert (trajectory.status, trajectory.metadata) == (Status.TERMINATED, {})
+    assert any(turn.is_summary for turn in trajectory.turns)
+
+
 def message(role: Any, content: str) -> Message:
     return Message(role=role, content=content)
 

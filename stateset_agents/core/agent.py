@@ -234,9 +234,9 @@ class MultiTurnAgent:
 
         The members of a group open alike, and the ids of the first serve the others.
         """
-        unread = history.unread(messages)
-        also = len(repr(tools)) if tools and len(unread) == len(messages) else 0
-        return await _tokenised(unread, partial(history.next, messages, tools), also=also)
+        place = history.place(messages)
+        also = len(repr(tools)) if tools and len(place.unread) == len(place.messages) else 0
+        return await _tokenised(place.unread, partial(history.next, place, tools), also=also)
 
     def with_system_prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The conversation with the agent's own persona and system prompt in front."""

@@ -6,16 +6,13 @@ finds the answer that it goes on from, and puts back the agent's messages as the
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.history import ChatHistory
-from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.core.chat.known_conversations import KnownConversations
+from stateset_agents.types.messages import Message
 
 __all__ = ["ClientHistories", "ClientHistory"]
 
@@ -60,91 +57,23 @@ class ClientHistory:
         """`max_characters`: of all conversations that are remembered, each counted whole."""
         self.turns = turns
         """The answers with their prompts; it has a bound of its own."""
-        self._max_characters = max_characters
-        self._num_characters = 0
-        self._conversations: dict[bytes, tuple[tuple[Message, ...], int]] = {}
-        """By what the client has of them (`_keys`), the oldest first: each ends with an answer, and has
-        so many characters."""
+        self._conversations = KnownConversations[None](max_size=max_characters)
 
     @property
     def size(self) -> int:
         """In tokens: of the turns, or of the conversations where these are longer."""
-        return max(self.turns.num_tokens, self._num_characters // _CHARACTERS_A_TOKEN)
+        return max(self.turns.num_tokens, self._conversations.size // _CHARACTERS_A_TOKEN)
 
     def restored(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """A request's messages, up to the last answer that is remembered as they were sampled.
-
-        Clients may leave out thoughts, give calls other ids, write their arguments otherwise and drop white
-        space at the ends of answers. A thought that is sent and differs is taken as it is.
-        """
-        for length, key in reversed(list(_keys(messages))):
-            conversation, _ = self._conversations.get(key, ((), 0))
-            if conversation and _has_its_thoughts(messages[:length], conversation):
-                return (*conversation, *_with_sampled_ids(messages, conversation))
-        return tuple(messages)
+        """A request's messages, up to the last answer that is remembered as they were sampled."""
+        messages = tuple(messages)
+        found = self._conversations.find(messages)
+        return messages if found is None else (*found.conversation, *found.following)
 
     def add(self, messages: Sequence[Message], conversation: tuple[Message, ...]) -> None:
         """Remember a conversation that ends with an answer; `messages`: the same as the client has it."""
-        *_, (_, key) = _keys(messages)
-        self._forget(key)
-        num_characters = sum(map(_num_characters, conversation))
-        self._conversations[key] = conversation, num_characters
-        self._num_characters += num_characters
-        while self._num_characters > self._max_characters and len(self._conversations) > 1:
-            self._forget(next(iter(self._conversations)))
-
-    def _forget(self, key: bytes) -> None:
-        self._num_characters -= self._conversations.pop(key, ((), 0))[1]
-
-
-def _keys(messages: Sequence[Message]) -> Iterator[tuple[int, bytes]]:
-    """For each of the agent's messages: how many end with it, and a digest of all that they say.
-
-    A result's call is known by its number in the conversation: clients may give calls ids of their own.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    num_calls, numbers = 0, dict[str, int]()
-    for length, message in enumerate(messages, 1):
-        said: tuple[Any, ...] = message.role, message.content, message.name
-        if message.role == "tool":
-            id = message.tool_call_id or ""
-            said = message.role, message.content, numbers.get(id, id)
-        elif message.role == "assistant":
-            said = message.role, message.content.strip(), *map(_as_text, message.tool_calls)
-            for call in message.tool_calls:
-                numbers[call.id] = num_calls
-                num_calls += 1
-        digest.update(repr(said).encode("utf-8", "surrogatepass"))
-        if message.role == "assistant":
-            yield length, digest.digest()
-
-
-def _as_text(call: ToolCall) -> str:
-    """Name and arguments; 3.0 and 3 are one number to many clients."""
-    arguments = json.dumps(dict(call.arguments), sort_keys=True)
-    return f"{call.name} {json.dumps(json.loads(arguments, parse_float=_number))}"
-
-
-def _number(text: str) -> float | int:
-    value = float(text)
-    return int(value) if value.is_integer() else value
-
-
-def _has_its_thoughts(messages: Sequence[Message], conversation: Sequence[Message]) -> bool:
-    """Those that the client sent."""
-    pairs = zip(messages, conversation, strict=True)
-    return all(not sent.reasoning or sent.reasoning == sampled.reasoning for sent, sampled in pairs)
-
-
-def _with_sampled_ids(messages: Sequence[Message], conversation: Sequence[Message]) -> Iterator[Message]:
-    """The messages behind the conversation; results have the ids that its calls have there."""
-    start = len(conversation)
-    calls = [call for message in conversation for call in message.tool_calls if call.error is None]
-    sent = [call for message in messages[:start] for call in message.tool_calls]
-    ids = {call.id: sampled.id for call, sampled in zip(sent, calls, strict=True)}
-    for message in messages[start:]:
-        id = ids.get(message.tool_call_id or "")
-        yield replace(message, tool_call_id=id) if message.role == "tool" and id else message
+        size = sum(map(_num_characters, conversation))
+        self._conversations.add(conversation, None, sent=tuple(messages), size=size)
 
 
 def _num_characters(message: Message) -> int:

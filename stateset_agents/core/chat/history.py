@@ -10,7 +10,6 @@ trained as it is served.
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,11 +17,12 @@ from typing import Any
 
 from stateset_agents.core.agent_config import HistoryMode
 from stateset_agents.core.chat.context_window import View, num_replies, slide_window, with_summary
+from stateset_agents.core.chat.known_conversations import KnownConversations
 from stateset_agents.core.chat.template import ChatTemplate, ToolSchemas
 from stateset_agents.types.errors import ContextLengthExceeded
 from stateset_agents.types.messages import Completion, Message
 
-__all__ = ["ChatHistory", "HistorySettings", "Prompt"]
+__all__ = ["ChatHistory", "HistorySettings", "Place", "Prompt"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,28 +71,29 @@ class _Turn:
     index: int
     prompt: Prompt
     completion: Completion
-    said: tuple[Message, ...]
-    """The conversation up to here: with the reply, unless that is a summary."""
+    num_said: int
+    """Messages of the conversation up to here: with the reply, unless that is a summary."""
     view: View
     """What of it later prompts show."""
 
-    @property
-    def end(self) -> tuple[int, str]:
-        """How many messages its conversation has, and what the last of them says."""
-        return len(self.said), self.said[-1].content
 
-    @property
-    def num_tokens(self) -> int:
-        """With its prompt."""
-        return len(self.prompt.ids) + len(self.completion.token_ids)
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A conversation, and the turn that it goes on from."""
+
+    messages: tuple[Message, ...]
+    """What the agent said stands in it as it was sampled."""
+    unread: tuple[Message, ...]
+    """Those of the messages that a prompt has to encode."""
+    turn: _Turn | None = None
 
 
 class ChatHistory:
     """The prompts of an agent's turns: `next` makes one, `add` keeps it with the reply that was sampled.
 
-    A prompt follows the latest turn whose conversation it repeats, reply included, if the agent is to read
-    all that stands there. Who repeats it need not know the agent's thoughts: they are kept here. Several
-    turns may follow the same one: a conversation may be a tree.
+    A prompt follows the turn that its messages go on from (`place`), if the agent is to read all that stands
+    there. Who repeats a conversation need not know the agent's thoughts: they are kept here. Several turns
+    may follow the same one: a conversation may be a tree.
     """
 
     def __init__(
@@ -102,26 +103,33 @@ class ChatHistory:
         beyond it."""
         self._template = template
         self._settings = settings
-        self._max_tokens = max_tokens
-        self._turns: deque[_Turn] = deque()
+        self._turns = KnownConversations[_Turn](max_size=max_tokens)
         self._num_turns = 0
-        self._ending: dict[tuple[int, str], list[_Turn]] = {}
-        """The same by their `end`: a server looks for one among thousands."""
-        self.num_tokens = 0
-        """Of all turns that are remembered, each with its prompt."""
 
-    def next(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> Prompt:
-        """The prompt before the agent's next turn in a conversation that ends with these messages.
+    @property
+    def num_tokens(self) -> int:
+        """Of all turns that are remembered, each with its prompt."""
+        return self._turns.size
+
+    def place(self, messages: Sequence[Message]) -> Place:
+        """The turn that these messages go on from: the latest whose conversation they repeat."""
+        messages = tuple(messages)
+        found = self._turns.find(messages)
+        if found is None:
+            return Place(messages, messages)
+        messages = (*found.conversation, *found.following)
+        only_appends = self._settings.mode == "keep" or self._template.appends
+        return Place(messages, found.following if only_appends else messages, found.value)
+
+    def next(self, place: Place, tools: ToolSchemas = ()) -> Prompt:
+        """The prompt before the agent's next turn in a conversation that has come to this place.
 
         With `compact` it may ask for a summary first: `add` that, and call again. Raises
         ContextLengthExceeded where no room for a reply is left, ConfigurationError where the template cannot
         render the conversation.
         """
-        messages, tools = tuple(messages), tuple(tools)
-        turn = self._find(messages)
-        view = View()
-        if turn is not None:
-            messages, view = (*turn.said, *messages[len(turn.said) :]), turn.view
+        messages, turn, tools = place.messages, place.turn, tuple(tools)
+        view = View() if turn is None else turn.view
         # a summary stands before the last reply, which is shown as it was, and before what answers it
         may_ask = self._settings.mode == "compact" and messages[-1].role != "assistant"
         may_ask = may_ask and num_replies(view.of(messages)) > 1
@@ -140,42 +148,16 @@ class ChatHistory:
             raise self._too_long(view.of(messages), str(len(prompt.ids)))
         return prompt
 
-    def unread(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Those of the messages that `next` has to encode."""
-        turn = self._find(tuple(messages))
-        only_appends = self._settings.mode == "keep" or self._template.appends
-        return messages if turn is None or not only_appends else messages[len(turn.said) :]
-
     def add(self, prompt: Prompt, completion: Completion) -> None:
         """Keep what was sampled after a prompt; the completion's message is what was read in its text."""
-        reply, index = completion.message, self._num_turns
+        reply, said, view = completion.message, prompt.messages, prompt.view
         if prompt.asks_summary:
-            view = with_summary(prompt.messages, reply.content)
-            turn = _Turn(index, prompt, completion, prompt.messages, view)
+            view = with_summary(said, reply.content)
         else:
-            turn = _Turn(index, prompt, completion, (*prompt.messages, reply), prompt.view)
+            said = (*said, reply)
+        turn = _Turn(self._num_turns, prompt, completion, len(said), view)
         self._num_turns += 1
-        self._turns.append(turn)
-        self._ending.setdefault(turn.end, []).append(turn)
-        self.num_tokens += turn.num_tokens
-        while self._max_tokens is not None and self.num_tokens > self._max_tokens and len(self._turns) > 1:
-            self._forget(self._turns.popleft())
-
-    def _forget(self, oldest: _Turn) -> None:
-        self.num_tokens -= oldest.num_tokens
-        later = self._ending[oldest.end][1:]
-        if later:
-            self._ending[oldest.end] = later
-        else:
-            del self._ending[oldest.end]
-
-    def _find(self, messages: tuple[Message, ...]) -> _Turn | None:
-        """The latest of the longest turns that the messages go on from; another thread may add some."""
-        for length in range(len(messages) - 1, 0, -1):
-            for turn in reversed(tuple(self._ending.get((length, messages[length - 1].content), ()))):
-                if _repeats(messages[:length], turn.said):
-                    return turn
-        return None
+        self._turns.add(said, turn, size=len(prompt.ids) + len(completion.token_ids))
 
     def _prompt(
         self,
@@ -194,7 +176,7 @@ class ChatHistory:
         row, said = turn.completion.prompt_ids, turn.completion.token_ids
         calls = [call for call in turn.completion.message.tool_calls if call.error is None]
         end = self._end(turn)
-        delta = self._template.delta(messages[len(turn.said) :], calls, end=end)
+        delta = self._template.delta(messages[turn.num_said :], calls, end=end)
         if end is None:  # a limit cut it
             delta = [self._template.end_id, *delta]
         return Prompt(
@@ -210,7 +192,7 @@ class ChatHistory:
         self, turn: _Turn, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...], view: View
     ) -> bool:
         """Does a prompt of these messages begin with all that stands in the turn's row?"""
-        following = messages[len(turn.said) :]
+        following = messages[turn.num_said :]
         if view != turn.prompt.view or tools != turn.prompt.tools:
             return False
         if any(message.role == "assistant" for message in following):  # words that it did not say
@@ -278,11 +260,3 @@ class ChatHistory:
         return ContextLengthExceeded(
             f"the conversation has {tokens} tokens and the model's context {length}: {hint}"
         )
-
-
-def _repeats(messages: tuple[Message, ...], said: tuple[Message, ...]) -> bool:
-    """Are these messages what was said, be it without thoughts?"""
-    return messages == said or all(
-        message == other or (message.reasoning is None and message == replace(other, reasoning=None))
-        for message, other in zip(messages, said, strict=True)
-    )

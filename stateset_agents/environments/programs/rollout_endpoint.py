@@ -13,7 +13,7 @@ import asyncio
 import functools
 import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.backends.openai.bodies import read_json
@@ -30,6 +30,7 @@ from stateset_agents.backends.openai.protocol import (
     read_request,
     usage_chunk,
 )
+from stateset_agents.core.chat.known_conversations import KnownConversations
 from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.types.logs import get_logger
@@ -68,10 +69,6 @@ class _Request:
     request: ChatRequest
     conversation: tuple[Message, ...]
     answer: asyncio.Future[Answer]
-    said: tuple[Message, ...] | None = None
-    """The conversation with its answer, as the client has it; None before."""
-    reply: Message | None = None
-    """The answer as it was sampled."""
 
 
 class RolloutSession:
@@ -88,6 +85,7 @@ class RolloutSession:
         self.url = url
         """What a client takes for its base URL."""
         self._requests: list[_Request] = []
+        self._answered = KnownConversations[None]()
         self._waiting: asyncio.Queue[_Request] = asyncio.Queue()
         self._current: _Request | None = None
         self._over: ApiError | None = None
@@ -100,11 +98,11 @@ class RolloutSession:
     async def next(self) -> ClientTurn:
         """What the client asks next."""
         self._current = current = await self._waiting.get()
-        before = self._find(current.request.messages)
-        start = 0 if before is None or before.said is None else len(before.said)
-        fresh = current.request.messages[start:]
-        if before is not None and before.reply is not None:
-            current.conversation = (*before.conversation, before.reply, *fresh)
+        fresh = current.request.messages
+        before = self._answered.find(fresh)
+        if before is not None:
+            fresh = before.following
+            current.conversation = (*before.conversation, *fresh)
         return ClientTurn(
             conversation=current.conversation,
             messages=fresh,
@@ -118,7 +116,8 @@ class RolloutSession:
         if current is None or current.answer.done():
             raise RuntimeError("no request waits for an answer")
         sent = as_sent(reply)
-        current.reply, current.said = reply, (*current.request.messages, sent)
+        told = (*current.request.messages, sent)
+        self._answered.add((*current.conversation, reply), None, sent=told)
         current.answer.set_result(
             Answer(
                 id=f"chatcmpl-{secrets.token_hex(12)}",
@@ -160,23 +159,6 @@ class RolloutSession:
             if (sent.request.messages, sent.request.tools) == (request.messages, request.tools)
         )
         return next(same, None)
-
-    def _find(self, messages: tuple[Message, ...]) -> _Request | None:
-        """The latest of the longest answered requests that the messages repeat, the answer included."""
-        found, longest = None, 0
-        for request in reversed(self._requests):
-            said = request.said or ()
-            if longest < len(said) < len(messages) and _repeats(messages, said):
-                found, longest = request, len(said)
-        return found
-
-
-def _repeats(messages: tuple[Message, ...], said: tuple[Message, ...]) -> bool:
-    """Do the messages begin with these? Clients need not send thoughts back."""
-    return all(
-        left == right or replace(left, reasoning=None) == replace(right, reasoning=None)
-        for left, right in zip(messages, said, strict=False)
-    )
 
 
 def _limits(sampling: Mapping[str, Any]) -> ReplyLimits:

@@ -102,6 +102,17 @@ async def test_tool_calls_go_out_and_their_results_come_back_with_the_tool_s_nam
         )
 
 
+async def test_a_client_may_give_calls_ids_of_its_own():
+    async with talking() as talk:
+        call = '<tool_call>{"name": "look", "arguments": {"n": 3.0}}</tool_call>'
+        await talk.say(HELLO, said(call), tools=[LOOK])
+        mine = {"id": "mine", "type": "function", "function": {"name": "look", "arguments": '{"n": 3}'}}
+        back = {"role": "assistant", "content": None, "tool_calls": [mine]}
+        result = {"role": "tool", "tool_call_id": "mine", "content": "shipped"}
+        asked, _ = await talk.say([*HELLO, back, result], said("Shipped."), tools=[LOOK])
+        assert [message.tool_call_id for message in asked.messages] == ["call_0_0"]
+
+
 async def test_a_call_that_cannot_be_read_is_words_as_it_was_written():
     async with talking() as talk:
         text = "Wait. <tool_call>{broken</tool_call>"
@@ -197,16 +208,18 @@ USER = {"role": "user", "content": "x"}
         (HELLO, 2),
         ([*HELLO, {"role": "assistant", "content": "Better."}, USER], 4),
         ([*HELLO, REPLY, USER, {"role": "assistant", "content": "made up"}, USER], 3),
-        ([*HELLO, {**REPLY, "reasoning_content": "a thought"}, USER], 1),
+        ([*HELLO, {**REPLY, "reasoning_content": "a thought"}, USER], 4),
+        ([*HELLO, {**REPLY, "reasoning_content": "", "content": "Hello!\n"}, USER], 1),
     ],
-    ids=["another beginning", "again", "another reply", "a reply made up", "with a thought"],
+    ids=["another beginning", "again", "another reply", "a reply made up", "another thought", "white space"],
 )
 async def test_a_request_goes_on_from_what_it_repeats(messages, fresh):
     async with talking() as talk:
         await talk.say(HELLO, said("Hello!"))
         asked, _ = await talk.say(messages, said("yes"))
         assert len(asked.messages) == fresh
-        assert [message.content for message in asked.conversation] == [m["content"] for m in messages]
+        told = [message.content.strip() for message in asked.conversation]
+        assert told == [message["content"].strip() for message in messages]
         again, _ = await talk.say([*HELLO, REPLY, USER], said("the first one is still there"))
         assert len(again.messages) == 1
 

@@ -311,7 +311,7 @@ async def test_a_turn_among_a_thousand_is_found_at_once() -> None:
                 talk = (OPENING[0],)
             talk = (*talk, Message(role="user", content=f"what about {number}? " * 10))
             message = Message(role="assistant", content=f"It is {number}. " * 10, reasoning="so")
-            history.turns.add(history.turns.next(talk), completed(range(100), message))
+            history.turns.add(history.turns.next(history.turns.place(talk)), completed(range(100), message))
             talk = (*talk, message)
             history.add([replace(each, reasoning=None) for each in talk], talk)
         asked = [replace(each, reasoning=None) for each in talk] + [Message(role="user", content="and?")]
@@ -319,7 +319,7 @@ async def test_a_turn_among_a_thousand_is_found_at_once() -> None:
         for _ in range(5):
             begun = time.perf_counter()
             restored = history.restored(asked)
-            unread = history.turns.unread(restored)
+            unread = history.turns.place(restored).unread
             seconds.append(time.perf_counter() - begun)
     assert [message.content for message in unread] == ["and?"]
     assert min(seconds) < 2e-3
@@ -330,7 +330,8 @@ async def test_clients_have_histories_of_their_own_and_those_not_seen_for_long_a
         histories = ClientHistories(agent, max_tokens=1000)
         messages = (*OPENING, replace(SAID, reasoning=None), RESULT)
         for name in ("a", "b"):
-            histories.of(name).turns.add(agent.history().next(OPENING), completed(range(100), SAID))
+            turns = histories.of(name).turns
+            turns.add(turns.next(turns.place(OPENING)), completed(range(100), SAID))
             histories.of(name).add([*OPENING, SAID], (*OPENING, SAID))
         assert histories.of("a").restored(messages)[2].reasoning == "so"
         assert histories.of("c").restored(messages)[2].reasoning is None
@@ -339,7 +340,8 @@ async def test_clients_have_histories_of_their_own_and_those_not_seen_for_long_a
         assert len(histories) == 1024
         for number in range(100):
             name = f"talker {number}"
-            histories.of(name).turns.add(histories.of(name).turns.next(OPENING), completed([], SAID))
+            turns = histories.of(name).turns
+            turns.add(turns.next(turns.place(OPENING)), completed([], SAID))
         assert sum(histories.of(f"talker {number}").size for number in range(95, 100)) <= 1000
         assert len(histories) < 100
 

@@ -1,0 +1,137 @@
+"""Finds the conversation that a list of messages goes on from, among those that end with the agent's words.
+
+Rollouts, servers and the endpoint of external programs ask: each is given whole conversations, by somebody
+who need not have all of what the agent said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from stateset_agents.types.messages import Message, ToolCall
+
+__all__ = ["Continuation", "KnownConversations"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation(Generic[T]):
+    """Messages that go on from a known conversation."""
+
+    value: T
+    """What was kept with it."""
+    conversation: tuple[Message, ...]
+    """As the agent said it."""
+    following: tuple[Message, ...]
+    """What the messages add; results have the ids that their calls have in the conversation."""
+
+
+@dataclass(slots=True, eq=False)
+class _Known(Generic[T]):
+    value: T
+    conversation: tuple[Message, ...]
+    sent: tuple[Message, ...]
+    size: int
+
+    @property
+    def end(self) -> tuple[int, str]:
+        """How many messages it has, and what the last says."""
+        return len(self.sent), self.sent[-1].content.strip()
+
+
+class KnownConversations(Generic[T]):
+    """Conversations that end with the agent's words, each with a value.
+
+    Messages repeat one though they leave out thoughts, give calls other ids, write their arguments otherwise
+    (3.0 and 3 are one number to many clients) or drop white space at the ends of what the agent said. A
+    thought that is sent and differs makes it another conversation.
+    """
+
+    def __init__(self, *, max_size: int | None = None) -> None:
+        """Beyond `max_size` together the oldest are forgotten, but never the latest."""
+        self._max_size = max_size
+        self._oldest: deque[_Known[T]] = deque()
+        self._ending: dict[tuple[int, str], list[_Known[T]]] = {}
+        """The same by their ends: one is found among thousands."""
+        self.size = 0
+        """Of all that are known."""
+
+    def add(
+        self,
+        conversation: tuple[Message, ...],
+        value: T,
+        *,
+        sent: tuple[Message, ...] | None = None,
+        size: int = 0,
+    ) -> None:
+        """Keep a conversation; `sent` is the same as the other side has it, where that differs."""
+        known = _Known(value, conversation, sent or conversation, size)
+        self._oldest.append(known)
+        self._ending.setdefault(known.end, []).append(known)
+        self.size += size
+        while self._max_size is not None and self.size > self._max_size and len(self._oldest) > 1:
+            oldest = self._oldest.popleft()
+            self.size -= oldest.size
+            self._ending[oldest.end].remove(oldest)
+            if not self._ending[oldest.end]:
+                del self._ending[oldest.end]
+
+    def find(self, messages: tuple[Message, ...]) -> Continuation[T] | None:
+        """The latest of the longest that the messages go on from; None where they repeat none."""
+        for length in range(len(messages) - 1, 0, -1):
+            for known in reversed(self._ending.get((length, messages[length - 1].content.strip()), ())):
+                begin, following = messages[:length], messages[length:]
+                if _repeats(begin, known.sent):
+                    if begin != known.conversation:
+                        ids = _ids(begin, known.conversation)
+                        following = tuple(_with_id(message, ids) for message in following)
+                    return Continuation(known.value, known.conversation, following)
+        return None
+
+
+def _repeats(messages: tuple[Message, ...], sent: tuple[Message, ...]) -> bool:
+    if messages == sent:
+        return True
+    ids: dict[str, str] = {}
+    for message, other in zip(messages, sent, strict=True):
+        if message.role == other.role == "assistant":
+            if (
+                message.content.strip() != other.content.strip()
+                or (message.reasoning and message.reasoning != other.reasoning)
+                or list(map(_as_text, message.tool_calls)) != list(map(_as_text, other.tool_calls))
+            ):
+                return False
+            ids |= _ids([message], [other])
+        elif _with_id(message, ids) != other:
+            return False
+    return True
+
+
+def _as_text(call: ToolCall) -> tuple[str | None, str, str]:
+    """All of a call but its id."""
+    arguments = json.dumps(dict(call.arguments), sort_keys=True)
+    return call.error, call.name, json.dumps(json.loads(arguments, parse_float=_number))
+
+
+def _number(text: str) -> float | int:
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def _ids(messages: Sequence[Message], conversation: Sequence[Message]) -> dict[str, str]:
+    """The ids that calls have in the conversation, by those in the messages, which repeat it."""
+    both = (
+        [call.id for message in side for call in message.tool_calls if call.error is None]
+        for side in (messages, conversation)
+    )
+    return dict(zip(*both, strict=True))
+
+
+def _with_id(message: Message, ids: dict[str, str]) -> Message:
+    id = ids.get(message.tool_call_id or "")
+    return replace(message, tool_call_id=id) if message.role == "tool" and id else message

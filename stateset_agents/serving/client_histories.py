@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.history import ChatHistory
-from stateset_agents.core.chat.known_conversations import KnownConversations
+from stateset_agents.core.chat.known_conversations import KnownConversations, SentConversation
 from stateset_agents.types.messages import Message
 
 __all__ = ["ClientHistories", "ClientHistory"]
@@ -57,7 +57,7 @@ class ClientHistory:
         """`max_characters`: of all conversations that are remembered, each counted whole."""
         self.turns = turns
         """The answers with their prompts; it has a bound of its own."""
-        self._conversations = KnownConversations[None](max_size=max_characters)
+        self._conversations = KnownConversations[SentConversation](max_size=max_characters)
 
     @property
     def size(self) -> int:
@@ -67,13 +67,15 @@ class ClientHistory:
     def restored(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """A request's messages, up to the last answer that is remembered as they were sampled."""
         messages = tuple(messages)
-        found = self._conversations.find(messages)
-        return messages if found is None else (*found.conversation, *found.following)
+        if (found := self._conversations.find(messages)) is None:
+            return messages
+        known, following = found
+        return (*known.conversation, *following)
 
     def add(self, messages: Sequence[Message], conversation: tuple[Message, ...]) -> None:
         """Remember a conversation that ends with an answer; `messages`: the same as the client has it."""
         size = sum(map(_num_characters, conversation))
-        self._conversations.add(conversation, None, sent=tuple(messages), size=size)
+        self._conversations.add(SentConversation(conversation, tuple(messages), size))
 
 
 def _num_characters(message: Message) -> int:

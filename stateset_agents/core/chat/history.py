@@ -69,12 +69,22 @@ class Prompt:
 @dataclass(frozen=True, slots=True)
 class _Turn:
     index: int
-    prompt: Prompt
     completion: Completion
-    num_said: int
-    """Messages of the conversation up to here: with the reply, unless that is a summary."""
+    tools: tuple[Mapping[str, Any], ...]
+    conversation: tuple[Message, ...]
+    """Up to here: with the reply, unless that is a summary."""
+    shown: View
+    """What of it the prompt showed."""
     view: View
     """What of it later prompts show."""
+
+    @property
+    def sent(self) -> tuple[Message, ...]:
+        return self.conversation
+
+    @property
+    def size(self) -> int:
+        return len(self.completion.prompt_ids) + len(self.completion.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +124,12 @@ class ChatHistory:
     def place(self, messages: Sequence[Message]) -> Place:
         """The turn that these messages go on from: the latest whose conversation they repeat."""
         messages = tuple(messages)
-        found = self._turns.find(messages)
-        if found is None:
+        if (found := self._turns.find(messages)) is None:
             return Place(messages, messages)
-        messages = (*found.conversation, *found.following)
+        turn, following = found
+        messages = (*turn.conversation, *following)
         only_appends = self._settings.mode == "keep" or self._template.appends
-        return Place(messages, found.following if only_appends else messages, found.value)
+        return Place(messages, following if only_appends else messages, turn)
 
     def next(self, place: Place, tools: ToolSchemas = ()) -> Prompt:
         """The prompt before the agent's next turn in a conversation that has come to this place.
@@ -150,14 +160,13 @@ class ChatHistory:
 
     def add(self, prompt: Prompt, completion: Completion) -> None:
         """Keep what was sampled after a prompt; the completion's message is what was read in its text."""
-        reply, said, view = completion.message, prompt.messages, prompt.view
+        said, view = prompt.messages, prompt.view
         if prompt.asks_summary:
-            view = with_summary(said, reply.content)
+            view = with_summary(said, completion.message.content)
         else:
-            said = (*said, reply)
-        turn = _Turn(self._num_turns, prompt, completion, len(said), view)
+            said = (*said, completion.message)
+        self._turns.add(_Turn(self._num_turns, completion, prompt.tools, said, prompt.view, view))
         self._num_turns += 1
-        self._turns.add(said, turn, size=len(prompt.ids) + len(completion.token_ids))
 
     def _prompt(
         self,
@@ -176,7 +185,7 @@ class ChatHistory:
         row, said = turn.completion.prompt_ids, turn.completion.token_ids
         calls = [call for call in turn.completion.message.tool_calls if call.error is None]
         end = self._end(turn)
-        delta = self._template.delta(messages[turn.num_said :], calls, end=end)
+        delta = self._template.delta(messages[len(turn.conversation) :], calls, end=end)
         if end is None:  # a limit cut it
             delta = [self._template.end_id, *delta]
         return Prompt(
@@ -192,14 +201,14 @@ class ChatHistory:
         self, turn: _Turn, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...], view: View
     ) -> bool:
         """Does a prompt of these messages begin with all that stands in the turn's row?"""
-        following = messages[turn.num_said :]
-        if view != turn.prompt.view or tools != turn.prompt.tools:
+        following = messages[len(turn.conversation) :]
+        if view != turn.shown or tools != turn.tools:
             return False
         if any(message.role == "assistant" for message in following):  # words that it did not say
             return False
         if self._settings.mode == "keep" or self._template.appends:
             return True
-        shown = view.of(turn.prompt.messages)
+        shown = view.of(turn.conversation[:-1])
         return self._template.goes_on(shown, turn.completion.message, following, tools, end=self._end(turn))
 
     def _end(self, turn: _Turn) -> int | None:

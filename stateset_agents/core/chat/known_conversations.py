@@ -10,42 +10,46 @@ import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["Continuation", "KnownConversations"]
+__all__ = ["KnownConversation", "KnownConversations", "SentConversation"]
 
-T = TypeVar("T")
+
+class KnownConversation(Protocol):
+    """One that ends with the agent's words."""
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        """As the agent said it."""
+        ...
+
+    @property
+    def sent(self) -> tuple[Message, ...]:
+        """The same as the other side has it."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """What it counts against the bound."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Continuation(Generic[T]):
-    """Messages that go on from a known conversation."""
+class SentConversation:
+    """A `KnownConversation` and no more."""
 
-    value: T
-    """What was kept with it."""
-    conversation: tuple[Message, ...]
-    """As the agent said it."""
-    following: tuple[Message, ...]
-    """What the messages add; results have the ids that their calls have in the conversation."""
-
-
-@dataclass(slots=True, eq=False)
-class _Known(Generic[T]):
-    value: T
     conversation: tuple[Message, ...]
     sent: tuple[Message, ...]
-    size: int
+    size: int = 0
 
-    @property
-    def end(self) -> tuple[int, str]:
-        """How many messages it has, and what the last says."""
-        return len(self.sent), self.sent[-1].content.strip()
+
+T = TypeVar("T", bound=KnownConversation)
 
 
 class KnownConversations(Generic[T]):
-    """Conversations that end with the agent's words, each with a value.
+    """Conversations that end with the agent's words.
 
     Messages repeat one though they leave out thoughts, give calls other ids, write their arguments otherwise
     (3.0 and 3 are one number to many clients) or drop white space at the ends of what the agent said. A
@@ -55,48 +59,47 @@ class KnownConversations(Generic[T]):
     def __init__(self, *, max_size: int | None = None) -> None:
         """Beyond `max_size` together the oldest are forgotten, but never the latest."""
         self._max_size = max_size
-        self._oldest: deque[_Known[T]] = deque()
-        self._ending: dict[tuple[int, str], list[_Known[T]]] = {}
+        self._oldest: deque[T] = deque()
+        self._ending: dict[int, list[T]] = {}
         """The same by their ends: one is found among thousands."""
         self.size = 0
         """Of all that are known."""
 
-    def add(
-        self,
-        conversation: tuple[Message, ...],
-        value: T,
-        *,
-        sent: tuple[Message, ...] | None = None,
-        size: int = 0,
-    ) -> None:
-        """Keep a conversation; `sent` is the same as the other side has it, where that differs."""
-        known = _Known(value, conversation, sent or conversation, size)
+    def add(self, known: T) -> None:
+        """Keep a conversation."""
         self._oldest.append(known)
-        self._ending.setdefault(known.end, []).append(known)
-        self.size += size
+        self._ending.setdefault(_end(known.sent, len(known.sent)), []).append(known)
+        self.size += known.size
         while self._max_size is not None and self.size > self._max_size and len(self._oldest) > 1:
             oldest = self._oldest.popleft()
             self.size -= oldest.size
-            self._ending[oldest.end].remove(oldest)
-            if not self._ending[oldest.end]:
-                del self._ending[oldest.end]
+            end = _end(oldest.sent, len(oldest.sent))
+            del self._ending[end][0]
+            if not self._ending[end]:
+                del self._ending[end]
 
-    def find(self, messages: tuple[Message, ...]) -> Continuation[T] | None:
-        """The latest of the longest that the messages go on from; None where they repeat none."""
+    def find(self, messages: tuple[Message, ...]) -> tuple[T, tuple[Message, ...]] | None:
+        """The latest of the longest that the messages go on from, and what they add: results with the ids
+        that their calls have in the conversation. None where they repeat none."""
         for length in range(len(messages) - 1, 0, -1):
-            for known in reversed(self._ending.get((length, messages[length - 1].content.strip()), ())):
+            for known in reversed(self._ending.get(_end(messages, length), ())):
                 begin, following = messages[:length], messages[length:]
                 if _repeats(begin, known.sent):
                     if begin != known.conversation:
                         ids = _ids(begin, known.conversation)
                         following = tuple(_with_id(message, ids) for message in following)
-                    return Continuation(known.value, known.conversation, following)
+                    return known, following
         return None
 
 
+def _end(messages: Sequence[Message], length: int) -> int:
+    """How many messages these are, and what the last says, as a number: another conversation may share it."""
+    return hash((length, messages[length - 1].content.strip()))
+
+
 def _repeats(messages: tuple[Message, ...], sent: tuple[Message, ...]) -> bool:
-    if messages == sent:
-        return True
+    if messages == sent or len(messages) != len(sent):
+        return messages == sent
     ids: dict[str, str] = {}
     for message, other in zip(messages, sent, strict=True):
         if message.role == other.role == "assistant":

@@ -30,7 +30,7 @@ from stateset_agents.backends.openai.protocol import (
     read_request,
     usage_chunk,
 )
-from stateset_agents.core.chat.known_conversations import KnownConversations
+from stateset_agents.core.chat.known_conversations import KnownConversations, SentConversation
 from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.types.logs import get_logger
@@ -85,7 +85,7 @@ class RolloutSession:
         self.url = url
         """What a client takes for its base URL."""
         self._requests: list[_Request] = []
-        self._answered = KnownConversations[None]()
+        self._answered = KnownConversations[SentConversation]()
         self._waiting: asyncio.Queue[_Request] = asyncio.Queue()
         self._current: _Request | None = None
         self._over: ApiError | None = None
@@ -99,9 +99,8 @@ class RolloutSession:
         """What the client asks next."""
         self._current = current = await self._waiting.get()
         fresh = current.request.messages
-        before = self._answered.find(fresh)
-        if before is not None:
-            fresh = before.following
+        if (found := self._answered.find(fresh)) is not None:
+            before, fresh = found
             current.conversation = (*before.conversation, *fresh)
         return ClientTurn(
             conversation=current.conversation,
@@ -117,7 +116,7 @@ class RolloutSession:
             raise RuntimeError("no request waits for an answer")
         sent = as_sent(reply)
         told = (*current.request.messages, sent)
-        self._answered.add((*current.conversation, reply), None, sent=told)
+        self._answered.add(SentConversation((*current.conversation, reply), told))
         current.answer.set_result(
             Answer(
                 id=f"chatcmpl-{secrets.token_hex(12)}",

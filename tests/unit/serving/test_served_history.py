@@ -341,7 +341,7 @@ async def test_clients_have_histories_of_their_own_and_those_not_seen_for_long_a
         for number in range(100):
             name = f"talker {number}"
             turns = histories.of(name).turns
-            turns.add(turns.next(turns.place(OPENING)), completed([], SAID))
+            turns.add(turns.next(turns.place(OPENING)), completed(range(100), SAID))
         assert sum(histories.of(f"talker {number}").size for number in range(95, 100)) <= 1000
         assert len(histories) < 100
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,8 @@ class _Request:
     request: ChatRequest
     conversation: tuple[Message, ...]
     answer: asyncio.Future[Answer]
+    has_left: Callable[[], bool]
+    """Has the client that waits for the answer closed its connection?"""
 
 
 class RolloutSession:
@@ -136,8 +138,11 @@ class RolloutSession:
                 request.answer.set_exception(why)
                 request.answer.exception()  # whoever waited may be gone
 
-    async def ask(self, request: ChatRequest, *, again: bool) -> Answer:
-        """The answer to a request, when it is there; `again` says that it was sent before.
+    async def ask(
+        self, request: ChatRequest, *, again: bool, has_left: Callable[[], bool] = lambda: False
+    ) -> Answer:
+        """The answer to a request, when it is there; `again` says that it was sent before, and `has_left`
+        whether its client waits no more.
 
         Raises ApiError where the conversation is over.
         """
@@ -146,18 +151,20 @@ class RolloutSession:
             if self._over is not None:
                 raise self._over
             answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-            sent = _Request(request, request.messages, answer)
+            sent = _Request(request, request.messages, answer, has_left)
             self._requests.append(sent)
             self._waiting.put_nowait(sent)
+        sent.has_left = has_left
         return await asyncio.shield(sent.answer)
 
     def _sent_before(self, request: ChatRequest) -> _Request | None:
-        same = (
+        """The latest that says the same; of several sent at once the latest whose client has left it."""
+        same = [
             sent
             for sent in reversed(self._requests)
             if (sent.request.messages, sent.request.tools) == (request.messages, request.tools)
-        )
-        return next(same, None)
+        ]
+        return max(same, key=lambda sent: sent.has_left(), default=None)
 
 
 def _limits(sampling: Mapping[str, Any]) -> ReplyLimits:
@@ -246,7 +253,7 @@ class RolloutServer:
         rollout = self._rollout(http)
         request = read_request(await read_json(http, _LARGEST_BODY), body=RolloutBody, ignore=self._ignore)
         again = http.headers.get("x-stainless-retry-count", "0") != "0"
-        answer = await rollout.ask(request, again=again)
+        answer = await rollout.ask(request, again=again, has_left=lambda: http.transport is None)
         if not request.stream:
             return web.json_response(completion_body(answer))
         stream = EventStream(http)

@@ -264,6 +264,23 @@ async def test_a_client_that_asks_again_gets_the_one_answer():
             await asyncio.wait_for(talk.rollout.next(), 0.05)
 
 
+async def test_of_two_that_ask_the_same_each_gets_its_own_answer_though_one_asks_again():
+    async with talking(max_retries=8) as talk:
+        hasty = talk.client.with_options(timeout=0.3).chat.completions
+        first = asyncio.ensure_future(hasty.create(model="m", messages=HELLO))
+        await talk.rollout.next()
+        second = talk.ask(HELLO)
+        await asyncio.sleep(1.2)  # the first has given up and asks again
+        for words in ("one", "two"):
+            talk.rollout.answer(Message(role="assistant", content=words))
+            if words == "one":
+                async with asyncio.timeout(20):
+                    await talk.rollout.next()
+        async with asyncio.timeout(20):
+            answers = [await first, await second]
+        assert [answer.choices[0].message.content for answer in answers] == ["one", "two"]
+
+
 async def test_the_end_refuses_who_waits_and_who_comes_later():
     async with talking() as talk:
         first = talk.ask(HELLO)

@@ -60,6 +60,8 @@ class ReplyParser:
         A call that cannot be read keeps its reason in `ToolCall.error`, which the environment shows to the
         agent, and its text in `ToolCall.written`.
         """
+        if self._is_words_alone(text, calls):
+            return Message(role="assistant", content=text.strip() if calls else text)
         stream = self.stream(calls=calls)
         stream.finish(text)
         found = [call for text in stream.calls for call in self._calls(text, tools)]
@@ -100,6 +102,14 @@ class ReplyParser:
             region=self.begins_in,
             keeps_outside=self.keeps_outside,
             strips=calls,
+        )
+
+    def _is_words_alone(self, text: str, calls: bool) -> bool:
+        """Most replies are: nothing in them opens a region."""
+        if self.begins_in is not None or not self.keeps_outside or self.without_special(text) != text:
+            return False
+        return not any(
+            region.opens.search(text) for region in self.regions if calls or region.holds != "tool_calls"
         )
 
     def _open_call(self, text: str) -> str | None:

@@ -23,6 +23,7 @@ __all__ = [
     "CheckpointError",
     "ConfigurationError",
     "ContextLengthExceeded",
+    "ConversationRefused",
     "EnvironmentFailure",
     "EnvironmentTimeout",
     "RewardFailure",
@@ -42,6 +43,10 @@ class ConfigurationError(StatesetError, ValueError):
 
 class ContextLengthExceeded(ConfigurationError):
     """A conversation that leaves no room in the model's context."""
+
+
+class ConversationRefused(ConfigurationError):
+    """A conversation that the chat template does not render: two user messages in a row, say."""
 
 
 class BudgetExceeded(ConfigurationError):

@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from stateset_agents.core.chat.plain_template import with_calls_as_text, with_thought_as_text
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError, ConversationRefused
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.settings import nearest
 
@@ -27,6 +27,7 @@ _FIRST = 10**23 + secrets.randbelow(10**23)
 MARKS = tuple(f"{number:024d}" for number in range(_FIRST, _FIRST + 32))
 """Stand for texts where we look for what a template writes around them."""
 _CALL = ToolCall(name="look", arguments={"at": MARKS[0]}, id="call_0_0")
+_BARE_TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 _OWN = {
     *("messages", "tools", "documents", "conversation", "chat_template", "add_generation_prompt"),
     *("continue_final_message", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "padding"),
@@ -126,20 +127,25 @@ class Rendering:
         """The day that is told, where the template tells one."""
         self._shape = _Shape(has_thoughts=_THOUGHTS.search(text) is not None)
         self._find_shape()
+        self._needs_descriptions = False
+        try:
+            self([Message(role="user", content="x")], [_BARE_TOOL])
+        except ConversationRefused:
+            self._needs_descriptions = True
 
     def __call__(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generate: bool = False
     ) -> str:
         """The text; with `generate` up to where the agent begins to speak.
 
-        Raises ConfigurationError where the template cannot render these messages.
+        Raises ConversationRefused where the template cannot render these messages.
         """
         from jinja2 import TemplateError
 
         try:
             text = self._hf.apply_chat_template(
                 [self._shape.written(message) for message in messages],
-                tools=list(tools) or None,
+                tools=[self._described(tool) for tool in tools] or None,
                 chat_template=self._text,
                 add_generation_prompt=generate,
                 tokenize=False,
@@ -147,7 +153,7 @@ class Rendering:
             )
         except (TemplateError, TypeError, ValueError) as error:  # the last two arise inside its expressions
             line = " ".join(str(error).split()) or type(error).__name__
-            raise ConfigurationError(
+            raise ConversationRefused(
                 f"the chat template cannot render this conversation ({line}); {HINT} can"
             ) from error
         return str(text)
@@ -158,6 +164,13 @@ class Rendering:
             return MARKS[0] in self(messages)
         except ConfigurationError:
             return False
+
+    def _described(self, tool: dict[str, Any]) -> dict[str, Any]:
+        """The tool, with an empty description where it has none and the template cannot do without."""
+        function = tool.get("function")
+        if not self._needs_descriptions or not isinstance(function, Mapping):
+            return tool
+        return {**tool, "function": {**function, "description": function.get("description") or ""}}
 
     def _find_shape(self) -> None:
         user, words = Message(role="user", content=MARKS[0]), Message(role="assistant", content="y")

@@ -25,7 +25,7 @@ from stateset_agents.core.chat.plain_template import PlainTemplate
 from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering, Roles, find_roles
 from stateset_agents.core.chat.reply_parsing import ReplyParser, choose_parser, parse_reply
 from stateset_agents.core.chat.turn_ends import TurnEnds
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError, ConversationRefused
 from stateset_agents.types.messages import Message, ToolCall
 
 __all__ = ["ChatTemplate", "JinjaTemplate", "PlainTemplate", "parse_reply"]
@@ -388,7 +388,10 @@ class JinjaTemplate:
                 '<tool_call>{"name": ..., "arguments": {...}}</tool_call>, or give the tokenizer a '
                 "response_template"
             )
-        refuse_unstable(self._render, self._ends, self._roles, tools)
+        try:
+            refuse_unstable(self._render, self._ends, self._roles, tools)
+        except ConversationRefused as error:  # whatever is said: no conversation with these tools can begin
+            raise ConfigurationError(f"the chat template does not take these tools: {error}") from error
         # A template whose model knows its tools by heart says so in a comment.
         if "tools" not in self.text and not self._allow_hidden_tools:
             raise ConfigurationError(

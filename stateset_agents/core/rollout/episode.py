@@ -25,6 +25,7 @@ from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
     ContextLengthExceeded,
+    ConversationRefused,
     EnvironmentFailure,
     EnvironmentTimeout,
 )
@@ -244,6 +245,8 @@ async def _converse(
                     f"tools ({error})"
                 ) from error
             return Status.TRUNCATED, {"context_overflow": True}
+        except ConversationRefused as error:  # for what this environment said: others may go on
+            raise EnvironmentFailure(str(error)) from error
         if turns and between_turns is not None:
             await between_turns(replace(start, turns=tuple(turns)), conversation)
             watch.lap("environment")

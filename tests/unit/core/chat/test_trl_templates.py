@@ -200,6 +200,17 @@ def test_an_empty_thought_that_was_said_is_not_inserted() -> None:
         assert template.goes_on([USER], said("yes", thought), user("bye")) is goes_on
 
 
+@pytest.mark.parametrize("name", ["gptoss", "gptoss_training", "qwen2_5"])
+def test_a_tool_needs_no_description(name: str) -> None:
+    function: dict[str, Any] = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    template = trl_template(name)
+    text = text_of(template, template.prompt([USER], [{"type": "function", "function": function}]))
+    if name == "qwen2_5":
+        assert '"name": "look", "parameters"' in text  # it stays as it is where the template can do without
+    else:
+        assert "// \ntype look = () => any;" in text
+
+
 def test_gpt_oss_ends_turns_by_other_tokens_than_stand_between_them() -> None:
     template = trl_template("gptoss")
     assert template.stop_ids[:2] == (token(template, "<|return|>"), token(template, "<|call|>"))

@@ -341,3 +341,26 @@ async def test_a_call_where_no_tools_are_is_told_to_the_agent_and_ends_nothing(n
         async with ChatSession(agent) as chat:
             assert await chat.send("where is it?") == "I can't."
         assert f"tool: {NO_TOOLS}" in backend.requests[-1].text
+
+
+@pytest.mark.parametrize("where", ["opening", "answer"])
+async def test_what_the_template_does_not_render_fails_the_conversation_alone(where: str) -> None:
+    """Gemma's users and agents alternate."""
+    user = Message(role="user", content="hi")
+
+    async def answer(*_: object) -> Observation:
+        return Observation(messages=(user, user))
+
+    environment = ChattyEnvironment(answer=answer, opening=(user,) * (2 if where == "opening" else 1))
+    agent = MultiTurnAgent(AgentConfig(), backend=ScriptedBackend(["hi"], tokenizer=trl_tokenizer("gemma")))
+    async with agent:
+        trajectory = await run_episode(
+            agent,
+            environment,
+            scenarios(1)[0],
+            seeds=EpisodeSeeds(user=0, agent=0),
+            session=Session(0, 0),
+        )
+    assert trajectory.status is Status.FAILED
+    assert "roles must alternate" in str(trajectory.error)
+    assert len(trajectory.turns) == (0 if where == "opening" else 1)

@@ -87,8 +87,6 @@ _ENDS = {  # by how names begin: of words, of a call; others end both by what st
     "diffusion_gemma": ("<turn|>", "<|tool_response>"),
 }
 ROWS: dict[str, tuple[int, int, int]] = {
-    # muse_glimmer frames words, too: whether the model did, a message of words alone cannot tell
-    **dict.fromkeys(("muse_glimmer", "muse_glimmer_training"), (2, 3, 3)),
     **dict.fromkeys(("gemma4_v5", "glm4moe", "glm4moe_training", "lfm2_2_5_v2", "lfm2_2_5_vl"), (3, 3, 1)),
     **dict.fromkeys(("gemma4", "gemma4_v3", "gemma4_v4", "lfm2_2_5"), (3, 3, 3)),
     **dict.fromkeys(("diffusion_gemma", "diffusion_gemma_training"), (3, 4, 1)),
@@ -102,7 +100,7 @@ ROWS: dict[str, tuple[int, int, int]] = {
     **dict.fromkeys(("deepseek_r1_distill", "deepseekv3", "deepseekv3_training"), (5, 4, 3)),
 }
 """How many rows `sane_talk`, `ragged_talk` and `thoughtless_talk` have where history is the template's; the
-other 42 templates make one of each."""
+other 44 templates make one of each."""
 
 
 @dataclass(frozen=True)

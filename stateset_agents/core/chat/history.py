@@ -206,10 +206,12 @@ class ChatHistory:
             return False
         if any(message.role == "assistant" for message in following):  # words that it did not say
             return False
-        if self._settings.mode == "keep" or self._template.appends:
+        if self._settings.mode == "keep":
             return True
-        shown = view.of(turn.conversation[:-1])
-        return self._template.goes_on(shown, turn.completion.message, following, tools, end=self._end(turn))
+        shown, completion = view.of(turn.conversation[:-1]), turn.completion
+        return self._template.goes_on(
+            shown, completion.message, following, tools, sampled=completion.token_ids
+        )
 
     def _end(self, turn: _Turn) -> int | None:
         """The token that a reply ended by; None where a limit cut it."""

@@ -66,7 +66,7 @@ class PlainTemplate:
         following: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
         *,
-        end: int | None = None,
+        sampled: Sequence[int] | None = None,
     ) -> bool:
         """True: it only appends."""
         return self.appends

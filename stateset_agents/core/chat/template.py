@@ -72,10 +72,10 @@ class ChatTemplate(Protocol):
         following: Sequence[Message],
         tools: ToolSchemas = (),
         *,
-        end: int | None = None,
+        sampled: Sequence[int] | None = None,
     ) -> bool:
-        """Is the prompt of `[*shown, reply, *following]` that of `shown`, the reply as it was said, and the
-        delta? `end` is the token that the reply ended by."""
+        """Is the prompt of `[*shown, reply, *following]` that of `shown`, the reply as it was sampled, and
+        the delta? `sampled` [T] has the token that the reply ended by, unless a limit cut it."""
         ...
 
     def reply(self, message: Message, tools: ToolSchemas = ()) -> list[int]:
@@ -119,6 +119,9 @@ class JinjaTemplate:
         self.date = self._render.date
         controls = _control_tokens(tokenizer)
         self._control_ids = frozenset(controls.values())
+        self._special_ids = frozenset(tokenizer.hf.all_special_ids) | frozenset(
+            id for id, token in tokenizer.hf.added_tokens_decoder.items() if token.special
+        )
         longest_first = sorted(controls, key=len, reverse=True)
         self._controls = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._ends = TurnEnds(self._render, self._controls)
@@ -183,19 +186,27 @@ class JinjaTemplate:
         following: Sequence[Message],
         tools: ToolSchemas = (),
         *,
-        end: int | None = None,
+        sampled: Sequence[int] | None = None,
     ) -> bool:
-        """Does the template itself go on from what was prompted and said? True where it only appends.
+        """Does the template itself go on from what was prompted and said?
 
         Its text of `[*shown, reply, *following]` must begin with its text of `shown`, then show the reply as
-        it was said, then end by the delta. White space at the ends of texts may differ, how a call is
-        written, and what a message does not hold of a damaged reply (a control token amid words). Where a
-        message cannot tell (a thought without words may have been cut, an inserted frame may have been
-        sampled), the answer is False: then nothing can go wrong.
+        it was sampled, then end by the delta. Only white space may differ, and in calls the order of keys.
+
+        Without `sampled` it is asked of a reply as the template writes it. Where a message cannot tell (a
+        thought without words may have been cut, an inserted frame may have been sampled), the answer is
+        False: then nothing can go wrong.
 
         Example: a template that drops earlier thoughts goes on after a reply without one.
         """
-        return self.appends or self._extends(shown, reply, following, tools, end=end)
+        if self.appends and (sampled is None or not self._may_be_damaged(reply, sampled)):
+            return True
+        return self._extends(shown, reply, following, tools, sampled)
+
+    def _may_be_damaged(self, reply: Message, sampled: Sequence[int]) -> bool:
+        """Does its message hold less than was sampled: is a control token amid words, a thought left open?"""
+        is_open = reply.reasoning is not None and not reply.content and not reply.tool_calls
+        return is_open or not self._special_ids.isdisjoint(sampled[:-1])
 
     def render_reply(self, reply: Message) -> str:
         """What the template writes for one assistant message, from where the agent begins to speak to before
@@ -407,7 +418,7 @@ class JinjaTemplate:
 
     def _only_appends(self, talk: Sequence[Message], tools: ToolSchemas) -> bool:
         parts = [(talk[:at], talk[at], following) for at, following in answers(talk)]
-        return all(self._extends(*part, tools, end=None) for part in parts)
+        return all(self._extends(*part, tools) for part in parts)
 
     def _extends(
         self,
@@ -415,23 +426,29 @@ class JinjaTemplate:
         reply: Message,
         following: Sequence[Message],
         tools: ToolSchemas,
-        *,
-        end: int | None,
+        sampled: Sequence[int] | None = None,
     ) -> bool:
         """`goes_on` by rendering."""
         escaper = ControlTokenEscaper(self._controls)
         calls = [(call.name, call.id) for call in reply.tool_calls if call.error is None]
+        end = sampled[-1] if sampled and sampled[-1] in self.stop_ids else None
         try:
             row, talk = self._text(shown, tools), self._text([*shown, reply, *following], tools)
             stop, after = self._after_reply(calls, following, escaper)
-            said = self._as_said(reply)
+            said = self._as_said(reply) if sampled is None else self._as_sampled(sampled, end)
         except ConfigurationError:
             return False
         delta = stop + escaper.shown(after)
         stops = self.stop_ids if end is None else (end,)
         if self._id(stop) not in stops or not (talk.startswith(row) and talk.endswith(delta)):
             return False
-        return _squeezed(talk[len(row) : len(talk) - len(delta)]) == said
+        shows = _squeezed(talk[len(row) : len(talk) - len(delta)])
+        # a call's keys may stand in another order; what was lost in reading it would be missing here
+        return shows == said or bool(calls and said and sorted(shows) == sorted(said))
+
+    def _as_sampled(self, sampled: Sequence[int], end: int | None) -> str:
+        ids = sampled if end is None else sampled[:-1]
+        return _squeezed(self.tokenizer.decode_markup(ids))
 
     def _as_said(self, reply: Message) -> str | None:
         """What a template that goes on shows of a reply, without white space; None where a message cannot

@@ -3,8 +3,8 @@
 In mode `template` the tokens of every prompt, decoded with control tokens, are the template's own text of
 the conversation so far, to the character. Differences are tolerated only where a model writes what its
 template would not: in white space at the ends of a reply, and in how a call is written (spaces, and the order
-of keys in its JSON). Both stand as they were sampled: `test_what_was_sampled_stands_as_it_was`. So does what
-the message of a damaged reply does not hold: a control token amid words, the open end of a thought.
+of keys in its JSON). Both stand as they were sampled: `test_what_was_sampled_stands_as_it_was`. What the
+message of a damaged reply does not hold (a control token amid words, the open end of a thought) does not.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TALKS = (sane_talk, ragged_talk, thoughtless_talk)
 
 
 def test_the_talks_are_what_they_are_meant_to_be() -> None:
-    assert len(ROWS) == 30
+    assert len(ROWS) == 28
     with_tools = [name for name in TRL_NAMES if tools_of(name)]
     assert len(with_tools) == len(TRL_WITH_TOOLS) + len(TRL_WITH_HIDDEN_TOOLS) == 54
     for name in ALL_NAMES:
@@ -177,21 +177,35 @@ async def test_what_was_sampled_stands_as_it_was(name: str) -> None:
 DAMAGED = {
     "qwen2_5": ("<think>\nHm<|end|> that", "", "Hm that"),
     "lfm2_2_5_v2": ("It<|startoftext|> left.", "It left.", None),
+    "qwen2_5_training": ("<think>\nHm that", "", "Hm that"),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-async def test_a_damaged_reply_stands_as_it_was_too(name: str) -> None:
+async def test_what_a_damaged_reply_lost_is_not_read_again(name: str) -> None:
+    """Its message does not hold all of it, so the template's text is another: it opens a row."""
     text, content, thought = DAMAGED[name]
     reply = Message(role="assistant", content=content, reasoning=thought)
     bye = Message(role="assistant", content="Bye.")
-    trajectory = await play(name, [Exchange(reply, ("what?",), text=text), Exchange(bye)], "template")
-    assert len(trajectory.rows) == 1
+    talk = [Exchange(reply, ("what?",), text=text), Exchange(bye)]
+    trajectory, kept = await play(name, talk, "template"), await play(name, talk, "keep")
+    assert [len(trajectory.rows), len(kept.rows)] == [2, 1]
     read = trajectory.turns[0].completion.message
     assert (read.content, read.reasoning) == (content, thought)
-    prompt = prompts(name, trajectory)[1]
-    assert text in prompt
-    assert text not in full_render(name, conversations(trajectory)[1], tools_of(name))
+    expect_full_renders(name, trajectory)
+    assert text in prompts(name, kept)[1]
+
+
+async def test_whether_a_frame_was_sampled_decides_whether_the_row_goes_on() -> None:
+    """A message of words alone does not tell; muse_glimmer writes a frame around them."""
+    words = Message(role="assistant", content="It left.")
+    framed = written("muse_glimmer", words)
+    assert framed != words.content
+    for text, rows in ((framed, 1), (words.content, 2)):
+        talk = [Exchange(words, ("what?",), text=text), Exchange(words)]
+        trajectory = await play("muse_glimmer", talk, "template")
+        assert len(trajectory.rows) == rows
+        expect_full_renders("muse_glimmer", trajectory)
 
 
 def test_a_template_whose_results_depend_on_earlier_ones_is_refused_with_both_renderings() -> None:

@@ -220,8 +220,9 @@ def test_gpt_oss_ends_turns_by_other_tokens_than_stand_between_them() -> None:
     after = text_of(template, template.delta(heard("found"), [CALL]))
     assert after.startswith("<|start|>functions.look to=assistant<|channel|>commentary<|message|>")
     talk = [USER], said("", None, CALL), heard("found")
-    assert template.goes_on(*talk, [LOOK], end=token(template, "<|call|>"))
-    assert not template.goes_on(*talk, [LOOK], end=template.end_id)
+    sampled = template.tokenizer.encode_markup(template.render_reply(said("", None, CALL)))
+    assert template.goes_on(*talk, [LOOK], sampled=[*sampled, token(template, "<|call|>")])
+    assert not template.goes_on(*talk, [LOOK], sampled=[*sampled, template.end_id])
 
 
 def test_glm_ends_a_turn_by_the_next_role_s_opener() -> None:

@@ -172,7 +172,7 @@ def _turn(
     before = agent.with_system_prompt(chat.messages[:index])
     ids = agent.template.reply(reply, chat.tools)
     try:
-        prompt = history.next(before, chat.tools)
+        prompt = history.next(history.place(before), chat.tools)
     except ContextLengthExceeded:
         return None
     if len(prompt.ids) + len(ids) > agent.context_length:

@@ -42,11 +42,10 @@ async def test_a_demonstration_has_the_rows_of_a_rollout_that_said_the_same(name
         for history in ("template", "keep"):
             played = await play(name, exchanges, history)
             chat = {"messages": [*map(as_chat, played.messages)], "tools": tools_of(name)}
-            if name in CANNOT_SHOW and talk is not thoughtless_talk:
-                with pytest.raises(
-                    ConfigurationError, match="conversation 1: the chat template does not write"
-                ):
-                    await shown(name, chat, history)
+            if name in CANNOT_SHOW:
+                if talk is not thoughtless_talk:
+                    with pytest.raises(ConfigurationError, match="1: the chat template does not write"):
+                        await shown(name, chat, history)
                 continue
             (sample,) = (await shown(name, chat, history)).train
             mine = sample.trajectory

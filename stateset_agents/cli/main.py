@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-from stateset_agents.cli import build_embedded, demonstrate, report, serve, sft, train
+from stateset_agents.cli import build_embedded, demonstrate, fetch, report, serve, sft, train
 from stateset_agents.cli.chat import chat
 from stateset_agents.cli.health import diagnose, doctor, engine
 from stateset_agents.cli.measure import audit, compare, evaluate, rescore
@@ -74,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         diagnose,
         doctor,
         engine,
+        fetch,
         build_embedded,
     ):
         verb.add_parser(subparsers)

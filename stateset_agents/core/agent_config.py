@@ -23,7 +23,8 @@ class AgentConfig(Settings):
 
     model_name: str = Field(
         default="gpt2",
-        description='"embedded:desk" (which knows the retail desk only), a hub name, or a local folder.',
+        description='"embedded:desk" (which knows the retail desk only), "package:smollm2" (once '
+        "it is fetched), a hub name, a local folder, or a GGUF file.",
     )
     persona: str | None = Field(
         default=None,
@@ -72,8 +73,8 @@ class AgentConfig(Settings):
     )
     chat_template: str | None = Field(
         default=None,
-        description='Jinja text, "chatml" for ChatML with tools, or "plain" for role-prefixed lines; unset: the '
-        "tokenizer's own.",
+        description='Jinja text, "chatml" for ChatML with tools, or "plain" for role-prefixed lines; unset: '
+        "the tokenizer's own.",
     )
     allow_hidden_tools: bool = Field(
         default=False,

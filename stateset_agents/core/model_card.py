@@ -15,6 +15,12 @@ from typing import TYPE_CHECKING, Any
 from yaml import YAMLError
 
 from stateset_agents.backends.pretrained.loading import model_folder
+from stateset_agents.backends.pretrained.package_models import (
+    PACKAGE_MODELS,
+    PREFIX,
+    package_folder,
+    package_model,
+)
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.logs import get_logger
@@ -50,8 +56,11 @@ class Origin:
 
 def shared_name(base: str) -> str:
     """What `AgentConfig.model_name` may say on every machine, where there is such a name; else as it is."""
-    is_embedded = base and Path(base).resolve() == Path(model_folder(_EMBEDDED)).resolve()
-    return _EMBEDDED if is_embedded else base
+    if not base:
+        return base
+    folders = {Path(model_folder(_EMBEDDED)).resolve(): _EMBEDDED}
+    folders |= {package_folder(name).resolve(): PREFIX + name for name in PACKAGE_MODELS}
+    return folders.get(Path(base).resolve(), base)
 
 
 def write_card(path: Path, origin: Origin, *, adapter: bool = False) -> None:
@@ -132,6 +141,9 @@ def _base(origin: Origin) -> str:
         return "a model that was made in a program"
     if shared_name(origin.base) == _EMBEDDED:
         return f"`{_EMBEDDED}`, the small model that ships with stateset_agents"
+    if (name := shared_name(origin.base)).startswith(PREFIX):
+        model = package_model(name)
+        return f"`{name}` of stateset_agents, {model.title} ({model.licence}) out of {model.requirement}"
     return f"a model of our own, `{Path(origin.base).name}`"
 
 

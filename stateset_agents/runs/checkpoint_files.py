@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from stateset_agents.runs.tensor_file import write_tensors
-from stateset_agents.tracking.run_folder import sync
+from stateset_agents.runtime.disk import sync
 from stateset_agents.types.errors import CheckpointError
 
 __all__ = [

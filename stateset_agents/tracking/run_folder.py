@@ -32,7 +32,7 @@ import yaml
 from stateset_agents.tracking.jsonl import SCHEMA_VERSION, JsonlWriter, dump, read_lines
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["RunFolder", "replace_file", "sync"]
+__all__ = ["RunFolder", "replace_file"]
 
 _NUMBERED = re.compile(r"^(\d{4,})-")
 
@@ -153,15 +153,6 @@ def replace_file(file: Path, text: str, hint: str = "free or choose another disk
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise ConfigurationError(f"cannot write {file}: {error.strerror}; {hint}") from error
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _next_numbered(root: Path, slug: str) -> Path:

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from stateset_agents.runtime.disk import sync
 from stateset_agents.tracking.jsonl import JsonlWriter
-from stateset_agents.tracking.run_folder import RunFolder, sync
+from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_lock import RunLock
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.messages import Message

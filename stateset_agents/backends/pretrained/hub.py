@@ -30,12 +30,12 @@ def why_out_of_reach(name: str, *, kind: str = "model") -> str | None:
 
 
 def from_disk_alone(where: str) -> bool:
-    """Is it a folder, or a hub name with a local copy while the hub cannot be reached?
+    """Is it a folder, a file, or a hub name with a local copy while the hub cannot be reached?
 
     Raises ConfigurationError for a name without a local copy while the hub cannot be reached: its client
     would retry each file for most of a minute.
     """
-    if os.path.isdir(where):
+    if os.path.exists(where):
         return True
     reason = why_out_of_reach(where)
     if reason is None:

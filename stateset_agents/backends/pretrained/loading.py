@@ -1,4 +1,4 @@
-"""Load a model and its tokenizer by name: an embedded model, a folder, a checkpoint, or a hub name."""
+"""Load a model and its tokenizer by name: an embedded model, a folder, a checkpoint, a GGUF file, the hub."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from pickle import UnpicklingError
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from stateset_agents.backends.pretrained.gguf import (
+    UNREADABLE,
+    expect_gguf_reader,
+    is_gguf,
+    quiet_reading,
+    source_of,
+    without_packing,
+)
 from stateset_agents.backends.pretrained.hub import from_disk_alone
 from stateset_agents.backends.pretrained.load_lock import loading
+from stateset_agents.backends.pretrained.package_models import PREFIX, package_folder
 from stateset_agents.runtime.devices import local_gpu
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
@@ -46,7 +55,7 @@ def unreadable() -> tuple[type[Exception], ...]:
     """What transformers raises for files that are missing, truncated, or of another format."""
     from safetensors import SafetensorError
 
-    return OSError, ValueError, KeyError, RuntimeError, SafetensorError, UnpicklingError
+    return OSError, ValueError, KeyError, RuntimeError, SafetensorError, UnpicklingError, *UNREADABLE
 
 
 def load_model_and_tokenizer(
@@ -54,8 +63,8 @@ def load_model_and_tokenizer(
 ) -> tuple[PreTrainedModel, HuggingFaceTokenizer]:
     """A causal model in eval mode and its tokenizer; `name` as for `load_backend`.
 
-    Raises ConfigurationError if there is no such model, and for a folder without a causal model or with a
-    damaged one.
+    Raises ConfigurationError if there is no such model, for a folder or file without a causal model or with a
+    damaged one, and for a GGUF file where what reads it is missing.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -78,6 +87,7 @@ def load_model_and_tokenizer(
     where = model_folder(name)
     torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     local = from_disk_alone(where)
+    source, more = source_of(where)
     part = "tokenizer"
     files = os.listdir(where) if os.path.isdir(where) else []
     if "config.json" in files and not any(_TOKENIZER_FILE.search(file) for file in files):
@@ -86,15 +96,22 @@ def load_model_and_tokenizer(
             "tokenizer.save_pretrained(folder)"
         )
     try:
-        with loading():
-            tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
+        with loading(), quiet_reading(where):
+            tokenizer: Any = AutoTokenizer.from_pretrained(source, local_files_only=local, **more)
             part = "model"
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                where, dtype=torch_dtype, local_files_only=local, output_loading_info=True
+                source,
+                dtype=torch_dtype,
+                local_files_only=local,
+                output_loading_info=True,
+                **more,
+                **without_packing(where),
             )
     except unreadable() as error:
         raise ConfigurationError(f"cannot load a model from {where!r} ({_why(where, part, error)}") from error
     model, report = loaded
+    if is_gguf(where):
+        model.config.name_or_path = model.name_or_path = str(Path(where).absolute())
     if report["missing_keys"]:  # transformers would leave them random
         missing = sorted(report["missing_keys"])
         raise ConfigurationError(
@@ -120,13 +137,15 @@ def load_tokenizer(name: str) -> HuggingFaceTokenizer:
 
     where = model_folder(name)
     local = from_disk_alone(where)
+    source, more = source_of(where)
     try:
         with loading():
-            tokenizer: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
-            config = AutoConfig.from_pretrained(where, local_files_only=local)
+            tokenizer: Any = AutoTokenizer.from_pretrained(source, local_files_only=local, **more)
+            config = AutoConfig.from_pretrained(source, local_files_only=local, **more)
             generation: Any = None
-            with contextlib.suppress(OSError):  # a model may have none
-                generation = GenerationConfig.from_pretrained(where, local_files_only=local)
+            if not is_gguf(where):
+                with contextlib.suppress(OSError):  # a model may have none
+                    generation = GenerationConfig.from_pretrained(where, local_files_only=local)
     except unreadable() as error:
         raise ConfigurationError(
             f"cannot load a tokenizer from {where!r} ({_why(where, 'tokenizer', error)}"
@@ -141,10 +160,14 @@ def reload_model(name: str, device: torch.device) -> PreTrainedModel:
 
 
 def _why(where: str, part: str, error: Exception) -> str:
-    """What is wrong with a model's folder, a closing bracket, and what to do."""
+    """What is wrong with a model's folder or file, a closing bracket, and what to do."""
+    if is_gguf(where):
+        return f"{part}: {_first_line(error)}); give a whole GGUF file of a model that transformers reads"
     files = set(os.listdir(where)) if os.path.isdir(where) else None
     if files is not None and "config.json" not in files:
-        return "it has no config.json); give a folder written by save_pretrained"
+        gguf = next((file for file in sorted(files) if is_gguf(file)), None)
+        named = f", or the file: {os.path.join(where, gguf)}" if gguf else ""
+        return f"it has no config.json); give a folder written by save_pretrained{named}"
     if isinstance(error, UnpicklingError):
         return (
             "its .bin file holds more than weights, and loading it would run code); give a folder with "
@@ -163,10 +186,10 @@ def _why(where: str, part: str, error: Exception) -> str:
 
 
 def model_folder(name: str) -> str:
-    """The folder or hub name that transformers loads for a model's name.
+    """The folder, GGUF file or hub name that transformers loads for a model's name.
 
-    Raises ConfigurationError for an embedded model that is not shipped, a path that does not exist, and a
-    server.
+    Raises ConfigurationError for an embedded model that is not shipped, a package's that is not fetched, a
+    path that does not exist, a server, and a GGUF file where what reads it is missing.
     """
     kind, _, path = name.partition(":")
     if kind == "vllm":
@@ -183,10 +206,23 @@ def model_folder(name: str) -> str:
                 "(stateset-agents build-embedded makes embedded:desk)"
             )
         return str(folder)
+    if name.startswith(PREFIX):
+        folder = package_folder(name)
+        if not folder.is_dir():
+            raise ConfigurationError(
+                f"{name!r} is not in {str(folder.parent)!r} yet: run stateset-agents fetch {path}, once"
+            )
+        return str(folder)
     where = path if kind == "hf" else name
+    if is_gguf(where) and Path(where).expanduser().is_file():
+        expect_gguf_reader(where)
+        return str(Path(where).expanduser())
+    if is_gguf(where):
+        raise ConfigurationError(f"model file {where!r} does not exist; give a GGUF file's path, or a folder")
     if Path(where).expanduser().is_file():
         raise ConfigurationError(
-            f"model {where!r} is a file; give the folder it stands in, with config.json and the tokenizer"
+            f"model {where!r} is a file, and no .gguf; give the folder it stands in, with config.json and "
+            "the tokenizer"
         )
     looks_like_path = where.startswith((".", "/", "~")) or where.count("/") > 1
     folder = Path(where).expanduser()

@@ -102,8 +102,8 @@ class JinjaTemplate:
         """`tokenizer` is a `HuggingFaceTokenizer`; `chat_template` replaces the tokenizer's own text.
 
         `arguments` are the template's own, such as `enable_thinking`. A template that tells the date tells
-        `date`, today's where it is not given, as long as this object lives. `allow_hidden_tools`: tools may be
-        offered though the template does not list them.
+        `date`, today's where it is not given, as long as this object lives. `allow_hidden_tools`: tools may
+        be offered though the template does not list them.
 
         Raises ConfigurationError for a template that does not end turns by a control token, or that shows
         only part of a conversation or what depends on how far it has come; and for arguments that the
@@ -395,8 +395,8 @@ class JinjaTemplate:
             raise ConfigurationError(self._tool_fault)
         if not self.parser.reads_calls:
             raise ConfigurationError(
-                f"a tool call as the chat template writes it cannot be read back; {self._tool_hint} writes calls as "
-                '<tool_call>{"name": ..., "arguments": {...}}</tool_call>, or give the tokenizer a '
+                f"a tool call as the chat template writes it cannot be read back; {self._tool_hint} writes "
+                'calls as <tool_call>{"name": ..., "arguments": {...}}</tool_call>, or give the tokenizer a '
                 "response_template"
             )
         try:
@@ -406,8 +406,8 @@ class JinjaTemplate:
         # A template whose model knows its tools by heart says so in a comment.
         if "tools" not in self.text and not self._allow_hidden_tools:
             raise ConfigurationError(
-                f"the chat template does not tell the model which tools there are; {self._tool_hint} does, or, "
-                "where the system prompt names them or the model knows them by heart, "
+                f"the chat template does not tell the model which tools there are; {self._tool_hint} does, "
+                "or, where the system prompt names them or the model knows them by heart, "
                 "AgentConfig(allow_hidden_tools=True)"
             )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ _CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 def resolve_paths(data: dict[str, Any], base: Path) -> None:
     """Make the paths in a settings file's data absolute, in place; `base` is the folder they start from.
 
-    Paths are an existing folder in `agent.model_name` ("hf:" before it or not), a text in
+    Paths are an existing folder or GGUF file in `agent.model_name` ("hf:" before it or not), a text in
     `environment.scenarios` and `environment.logs`, and however deep they stand in agent, environment and
     reward, texts that start with ./ or ../, and names of code such as "shop:make" where `base` holds shop.py.
     `training.output_dir` stays: runs go where the command is given.
@@ -41,10 +40,14 @@ def _resolved(name: str, value: Any, base: Path) -> Any:
     is_path = (
         path.startswith(("./", "../"))
         or (name in ("environment.scenarios", "environment.logs") and not path.startswith("~"))
-        or (name == "agent.model_name" and path and os.path.isdir(base / path))
+        or (name == "agent.model_name" and path and _is_model(base / path))
         or _is_code(path, base)
     )
     return f"{prefix}{(base / path).resolve()}" if is_path else value
+
+
+def _is_model(path: Path) -> bool:
+    return path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")
 
 
 def _is_code(name: str, base: Path) -> bool:

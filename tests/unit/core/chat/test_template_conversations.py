@@ -1,4 +1,4 @@
-"""Whole conversations with each of TRL's templates and ours: what the agent reads before every turn, in both modes.
+"""Whole conversations with each of TRL's templates and ours: what the agent reads each turn, in both modes.
 
 In mode `template` the tokens of every prompt, decoded with control tokens, are the template's own text of
 the conversation so far, to the character. Differences are tolerated only where a model writes what its

@@ -1,8 +1,8 @@
-"""Conversations with TRL's templates and ours train: every sampled token once, in the context it was sampled in.
+"""Conversations with TRL's templates and ours train: every sampled token once, where it was sampled.
 
 A tiny random model speaks with each template, in both modes of history, through the engine; the gradient of a
-step is set against plain transformers, all rows side by side. Eleven templates, of every kind, in the suite; all
-73 in `make test-long`.
+step is set against plain transformers, all rows side by side. Eleven templates, of every kind, in the suite;
+all 73 in `make test-long`.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ async def test_a_bin_file_of_plain_weights_loads(folder: Path) -> None:
 
 async def test_a_model_named_by_its_file_is_told_to_name_the_folder(folder: Path) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"model\.safetensors' is a file; give the folder it stands in"
+        ConfigurationError, match=r"model\.safetensors' is a file, and no .gguf; give the folder it stands in"
     ):
         await load_backend(str(folder / "model.safetensors"))
 

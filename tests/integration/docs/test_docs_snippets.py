@@ -13,8 +13,8 @@ import pytest
 from repository_paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ELSEWHERE = {"trackers.md"}
-"""Pages that need libraries which .venv lacks: test_trackers runs this one."""
+ELSEWHERE = {"trackers.md", "gguf.md"}
+"""Pages that need libraries which .venv lacks, or a big model: test_trackers and test_smollm2 run these."""
 WITH_PROGRAMS = [
     page
     for page in PAGES

@@ -221,6 +221,12 @@ def down(folder: Path) -> None:
     asyncio.run(run())
 
 
+def not_fetched(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        load_model_and_tokenizer("package:smollm2")
+
+
 async def raising(error: Exception | None) -> None:
     if error is not None:
         raise error
@@ -245,6 +251,10 @@ CASES: dict[str, Case] = {
         tiny_tokenizer(), "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
     ),
     "template with a mistake": lambda folder: JinjaTemplate(tiny_tokenizer(), TURNS + "{% if %}"),
+    "hidden tools": lambda folder: JinjaTemplate(tiny_tokenizer(), TURNS).prompt(
+        [Message(role="user", content="hi")], [{"type": "function", "function": {"name": "look"}}]
+    ),
+    "not fetched": not_fetched,
     "two trainers": two_trackers,
     "two trainings": two_trainings,
     "long opening": lambda folder: train(

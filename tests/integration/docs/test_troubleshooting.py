@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from chat_templates import family_tokenizer
 from engines import make_engine
 from environments import ChattyEnvironment, scenarios
 from full_disk import files_of_at_most
@@ -251,7 +252,7 @@ CASES: dict[str, Case] = {
         tiny_tokenizer(), "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
     ),
     "template with a mistake": lambda folder: JinjaTemplate(tiny_tokenizer(), TURNS + "{% if %}"),
-    "hidden tools": lambda folder: JinjaTemplate(tiny_tokenizer(), TURNS).prompt(
+    "hidden tools": lambda folder: JinjaTemplate(family_tokenizer("chatml")).prompt(
         [Message(role="user", content="hi")], [{"type": "function", "function": {"name": "look"}}]
     ),
     "not fetched": not_fetched,

@@ -34,7 +34,7 @@ def expect_gguf_reader(where: str) -> None:
     if missing:
         raise ConfigurationError(
             f"reading {where!r} needs {' and '.join(missing)} (the extra gguf): "
-            'pip install "gguf>=0.10" "accelerate>=1"'
+            'pip install "gguf>=0.18" "accelerate>=1"'
         )
 
 

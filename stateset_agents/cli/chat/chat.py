@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--model",
-        help='"embedded:desk", a Hugging Face name, or a folder; a run or its checkpoint comes with its '
+        help='"embedded:desk", a Hugging Face name, a folder or GGUF file; a run or its checkpoint comes with its '
         "agent settings and, without --environment, --tools and --load, with its environment",
     )
     parser.add_argument(

@@ -25,7 +25,7 @@ REQUIRED = ("torch>=2.6", "transformers>=5.23,<6", "safetensors>=0.5")
 """Heavy packages without which nothing trains; the lighter ones are needed to get as far as here."""
 
 EXTRAS = {
-    "gguf>=0.10": "a GGUF file as a model",
+    "gguf>=0.18": "a GGUF file as a model",
     "peft>=0.18": "a LoRA adapter",
     "bitsandbytes>=0.50": "an adapter on a model in 4 or 8 bits",
     "trl>=1.16,<1.17": "a training by TRL",

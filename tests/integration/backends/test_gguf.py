@@ -126,7 +126,7 @@ def test_without_the_extra_one_line_names_it(
     names = " and ".join(name for name in ("gguf", "accelerate") if name in missing)
     assert (
         line
-        == f'reading {str(file)!r} needs {names} (the extra gguf): pip install "gguf>=0.10" "accelerate>=1"'
+        == f'reading {str(file)!r} needs {names} (the extra gguf): pip install "gguf>=0.18" "accelerate>=1"'
     )
 
 

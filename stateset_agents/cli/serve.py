@@ -35,8 +35,8 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "model",
-        help='"embedded:desk", a Hugging Face name, a folder or GGUF file; a run or its checkpoint comes with the '
-        "settings of its agent",
+        help='"embedded:desk", a Hugging Face name, a folder, a GGUF file; a run or its checkpoint comes '
+        "with the settings of its agent",
     )
     parser.add_argument("--system", metavar="TEXT", help="system prompt, before the client's")
     parser.add_argument(

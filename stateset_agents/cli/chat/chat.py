@@ -42,8 +42,8 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--model",
-        help='"embedded:desk", a Hugging Face name, a folder or GGUF file; a run or its checkpoint comes with its '
-        "agent settings and, without --environment, --tools and --load, with its environment",
+        help='"embedded:desk", a Hugging Face name, a folder, a GGUF file; a run or its checkpoint comes '
+        "with its agent settings and, without --environment, --tools and --load, with its environment",
     )
     parser.add_argument(
         "--environment",

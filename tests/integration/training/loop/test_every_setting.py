@@ -165,6 +165,7 @@ AGENT = {
     "top_k": Change(3, "error"),
     "top_p": Change(0.5, "error"),
     "chat_template": Change(TEMPLATE),
+    "allow_hidden_tools": Change(True, "error", {"chat_template": TEMPLATE}, "with a tool"),
     "template_arguments": Change({"polite": True}, given={"chat_template": TEMPLATE}),
     "template_date": Change("2020-02-02", given={"chat_template": TEMPLATE}),
     "device": Change("tpu", "error"),
@@ -271,6 +272,11 @@ async def all_alike(trajectory):
     return 1.0
 
 
+def look(at: str) -> str:
+    """Looks."""
+    return f"nothing at {at}"
+
+
 PARTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "dropout": {"dropout": 0.5},
@@ -281,6 +287,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "scenarios": [{**scenario, "context": {"script": ["go on"] * 3}} for scenario in SCENARIOS],
         "max_turns": 4,
     },
+    "with a tool": {"tools": [look]},
     "all alike": {"reward": all_alike},
     "three of four scored": {"reward": three_of_four},
     "one conversation is slow": {"slow": lambda call: call == 3},

@@ -42,7 +42,7 @@ from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.settings import closest
 
-__all__ = ["Tool", "ToolError", "Toolbox", "tool"]
+__all__ = ["Tool", "ToolError", "Toolbox", "bounded", "tool"]
 
 
 class ToolError(Exception):
@@ -290,7 +290,7 @@ class Toolbox:
             async with Deadline(entry.timeout).bound(late):
                 result = await call_user_code(entry.function, **arguments)
         except ToolError as error:
-            return self._bounded(f"error: {error}")
+            return bounded(f"error: {error}", self._max_result_chars)
         except (*PROGRAMMING_ERRORS, StatesetError):
             raise
         except Exception as error:  # the boundary to user code: whatever else breaks is the tool's failure
@@ -300,14 +300,7 @@ class Toolbox:
             ) from error
         if not isinstance(result, str):
             result = await in_thread(_as_json, entry.name, result)  # a large one takes a while
-        return self._bounded(result)
-
-    def _bounded(self, text: str) -> str:
-        """Not more than the agent is to read; what was left out is said."""
-        left_out = len(text) - self._max_result_chars
-        if left_out <= 0:
-            return text
-        return f"{text[: self._max_result_chars]}\n[cut here: {left_out} more characters were left out]"
+        return bounded(result, self._max_result_chars)
 
     def _unknown(self, name: str) -> str:
         if not self._tools:
@@ -315,6 +308,14 @@ class Toolbox:
         close = closest(name, self._tools)
         hint = f"did you mean {close}?" if close else f"there are: {', '.join(self._tools)}"
         return f"unknown tool {name!r}; {hint}"
+
+
+def bounded(text: str, max_chars: int) -> str:
+    """Of a longer text the first `max_chars` characters, and how many were left out."""
+    left_out = len(text) - max_chars
+    if left_out <= 0:
+        return text
+    return f"{text[:max_chars]}\n[cut here: {left_out} more characters were left out]"
 
 
 def _validated(entry: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:

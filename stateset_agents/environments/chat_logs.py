@@ -10,7 +10,7 @@ from typing import Any
 from stateset_agents.core.conversation_state import StateFactory
 from stateset_agents.core.environment import ConversationEnvironment, Success
 from stateset_agents.core.sources.chat_logs import chat_scenarios
-from stateset_agents.core.tools import Tool, Toolbox
+from stateset_agents.core.tools import Tool, Toolbox, bounded
 from stateset_agents.core.users.simulated_user import UserFactory, default_user
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
@@ -117,7 +117,10 @@ class _RecordedToolbox(Toolbox):
         ]
         content = next((text for text in same if text is not None), NOT_RECORDED)
         return Message(
-            role="tool", content=self._bounded(content), tool_call_id=call.id or None, name=call.name
+            role="tool",
+            content=bounded(content, self._max_result_chars),
+            tool_call_id=call.id or None,
+            name=call.name,
         )
 
 

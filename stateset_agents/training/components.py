@@ -28,6 +28,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "gymnasium": "stateset_agents.environments.gymnasium_text:GymnasiumText",
     "openenv": "stateset_agents.environments.openenv:OpenEnvText",
     "mcp": "stateset_agents.environments.mcp.tools:McpEnvironment",
+    "tau2": "stateset_agents.environments.tau2:Tau2Environment",
     "external_program": "stateset_agents.environments.programs.external_program:ExternalProgram",
 }
 """Name -> "package.module:Class"."""

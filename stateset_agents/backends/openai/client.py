@@ -28,7 +28,7 @@ from stateset_agents.backends.openai.responses import (
 from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.runtime.circuit_breakers import Breaker, admitted, breaker_listener
 from stateset_agents.runtime.retries import wait_before
-from stateset_agents.types.errors import BackendError, BudgetExceeded
+from stateset_agents.types.errors import BackendError, BudgetExceeded, ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import Settings
@@ -158,13 +158,22 @@ class ChatClient:
         return (await self.complete([Message(role="user", content=prompt)])).text
 
     async def complete(
-        self, messages: Sequence[Message], *, on_text: Callable[[str], None] | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        on_text: Callable[[str], None] | None = None,
     ) -> ChatAnswer:
         """The answer to a conversation; `on_text` gets it piece by piece as it comes.
+
+        `tools` are schemas in OpenAI's shape; the answer's `tool_calls` are for the caller to make. Such an
+        answer comes whole, whatever `stream` says, and not with `on_text`.
 
         Raises BackendError if all attempts fail, BudgetExceeded if the budget is spent. An answer that breaks
         off after `on_text` was called is not retried: it would start again from the beginning.
         """
+        if tools and on_text is not None:
+            raise ConfigurationError("an answer with tools comes whole: give tools or on_text, not both")
         settings, stream = self.settings, derive(self.settings.seed, "chat client", next(self._waits))
         pieces: list[str] = []
 
@@ -176,7 +185,7 @@ class ChatClient:
         async with self._session() as session:
             for attempt in range(1, settings.max_attempts + 1):
                 await self._wait_until_allowed()
-                body = self._request(messages, stream=on_text is not None)
+                body = self._request(messages, tools, stream=on_text is not None)
                 result = await self._ask(session, body, on_piece)
                 if isinstance(result, ChatAnswer):
                     self.num_tokens += result.prompt_tokens + result.completion_tokens
@@ -225,7 +234,9 @@ class ChatClient:
                 call.failed(result.why)
             return result
 
-    def _request(self, messages: Sequence[Message], *, stream: bool) -> dict[str, Any]:
+    def _request(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, stream: bool
+    ) -> dict[str, Any]:
         settings = self.settings
         body: dict[str, Any] = {
             "model": self.model,
@@ -233,7 +244,9 @@ class ChatClient:
         }
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
-        if stream or settings.stream:
+        if tools:
+            body["tools"] = [dict(tool) for tool in tools]
+        elif stream or settings.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body
 

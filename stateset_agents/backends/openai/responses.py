@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from stateset_agents.backends.openai.thoughts import WordStream, words_of
+from stateset_agents.types.messages import ToolCall
 
 __all__ = ["ChatAnswer", "Failure", "StreamedAnswer", "http_failure", "read_answer"]
 
@@ -37,6 +38,8 @@ class ChatAnswer:
     prompt_tokens: int
     """As the endpoint counted them; else estimated from the characters."""
     completion_tokens: int
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Which tools it wants called, of those that the request offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +73,15 @@ def read_answer(text: str, body: Mapping[str, Any]) -> ChatAnswer | Failure:
     try:
         choice = data["choices"][0]
         content = _content(choice["message"])
+        calls = _tool_calls(choice["message"]) if body.get("tools") else ()
     except (AttributeError, LookupError, TypeError):
-        content = None
+        content, calls = None, ()
+    if content is None and calls:
+        content = ""
     if not isinstance(content, str):
         return _without_text(data)
-    return _counted(content, choice.get("finish_reason"), data.get("usage"), body)
+    answer = _counted(content, choice.get("finish_reason"), data.get("usage"), body)
+    return replace(answer, tool_calls=calls)
 
 
 @dataclass(slots=True)
@@ -175,6 +182,27 @@ def _content(message: Mapping[str, Any]) -> Any:
     content = message.get("content")
     has_thought = any(isinstance(message.get(name), str) for name in _THOUGHTS)
     return "" if content is None and has_thought else content
+
+
+def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    """The message's calls; one whose arguments are no JSON object says so in its `error`."""
+    calls = []
+    for item in message.get("tool_calls") or ():
+        name, written = item["function"]["name"], item["function"].get("arguments") or "{}"
+        try:
+            arguments = json.loads(written) if isinstance(written, str) else written
+        except (ValueError, RecursionError):
+            arguments = None
+        is_object = isinstance(arguments, dict)
+        calls.append(
+            ToolCall(
+                name=str(name),
+                arguments=arguments if is_object else {},
+                id=str(item.get("id") or ""),
+                error=None if is_object else f"the arguments of {name} are not a JSON object",
+            )
+        )
+    return tuple(calls)
 
 
 def _is_transient(status: int) -> bool:

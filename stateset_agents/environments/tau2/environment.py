@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -12,6 +13,8 @@ from stateset_agents.environments.tau2.agents import Idle, Oracle, TransferAtOnc
 from stateset_agents.environments.tau2.conversation import Tau2Conversation
 from stateset_agents.environments.tau2.customers import Customer, CustomerFactory
 from stateset_agents.environments.tau2.library import DomainName
+from stateset_agents.environments.tau2.made_tasks import MADE_TOOLS, made_tasks
+from stateset_agents.environments.tau2.model_customer import ModelCustomer
 from stateset_agents.environments.tau2.prompts import full_prompt, short_prompt
 from stateset_agents.environments.tau2.scripted_customer import ScriptedCustomer
 from stateset_agents.environments.tau2.tasks import TaskEntry, official_tasks, tasks_of_file
@@ -25,6 +28,20 @@ from stateset_agents.types.settings import nearest
 
 __all__ = ["Tau2Environment"]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Defaults:
+    """Of what is not set."""
+
+    prompt: str
+    tools: str
+    eager: bool
+    max_turns: int
+    max_result_chars: int
+
+
+_OFFICIAL = _Defaults(prompt="full", tools="all", eager=False, max_turns=60, max_result_chars=10_000)
+_MADE = _Defaults(prompt="short", tools="made", eager=True, max_turns=6, max_result_chars=150)
 _JUDGES: Mapping[str, Any] = {"fast": FastVerdict, "tau2": Tau2Verdict}
 
 
@@ -53,7 +70,9 @@ class Tau2Environment:
         verdict: Literal["fast", "tau2"] = "fast",
         max_turns: int | None = None,
         max_result_chars: int | None = None,
-        num_validation: int = 0,
+        num_validation: int | None = None,
+        num_train: int | None = None,
+        seed: int = 0,
     ) -> None:
         """
         Args:
@@ -61,15 +80,21 @@ class Tau2Environment:
             user: `scripted`, which needs no model; `solo`, for telecom: nobody, the agent has a ticket and
                 the phone itself; a `ChatClient`, or a mapping of its arguments, for a model that is told
                 what tau2 tells its user simulator; or a function of `user_scenario` and `seed`.
-            tasks: `official`, or a JSON file of tasks in tau2's format.
+            tasks: `official`; `made`, of one change each on retail's database (`made_tasks`); or a JSON file
+                of tasks in tau2's format.
             prompt: `full` is tau2's own with the whole policy, `short` a line with the tools' names; any
-                other text stands as it is.
-            tools: Which schemas the agent is shown: `all`, `none`, or names. It may call any tool.
-            eager: Does the scripted user tell all it knows at once?
+                other text stands as it is. Made tasks have the short one unless set, others the full one.
+            tools: Which schemas the agent is shown: `all`, `none`, `made` (those that made tasks take; theirs
+                unless set), or names. It may call any tool.
+            eager: Does the scripted user tell all it knows at once? For made tasks it does unless set.
             verdict: `fast`, or `tau2`: by tau2's own evaluators, the same and much slower.
-            max_turns: Most replies of the agent (60); a conversation that gets there is cut, and worth 0.
-            max_result_chars: Of a longer tool result the agent reads the first ones (10,000).
-            num_validation: How many of the tasks to train on are held back for validation.
+            max_turns: Most replies of the agent (60, of made tasks 6); a conversation that gets there is cut,
+                and worth 0.
+            max_result_chars: Of a longer tool result the agent reads the first ones (10,000, of made tasks
+                150).
+            num_validation: How many of the official tasks to train on are held back for validation (0).
+            num_train: Made tasks to train on (600).
+            seed: Of the made tasks to train on.
 
         Raises ConfigurationError where the library is missing, for what does not fit, and for a task whose
         reward has parts that cannot be scored.
@@ -84,17 +109,19 @@ class Tau2Environment:
         solo = user == "solo"
         if solo and domain != "telecom":
             raise ConfigurationError(f"user: solo is for telecom, {domain} has no tickets: take scripted")
+        self._is_made = is_made = tasks == "made"
+        defaults = _MADE if is_made else _OFFICIAL
         self._domain = load_domain(domain, solo)
-        self._max_turns = _at_least_1("max_turns", 60 if max_turns is None else max_turns)
+        self._max_turns = _at_least_1("max_turns", defaults.max_turns if max_turns is None else max_turns)
         self._max_result_chars = _at_least_1(
-            "max_result_chars", 10_000 if max_result_chars is None else max_result_chars
+            "max_result_chars", defaults.max_result_chars if max_result_chars is None else max_result_chars
         )
-        self._eager = bool(eager)
-        self._make_customer = None if solo else _customer_factory(user, self._eager)
-        self._entries = self._tasks(tasks, num_validation)
+        self._eager = defaults.eager if eager is None else eager
+        self._make_customer = None if solo else self._customer_factory(user)
+        self._entries = self._tasks(tasks, num_validation, num_train, seed)
         self._by_id = {entry.scenario.id: entry for entry in self._entries}
-        self._tools = self._shown(tools or "all")
-        self._prompt = self._prompt_text(prompt or "full")
+        self._tools = self._shown(defaults.tools if tools is None else tools)
+        self._prompt = self._prompt_text(defaults.prompt if prompt is None else prompt)
         self._judge: Judge = _JUDGES[verdict](self._domain)
         self.local = solo or user == "scripted"
         self.floor_agents = {
@@ -142,18 +169,50 @@ class Tau2Environment:
             )
         return known
 
-    def _tasks(self, tasks: str | Path, num_validation: int) -> list[TaskEntry]:
+    def _customer_factory(self, user: Any) -> CustomerFactory:
+        if user == "scripted":
+            return partial(_scripted, eager=self._eager)
+        if isinstance(user, Mapping):
+            if not {"url", "model"} <= user.keys():
+                raise ConfigurationError(
+                    f"a model's user needs url and model, got {', '.join(map(str, user)) or 'nothing'}"
+                )
+            user = ChatClient(**user)
+        if isinstance(user, ChatClient):
+            return partial(_of_model, client=user, has_phone=bool(self._domain.phone_tools))
+        if callable(user):
+            made: CustomerFactory = user
+            return made
+        raise ConfigurationError(
+            f"user must be scripted, solo, a ChatClient or its arguments, or a function, got {user!r:.60}"
+        )
+
+    def _tasks(
+        self, tasks: str | Path, num_validation: int | None, num_train: int | None, seed: int
+    ) -> list[TaskEntry]:
+        if num_validation is not None and tasks != "official":
+            raise ConfigurationError("num_validation is for official tasks: leave it out")
+        if num_train is not None and tasks != "made":
+            raise ConfigurationError("num_train is for made tasks: leave it out, or write tasks: made")
         if tasks == "official":
-            return official_tasks(self._domain, num_validation)
-        if num_validation:
-            raise ConfigurationError("num_validation is for official tasks; a task of a file has its split")
-        return tasks_of_file(self._domain, tasks)
+            return official_tasks(self._domain, num_validation or 0)
+        if tasks != "made":
+            return tasks_of_file(self._domain, tasks)
+        if self._domain.name != "retail":
+            raise ConfigurationError(
+                f"made tasks are of retail's database, got domain {self._domain.name}: write domain: retail"
+            )
+        return made_tasks(
+            self._domain, 600 if num_train is None else _at_least_1("num_train", num_train), seed
+        )
 
     def _shown(self, tools: str | Sequence[str]) -> Sequence[Mapping[str, Any]]:
         """The schemas that the agent is shown."""
         schemas = {tool["function"]["name"]: tool for tool in self._domain.tools}
         if tools == "all":
             return list(schemas.values())
+        if tools == "made" and self._domain.name == "retail":
+            tools = MADE_TOOLS
         names = [] if tools == "none" else [tools] if isinstance(tools, str) else list(tools)
         for name in names:
             if name not in schemas:
@@ -166,7 +225,12 @@ class Tau2Environment:
     def _prompt_text(self, prompt: str) -> str:
         if prompt == "full":
             return full_prompt(self._domain)
-        return short_prompt(self._domain, self._tools or self._domain.tools) if prompt == "short" else prompt
+        return short_prompt(self._domain, self._named_tools) if prompt == "short" else prompt
+
+    @property
+    def _named_tools(self) -> Sequence[Mapping[str, Any]]:
+        """Of which the short prompt tells the arguments: those shown, or else all that the tasks may take."""
+        return self._tools or self._shown("made" if self._is_made else "all")
 
 
 def _at_least_1(name: str, value: int) -> int:
@@ -175,12 +239,9 @@ def _at_least_1(name: str, value: int) -> int:
     return value
 
 
-def _customer_factory(user: Any, eager: bool) -> CustomerFactory:
-    if user == "scripted":
-        return partial(ScriptedCustomer, eager=eager)
-    if callable(user) and not isinstance(user, ChatClient):
-        made: CustomerFactory = user
-        return made
-    raise ConfigurationError(
-        f"user must be scripted, solo, a ChatClient or its arguments, or a function, got {user!r:.60}"
-    )
+def _scripted(user_scenario: Any, seed: int, *, eager: bool) -> Customer:
+    return ScriptedCustomer(user_scenario, seed, eager=eager)
+
+
+def _of_model(user_scenario: Any, seed: int, *, client: ChatClient, has_phone: bool) -> Customer:
+    return ModelCustomer(client, user_scenario, has_phone=has_phone)

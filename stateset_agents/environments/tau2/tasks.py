@@ -17,7 +17,8 @@ from stateset_agents.types.scenario import Scenario, Split, expect_split
 __all__ = ["NO_WRITE", "WITH_WRITES", "TaskEntry", "entry", "official_tasks", "tasks_of_file"]
 
 NO_WRITE, WITH_WRITES = "no_write", "with_writes"
-"""A task in which nothing is to be changed, which an agent that does nothing gets right; and the others."""
+"""The family of tasks in which nothing is to be changed, which doing nothing often gets right; and the part that
+all others make together."""
 SEVERAL = "several_writes"
 _SCORED = ("DB", "ENV_ASSERTION", "ACTION", "COMMUNICATE")
 """Parts of tau2's `reward_basis` that can be scored; NL_ASSERTION needs a judge."""
@@ -38,8 +39,11 @@ class TaskEntry:
         return [] if criteria is None else criteria.actions or []
 
 
-def entry(domain: Domain, task: Any, split: Split, *, family: str | None = None, **context: Any) -> TaskEntry:
-    """The scenario of a task; `family` is read off the writes of its gold actions when absent.
+def entry(
+    domain: Domain, task: Any, split: Split, *, family: str | None = None, pair: str | None = None
+) -> TaskEntry:
+    """The scenario of a task; `family` is read off the writes of its gold actions when absent. `pair` names
+    it and its twin.
 
     Raises ConfigurationError for a task that could not be scored in full, or not be played.
     """
@@ -55,8 +59,8 @@ def entry(domain: Domain, task: Any, split: Split, *, family: str | None = None,
             "task": task.id,
             **told,
             "num_writes": len(writes),
-            "part": WITH_WRITES if writes else NO_WRITE,
-            **context,
+            **({"part": WITH_WRITES} if writes else {}),
+            **({} if pair is None else {"pair": pair}),
         },
         split=split,
     )

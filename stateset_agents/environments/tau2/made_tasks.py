@@ -229,14 +229,13 @@ def _of_split(domain: Domain, shop: _Shop, split: Split, seed: int) -> Iterator[
                         f"num_train to {2 * len(FAMILIES) * number} or less"
                     )
                 seen.add(request.wish)
-                yield _entry(domain, request, split, family, pair, shop)
+                yield _entry(domain, request, split, family, pair)
         number += 1
 
 
-def _entry(domain: Domain, request: _Request, split: Split, family: str, pair: str, shop: _Shop) -> TaskEntry:
+def _entry(domain: Domain, request: _Request, split: Split, family: str, pair: str) -> TaskEntry:
     name, arguments = request.call
-    known = shop.database.users.get(request.user_id)
-    who = "" if known is None else f"You are {known.name.first_name} {known.name.last_name}. "
+    first_name, last_name, _ = request.user_id.split("_")
     id = f"made-{pair}{'-refused' * bool(request.told)}"
     task = library().tasks.Task.model_validate(
         {
@@ -245,7 +244,9 @@ def _entry(domain: Domain, request: _Request, split: Split, family: str, pair: s
                 "instructions": {
                     "domain": "retail",
                     "reason_for_call": request.wish,
-                    "known_info": f"{who}Your user id is {request.user_id}.",
+                    "known_info": (
+                        f"You are {first_name.title()} {last_name.title()}. Your user id is {request.user_id}."
+                    ),
                     "task_instructions": f"If that is not possible, {request.else_ask}.",
                 }
             },
@@ -255,4 +256,5 @@ def _entry(domain: Domain, request: _Request, split: Split, family: str, pair: s
             },
         }
     )
-    return entry(domain, task, split, family=f"{family}{'_refused' * bool(request.told)}", pair=pair)
+    family = f"{family}{'_refused' * bool(request.told)}"
+    return entry(domain, task, split, family=family, num_writes=0 if request.told else 1, pair=pair)

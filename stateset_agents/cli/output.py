@@ -16,6 +16,7 @@ __all__ = [
     "check_writable",
     "display_path",
     "exclusions",
+    "floors",
     "percent",
     "print_result",
     "rate",
@@ -51,6 +52,13 @@ def exclusions(result: Mapping[str, Any]) -> list[str]:
     parts = [f"{failed} conversations that failed"] * bool(failed)
     parts += [f"of the mean reward {unscored} that could not be scored"] * bool(unscored)
     return [f"left out: {', '.join(parts)}"] if parts else []
+
+
+def floors(result: Mapping[str, Any]) -> list[str]:
+    """`floors: idle 38.0% [25.9%, 51.8%], ...`: agents that know nothing, on the same scenarios; or none."""
+    known = {name: floor for name, floor in result.get("floors", {}).items() if floor["success"] is not None}
+    shown = [f"{name} {percent({'value': floor['success'], **floor})}" for name, floor in known.items()]
+    return [f"floors: {', '.join(shown)}"] if shown else []
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:

@@ -9,37 +9,32 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from stateset_agents.backends.text.tokenizers import ByteTokenizer
-from stateset_agents.core.environment import Conversation, Environment
+from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward, as_reward, score_trajectories
 from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
 from stateset_agents.core.scoring.base import with_score
 from stateset_agents.evaluation.degenerate_agents import DEGENERATE, AgentFactory, ScriptedAgent
 from stateset_agents.evaluation.evaluator import Evaluation, measured
+from stateset_agents.evaluation.scripted_play import play
+from stateset_agents.runtime.named_arguments import wanted_arguments
 from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
-from stateset_agents.runtime.user_code import format_error
 from stateset_agents.types.errors import (
-    PROGRAMMING_ERRORS,
     ConfigurationError,
     EnvironmentFailure,
 )
-from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario, expect_scenarios
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import nearest
-from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup, Turn
+from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
-__all__ = ["Audit", "Ceiling", "audit", "degenerate_agents_of", "expect_limits", "play"]
+__all__ = ["Audit", "Ceiling", "audit", "degenerate_agents_of", "expect_limits"]
 
-MAX_TURNS = 100
-"""Replies after which a conversation is cut whose environment sets no limit."""
 MIN_SCORED = 0.9
 """Share of an agent's conversations that must have been played and scored for its figures to be a finding."""
-_TOKENIZER = ByteTokenizer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +56,8 @@ class Audit:
 
     policies: Mapping[str, Evaluation]
     honest: Evaluation | None = None
-    """The environment's own honest agent, where it offers one (`honest_agent`)."""
+    """The environment's own honest agent, where it offers one: `honest_agent`, which may ask for the
+    `scenario`."""
 
     @property
     def ceiling(self) -> Ceiling:
@@ -222,8 +218,8 @@ async def audit(
             played, _ = with_score(played, result)
         return TrajectoryGroup(key=scenario.id, trajectories=(played,))
 
-    async def evaluate(name: str, make: AgentFactory) -> Evaluation:
-        groups = await gather_or_cancel(play_one(make, scenario) for scenario in scenarios)
+    async def evaluate(name: str, make_for: Callable[[Scenario], AgentFactory]) -> Evaluation:
+        groups = await gather_or_cancel(play_one(make_for(scenario), scenario) for scenario in scenarios)
         errors = [group.trajectories[0].error for group in groups]
         if all(group.trajectories[0].status is Status.FAILED for group in groups):
             raise EnvironmentFailure(
@@ -231,70 +227,20 @@ async def audit(
             )
         return await in_thread(measured, groups, tries=1, temperature=0.0)
 
-    results = {name: await evaluate(name, make) for name, make in chosen.items()}
-    honest: Callable[[], ScriptedAgent] | None = getattr(environment, "honest_agent", None)
+    results = {name: await evaluate(name, _for_all(make)) for name, make in chosen.items()}
+    honest = getattr(environment, "honest_agent", None)
     return Audit(
         policies=results,
-        honest=None if honest is None else await evaluate("the honest agent", _ignoring_tools(honest)),
+        honest=None if honest is None else await evaluate("the honest agent", _honest(honest)),
     )
 
 
-async def play(environment: Environment, scenario: Scenario, seed: int, make: AgentFactory) -> Trajectory:
-    """One conversation of an agent that is made for it; its tokens are its text's bytes.
-
-    Failures of the environment give a FAILED trajectory as in an episode; mistakes in code travel.
-    """
-    start = Trajectory(scenario=scenario, seed=seed)
-    try:
-        conversation = await environment.start(scenario, seed)
-        try:
-            played = await _play_turns(replace(start, opening=conversation.opening), conversation, make)
-            outcome = await conversation.outcome()
-        finally:
-            await conversation.close()
-        return replace(played, outcome=outcome, metadata=outcome.metadata if outcome else {})
-    except (*PROGRAMMING_ERRORS, ConfigurationError):
-        raise
-    except Exception as error:  # whatever a user's environment may raise is one failed conversation
-        return replace(start, status=Status.FAILED, error=format_error(error))
+def _for_all(make: AgentFactory) -> Callable[[Scenario], AgentFactory]:
+    return lambda scenario: make
 
 
-async def _play_turns(start: Trajectory, conversation: Conversation, make: AgentFactory) -> Trajectory:
-    agent = make(conversation.tools)
-    messages = list(start.opening)
-    feedback: Sequence[Message] = start.opening
-    context_ids: list[int] = []
-    turns: list[Turn] = []
-    while True:
-        reply = await in_thread(agent.reply, tuple(messages))
-        delta = _ids(feedback)
-        reply_ids = tuple(_ids([reply])) or _TOKENIZER.eos_ids[:1]
-        context_ids += delta
-        completion = Completion(
-            message=reply,
-            prompt_ids=tuple(context_ids),
-            token_ids=reply_ids,
-            logprobs=(0.0,) * len(reply_ids),
-            finish_reason="stop",
-        )
-        context_ids += reply_ids
-        observation = await conversation.step(reply)
-        feedback = observation.messages
-        turns.append(
-            Turn(
-                prompt_ids=tuple(delta),
-                completion=completion,
-                feedback=tuple(feedback),
-                reward=observation.reward,
-                breakdown=observation.breakdown,
-            )
-        )
-        messages += [reply, *feedback]
-        cut = observation.truncated or len(turns) >= MAX_TURNS
-        if observation.terminated or cut:
-            status = Status.TERMINATED if observation.terminated else Status.TRUNCATED
-            return replace(start, turns=tuple(turns), status=status)
-
-
-def _ids(messages: Sequence[Message]) -> list[int]:
-    return [id for message in messages for id in _TOKENIZER.encode(message.content)]
+def _honest(make: Callable[..., ScriptedAgent]) -> Callable[[Scenario], AgentFactory]:
+    """The environment's `honest_agent`, which may ask for the `scenario` that it is to know."""
+    if not wanted_arguments("honest_agent", make, ("scenario",)):
+        return _for_all(_ignoring_tools(make))
+    return lambda scenario: _ignoring_tools(lambda: make(scenario=scenario))

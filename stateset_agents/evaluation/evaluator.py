@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -80,6 +81,12 @@ class Evaluation:
     temperature: float
     families: Mapping[str, FamilyResult]
     groups: Sequence[TrajectoryGroup]
+    parts: Mapping[str, FamilyResult] = field(default_factory=dict)
+    """Part -> its share: scenarios of several families that are counted together, by their `context["part"]`;
+    empty where no scenario names one."""
+    floors: Mapping[str, Evaluation] = field(default_factory=dict)
+    """Agent that knows nothing -> what it got on the same scenarios (`floors.with_floors`); empty where the
+    environment offers none."""
     tries: int = 1
     """How often each scenario was played."""
     num_scored: int = 0
@@ -120,11 +127,21 @@ class Evaluation:
             "num_scored": self.num_scored,
             "num_unscored": self.num_unscored,
             "temperature": self.temperature,
-            "families": {
-                name: {"success": family.success, "interval": list(family.interval), "n": family.n}
-                for name, family in self.families.items()
-            },
+            "families": _shares(self.families),
         }
+        if self.parts:
+            summary["parts"] = _shares(self.parts)
+        if self.floors:
+            summary["floors"] = {
+                name: {
+                    "success": floor.success,
+                    "interval": None if floor.interval is None else list(floor.interval),
+                    "n": floor.n,
+                    "families": _shares(floor.families),
+                    "parts": _shares(floor.parts),
+                }
+                for name, floor in self.floors.items()
+            }
         if self.tries > 1:
             summary["pass_at"] = {str(k): estimate.summary() for k, estimate in self.pass_at.items()}
             summary["pass_hat"] = {str(k): estimate.summary() for k, estimate in self.pass_hat.items()}
@@ -271,7 +288,8 @@ def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: floa
         num_scored=sum(trajectory.reward is not None for trajectory in played),
         num_unscored=sum(trajectory.reward is None and trajectory.error is not None for trajectory in played),
         temperature=temperature,
-        families=_families(list(by_scenario.values())),
+        families=_results_by(lambda scenario: scenario.family, by_scenario.values()),
+        parts=_results_by(lambda scenario: scenario.context.get("part"), by_scenario.values()),
         groups=groups,
         tries=tries,
         pass_at=any_try,
@@ -282,15 +300,29 @@ def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: floa
     )
 
 
-def _families(scenarios: Sequence[Sequence[Trajectory]]) -> dict[str, FamilyResult]:
+def _results_by(
+    name_of: Callable[[Scenario], Any], scenarios: Iterable[Sequence[Trajectory]]
+) -> dict[str, FamilyResult]:
+    """The share of each group of scenarios that has a name; their tries are given."""
+    named: dict[str, list[Sequence[Trajectory]]] = defaultdict(list)
+    for tries in scenarios:
+        name = name_of(tries[0].scenario)
+        if name is not None:
+            named[str(name)].append(tries)
     found = {}
-    for name in sorted({tries[0].scenario.family for tries in scenarios}):
-        members = [tries for tries in scenarios if tries[0].scenario.family == name]
-        shares = success_of_scenarios(members)
+    for name in sorted(named):
+        shares = success_of_scenarios(named[name])
         if shares:
             found[name] = FamilyResult(
                 success=sum(shares) / len(shares),
                 interval=share_interval(shares),
-                n=sum(trajectory.success is not None for tries in members for trajectory in tries),
+                n=sum(trajectory.success is not None for tries in named[name] for trajectory in tries),
             )
     return found
+
+
+def _shares(results: Mapping[str, FamilyResult]) -> dict[str, Any]:
+    return {
+        name: {"success": result.success, "interval": list(result.interval), "n": result.n}
+        for name, result in results.items()
+    }

@@ -35,6 +35,8 @@ def other_tables(before: _Side, after: _Side) -> list[dict[str, Any]]:
     """
     tables = [
         ("Several tries", "", [*_try_rows(before, after)], -1),
+        ("Parts", "families that are counted together", [*_part_rows(before, after)], 0),
+        ("Floors", _FLOORS_NOTE, [*_floor_rows(before, after)], 0),
         ("Twins", _PAIRS_NOTE, [*_rows("both of a pair right", before, after, "twins")], 0),
         ("Rules broken", _RULES_NOTE, [*_rule_rows(before, after)], 0),
     ]
@@ -45,6 +47,7 @@ def other_tables(before: _Side, after: _Side) -> list[dict[str, Any]]:
     ]
 
 
+_FLOORS_NOTE = "agents that know nothing, on the same scenarios: what success is worth no more than"
 _PAIRS_NOTE = "scenarios that differ in the one fact which decides: how often both succeed"
 _RULES_NOTE = "share of conversations; lower is better"
 
@@ -53,6 +56,34 @@ def _try_rows(before: _Side, after: _Side) -> Iterator[dict[str, Any]]:
     for label, kind in (("pass@", "pass_at"), ("pass^", "pass_hat")):
         for k in sorted({k for side in (before, after) for k in side.get(kind) or {}}, key=int):
             yield from _rows(f"{label}{k}", before, after, kind, k)
+
+
+def _part_rows(before: _Side, after: _Side) -> Iterator[dict[str, Any]]:
+    for name in sorted({name for side in (before, after) for name in side.get("parts") or {}}):
+        sides = [_success((side.get("parts") or {}).get(name, {})) for side in (before, after)]
+        yield {"name": name, "before": sides[0], "after": sides[1]}
+
+
+def _floor_rows(before: _Side, after: _Side) -> Iterator[dict[str, Any]]:
+    """Each agent on all scenarios, then on each part and family."""
+    floors = [side.get("floors") or {} for side in (before, after)]
+    for agent in sorted({agent for side in floors for agent in side}):
+        shares = [
+            {
+                agent: side[agent],
+                **{
+                    f"{agent}, {name}": share
+                    for kind in ("parts", "families")
+                    for name, share in side[agent][kind].items()
+                },
+            }
+            if agent in side
+            else {}
+            for side in floors
+        ]
+        for name in dict.fromkeys(name for side in shares for name in side):
+            old, new = (_success(side.get(name, {})) for side in shares)
+            yield {"name": name, "before": old, "after": new}
 
 
 def _rule_rows(before: _Side, after: _Side) -> Iterator[dict[str, Any]]:

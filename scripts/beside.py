@@ -6,8 +6,8 @@
 
 For libraries that bring too much to live in `.venv`. What `.venv` has is seen, not copied; the packages and
 what they lack are installed beside it. With --alone nothing of `.venv` is seen, for a library that wants
-other versions; packages are then installed one after another. What stands behind --no-deps is installed without
-what it asks for. Does nothing when that was done.
+other versions; packages are then installed one after another. What stands behind --no-deps is installed
+without its dependencies. Does nothing when that was done.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from aiohttp import web
@@ -15,20 +15,23 @@ Fault = Callable[[web.Request], Any]
 """Answers one request instead of the server."""
 
 
-def answer(text: str, **fields: Any) -> dict[str, Any]:
-    """What an endpoint says that behaves."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+def answer(said: str | Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """What an endpoint says that behaves: a text, or the fields of a message that calls tools."""
+    message = {"content": said} if isinstance(said, str) else said
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
     return {"choices": [choice], "usage": {"prompt_tokens": 10, "completion_tokens": 5}, **fields}
 
 
 class ChatServer:
     """Serves `/v1/chat/completions`; the n-th request meets the n-th fault, later ones are answered.
 
-    `speak` makes the text of an answer from the last message's content.
+    `speak` makes the answer (a text, or a message's fields) from the last message's content.
     """
 
     def __init__(
-        self, *faults: Fault | None, speak: Callable[[str], str] = lambda prompt: "Score: 7"
+        self,
+        *faults: Fault | None,
+        speak: Callable[[str], str | Mapping[str, Any]] = lambda prompt: "Score: 7",
     ) -> None:
         self.faults = list(faults)
         self.speak = speak

@@ -14,6 +14,7 @@ from stateset_agents.environments.tau2.record import Called, Event, Said
 from stateset_agents.environments.tau2.tasks import TaskEntry
 from stateset_agents.environments.tau2.verdict import Judge
 from stateset_agents.environments.tau2.world import World
+from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.trajectory import Outcome
@@ -94,12 +95,16 @@ class Tau2Conversation:
     async def outcome(self) -> Outcome:
         """tau2's verdict; a conversation that did not come to its own end is worth 0, as with tau2."""
         changed = tuple(
-            {"table": table, "row": row} for table, rows in self.world.changes().items() for row in rows
+            {"table": table, "row": row}
+            for table, rows in self.world.changes().items()
+            for row in rows
+            if row
         )
         counts = {"ended": self.ended or "not yet", "num_errors": self.num_errors}
         if self.ended in ("max_turns", "max_errors", "words in solo"):
             return Outcome(reward=0.0, success=False, changes=changed, metadata=counts)
-        verdict = self.judge(self.entry, self.world, self.events)
+        judged = (self.entry, self.world, self.events)
+        verdict = await in_thread(self.judge, *judged) if self.judge.is_slow else self.judge(*judged)
         return Outcome(
             reward=verdict.reward,
             success=verdict.reward == 1.0,

@@ -19,6 +19,8 @@ class Tau2Verdict:
     """By tau2's environment, action and communicate evaluators; a third of a second for retail,
     three quarters for airline."""
 
+    is_slow = True
+
     def __init__(self, domain: Domain) -> None:
         self._domain = domain
 

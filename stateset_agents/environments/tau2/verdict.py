@@ -31,6 +31,9 @@ class Verdict:
 class Judge(Protocol):
     """Says what a conversation that came to its own end is worth."""
 
+    is_slow: bool
+    """Does it take so long that it has to run in a thread?"""
+
     def __call__(self, entry: TaskEntry, world: World, events: Sequence[Event]) -> Verdict: ...
 
 
@@ -42,6 +45,8 @@ def verdict_of(entry: TaskEntry, parts: Mapping[str, float]) -> Verdict:
 
 class FastVerdict:
     """Equal to tau2's own evaluators (`Tau2Verdict`), in milliseconds; keeps each task's gold changes."""
+
+    is_slow = False
 
     def __init__(self, domain: Domain) -> None:
         self._domain = domain

@@ -13,8 +13,9 @@ import pytest
 from repository_paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ELSEWHERE = {"trackers.md", "gguf.md"}
-"""Pages that need libraries which .venv lacks, or a big model: test_trackers and test_smollm2 run these."""
+ELSEWHERE = {"trackers.md", "gguf.md", "tau2.md"}
+"""Pages that need libraries which .venv lacks, or a big model: test_trackers, test_smollm2 and test_tau2 run
+these."""
 WITH_PROGRAMS = [
     page
     for page in PAGES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -540,6 +541,9 @@ def test_floors_stand_beside_every_figure(tmp_path: Path, capsys: pytest.Capture
     assert apart.endswith("(idle 100.0%, transfer_at_once 100.0%)")
     [with_writes] = [line for line in shown if line.strip().startswith("with_writes")]
     assert with_writes.endswith("(idle 0.0%, transfer_at_once 0.0%)")
+    assert main(["compare", file, "embedded:desk", "embedded:desk"]) == 0
+    sides = capsys.readouterr().out.splitlines()[:2]
+    assert all("; floors: idle " in side for side in sides)
     assert main(["train", file]) == 0
     capsys.readouterr()
     summary = json.loads((tmp_path / "runs" / "latest" / "summary.json").read_text(encoding="utf-8"))
@@ -556,15 +560,26 @@ async def test_an_audit_plays_the_oracle_as_the_honest_agent() -> None:
 
 
 def test_the_page_runs(tmp_path: Path) -> None:
+    """Its command is this environment's, whose own folder has no script of the package."""
+    script = tmp_path / "bin" / "stateset-agents"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m stateset_agents "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
     done = subprocess.run(
         [sys.executable, page_snippets.__file__, str(ROOT / "docs" / "tau2.md")],
         cwd=tmp_path,
+        env={
+            **os.environ,
+            "PATH": f"{script.parent}{os.pathsep}{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+        },
         capture_output=True,
         text=True,
         timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "floors: idle " in done.stdout
 
 
 # -- times, in CPU seconds

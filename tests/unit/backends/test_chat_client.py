@@ -45,6 +45,41 @@ async def test_a_conversation_is_asked_as_the_api_has_it(monkeypatch: pytest.Mon
     assert (chat.num_calls, chat.num_tokens) == (2, 30)
 
 
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def calling(*arguments: str) -> dict[str, Any]:
+    """What a model says that calls `look` once with each of the arguments."""
+    calls = [
+        {"id": f"c{place}", "type": "function", "function": {"name": "look", "arguments": text}}
+        for place, text in enumerate(arguments)
+    ]
+    return {"content": None, "tool_calls": calls}
+
+
+async def test_tools_are_offered_and_their_calls_come_back() -> None:
+    async with ChatServer(speak=lambda prompt: calling('{"at": "it"}', '{"at": ', "[1]")) as server:
+        chat = client(server, stream=True)  # an answer with tools comes whole all the same
+        result = await chat.complete([Message(role="user", content="look!")], tools=[TOOL])
+        with pytest.raises(BackendError, match="holds no text"):  # none was offered: it should not call
+            await client(server)("look!")
+        with pytest.raises(ConfigurationError, match="give tools or on_text, not both"):
+            await chat.complete([Message(role="user", content="x")], tools=[TOOL], on_text=print)
+    assert server.bodies[0]["tools"] == [TOOL]
+    assert "stream" not in server.bodies[0]
+    assert "tools" not in server.bodies[1]
+    good, torn, no_object = result.tool_calls
+    assert (result.text, good.name, good.arguments, good.id, good.error) == (
+        "",
+        "look",
+        {"at": "it"},
+        "c0",
+        None,
+    )
+    for call in (torn, no_object):
+        assert (call.arguments, call.error) == ({}, "the arguments of look are not a JSON object")
+
+
 @pytest.mark.parametrize(
     "fault",
     [status(429), status(500), status(503), status(408), body('{"choices": [{"mess'), cut],

@@ -182,8 +182,11 @@ class Rigged(ChattyEnvironment):
 
 
 class Parrot:
+    def __init__(self, words: str | None = None) -> None:
+        self.words = words
+
     def reply(self, messages: Sequence[Message]) -> Message:
-        return Message(role="assistant", content=messages[-1].content)
+        return Message(role="assistant", content=self.words or messages[-1].content)
 
 
 async def test_an_environment_s_own_agents_are_played_too() -> None:
@@ -194,6 +197,17 @@ async def test_an_environment_s_own_agents_are_played_too() -> None:
     assert result.summary()["honest"]["mean_reward"] == result.honest.mean_reward
     json.dumps(result.summary())
     assert degenerate_agents_of(ChattyEnvironment()) == DEGENERATE
+
+
+async def test_an_honest_agent_may_ask_for_the_scenario_that_it_knows() -> None:
+    class Knowing(ChattyEnvironment):
+        def honest_agent(self, scenario: Scenario) -> Parrot:
+            return Parrot(scenario.id)
+
+    result = await audit(Knowing(turns=1), EnvironmentReward(), scenarios(2), policies={"silent": Silent})
+    assert result.honest is not None
+    said = [group.trajectories[0].replies[0].content for group in result.honest.groups]
+    assert said == ["s0", "s1"]
 
 
 async def test_an_environment_that_breaks_is_no_passed_audit() -> None:

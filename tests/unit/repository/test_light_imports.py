@@ -76,7 +76,7 @@ async def main():
     await trainer.close()
 asyncio.run(main())
 optional = {"peft", "trl", "bitsandbytes", "tensorboard", "wandb", "trackio", "vllm", "openai", "datasets"}
-optional |= {"gymnasium", "mcp", "jsonschema", "openenv", "prometheus_client"}
+optional |= {"gymnasium", "mcp", "jsonschema", "openenv", "prometheus_client", "tau2", "loguru"}
 print(sorted(optional & sys.modules.keys()))
 """
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -8,10 +8,10 @@ from typing import Any
 
 from stateset_agents.core.environment import Observation
 from stateset_agents.core.tools import bounded
-from stateset_agents.environments.tau2.customers import Customer, Phone
 from stateset_agents.environments.tau2.prompts import STOP
 from stateset_agents.environments.tau2.record import Called, Event, Said
 from stateset_agents.environments.tau2.tasks import TaskEntry
+from stateset_agents.environments.tau2.users.customer import Customer, Phone
 from stateset_agents.environments.tau2.verdict import Judge
 from stateset_agents.environments.tau2.world import World
 from stateset_agents.runtime.tasks import in_thread

@@ -11,14 +11,14 @@ from typing import Any, Literal, get_args
 from stateset_agents.backends.openai.client import ChatClient
 from stateset_agents.environments.tau2.agents import Idle, Oracle, TransferAtOnce
 from stateset_agents.environments.tau2.conversation import Tau2Conversation
-from stateset_agents.environments.tau2.customers import Customer, CustomerFactory
 from stateset_agents.environments.tau2.library import DomainName
 from stateset_agents.environments.tau2.made_tasks import MADE_TOOLS, made_tasks
-from stateset_agents.environments.tau2.model_customer import ModelCustomer
 from stateset_agents.environments.tau2.prompts import full_prompt, short_prompt
-from stateset_agents.environments.tau2.scripted_customer import ScriptedCustomer
 from stateset_agents.environments.tau2.tasks import TaskEntry, official_tasks, tasks_of_file
 from stateset_agents.environments.tau2.tau2_verdict import Tau2Verdict
+from stateset_agents.environments.tau2.users.customer import Customer, CustomerFactory
+from stateset_agents.environments.tau2.users.model_customer import ModelCustomer
+from stateset_agents.environments.tau2.users.scripted_customer import ScriptedCustomer
 from stateset_agents.environments.tau2.verdict import FastVerdict, Judge
 from stateset_agents.environments.tau2.world import load_domain
 from stateset_agents.types.errors import ConfigurationError

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from stateset_agents.environments.tau2.customers import Phone
+from stateset_agents.environments.tau2.users.customer import Phone
 
 __all__ = ["carry_out"]
 

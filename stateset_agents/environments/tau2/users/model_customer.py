@@ -7,9 +7,9 @@ import copy
 from typing import Any
 
 from stateset_agents.backends.openai.client import ChatClient
-from stateset_agents.environments.tau2.customers import Phone
 from stateset_agents.environments.tau2.library import library, prompt_texts
 from stateset_agents.environments.tau2.prompts import STOP
+from stateset_agents.environments.tau2.users.customer import Phone
 from stateset_agents.types.errors import EnvironmentFailure
 from stateset_agents.types.messages import Message, ToolCall
 

@@ -12,9 +12,9 @@ import random
 import re
 from typing import Any
 
-from stateset_agents.environments.tau2.customers import Phone
-from stateset_agents.environments.tau2.first_person import as_told, sentences
-from stateset_agents.environments.tau2.phone_requests import carry_out
+from stateset_agents.environments.tau2.users.customer import Phone
+from stateset_agents.environments.tau2.users.first_person import as_told, sentences
+from stateset_agents.environments.tau2.users.phone_requests import carry_out
 from stateset_agents.types.seeds import derive
 
 __all__ = ["ScriptedCustomer"]

@@ -1,0 +1,1 @@
+"""Who speaks to the agent: scripted, or played by a model."""

@@ -25,6 +25,7 @@ from stateset_agents.environments.tau2.library import library
 from stateset_agents.environments.tau2.tasks import NO_WRITE
 from stateset_agents.environments.tau2.world import load_domain
 from stateset_agents.evaluation.audit import audit
+from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.components import make_environment
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.messages import Message, ToolCall
@@ -557,6 +558,39 @@ async def test_an_audit_plays_the_oracle_as_the_honest_agent() -> None:
     assert found.honest is not None
     assert found.honest.success == 1.0
     assert found.policies["idle"].success == 0.0
+
+
+def test_a_training_is_resumed_to_the_same_conversations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two steps at once, and one step and a second one later: the same words in the same worlds."""
+    said = []
+    for place, stops in (("whole", (2,)), ("parts", (1, 2))):
+        folder = tmp_path / place
+        folder.mkdir()
+        file = yaml_of(folder, tasks="made", domain="retail", prompt="desk.", max_turns=3)
+        constant = ["training.lr_scheduler_type=constant", "training.warmup_ratio=0", "training.save_steps=1"]
+        options = [word for setting in constant for word in ("--set", setting)]
+        run = str(folder / "runs" / "latest")
+        assert main(["train", file, "--no-eval", "--max-steps", str(stops[0]), *options]) == 0
+        for stop in stops[1:]:
+            assert main(["train", "--resume", run, "--no-eval", "--max-steps", str(stop)]) == 0
+        capsys.readouterr()
+        rollouts = list(RunLog.open(run).rollouts("train"))
+        assert {rollout.step for rollout in rollouts} == {1, 2}
+        said.append([(rollout.step, rollout.scenario, rollout.turns) for rollout in rollouts])
+    assert said[0] == said[1]
+
+
+def test_branches_are_played_on_copies_of_the_world(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = yaml_of(tmp_path, tasks="made", domain="retail", prompt="desk.", max_turns=3)
+    assert main(["train", file, "--no-eval", "--set", "training.advantage_estimator=branch"]) == 0
+    capsys.readouterr()
+    rollouts = list(RunLog.open(tmp_path / "runs" / "latest").rollouts("train"))
+    assert any(rollout.branch_of is not None for rollout in rollouts)
+    assert {rollout.status for rollout in rollouts} <= {"terminated", "truncated"}
 
 
 def test_the_page_runs(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,18 +157,23 @@ async def test_the_setting_verdict_tau2_asks_tau2s_evaluators(domain: Any) -> No
     assert (await conversation.outcome()).success is False
 
 
-async def test_a_verdict_of_databases_holds_in_telecom_too() -> None:
-    """No official task of it asks for one: two worlds in which the same, or other, things were done."""
-    environment = Tau2Environment("telecom", user="solo")
-    entry = next(one for one in environment._entries if one.scenario.context["num_writes"] > 1)
-    task = entry.task.model_copy(deep=True)
-    task.evaluation_criteria.reward_basis = [*task.evaluation_criteria.reward_basis]
-    task.evaluation_criteria.reward_basis[0] = type(task.evaluation_criteria.reward_basis[0])("DB")
-    of_databases = replace(entry, task=task)
-    environment._by_id[entry.scenario.id] = of_databases
-    plan = environment.honest_agent(entry.scenario)._plan
-    for wanted, messages in ((1.0, plan), (0.0, plan[1:])):
-        conversation = await talk(environment, entry.scenario, messages, 2)
-        fast, slow = await both(conversation)
+async def test_a_verdict_of_databases_is_tau2s_in_telecom_too(tmp_path: Path) -> None:
+    """No official task of it asks for one. Both databases are compared whole; tau2 does not bring the gold
+    ones up to date after the gold actions (`sync_tools`), so that the oracle itself is not always right."""
+    tasks = []
+    for entry in Tau2Environment("telecom", user="solo")._entries[::3]:
+        data = entry.task.model_dump(mode="json")
+        data["evaluation_criteria"]["reward_basis"] = ["DB"]
+        tasks.append(data)
+    file = tmp_path / "tasks.json"
+    file.write_text(json.dumps(tasks), encoding="utf-8")
+    environment = Tau2Environment("telecom", user="solo", tasks=file)
+    given: Counter[float] = Counter()
+    for scenario in environment.scenarios("train"):
+        fast, slow = await both(
+            await talk(environment, scenario, environment.honest_agent(scenario)._plan, 2)
+        )
         assert fast == slow
-        assert cast("float", fast.parts["DB"]) == wanted
+        given[slow.parts["DB"]] += 1
+    assert sum(given.values()) == len(tasks) == 38
+    assert min(given[0.0], given[1.0]) >= 3

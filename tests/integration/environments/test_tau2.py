@@ -552,6 +552,27 @@ def test_floors_stand_beside_every_figure(tmp_path: Path, capsys: pytest.Capture
     assert main(["report", str(tmp_path / "runs" / "latest")]) == 0
 
 
+FLOORS = {
+    ("airline", "scripted"): (19, 19),
+    ("retail", "scripted"): (7, 7),
+    ("telecom", "scripted"): (0, 20),
+    ("telecom", "solo"): (0, 20),
+}
+"""Tasks that doing nothing, and transferring everybody, get right; docs/tau2.md has them."""
+
+
+@pytest.mark.parametrize(("domain", "user"), FLOORS)
+async def test_doing_nothing_and_transferring_everybody_get_what_the_page_says(
+    domain: Any, user: str
+) -> None:
+    environment = Tau2Environment(domain, user=user)
+    right = dict.fromkeys(environment.floor_agents, 0)
+    for scenario in [*environment.scenarios("train"), *environment.scenarios("test")]:
+        for name, make in environment.floor_agents.items():
+            right[name] += (await play(environment, scenario, 0, make())).outcome.success is True
+    assert tuple(right.values()) == FLOORS[domain, user]
+
+
 async def test_an_audit_plays_the_oracle_as_the_honest_agent() -> None:
     environment = Tau2Environment("retail", tasks="made", num_train=20)
     found = await audit(environment, EnvironmentReward(), environment.scenarios("train"))

@@ -13,7 +13,7 @@ from stateset_agents.environments.tau2.agents import Idle, Oracle, TransferAtOnc
 from stateset_agents.environments.tau2.conversation import Tau2Conversation
 from stateset_agents.environments.tau2.library import DomainName
 from stateset_agents.environments.tau2.made_tasks import MADE_TOOLS, made_tasks
-from stateset_agents.environments.tau2.prompts import full_prompt, short_prompt
+from stateset_agents.environments.tau2.prompts import brief_schema, full_prompt, short_prompt
 from stateset_agents.environments.tau2.tasks import TaskEntry, official_tasks, tasks_of_file
 from stateset_agents.environments.tau2.tau2_verdict import Tau2Verdict
 from stateset_agents.environments.tau2.users.customer import Customer, CustomerFactory
@@ -82,10 +82,11 @@ class Tau2Environment:
                 what tau2 tells its user simulator; or a function of `user_scenario` and `seed`.
             tasks: `official`; `made`, of one change each on retail's database (`made_tasks`); or a JSON file
                 of tasks in tau2's format.
-            prompt: `full` is tau2's own with the whole policy, `short` a line with the tools' names; any
-                other text stands as it is. Made tasks have the short one unless set, others the full one.
-            tools: Which schemas the agent is shown: `all`, `none`, `made` (those that made tasks take; theirs
-                unless set), or names. It may call any tool.
+            prompt: `full` is tau2's own with the whole policy, `short` a line, and where no schemas are shown
+                the tools' names and arguments; any other text stands as it is. Made tasks have the short one
+                unless set, others the full one.
+            tools: Which schemas the agent is shown: `all`, `none`, `made` (those that made tasks take, cut to
+                a line each and the arguments' types; theirs unless set), or names. It may call any tool.
             eager: Does the scripted user tell all it knows at once? For made tasks it does unless set.
             verdict: `fast`, or `tau2`: by tau2's own evaluators, the same and much slower.
             max_turns: Most replies of the agent (60, of made tasks 6); a conversation that gets there is cut,
@@ -212,7 +213,7 @@ class Tau2Environment:
         if tools == "all":
             return list(schemas.values())
         if tools == "made" and self._domain.name == "retail":
-            tools = MADE_TOOLS
+            return [brief_schema(schemas[name]) for name in MADE_TOOLS]
         names = [] if tools == "none" else [tools] if isinstance(tools, str) else list(tools)
         for name in names:
             if name not in schemas:
@@ -225,12 +226,10 @@ class Tau2Environment:
     def _prompt_text(self, prompt: str) -> str:
         if prompt == "full":
             return full_prompt(self._domain)
-        return short_prompt(self._domain, self._named_tools) if prompt == "short" else prompt
-
-    @property
-    def _named_tools(self) -> Sequence[Mapping[str, Any]]:
-        """Of which the short prompt tells the arguments: those shown, or else all that the tasks may take."""
-        return self._tools or self._shown("made" if self._is_made else "all")
+        if prompt != "short":
+            return prompt
+        unshown = () if self._tools else self._shown("made" if self._is_made else "all")
+        return short_prompt(self._domain, unshown)
 
 
 def _at_least_1(name: str, value: int) -> int:

@@ -85,10 +85,9 @@ class _Shop:
 def _cancel(shop: _Shop, rng: random.Random, permitted: bool) -> _Request:
     order = rng.choice(shop.pending if permitted else shop.not_pending)
     reason = rng.choice(_REASONS)
-    why = "you no longer need it" if reason == _REASONS[0] else "you ordered it by mistake"
     return _Request(
         user_id=order.user_id,
-        wish=f"You want to cancel order {order.order_id} because {why}.",
+        wish=f"You want to cancel order {order.order_id}, with the reason: {reason}.",
         else_ask="you want to know whether the order is pending",
         call=("cancel_pending_order", {"order_id": order.order_id, "reason": reason}),
         told="" if permitted else "not pending",

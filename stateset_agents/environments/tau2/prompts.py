@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stateset_agents.environments.tau2.library import prompt_texts
 from stateset_agents.environments.tau2.world import Domain
 
-__all__ = ["STOP", "full_prompt", "short_prompt"]
+__all__ = ["STOP", "brief_schema", "full_prompt", "short_prompt"]
 
 STOP = "###STOP###"
 """With which tau2's users leave."""
@@ -27,10 +28,31 @@ def full_prompt(domain: Domain) -> str:
 
 
 def short_prompt(domain: Domain, tools: Sequence[Mapping[str, Any]]) -> str:
-    """One line, and the tools' names with their arguments."""
+    """One line, and the names of `tools` with their arguments."""
     end = "end with done()" if domain.solo else "say what was done, or why not"
-    signatures = "\n".join(map(_signature, tools))
-    return f"{domain.name} desk. call a tool, then {end}.\n{signatures}"
+    line = f"{domain.name} desk. call a tool, then {end}."
+    return "\n".join([line, *map(_signature, tools)])
+
+
+def brief_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema cut to the first sentence of what the tool does and the types of its arguments; a third of the
+    tokens."""
+    function = tool["function"]
+    parameters = function["parameters"]
+    types = {
+        name: {key: value for key, value in argument.items() if key in ("type", "items", "anyOf", "enum")}
+        for name, argument in parameters.get("properties", {}).items()
+    }
+    brief = {
+        "name": function["name"],
+        "description": re.split(r"(?<=\.)\s", function["description"], maxsplit=1)[0],
+        "parameters": {
+            "type": "object",
+            "properties": types,
+            "required": list(parameters.get("required", ())),
+        },
+    }
+    return {"type": "function", "function": brief}
 
 
 def _signature(tool: Mapping[str, Any]) -> str:

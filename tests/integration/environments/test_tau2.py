@@ -216,9 +216,11 @@ async def test_the_full_prompt_is_tau2s_and_its_schemas_are_the_tools() -> None:
 
 async def test_prompt_and_schemas_can_be_short_none_and_ones_own() -> None:
     short = await begin(Tau2Environment("retail", prompt="short", tools=["calculate"]))
-    assert "calculate(expression)" in short.opening[0].content
     assert [tool["function"]["name"] for tool in short.tools] == ["calculate"]
-    assert len(short.opening[0].content) < 120
+    assert short.opening[0].content == "retail desk. call a tool, then say what was done, or why not."
+    named = await begin(Tau2Environment("retail", prompt="short", tools="none"))
+    assert named.opening[0].content.count("\n") == 16
+    assert "\ncalculate(expression)\n" in named.opening[0].content
     bare = await begin(Tau2Environment("retail", prompt="Be kind.", tools="none"))
     assert (bare.opening[0].content, list(bare.tools)) == ("Be kind.", [])
     seen = await bare.step(call("calculate", expression="6 * 7"))

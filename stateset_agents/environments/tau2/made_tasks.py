@@ -1,6 +1,6 @@
 """Tasks of one change each, made from tau2's own retail database and scored by tau2's own rules.
 
-Official retail tasks want some five calls and show 16 tools. These want one call, and the request says all
+Official retail tasks want some five calls and show 15 tools. These want one call, and the request says all
 that it takes: what a small model can learn. Every task has a twin, the same request where the right answer is
 no: of an order that is not pending or not delivered, of a user who is not known. There the tool refuses, and
 the user has to be told why. Users of train, validation and test are others.

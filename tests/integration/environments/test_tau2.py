@@ -219,7 +219,7 @@ async def test_prompt_and_schemas_can_be_short_none_and_ones_own() -> None:
     assert [tool["function"]["name"] for tool in short.tools] == ["calculate"]
     assert short.opening[0].content == "retail desk. call a tool, then say what was done, or why not."
     named = await begin(Tau2Environment("retail", prompt="short", tools="none"))
-    assert named.opening[0].content.count("\n") == 16
+    assert named.opening[0].content.count("\n") == 15
     assert "\ncalculate(expression)\n" in named.opening[0].content
     bare = await begin(Tau2Environment("retail", prompt="Be kind.", tools="none"))
     assert (bare.opening[0].content, list(bare.tools)) == ("Be kind.", [])

@@ -611,7 +611,7 @@ def test_branches_are_played_on_copies_of_the_world(
     file = yaml_of(tmp_path, tasks="made", domain="retail", prompt="desk.", max_turns=3)
     assert main(["train", file, "--no-eval", "--set", "training.advantage_estimator=branch"]) == 0
     capsys.readouterr()
-    rollouts = list(RunLog.open(tmp_path / "runs" / "latest").rollouts("train"))
+    rollouts = list(RunLog.open(tmp_path / "runs" / "latest").rollouts("train", branches=True))
     assert any(rollout.branch_of is not None for rollout in rollouts)
     assert {rollout.status for rollout in rollouts} <= {"terminated", "truncated"}
 

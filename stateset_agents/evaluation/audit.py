@@ -31,7 +31,7 @@ from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import nearest
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
-__all__ = ["Audit", "Ceiling", "audit", "degenerate_agents_of", "expect_limits"]
+__all__ = ["Audit", "Ceiling", "audit", "degenerate_agents_of", "expect_limits", "honest_agent_of"]
 
 MIN_SCORED = 0.9
 """Share of an agent's conversations that must have been played and scored for its figures to be a finding."""
@@ -228,10 +228,10 @@ async def audit(
         return await in_thread(measured, groups, tries=1, temperature=0.0)
 
     results = {name: await evaluate(name, _for_all(make)) for name, make in chosen.items()}
-    honest = getattr(environment, "honest_agent", None)
+    honest = honest_agent_of(environment)
     return Audit(
         policies=results,
-        honest=None if honest is None else await evaluate("the honest agent", _honest(honest)),
+        honest=None if honest is None else await evaluate("the honest agent", honest),
     )
 
 
@@ -239,8 +239,14 @@ def _for_all(make: AgentFactory) -> Callable[[Scenario], AgentFactory]:
     return lambda scenario: make
 
 
-def _honest(make: Callable[..., ScriptedAgent]) -> Callable[[Scenario], AgentFactory]:
-    """The environment's `honest_agent`, which may ask for the `scenario` that it is to know."""
+def honest_agent_of(environment: Environment) -> Callable[[Scenario], AgentFactory] | None:
+    """Who makes the environment's `honest_agent` for a scenario; None where it offers none.
+
+    The agent may ask for the `scenario`, to know what is right there.
+    """
+    make: Callable[..., ScriptedAgent] | None = getattr(environment, "honest_agent", None)
+    if make is None:
+        return None
     if not wanted_arguments("honest_agent", make, ("scenario",)):
         return _for_all(_ignoring_tools(make))
     return lambda scenario: _ignoring_tools(lambda: make(scenario=scenario))

@@ -10,8 +10,9 @@ from typing import Any
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
-from stateset_agents.evaluation.audit import degenerate_agents_of, play
+from stateset_agents.evaluation.audit import degenerate_agents_of, honest_agent_of
 from stateset_agents.evaluation.degenerate_agents import AgentFactory, ScriptedAgent
+from stateset_agents.evaluation.scripted_play import play
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
@@ -33,33 +34,34 @@ class Demonstrated:
     """Conversations that broke, or that the environment judged a failure."""
 
 
-def scripted_agent_of(environment: Environment, name: str) -> AgentFactory:
-    """The environment's `honest_agent` as "honest", or one of `degenerate_agents_of` it.
+def scripted_agent_of(environment: Environment, name: str) -> Callable[[Scenario], AgentFactory]:
+    """Who makes the environment's `honest_agent`, as "honest", or one of `degenerate_agents_of` it.
 
     Raises ConfigurationError for a name that it does not have.
     """
-    agents = degenerate_agents_of(environment)
-    honest: Callable[[], ScriptedAgent] | None = getattr(environment, "honest_agent", None)
-    if honest is not None:
-        agents = {"honest": lambda tools: honest(), **agents}
+    honest, agents = honest_agent_of(environment), degenerate_agents_of(environment)
+    if name == "honest" and honest is not None:
+        return honest
     if name not in agents:
+        names = [*agents] if honest is None else ["honest", *agents]
         raise ConfigurationError(
-            f"{type(environment).__name__} has no agent {name!r}{nearest(name, agents)}: there are "
-            f"{', '.join(agents)}; one of your own is an environment's honest_agent"
+            f"{type(environment).__name__} has no agent {name!r}{nearest(name, names)}: there are "
+            f"{', '.join(names)}; one of your own is an environment's honest_agent"
         )
-    return agents[name]
+    make = agents[name]
+    return lambda scenario: make
 
 
 async def demonstrate(
     environment: Environment,
     scenarios: Sequence[Scenario],
-    make: AgentFactory,
+    make: Callable[[Scenario], AgentFactory],
     *,
     seed: int = 0,
     keep_failures: bool = False,
     limits: RolloutLimits | None = None,
 ) -> Demonstrated:
-    """Play every scenario once with the agent that `make` makes for it.
+    """Play every scenario once with the agent that `make` has for it.
 
     Without `keep_failures` a conversation that the environment judges a failure is left out. Raises
     ConfigurationError where none is left.
@@ -73,7 +75,7 @@ async def demonstrate(
 
         def remember(tools: Sequence[Mapping[str, Any]]) -> ScriptedAgent:
             offered.extend(tools)
-            return make(tools)
+            return make(scenario)(tools)
 
         async with free:
             return await play(in_time, scenario, derive(seed, "user", 0, scenario.id), remember), offered

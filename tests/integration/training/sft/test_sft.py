@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny_model, tiny_tokenizer
+from tiny_models import tiny_tokenizer
 from tiny_training import even_share, make_agent, make_environment
 from transformers import LlamaConfig, LlamaForCausalLM
 

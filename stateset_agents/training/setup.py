@@ -28,9 +28,9 @@ from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.checkpointer import Checkpointer
 from stateset_agents.training.loop.overlapped_rollouts import OverlappedRollouts
 from stateset_agents.training.loop.rollouts import EventSink, Rollouts
+from stateset_agents.training.loop.scenario_order import ScenarioOrder
 from stateset_agents.training.loop.validation import Validation
 from stateset_agents.training.loop.weight_sync import WeightSync, exclusive, weights_token
-from stateset_agents.training.schedules.scenario_order import ScenarioOrder
 from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.types.errors import ConfigurationError

@@ -42,7 +42,7 @@ from stateset_agents.training.loop.metrics import merge_processes
 from stateset_agents.training.loop.rollouts import Played, RolloutSource
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.loop.step import FinishedStep, StepWatch, observe, update_policy, watch_step
-from stateset_agents.training.schedules.temperature import next_temperature
+from stateset_agents.training.loop.temperature import next_temperature
 from stateset_agents.training.setup import Job, Parts, is_deterministic, make_validation, set_up
 from stateset_agents.training.update.credit import Credited
 from stateset_agents.training.update.factory import GRPOLearnerFactory, LearnerFactory

@@ -18,8 +18,8 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.admission import Admission
 from stateset_agents.training.loop.rollouts import EventSink, Played, verdict_of
 from stateset_agents.training.loop.run_state import RunState
+from stateset_agents.training.loop.scenario_order import ScenarioOrder
 from stateset_agents.training.loop.weight_sync import WeightSync
-from stateset_agents.training.schedules.scenario_order import ScenarioOrder
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import TrajectoryGroup
 

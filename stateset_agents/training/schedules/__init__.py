@@ -1,1 +1,0 @@
-"""What changes from step to step: the order of scenarios, the temperature."""

@@ -1,7 +1,10 @@
-"""Reads the arguments of tool calls that are no JSON: Python calls (LFM2) and bare keys (Gemma 4).
+"""Reads the arguments of tool calls that are no JSON: Python calls (LFM2), bare keys (Gemma 4), tags (GLM).
 
 [look_up(city='it's', n=[1, 2]), ping()]
 {city:<|"|>Oslo<|"|>,n:[1,2]}
+<arg_key>city</arg_key><arg_value>Oslo</arg_value>
+
+Each goes through its text once: a model that repeats itself must not block the event loop.
 """
 
 from __future__ import annotations
@@ -9,9 +12,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MAX_LEVELS", "TooDeep", "read_bare_keys", "read_python_calls"]
+__all__ = ["MAX_LEVELS", "TaggedArguments", "TooDeep", "read_bare_keys", "read_python_calls"]
 
 MAX_LEVELS = 32
 """Of objects and lists inside one another; real arguments have a handful."""
@@ -63,6 +67,47 @@ def read_bare_keys(text: str, captures: Mapping[str, str]) -> Any:
     value = reader.value(0)
     reader.expect_end()
     return {"function": {"name": captures["name"], "arguments": value}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedArguments:
+    """Reads `<parameter=city>Oslo</parameter>`: all values are texts. The fields are patterns of `re`."""
+
+    opens: str
+    key: str
+    """What a whole key must match."""
+    divides: str
+    """Stands between key and value."""
+    closes: str
+    """With what must follow, so that a value may hold the same text."""
+
+    def __call__(self, text: str, captures: Mapping[str, str]) -> dict[str, Any]:
+        """The call that `captures` name; raises ValueError where text stands in no argument."""
+        if not captures.get("name"):
+            raise ValueError("it names no tool where the format has the name")
+        arguments: dict[str, str] = {}
+        between = []
+        end = 0
+        while (opening := re.compile(self.opens).search(text, end)) is not None:
+            divider = re.compile(self.divides).search(text, opening.end())
+            closing = divider and re.compile(self.closes).search(text, divider.end())
+            if divider is None or closing is None:  # then none that opens later is closed, either
+                rest = _without_tags(text[opening.start() :]) or opening.group()
+                raise ValueError(f"{rest[:40]!r} stands in no argument")
+            key = text[opening.end() : divider.start()]
+            if re.fullmatch(self.key, key, re.DOTALL) is None:
+                raise ValueError(f"{key[:40]!r} is no name of an argument")
+            arguments[key] = text[divider.end() : closing.start()]
+            between.append(text[end : opening.start()])
+            end = closing.end()
+        rest = _without_tags("".join([*between, text[end:]]))
+        if rest:
+            raise ValueError(f"{rest[:40]!r} stands in no argument")
+        return {"function": {"name": captures["name"], "arguments": arguments}}
+
+
+def _without_tags(text: str) -> str:
+    return re.sub(r"</?[^<>]*>", "", text).strip()
 
 
 class _Reader:

@@ -12,7 +12,13 @@ from typing import Any, Literal
 
 import regex  # type: ignore[import-untyped]  # it has no types of its own
 
-from stateset_agents.core.chat.call_values import MAX_LEVELS, TooDeep, read_bare_keys, read_python_calls
+from stateset_agents.core.chat.call_values import (
+    MAX_LEVELS,
+    TaggedArguments,
+    TooDeep,
+    read_bare_keys,
+    read_python_calls,
+)
 from stateset_agents.core.chat.reply_stream import CallText, Region, ReplyStream
 from stateset_agents.core.chat.response_templates import RESPONSE_TEMPLATES
 from stateset_agents.types.errors import ConfigurationError
@@ -327,17 +333,27 @@ def _formats(tokenizer: Any) -> Iterator[ReplyParser]:
     yield from map(_known_format, RESPONSE_TEMPLATES)
 
 
-_READERS = {"python-calls": read_python_calls, "bare-keys": read_bare_keys}
-
-
 @functools.cache
 def _known_format(name: str) -> ReplyParser:
-    fields = RESPONSE_TEMPLATES[name]
-    readers = {
-        key: _READERS[field["content"]] for key, field in fields.items() if field.get("content") in _READERS
-    }
-    plain = {key: {**field, "content": "text"} if key in readers else field for key, field in fields.items()}
-    return _from_template({"start_anchor": "<", "fields": plain}, readers, is_known=True)
+    fields, readers = {}, {}
+    for key, field in RESPONSE_TEMPLATES[name].items():
+        reader = _own_reader(field)
+        if reader is not None:
+            readers[key], field = reader, {**field, "content": "text"}
+        fields[key] = field
+    return _from_template({"start_anchor": "<", "fields": fields}, readers, is_known=True)
+
+
+def _own_reader(field: Mapping[str, Any]) -> Callable[[str, Mapping[str, str]], Any] | None:
+    """For contents that transformers has no parser for; None where it has one."""
+    match field.get("content"):
+        case "python-calls":
+            return read_python_calls
+        case "bare-keys":
+            return read_bare_keys
+        case "tags":
+            return TaggedArguments(**field["content_args"])
+    return None
 
 
 def _from_template(
@@ -377,8 +393,6 @@ def _region(field: Any, reader: Callable[[str, Mapping[str, str]], Any] | None, 
     def read(body: str, captures: Mapping[str, str]) -> Any:
         if "name" in field.open_re.groupindex and not captures.get("name"):
             raise ValueError("it names no tool where the format has the name")
-        if is_known and field.content == "xml-inline":
-            _refuse_rest(field.content_args["tag_pattern"], body)
         return process_field(body, field, dict(captures))
 
     literal = field.close_literals or [""]
@@ -391,7 +405,7 @@ def _region(field: Any, reader: Callable[[str, Mapping[str, str]], Any] | None, 
         closes_by_end=not is_known or field.close_re is None or bool(field.close_re.search("")),
         read=reader or read,
         is_json=field.content == "json",
-        values_are_text=field.content in ("xml-inline", "kv-lines"),
+        values_are_text=isinstance(reader, TaggedArguments) or field.content in ("xml-inline", "kv-lines"),
     )
 
 
@@ -404,13 +418,6 @@ def _before_end(pattern: Any) -> Any:
     if pattern is None or source == pattern.pattern:
         return pattern
     return regex.compile(source, pattern.flags) if source else None
-
-
-def _refuse_rest(tag_pattern: str, body: str) -> None:
-    """Transformers passes over what stands between tags; a value whose tag is broken would be lost."""
-    rest = regex.sub(r"</?[^<>]*>", "", regex.sub(tag_pattern, "", body, flags=regex.DOTALL)).strip()
-    if rest:
-        raise ValueError(f"{rest[:40]!r} stands in no argument")
 
 
 def _typed(function: Mapping[str, Any], tools: Tools) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 Each is a `response_template` (https://huggingface.co/docs/transformers/main/en/chat_response_parsing) without
 the anchor at which a message starts, since the end of the prompt is known here. A field named `frame` is
-dropped. Two readers of contents are our own (call_values.py): `python-calls` and `bare-keys`. A call is
-complete without its closing delimiter where that may be empty: the token that ends the turn closes it. What
-is optional at the end of an opening delimiter must not reach past the closing one: while a reply is sampled
-the shorter match decides. None begins with white space of any length, or a reply of nothing else would take
-time with the square of its length.
+dropped. Three readers of contents are our own (call_values.py): `python-calls`, `bare-keys` and `tags`. A
+call is complete without its closing delimiter where that may be empty: the token that ends the turn closes
+it. What is optional at the end of an opening delimiter must not reach past the closing one: while a reply is
+sampled the shorter match decides.
+
+A reply of nothing but one delimiter, or a part of it, must not take time with the square of its length. So no
+delimiter begins with white space of any length, what is repeated in one stops where the next may begin (`to=`
+has a name without `=` behind it), and what gives nothing back is possessive (`++`).
 
 Most patterns are those of TRL (trl/chat_template_utils.py, Copyright 2020-2026 The HuggingFace Team, Apache
 License 2.0, https://www.apache.org/licenses/LICENSE-2.0), changed in these ways: text between delimiters is
@@ -22,7 +25,6 @@ __all__ = ["RESPONSE_TEMPLATES"]
 
 _THINK = {"open": "<think>", "close_pattern": r"</think>\s*"}
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-_TEXT = {"name": "text", "args": {"strip": False}}
 
 _QWEN3_5 = {
     "reasoning_content": _THINK,
@@ -30,11 +32,12 @@ _QWEN3_5 = {
         "open_pattern": r"<tool_call>(?:\s*<function=(?P<name>[^\s<>]+)>)?",
         "close": "</tool_call>",
         "repeats": True,
-        "content": "xml-inline",
+        "content": "tags",
         "content_args": {
-            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
-            r"(?=\s*(?:<parameter=|</function>|$))",
-            "value_parser": _TEXT,
+            "opens": "<parameter=",
+            "key": r"[^>\n]+",
+            "divides": r">\n?",
+            "closes": r"\n?</parameter>(?=\s*(?:<parameter=|</function>|$))",
         },
         "transform": _NAMED,
     },
@@ -48,11 +51,12 @@ _GLM = {
         "open_pattern": r"<tool_call>\s*(?P<name>[^\s<{]+)?",
         "close": "</tool_call>",
         "repeats": True,
-        "content": "xml-inline",
+        "content": "tags",
         "content_args": {
-            "tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
-            r"(?=\s*(?:<arg_key>|$))",
-            "value_parser": _TEXT,
+            "opens": "<arg_key>",
+            "key": r"(?:(?!</?arg_key>).)*",
+            "divides": r"</arg_key>\s*<arg_value>",
+            "closes": r"</arg_value>(?=\s*(?:<arg_key>|$))",
         },
         "transform": _NAMED,
     },
@@ -80,8 +84,8 @@ _HARMONY = {
         "close_pattern": r"<\|end\|>|(?=<\|start\|>|<\|channel\|>)",
     },
     "tool_calls": {
-        "open_pattern": r"(?: ?to=(?:functions\.)?(?P<name>[^\s<]+)\s*<\|channel\|>\s*\w+"
-        r"|<\|channel\|>\s*\w+\s+to=(?:functions\.)?(?P<name>[^\s<]+))"
+        "open_pattern": r"(?: ?to=(?:functions\.)?(?P<name>[^\s<=]++)\s*+<\|channel\|>\s*\w+"
+        r"|<\|channel\|>\s*\w+\s+to=(?:functions\.)?(?P<name>[^\s<=]++))"
         r"[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>",
         "close_pattern": r"<\|call\|>|<\|end\|>|\Z",
         "repeats": True,
@@ -103,16 +107,17 @@ _ATEM = {
         "open_pattern": r'<atem:invoke(?: name="(?P<name>[^"<>]*)">)?',
         "close": "</atem:invoke>",
         "repeats": True,
-        "content": "xml-inline",
+        "content": "tags",
         "content_args": {
-            "tag_pattern": r'<atem:parameter name="(?P<key>[^"]*)">(?P<value>.*?)</atem:parameter>'
-            r"(?=\s*(?:<atem:parameter|$))",
-            "value_parser": _TEXT,
+            "opens": '<atem:parameter name="',
+            "key": r'[^"]*',
+            "divides": '">',
+            "closes": r"</atem:parameter>(?=\s*(?:<atem:parameter|$))",
         },
         "transform": _NAMED,
     },
     "frame": {
-        "open_pattern": r"<\|start\|>\w*| ?to=[^\s<]+<\|message\|>|</?atem:function_calls>\s*|<\|eom\|>",
+        "open_pattern": r"<\|start\|>\w*| ?to=[^\s<=]+<\|message\|>|</?atem:function_calls>\s*|<\|eom\|>",
         "close_pattern": "",
     },
     "content": {},
@@ -146,7 +151,7 @@ _DEEPSEEK = {
     "reasoning_content": _THINK,
     "tool_calls": {
         "open_pattern": r"<\uff5ctool▁call▁begin\uff5c>(?:function<\uff5ctool▁sep\uff5c>)?"
-        r"(?:(?P<name>[^\n<`{]+)(?:<\uff5ctool▁sep\uff5c>|\s*```json\s))?",
+        r"(?:(?P<name>[^\n<`{]++)(?:<\uff5ctool▁sep\uff5c>|\s*```json\s))?",
         "close_pattern": r"(?:```\s*)?<\uff5ctool▁call▁end\uff5c>",
         "repeats": True,
         "content": "json",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
+import itertools
 import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from trl.chat_template_utils import add_response_schema
 
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.chat.reply_parsing import ReplyParser, choose_parser
+from stateset_agents.core.chat.response_templates import RESPONSE_TEMPLATES
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, Message, ToolCall
 
@@ -351,6 +355,13 @@ BROKEN = [
         "'1' stands in no argument",
     ),
     ("glm4moe", "<tool_call>f<arg_key>x</arg_key>y</tool_call>", "stands in no argument"),
+    ("glm4moe", "<tool_call>f<arg_key>x<arg_key>y</arg_key><arg_value>1</arg_value></tool_call>", "no name"),
+    (
+        "qwen3_8",
+        "</think><tool_call><function=f><parameter=x></function></tool_call>",
+        "'<parameter=' stands",
+    ),
+    ("qwen3_8", "</think><tool_call><function=f>1</function></tool_call>", "'1' stands in no argument"),
     ("llama3_1", '{"name": "f", "parameters": {"x": 1}', "is not JSON"),
     ("llama3_1", '{"name": "f", "parameters": [1]}', "arguments must be an object"),
     ("gptoss", " to=functions.f<|channel|>commentary json<|message|>{", "is not JSON"),
@@ -481,17 +492,111 @@ def test_trl_s_own_tables_as_a_tokenizer_s_response_template(name: str) -> None:
         stream_and_read(parser, text, [1])
 
 
+FORMATS = {
+    "hermes": "qwen3",
+    "qwen3_5": "qwen3_8",
+    "glm": "glm4moe",
+    "llama3": "llama3_1",
+    "harmony": "gptoss",
+    "atem": "muse_glimmer",
+    "gemma4": "gemma4_v5",
+    "lfm2": "lfm2_v2",
+    "deepseek": "deepseekv3",
+    "mistral": WITH_ID,
+    "mistral_list": ONE_LIST,
+}
+"""A template that writes each format: one of TRL's, or how Mistral's writes calls."""
+MARK = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]|`+\w*|\w+=")
+"""What formats are made of; the rest of a reply is words, quotes and brackets."""
+
+
+def format_of(name: str) -> tuple[ReplyParser, str, list[str]]:
+    """Its parser, a call as its template writes it, and all of its marks, control tokens among them."""
+    reply = said("", call(city="Oslo", items=["a"]), reasoning="Oh <well>.")
+    if name.startswith("mistral"):
+        parser, render = mistral(FORMATS[name])
+        text, tokens = render(reply), ("[/INST]",)
+    else:
+        parser, _, _ = opened(FORMATS[name])
+        text, tokens = sampled(FORMATS[name], reply), specials(FORMATS[name])
+    assert [each.name for each in parser.read(text).tool_calls] == ["look_up"]
+    known = {
+        *MARK.findall(text),
+        *tokens[-8:],
+        *(token for token in tokens if token in text),
+        "to=",
+        "</think>",
+    }
+    return parser, text, sorted({*known, *"a {[(\"',\n\\"})
+
+
+def seconds_of(parser: ReplyParser, text: str) -> float:
+    """Of this process, for what an agent does with a reply."""
+    raw = Completion(
+        message=Message(role="assistant", content=text),
+        prompt_ids=(1,),
+        token_ids=(1,),
+        logprobs=(0.0,),
+        finish_reason="length",
+    )
+    start = time.process_time()
+    parser.read_completion(raw)
+    return time.process_time() - start
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Of garbage: they take time that is not the reader's."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("num_marks", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", FORMATS)
+def test_replies_that_repeat_themselves_take_time_in_proportion(
+    name: str, num_marks: int, no_collections: None
+) -> None:
+    parser, text, marks = format_of(name)
+    at = text.index("Oslo") + 2
+    named = text.index("look_up") + 4
+
+    def replies(part: str, size: int) -> list[str]:
+        many = part * (size // len(part) + 1)
+        begun = "" if parser.begins_in is None else "</think>"
+        return [text[:at] + many + text[at:] + many, text[:named] + many + text[named:], begun + many + text]
+
+    for part in map("".join, itertools.permutations(marks, num_marks)):
+        for number, reply in enumerate(replies(part, 6000)):
+            if seconds_of(parser, reply) < 0.02:
+                continue
+            short = seconds_of(parser, replies(part, 25_000)[number])
+            assert short < 1, f"{part!r} in 25,000 characters takes {short:.1f} s"
+            ratio = seconds_of(parser, replies(part, 100_000)[number]) / short
+            assert ratio < 6, f"{part!r} four times as often takes {ratio:.1f} times as long"
+
+
+def test_every_format_is_tried_with_replies_that_repeat_themselves() -> None:
+    assert {*FORMATS} == {"hermes", *RESPONSE_TEMPLATES}
+
+
 @pytest.mark.parametrize(
-    "name", ["gptoss", "qwen3_8", "gemma4_v5", "lfm2_v2", "muse_glimmer", "glm4moe", "deepseekv3"]
+    ("name", "before", "part", "behind"),
+    [
+        ("glm", "<tool_call>f", "<arg_key></arg_key><arg_value>", "</tool_call>"),
+        ("glm", "<tool_call>f", "<arg_key>", "</tool_call>"),
+        ("qwen3_5", "</think><tool_call><function=f>", "<parameter=a>", "</tool_call>"),
+        ("qwen3_5", "</think><tool_call><function=f>", "<parameter=a></parameter>x", "</tool_call>"),
+        ("atem", "", "to=", ""),
+        ("atem", '<atem:invoke name="f">', '<atem:parameter name="a">', "</atem:invoke>"),
+        ("harmony", "", "to=", " to=functions.f<|channel|>commentary json<|message|>{}"),
+        ("harmony", "<|channel|>commentary to=", "a", "<|end|><|message|>"),
+        ("deepseek", "</think><\uff5ctool▁call▁begin\uff5c>", " ", "``<\uff5ctool▁call▁end\uff5c>"),
+    ],
 )
-def test_replies_that_repeat_themselves_take_time_in_proportion(name: str) -> None:
-    parser, _, _ = opened(name)
-    start = time.perf_counter()
-    text = sampled(name, said("", call(city="it's", items=["a"])))
-    cut = {text[at : at + size] for at in range(0, len(text), 5) for size in (1, 9, 30)}
-    for part in ("\n", " ", "'", "' ", "{", "<", *cut):
-        parser.read(text[: len(text) // 2] + part * (4000 // len(part)) + text[len(text) // 2 :])
-        parser.read(part * (4000 // len(part)))
-    parser.read("\n" * 100_000)
-    parser.read(text + "\n" * 100_000)
-    assert time.perf_counter() - start < 2
+def test_the_longest_replies_are_read_at_once(
+    name: str, before: str, part: str, behind: str, no_collections: None
+) -> None:
+    parser, _, _ = format_of(name)
+    for size in (25_000, 100_000):
+        assert seconds_of(parser, before + part * (size // len(part)) + behind) < 0.3

@@ -261,15 +261,17 @@ class MultiTurnAgent:
         A piece never ends inside a character. Leaving the loop ends the generation.
         """
         prompted = self._prompted(messages, context)
-        said, sent = self.template.parser.stream(calls=False), ""
+        said, num_sent = self.template.parser.stream(calls=False), 0
         async with aclosing(streamed(lambda on_text: self.answer(prompted, on_text=on_text))) as pieces:
             async for piece in pieces:
                 if isinstance(piece, str):
                     said.add(piece)
-                words = said.content if isinstance(piece, str) else piece.message.content
-                if len(words) > len(sent):
-                    yield words[len(sent) :]
-                    sent = words
+                    words = said.delta().get("content", "")
+                else:
+                    words = piece.message.content[num_sent:]
+                if words:
+                    yield words
+                    num_sent += len(words)
 
     async def answer(
         self,

@@ -114,22 +114,22 @@ class ChatSession:
             ) from None
         before = self.messages
         self.messages = (*before, Message(role="user", content=text))
-        text_so_far = ""
+        told: list[str] = []
         try:
             for _ in range(self._max_rounds):
-                text_so_far, said = "", self.agent.template.parser.stream()
+                told, said = [], self.agent.template.parser.stream()
                 reply = Message(role="assistant", content="")
                 async with aclosing(streamed(self._generate)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, Completion):
                             reply = piece.message
-                            words = reply.content
+                            words = reply.content[len("".join(told)) :]
                         else:
                             said.add(piece)
-                            words = said.content
-                        previous, text_so_far = text_so_far, words
-                        if len(words) > len(previous):
-                            yield words[len(previous) :]
+                            words = said.delta().get("content", "")
+                        if words:
+                            told.append(words)
+                            yield words
                 if not reply.tool_calls:
                     self.messages = (*self.messages, reply)
                     return
@@ -137,11 +137,11 @@ class ChatSession:
                     yield call
                 results = await self._tools.call_all(reply.tool_calls)
                 self.messages = (*self.messages, reply, *results)
-                text_so_far = ""
+                told = []
                 for result in results:
                     yield result
         finally:
-            self._complete_history(before, text_so_far)
+            self._complete_history(before, "".join(told))
             self._turn.release()
 
     async def _generate(self, on_text: Callable[[str], None]) -> Completion:

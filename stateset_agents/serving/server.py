@@ -28,7 +28,6 @@ from stateset_agents.backends.openai.protocol import (
     chunk,
     chunks,
     completion_body,
-    new_text,
     openai_error_middleware,
     read_request,
     usage_chunk,
@@ -343,7 +342,7 @@ class AgentServer:
         self, stream: EventStream, parsed: _ParsedRequest, entry: QueueEntry, number: int
     ) -> Answer:
         head = replace(parsed.head, index=number)
-        said, sent = self.agent.template.parser.stream(calls=bool(parsed.request.tools)), head.message
+        said = self.agent.template.parser.stream(calls=bool(parsed.request.tools))
         has_begun = False
         answer = head
         pieces = streamed(lambda on_text: self._answer(parsed, entry, number, on_text))
@@ -354,14 +353,13 @@ class AgentServer:
                     has_begun = True
                 if isinstance(piece, Answer):
                     answer = piece
+                    sent = replace(head.message, content=said.content, reasoning=said.reasoning)
                     for data in chunks(answer, sent=sent):
                         await stream.send(data)
                     continue
                 said.add(piece)
-                certain = replace(head.message, content=said.content, reasoning=said.reasoning)
-                if delta := new_text(certain, sent):
+                if delta := said.delta():
                     await stream.send(chunk(head, delta))
-                    sent = certain
         return answer
 
     def _description(self) -> dict[str, Any]:

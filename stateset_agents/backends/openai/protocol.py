@@ -34,7 +34,6 @@ __all__ = [
     "chunk",
     "chunks",
     "completion_body",
-    "new_text",
     "openai_error_middleware",
     "read_request",
     "usage_chunk",
@@ -224,7 +223,7 @@ def completion_body(*answers: Answer) -> dict[str, Any]:
     return {**_head(answers[0], "chat.completion"), "choices": choices, "usage": _usage(answers)}
 
 
-def new_text(message: Message, sent: Message) -> dict[str, str]:
+def _new_text(message: Message, sent: Message) -> dict[str, str]:
     """The delta of a stream from the thoughts and words that were sent before to those of `message`."""
     texts = {"reasoning": (message.reasoning, sent.reasoning), "content": (message.content, sent.content)}
     return {
@@ -243,7 +242,7 @@ def chunks(answer: Answer, *, sent: Message | None = None) -> Iterator[dict[str,
     calls = [{"index": index, **call} for index, call in enumerate(body.pop("tool_calls", ()))]
     if sent is None:
         yield chunk(answer, {"role": "assistant", **body})
-    elif delta := new_text(answer.message, sent):
+    elif delta := _new_text(answer.message, sent):
         yield chunk(answer, delta)
     if calls:
         yield chunk(answer, {"tool_calls": calls})

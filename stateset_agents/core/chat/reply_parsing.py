@@ -64,7 +64,7 @@ class ReplyParser:
                 white space at their ends.
 
         A call that cannot be read keeps its reason in `ToolCall.error`, which the environment shows to the
-        agent, and its text in `ToolCall.written`.
+        agent, and its text in `ToolCall.written`, without thoughts in it: clients get that.
         """
         if self._is_words_alone(text, calls):
             return Message(role="assistant", content=text.strip() if calls else text)

@@ -53,9 +53,10 @@ class CallText:
 
 
 class ReplyStream:
-    """What a reply says for sure while it is sampled: `add` its pieces, then look at `content`, `reasoning`.
+    """What a reply says for sure while it is sampled: `add` its pieces, then ask for the `delta` of each.
 
-    Both only grow: what may be the beginning of a delimiter is held back, and white space at the end.
+    `content` and `reasoning` only grow: what may be the beginning of a delimiter is held back, and white
+    space at the end. Both take time in proportion to their length, `delta` to its own.
     """
 
     def __init__(
@@ -83,34 +84,35 @@ class ReplyStream:
         self._dropped: list[tuple[Any, Region | None]] = [] if dropped is None else [(dropped, _DROPPED)]
         self._keeps_outside = keeps_outside
         self._strips = strips
-        self._words: list[str] = []
-        self._has_words = False
-        """Is there more than white space in `_words`?"""
-        self._thoughts: list[list[str]] = [[]] if region is not None and region.holds == "reasoning" else []
+        self._words = _Growing(strips=strips)
+        self._thoughts = _Growing(strips=True)
+        self._has_thoughts = region is not None and region.holds == "reasoning"
         self._text = ""
         self._position = 0
+        self._next_look = 0
+        """At this length of the text delimiters are sought again. It grows with what is held back, which is
+        gone through each time: a delimiter that never ends would take time with the square of its length."""
         self._opened: tuple[int, int, Mapping[str, str]] = 0, 0, {}
         """Start and end of the delimiter that opened the region, and its captures."""
         self._empty_match = -1
         """Where the last match of no characters was; another one there would go on for ever."""
         self._found: dict[int, Any] = {}
         """The next match of each pattern in the present text, by the pattern's id."""
-        self._is_finished = False
 
     @property
     def content(self) -> str:
         """The words so far."""
-        words = "".join(self._words)
-        if self._strips:
-            return words.strip()
-        return words if self._has_words or self._is_finished else ""
+        return self._words.text()
 
     @property
     def reasoning(self) -> str | None:
         """The thoughts so far, with an empty line between two of them; None if there is none."""
-        if not self._thoughts:
-            return None
-        return "\n\n".join(filter(None, ("".join(pieces).strip() for pieces in self._thoughts)))
+        return self._thoughts.text() if self._has_thoughts else None
+
+    def delta(self) -> dict[str, str]:
+        """What became certain since the last call, as `reasoning` and `content`; nothing empty is in it."""
+        texts = {"reasoning": self._thoughts.take_new(), "content": self._words.take_new()}
+        return {name: text for name, text in texts.items() if text}
 
     @property
     def num_read(self) -> int:
@@ -119,19 +121,29 @@ class ReplyStream:
 
     def add(self, piece: str) -> None:
         """More text, in pieces of any size."""
-        self._text += piece
+        self._append(piece)
+        if len(self._text) < self._next_look:
+            return
         self._advance(is_last=False)
+        held = len(self._text) - self._position
+        self._next_look = len(self._text) + held // 8
 
     def finish(self, piece: str = "") -> None:
         """The last piece: from now on content and reasoning are those of the whole reply."""
-        self._text += piece
+        self._append(piece)
         self._advance(is_last=True)
         if self.region is not None and self.region.holds == "tool_calls":
             self._keep_call(len(self._text), len(self._text))
-        self._is_finished = True
+        self._words.end()
+
+    def _append(self, piece: str) -> None:
+        """Python appends in place where nothing else refers to the text; else it would copy it each time."""
+        self._found.clear()
+        text, self._text = self._text, ""
+        text += piece
+        self._text = text
 
     def _advance(self, is_last: bool) -> None:
-        self._found.clear()
         while True:
             match, region, end = self._next(is_last)
             self._take(self._text[self._position : end])
@@ -196,17 +208,16 @@ class ReplyStream:
         captures = {name: text for name, text in match.groupdict().items() if text is not None}
         self._opened = match.start(), match.end(), captures
         if region.holds == "reasoning":
-            self._thoughts.append([])
-            if not self._has_words:
-                self._words.clear()
+            self._has_thoughts = True
+            self._thoughts.begin("\n\n")
+            self._words.drop_leading_space()
 
     def _take(self, text: str) -> None:
         holds = "content" if self.region is None else self.region.holds
         if holds == "reasoning":
-            self._thoughts[-1].append(text)
-        elif holds == "content" and text and (self.region is not None or self._keeps_outside):
-            self._words.append(text)
-            self._has_words = self._has_words or not text.isspace()
+            self._thoughts.add(text)
+        elif holds == "content" and (self.region is not None or self._keeps_outside):
+            self._words.add(text)
 
     def _keep_call(self, end: int, closed: int) -> None:
         assert self.region is not None
@@ -220,6 +231,61 @@ class ReplyStream:
                 is_closed=closed > end,
             )
         )
+
+
+class _Growing:
+    """Text that comes in pieces, and grows alone: white space at its end is held back until more comes."""
+
+    def __init__(self, *, strips: bool) -> None:
+        """`strips`: drop white space at the ends? Else it is held back only before the first word."""
+        self._strips = strips
+        self._pieces: list[str] = []
+        self._new: list[str] = []
+        self._held: list[str] = []
+        self._between = ""
+        self._has_words = False
+        """Since it began."""
+
+    def begin(self, between: str) -> None:
+        """What comes next is a text of its own; `between` stands before it, if it is not empty."""
+        self._held.clear()
+        self._between = between if self._pieces else ""
+        self._has_words = False
+
+    def drop_leading_space(self) -> None:
+        if not self._has_words:
+            self._held.clear()
+
+    def add(self, text: str) -> None:
+        if not text:
+            return
+        if text.isspace() and (self._strips or not self._has_words):
+            self._held.append(text)
+            return
+        if self._strips and not self._has_words:
+            text = text.lstrip()
+            self._held = [self._between] if self._between else []
+        self._has_words = True
+        size = len(text.rstrip()) if self._strips else len(text)
+        certain = [*self._held, text[:size]]
+        self._held = [text[size:]] if size < len(text) else []
+        self._pieces += certain
+        self._new += certain
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        if not self._strips:
+            self._pieces += self._held
+            self._new += self._held
+        self._held = []
+
+    def text(self) -> str:
+        self._pieces = ["".join(self._pieces)] if self._pieces else []
+        return "".join(self._pieces)
+
+    def take_new(self) -> str:
+        new, self._new = "".join(self._new), []
+        return new
 
 
 _DROPPED = Region(holds="nothing", opens=None)

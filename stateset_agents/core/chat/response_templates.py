@@ -78,22 +78,24 @@ _LLAMA3 = {
 }
 """The call is the end of the reply, and nothing but its keys tells it from words."""
 
+_TO = r"(?:functions\.)?(?P<name>[^\s<=]++)"
+_MESSAGE = r"[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>"
 _HARMONY = {
     "thinking": {
         "open": "<|channel|>analysis<|message|>",
         "close_pattern": r"<\|end\|>|(?=<\|start\|>|<\|channel\|>)",
     },
     "tool_calls": {
-        "open_pattern": r"(?: ?to=(?:functions\.)?(?P<name>[^\s<=]++)\s*+<\|channel\|>\s*\w+"
-        r"|<\|channel\|>\s*\w+\s+to=(?:functions\.)?(?P<name>[^\s<=]++))"
-        r"[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>",
+        # Two alternatives with an end each: one end for both is sought from every place in a text without it.
+        "open_pattern": rf" ?to={_TO}\s*+<\|channel\|>\s*+\w++{_MESSAGE}"
+        rf"|<\|channel\|>\s*+\w++\s++to={_TO}{_MESSAGE}",
         "close_pattern": r"<\|call\|>|<\|end\|>|\Z",
         "repeats": True,
         "content": "json",
         "transform": _NAMED,
     },
     "frame": {
-        "open_pattern": r"<\|channel\|>[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
+        "open_pattern": rf"<\|channel\|>{_MESSAGE}"
         r"|<\|start\|>\w*|<\|end\|>|<\|return\|>",
         "close_pattern": "",
     },

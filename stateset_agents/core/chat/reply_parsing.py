@@ -96,7 +96,9 @@ class ReplyParser:
                 f"the reply was cut at {at} tokens, before the tool call was complete: write a shorter one"
             )
             *whole, last = message.tool_calls
-            cut = ToolCall(name="", id=last.id, error=error, written=self.without_special(open_call))
+            cut = ToolCall(
+                name="", id=last.id, error=error, written=self._without_thoughts(open_call.written)
+            )
             message = replace(message, tool_calls=(*whole, cut))
         return replace(completion, message=message)
 
@@ -118,18 +120,18 @@ class ReplyParser:
             region.opens.search(text) for region in self.regions if calls or region.holds != "tool_calls"
         )
 
-    def _open_call(self, text: str) -> str | None:
-        """The text of a call that no delimiter closes, at the end of a reply; None if there is none."""
+    def _open_call(self, text: str) -> CallText | None:
+        """A call that no delimiter closes, at the end of a reply; None if there is none."""
         stream = self.stream()
         stream.finish(text)
         last = stream.calls[-1]
-        return None if last.is_closed else last.written
+        return None if last.is_closed else last
 
     def _calls(self, found: CallText, tools: Tools) -> Iterator[ToolCall]:
         """The calls of one region, without ids."""
 
         def broken(why: str) -> ToolCall:
-            return ToolCall(name="", error=why, written=self.without_special(found.written))
+            return ToolCall(name="", error=why, written=self._without_thoughts(found.written))
 
         region = found.region
         if not found.is_closed and not region.closes_by_end:
@@ -142,6 +144,9 @@ class ReplyParser:
             yield broken(_TOO_DEEP)
             return
         except Exception as error:  # parsers of transformers raise what Python raises inside them
+            if self._without_thoughts(found.written) != self.without_special(found.written):
+                yield broken("the tool call cannot be read: a thought stands in it")  # the error may quote it
+                return
             how = "is not JSON" if region.is_json and isinstance(error, ValueError) else "cannot be read"
             yield broken(f"the tool call {how}: {_line(error.__cause__ or error)}")
             return
@@ -182,6 +187,13 @@ class ReplyParser:
         """The text without control tokens."""
         pattern = _any_of(self.special)
         return text if pattern is None else str(pattern.sub("", text))
+
+    def _without_thoughts(self, text: str) -> str:
+        """The text of a call that was not read, for others: without thoughts and control tokens."""
+        thoughts = [region for region in self.regions if region.holds == "reasoning"]
+        stream = ReplyStream(thoughts, dropped=_any_of(self.special), strips=False)
+        stream.finish(text)
+        return stream.content
 
     def _without_special_in(self, value: Any, level: int = 0) -> Any:
         if isinstance(value, str):

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.chat_template_utils import add_response_schema
 
+from stateset_agents.backends.openai.protocol import as_sent
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.chat.reply_parsing import ReplyParser, choose_parser
 from stateset_agents.core.chat.response_templates import RESPONSE_TEMPLATES
@@ -410,6 +411,44 @@ def test_a_call_that_the_limit_cut_says_so(name: str) -> None:
         (last,) = parser.read_completion(completion).message.tool_calls
         assert ("the reply was cut at 2 tokens" in str(last.error)) == is_cut
         assert (last.name == "", bool(last.written)) == (is_cut, is_cut)
+
+
+THOUGHTS_IN_CALLS = [
+    ("qwen3", '<tool_call>{"name": "look"\n<think>SECRET</think>\nhello'),
+    ("qwen3", "<tool_call>oops <think>SECRET</think></tool_call>hello"),
+    ("qwen3", "<tool_call>oops <think>SECRET"),
+    ("qwen3_8", "</think><tool_call><function=f>oops<think>SECRET</think></function></tool_call>"),
+    ("glm4moe", "<tool_call>f<think>SECRET</think></tool_call>"),
+    ("llama3_1", '{"name": "f", "parameters": {}} <think>SECRET</think> hello'),
+    ("gemma4_v5", "<|tool_call>call:f{<|channel>thought\nSECRET<channel|>}<tool_call|>"),
+    (
+        "gptoss",
+        ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|start|>assistant'
+        "<|channel|>analysis<|message|>SECRET<|start|>assistant<|channel|>final<|message|>hello",
+    ),
+    ("muse_glimmer", ' to=f<|message|><atem:invoke name="f">x to=self<|message|>SECRET<|eom|></atem:invoke>'),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), THOUGHTS_IN_CALLS)
+@pytest.mark.parametrize("finish_reason", ["stop", "length"])
+def test_a_thought_in_a_call_that_cannot_be_read_reaches_nobody(
+    name: str, text: str, finish_reason: Any
+) -> None:
+    parser, _, _ = opened(name)
+    raw = Completion(
+        message=Message(role="assistant", content=text),
+        prompt_ids=(1,),
+        token_ids=(1,),
+        logprobs=(0.0,),
+        finish_reason=finish_reason,
+    )
+    message = parser.read_completion(raw).message
+    assert any(each.error for each in message.tool_calls)
+    sent = as_sent(message)
+    assert sent.content
+    assert "SECRET" not in f"{sent.content}{[each.error for each in message.tool_calls]}"
+    assert ("hello" in sent.content) == ("hello" in text)
 
 
 def test_types_of_arguments_that_are_written_as_text_come_from_the_tool_s_schema() -> None:

@@ -84,13 +84,14 @@ class ReplyParser:
         """The completion with its raw text read as `read` does.
 
         Of a reply that a limit cut within a tool call the call's error says so: that the call is not closed
-        would not tell the agent what to do.
+        would not tell the agent what to do. JSON that can be read is whole, though no token ends it.
         """
         text = completion.message.content
         message = self.read(text, turn=turn, tools=tools, calls=calls)
         is_cut = completion.finish_reason == "length" and message.tool_calls
         open_call = self._open_call(text) if is_cut else None
-        if open_call is not None:
+        is_whole = bool(open_call and open_call.region.is_json and message.tool_calls[-1].error is None)
+        if open_call is not None and not is_whole:
             at = len(completion.token_ids)
             error = (
                 f"the reply was cut at {at} tokens, before the tool call was complete: write a shorter one"

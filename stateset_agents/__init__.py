@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from stateset_agents.runs.callbacks import Callback
     from stateset_agents.serving.chat_session import ChatSession
     from stateset_agents.training.config import TrainingConfig, TrainingProfile
+    from stateset_agents.training.sft.settings import SFTConfig
+    from stateset_agents.training.sft.trainer import SFTTrainer, sft
     from stateset_agents.training.trainer import MultiTurnGRPOTrainer, train
     from stateset_agents.types.errors import StatesetError
     from stateset_agents.types.messages import Message
@@ -41,6 +43,8 @@ __all__ = [
     "MultiTurnGRPOTrainer",
     "RewardFunction",
     "RewardResult",
+    "SFTConfig",
+    "SFTTrainer",
     "Scenario",
     "StatesetError",
     "ToolError",
@@ -50,6 +54,7 @@ __all__ = [
     "TrajectoryGroup",
     "create_customer_service_reward",
     "reward_function",
+    "sft",
     "tool",
     "train",
 ]
@@ -73,6 +78,8 @@ _HOMES = {
     "types.messages": ("Message",),
     "runs.callbacks": ("Callback",),
     "training.config": ("TrainingConfig", "TrainingProfile"),
+    "training.sft.settings": ("SFTConfig",),
+    "training.sft.trainer": ("SFTTrainer", "sft"),
     "training.trainer": ("MultiTurnGRPOTrainer", "train"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -118,8 +118,8 @@ class RunRecorder:
         self.tracker.log_metrics(number, metrics)
         return findings
 
-    def evaluation(self, number: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of an evaluation after a step."""
+    def measured(self, number: int, metrics: Mapping[str, float]) -> None:
+        """Write metrics of a step that warn of nothing, or of an evaluation after it."""
         self.tracker.log_metrics(number, metrics)
         self.metrics |= metrics
 

@@ -666,7 +666,7 @@ class MultiTurnGRPOTrainer:
         if self.config.log_rollouts:
             write = partial(self.tracker.log_rollouts, state.step, result.groups, stage="validation")
             await self._worker.run(write)
-        self._recorder.evaluation(state.step, result.metrics())
+        self._recorder.measured(state.step, result.metrics())
         self._state = state
         return state.best.step == state.step
 

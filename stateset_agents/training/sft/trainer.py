@@ -393,8 +393,7 @@ class SFTTrainer:
             frontier=self._state.frontier + len(samples),
             train_seconds=self._state.train_seconds + seconds,
         )
-        for finding in self._recorder.step(step, shown, self.config.model_dump()):
-            await self._notify("on_warning", step, finding)
+        self._recorder.measured(step, shown)
         await self._notify("on_step_end", step, shown)
 
     async def _between_steps(self, parts: _Parts) -> None:
@@ -415,7 +414,7 @@ class SFTTrainer:
         step = self.step_number
         best = self._state.best.after(step, loss, threshold=self.config.early_stopping_threshold)
         self._state = replace(self._state, evaluated_step=step, best=best)
-        self._recorder.evaluation(step, {"eval/loss": loss, "eval/conversations": float(len(held_out))})
+        self._recorder.measured(step, {"eval/loss": loss, "eval/conversations": float(len(held_out))})
         await self._notify("on_evaluate", step, HeldOutLoss(loss=loss, conversations=len(held_out)))
         return best.step == step
 

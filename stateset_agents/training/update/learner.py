@@ -20,6 +20,7 @@ from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dt
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.training.rows.layout import Layout, num_distinct_tokens, units_of_conversations
+from stateset_agents.training.rows.pass_size import default_pass_tokens
 from stateset_agents.training.update.batch import (
     ConversationRow,
     MicroBatch,
@@ -48,10 +49,9 @@ __all__ = ["Learner"]
 
 _log = get_logger(__name__)
 
-_PASS_TOKENS = 16384
-"""Of one forward, by default: they fill a GPU."""
-_CPU_PASS_TOKENS = 2048
-"""A CPU's caches hold no more. What the rows of one conversation share is worth more than that."""
+_TOGETHER, _MOST_TOGETHER = 8, 16384
+"""A pass may be so many times as long to keep the rows of one conversation together: what they share is worth
+more than caches. But at most so many tokens."""
 
 
 class Learner:
@@ -82,6 +82,7 @@ class Learner:
         self._processes = processes or Processes()
         self.base: Any = model
         device = next(model.parameters()).device
+        self._pass_tokens = default_pass_tokens(model, device)
         if config.lora is not None:
             with seeded_rng(derive(config.seed, "adapter"), device):
                 model = add_adapter(self.base, config.lora)
@@ -140,13 +141,12 @@ class Learner:
         if LOSSES[config.loss_type].level == "sequence":  # a ratio needs all tokens of a conversation
             units = units_of_conversations(ids, conversations)
         elif self.policy.packs:
-            most = config.micro_batch_tokens or _PASS_TOKENS
+            most = config.micro_batch_tokens or min(_MOST_TOGETHER, _TOGETHER * self._pass_tokens)
             units = units_of_conversations(ids, conversations, max_tokens=most)
-        default = _CPU_PASS_TOKENS if self.device.type == "cpu" else _PASS_TOKENS
         return self.policy.layouts(
             ids,
             max_rows=config.per_device_train_batch_size * config.num_generations,
-            max_tokens=config.micro_batch_tokens or default,
+            max_tokens=config.micro_batch_tokens or self._pass_tokens,
             units=units,
         )
 

@@ -76,6 +76,8 @@ class ConversationTrainer(GRPOTrainer):
         self._rows: Sequence[TrlRow] = ()
         self._gradient_shares: Tensor | None = None
         """[B] what the gradient of each row that is forwarded is multiplied by; None: 1."""
+        self._logprobs: Tensor | None = None
+        """[B, T] of the rows that were forwarded with shares."""
         self._rng_state: Tensor | None = None
         settings: Any = arguments
         num_prompts = settings.max_steps * settings.generation_batch_size // settings.num_generations
@@ -215,15 +217,41 @@ class ConversationTrainer(GRPOTrainer):
         try:
             with self._linears():
                 loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]  # TRL
+            if self._logprobs is not None:
+                loss = loss + self._correction(inputs, self._logprobs, shares)
         finally:
-            self._gradient_shares = None
+            self._gradient_shares = self._logprobs = None
         return loss * inputs["row_share"].item() if self.loss_type in ("grpo", "dr_grpo") else loss
+
+    @torch.no_grad()
+    def _correction(self, inputs: Mapping[str, Any], logprobs: Tensor, shares: Tensor) -> Tensor:
+        """By how much the value of TRL's `grpo` loss differs from one whose rows count by their shares.
+
+        Only gradients can be given shares inside it, so its value is computed again: the loss with
+        `importance_sampling_level="token"` as `GRPOTrainer._compute_loss` of TRL 1.16 has it, without the
+        entropy bonus, which counts tokens.
+        """
+        settings: Any = self.args
+        mask, advantages = inputs["completion_mask"] * inputs["tool_mask"], inputs["advantages"]
+        ratio = torch.exp(logprobs - inputs.get("old_per_token_logps", logprobs))
+        clipped = torch.clamp(ratio, 1 - self.epsilon_low, 1 + self.epsilon_high)
+        capped = ratio if settings.delta is None else ratio.clamp(max=settings.delta)
+        losses = -torch.min(capped * advantages, clipped * advantages)
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            losses = losses * inputs["importance_sampling_ratio"]
+        if self.beta != 0.0:
+            distance = inputs["ref_per_token_logps"] - logprobs
+            kl = torch.exp(distance) - distance - 1
+            losses = losses + self.beta * (kl * ratio if settings.use_bias_correction_kl else kl)
+        rows: Tensor = (losses * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
+        return ((shares - 1) * rows).mean() / self.current_gradient_accumulation_steps
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> Any:
         """TRL's; each row's gradient goes into the model by its share."""
         scores = super()._get_per_token_logps_and_entropies(*args, **options)
         shares = self._gradient_shares
         if shares is not None and scores[0].requires_grad:
+            self._logprobs = scores[0].detach()
             scores[0].register_hook(lambda gradient: gradient * shares[:, None].to(gradient.dtype))
         return scores
 

@@ -152,6 +152,7 @@ def test_trl_s_gradient_is_ours_while_the_clip_acts_and_the_reference_pulls(fami
     [
         ("llama", {"loss_type": "grpo"}),
         ("llama", {"loss_type": "grpo", "gradient_accumulation_steps": 1}),
+        ("llama", {"loss_type": "ppo", "dual_clip": 1.3}),
         ("llama", {"loss_type": "dapo"}),
         ("llama", {"loss_type": "dr_grpo"}),
         ("llama", {"loss_type": "cispo"}),
@@ -159,7 +160,8 @@ def test_trl_s_gradient_is_ours_while_the_clip_acts_and_the_reference_pulls(fami
     ],
 )
 def test_trl_s_gradient_is_ours_for_conversations_of_several_rows(family, changes, monkeypatch):
-    """In one step as many rows as TRL asks for do not hold them: they go through in two parts."""
+    """In one step as many rows as TRL asks for do not hold them: they go through in two parts. The loss
+    that is logged is ours, too."""
     model, config = tiny_model(family), settings(**changes)
     samples = ragged(opens_rows=0.4)[: 17 if config.gradient_accumulation_steps > 1 else 8]
     num_rows = sum(len(sample.trajectory.rows) for sample in samples)
@@ -168,6 +170,8 @@ def test_trl_s_gradient_is_ours_for_conversations_of_several_rows(family, change
     ours, metrics = our_passes(model, samples, config, monkeypatch)
     theirs, figures = trl_passes(trl_learner(model, config), samples)
     assert_equal_gradients(ours, theirs)
+    total = metrics["loss/policy"] + metrics["loss/kl"]
+    assert figures["loss/total"] == pytest.approx(total, rel=2e-3)
     assert metrics["kl/reference"] > 0.01
     assert figures["policy/clip_fraction_high"] > 0.01
 

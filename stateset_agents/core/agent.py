@@ -135,9 +135,9 @@ class MultiTurnAgent:
     def _make_template(self, tokenizer: Tokenizer, date: datetime.date | None) -> ChatTemplate:
         raw = getattr(tokenizer, "hf", None)
         chosen = self.config.chat_template
-        if self.config.template_arguments and (chosen == "plain" or raw is None):
+        if self.config.chat_template_kwargs and (chosen == "plain" or raw is None):
             raise ConfigurationError(
-                "template_arguments are a jinja template's, and this agent has the plain one: leave them out"
+                "chat_template_kwargs is a jinja template's, and this agent has the plain one: leave it out"
             )
         if chosen == "plain":
             return PlainTemplate(tokenizer)
@@ -158,7 +158,7 @@ class MultiTurnAgent:
         return JinjaTemplate(
             tokenizer,
             chatml_text(tokenizer) if chosen == "chatml" else chosen,
-            arguments=self.config.template_arguments,
+            arguments=self.config.chat_template_kwargs,
             date=date,
             allow_hidden_tools=self.config.allow_hidden_tools,
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.settings import Settings
@@ -81,8 +81,9 @@ class AgentConfig(Settings):
         description="Offer tools though the chat template does not list them to the model: the system prompt "
         "names them, or it knows them by heart. Else that is an error before the first turn.",
     )
-    template_arguments: Mapping[str, Any] = Field(
+    chat_template_kwargs: Mapping[str, Any] = Field(
         default_factory=dict,
+        validation_alias=AliasChoices("chat_template_kwargs", "template_arguments"),
         description="Switches of the chat template, such as {enable_thinking: false}; see its own text.",
     )
     template_date: date | None = Field(

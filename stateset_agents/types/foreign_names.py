@@ -74,7 +74,7 @@ SETTINGS: Mapping[str, ForeignName] = {
     **_trl("", "the reference is the model that the training began with", "ref_model_sync_steps"),
     **_trl("", f"AgentConfig has it for people; {_FULL}", "top_p", "top_k"),
     **_trl("", f"{_FULL} at training.temperature", "min_p", "generation_kwargs", "repetition_penalty"),
-    **_trl("agent.chat_template", "", "chat_template_kwargs"),
+    **_trl("agent.chat_template_kwargs", "", "chat_template_kwargs"),
     **_trl("environment.max_turns", "", "max_tool_calling_iterations"),
     **_trl("training.log_rollouts", "", "log_completions"),
     **_trl("training.log_rollouts", _ALL_LOGGED, "num_completions_to_print", "log_unique_prompts"),

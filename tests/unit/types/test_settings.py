@@ -147,6 +147,15 @@ def test_a_choice_says_what_there_is_to_choose(data: dict[str, Any], message: st
     assert str(caught.value) == message
 
 
+def test_chat_template_kwargs_have_trl_s_name_and_their_older_one() -> None:
+    switches = {"enable_thinking": False}
+    named = AgentConfig(chat_template_kwargs=switches)
+    assert AgentConfig.model_validate({"template_arguments": switches}) == named
+    assert named.model_dump()["chat_template_kwargs"] == switches
+    with pytest.raises(ValueError, match=r"did you mean 'agent\.chat_template_kwargs'\?"):
+        TrainingConfig.model_validate({"chat_template_kwargs": switches})
+
+
 def test_one_text_to_stop_at_is_a_list_of_one() -> None:
     assert AgentConfig(stop="\n").stop == ("\n",)  # type: ignore[arg-type]  # as people write it
     with pytest.raises(ConfigurationError, match="a stop string must hold at least one character"):

@@ -166,7 +166,7 @@ AGENT = {
     "top_p": Change(0.5, "error"),
     "chat_template": Change(TEMPLATE),
     "allow_hidden_tools": Change(True, "error", {"chat_template": TEMPLATE}, "with a tool"),
-    "template_arguments": Change({"polite": True}, given={"chat_template": TEMPLATE}),
+    "chat_template_kwargs": Change({"polite": True}, given={"chat_template": TEMPLATE}),
     "template_date": Change("2020-02-02", given={"chat_template": TEMPLATE}),
     "device": Change("tpu", "error"),
     "dtype": Change("bf16"),

@@ -86,6 +86,8 @@ class ReplyLimits:
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     """Texts that end it, besides those of `AgentConfig.stop`."""
+    with_reasoning: bool = False
+    """Does the conversation get the agent's thoughts beside its words, as clients of a served agent do?"""
 
 
 class Conversation(Protocol):
@@ -128,9 +130,10 @@ class Conversation(Protocol):
 async def step_conversation(completion: Completion, conversation: Conversation) -> Observation:
     """What a conversation answers to a turn of the agent: by `take` where it has that, else by `step`.
 
-    Users, tools and programs never get the agent's thoughts.
+    Users and tools never get the agent's thoughts; a conversation does whose `reply_limits` ask for them.
     """
-    if completion.message.reasoning is not None:
+    limits = getattr(conversation, "reply_limits", None)
+    if completion.message.reasoning is not None and not (limits and limits.with_reasoning):
         completion = replace(completion, message=replace(completion.message, reasoning=None))
     take = getattr(conversation, "take", None)  # a protocol's isinstance is slow, and this is each turn
     if take is None:

@@ -62,7 +62,7 @@ class Message:
     """What was said: thoughts and tool calls are not in it."""
     reasoning: str | None = None
     """What the agent thought before it spoke, as its template frames thoughts; None where it has no thought.
-    Only the agent itself reads it: not users, tools, judges or programs."""
+    Users, tools and judges never get it; clients and programs do, apart from the words."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None

@@ -175,7 +175,9 @@ def _limits(sampling: Mapping[str, Any]) -> ReplyLimits:
     lengths = [sampling[name] for name in ("max_tokens", "max_completion_tokens") if name in sampling]
     stop = sampling.get("stop", ())
     return ReplyLimits(
-        max_new_tokens=min(lengths, default=None), stop=(stop,) if isinstance(stop, str) else tuple(stop)
+        max_new_tokens=min(lengths, default=None),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        with_reasoning=True,
     )
 
 

@@ -105,6 +105,40 @@ async def test_a_program_with_openai_s_client_is_a_conversation_with_its_sampled
     assert sum(one.action_mask) == len(said[0]) + len(said[1])
 
 
+THINKING = """
+import json, sys
+import openai
+
+task = json.loads(sys.stdin.readline())
+client = openai.OpenAI()
+messages = [{"role": "user", "content": task["opening"]}]
+first = client.chat.completions.create(model="m", messages=messages).choices[0].message
+messages += [first, {"role": "user", "content": "and K28?"}]
+told = {"content": "", "reasoning": ""}
+for chunk in client.chat.completions.create(model="m", messages=messages, stream=True):
+    for name in told:
+        told[name] += getattr(chunk.choices[0].delta, name, None) or ""
+print(json.dumps({"reward": 1.0, "metadata": {"first": [first.content, first.reasoning], "second": told}}))
+"""
+
+
+@pytest.mark.parametrize("turn_timeout", [60.0, None])
+async def test_a_program_gets_thoughts_apart_from_words_as_serve_s_clients_do(tmp_path, turn_timeout):
+    path = tmp_path / "agent.py"
+    path.write_text(THINKING)
+    environment = ExternalProgram([sys.executable, str(path)], TASKS, verdict="stdout")
+    replies = ["<think>Shelf?</think>It is here.", "<think>Door?</think>There."]
+    (one,) = await play(environment, replies, turn_timeout=turn_timeout)
+    assert one.error is None
+    assert one.metadata == {
+        "first": ["It is here.", "Shelf?"],
+        "second": {"content": "There.", "reasoning": "Door?"},
+    }
+    assert [turn.completion.message.reasoning for turn in one.turns] == ["Shelf?", "Door?"]
+    assert one.turns[1].follows == -1  # goes on in its row
+    assert len(one.rows) == 1
+
+
 async def test_members_run_side_by_side_and_share_their_seed(tmp_path):
     command = program(
         tmp_path, 'end(reward=1.0, metadata={"seed": task["seed"], "heard": say(task["opening"])})'

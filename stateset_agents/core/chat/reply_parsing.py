@@ -145,7 +145,7 @@ class ReplyParser:
             yield broken(_TOO_DEEP)
             return
         except Exception as error:  # parsers of transformers raise what Python raises inside them
-            if self._without_thoughts(found.written) != self.without_special(found.written):
+            if self._has_thoughts(found.written):
                 yield broken("the tool call cannot be read: a thought stands in it")  # the error may quote it
                 return
             how = "is not JSON" if region.is_json and isinstance(error, ValueError) else "cannot be read"
@@ -191,10 +191,15 @@ class ReplyParser:
 
     def _without_thoughts(self, text: str) -> str:
         """The text of a call that was not read, for others: without thoughts and control tokens."""
+        if not self._has_thoughts(text):
+            return self.without_special(text)
         thoughts = [region for region in self.regions if region.holds == "reasoning"]
         stream = ReplyStream(thoughts, dropped=_any_of(self.special), strips=False)
         stream.finish(text)
         return stream.content
+
+    def _has_thoughts(self, text: str) -> bool:
+        return any(region.opens.search(text) for region in self.regions if region.holds == "reasoning")
 
     def _without_special_in(self, value: Any, level: int = 0) -> Any:
         if isinstance(value, str):

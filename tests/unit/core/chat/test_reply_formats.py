@@ -222,7 +222,8 @@ def stream_and_read(parser: ReplyParser, text: str, sizes: list[int]) -> Message
             json.dumps(dict(each.arguments), allow_nan=False, ensure_ascii=False).encode()
         else:
             assert "\n" not in each.error
-            assert each.written in text or not parser.skip_special_tokens
+            characters = iter(text)  # thoughts and control tokens are missing in what is shown to others
+            assert all(character in characters for character in each.written)
     return message
 
 
@@ -616,8 +617,10 @@ def test_replies_that_repeat_themselves_take_time_in_proportion(
             short = seconds_of(parser, replies(part, 25_000)[number])
             assert short < 1, f"{part!r} in 25,000 characters takes {short:.1f} s"
             long = min(seconds_of(parser, replies(part, 100_000)[number]) for _ in range(3))
-            ratio = long / short
-            assert ratio < 6, f"{part!r} four times as often takes {ratio:.1f} times as long"
+            is_quick = long < 0.3
+            assert is_quick or long < 6 * short, (
+                f"{part!r}: {short:.2f} s become {long:.2f} s in four times as many"
+            )
 
 
 def test_every_format_is_tried_with_replies_that_repeat_themselves() -> None:

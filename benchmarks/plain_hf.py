@@ -17,7 +17,7 @@ import torch
 from benchmarks.shapes import Request
 from benchmarks.workers.hf import generate
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.chat.reply_parsing import parse_reply
+from stateset_agents.core.chat.replies.parsing import parse_reply
 from stateset_agents.core.environment import Conversation, Environment
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scoring.base import score_trajectories

@@ -1,7 +1,7 @@
 """The built-in ChatML template with a place for tools, `chat_template: chatml`. Chosen by core/agent.py.
 
 It is for models that speak ChatML and whose own template lists no tools. Tools, calls and results are
-written as Qwen 2.5 and Hermes write them, so that `reply_parsing.HERMES` reads the calls:
+written as Qwen 2.5 and Hermes write them, so that `replies.parsing.HERMES` reads the calls:
 
     <|im_start|>system          the system message, then the tools as JSON between <tools> and </tools>
     <|im_start|>assistant       words, then <tool_call>{"name": ..., "arguments": {...}}</tool_call>

@@ -10,7 +10,7 @@ from typing import Any
 
 from stateset_agents.backends.base import Tokenizer
 from stateset_agents.core.chat.escaping import encodable
-from stateset_agents.core.chat.reply_parsing import HERMES
+from stateset_agents.core.chat.replies.parsing import HERMES
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 

@@ -23,7 +23,7 @@ from stateset_agents.core.chat.escaping import ControlTokenEscaper
 from stateset_agents.core.chat.load_check import TOOL, answers, probe_talks, refuse_unstable
 from stateset_agents.core.chat.plain_template import PlainTemplate
 from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering, Roles, find_roles
-from stateset_agents.core.chat.reply_parsing import ReplyParser, choose_parser, parse_reply
+from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser, parse_reply
 from stateset_agents.core.chat.turn_ends import TurnEnds
 from stateset_agents.types.errors import ConfigurationError, ConversationRefused
 from stateset_agents.types.messages import Message, ToolCall

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from stateset_agents.backends.openai.protocol import ApiError
-from stateset_agents.core.chat.reply_parsing import parse_reply
+from stateset_agents.core.chat.replies.parsing import parse_reply
 from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.environments.programs.rollout_endpoint import RolloutServer
 from stateset_agents.types.messages import Completion, Message

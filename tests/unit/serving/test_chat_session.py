@@ -11,7 +11,7 @@ import pytest
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.core.chat.reply_parsing import HERMES, parse_reply
+from stateset_agents.core.chat.replies.parsing import HERMES, parse_reply
 from stateset_agents.environments.retail_desk import RetailDesk
 from stateset_agents.serving.chat_session import ChatSession, ConversationTools
 from stateset_agents.serving.saved_conversations import load_conversations, save_conversation

@@ -19,8 +19,8 @@ from trl.chat_template_utils import add_response_schema
 
 from stateset_agents.backends.openai.protocol import as_sent
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
-from stateset_agents.core.chat.reply_parsing import ReplyParser, choose_parser
-from stateset_agents.core.chat.response_templates import RESPONSE_TEMPLATES
+from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser
+from stateset_agents.core.chat.replies.response_templates import RESPONSE_TEMPLATES
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, Message, ToolCall
 

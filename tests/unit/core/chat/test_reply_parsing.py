@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.chat.reply_parsing import HERMES, parse_reply
+from stateset_agents.core.chat.replies.parsing import HERMES, parse_reply
 from stateset_agents.core.tools import Toolbox
 from stateset_agents.types.messages import Message, ToolCall
 

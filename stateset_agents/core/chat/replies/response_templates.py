@@ -1,4 +1,4 @@
-"""How models write thoughts and tool calls, as response templates of transformers; for reply_parsing.py.
+"""How models write thoughts and tool calls, as response templates of transformers; for parsing.py.
 
 Each is a `response_template` (https://huggingface.co/docs/transformers/main/en/chat_response_parsing) without
 the anchor at which a message starts, since the end of the prompt is known here. A field named `frame` is

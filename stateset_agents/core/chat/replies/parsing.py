@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 import regex  # type: ignore[import-untyped]  # it has no types of its own
 
-from stateset_agents.core.chat.call_values import (
+from stateset_agents.core.chat.replies.call_values import (
     MAX_LEVELS,
     TaggedArguments,
     TooDeep,
     read_bare_keys,
     read_python_calls,
 )
-from stateset_agents.core.chat.reply_stream import CallText, Region, ReplyStream
-from stateset_agents.core.chat.response_templates import RESPONSE_TEMPLATES
+from stateset_agents.core.chat.replies.response_templates import RESPONSE_TEMPLATES
+from stateset_agents.core.chat.replies.stream import CallText, Region, ReplyStream
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message, ToolCall

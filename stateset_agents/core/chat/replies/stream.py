@@ -1,4 +1,4 @@
-"""Cuts a sampled text into words, thoughts and tool calls, whole or piece by piece; for reply_parsing.py.
+"""Cuts a sampled text into words, thoughts and tool calls, whole or piece by piece; for parsing.py.
 
 A `Region` is a part of a reply between two delimiters, `<think>` and `</think>` say. What stands in no region
 is the reply's words. What a region holds opens no other one: a call inside a thought is no call.

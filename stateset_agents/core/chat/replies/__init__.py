@@ -1,0 +1,1 @@
+"""What the agent sampled, read back: thoughts, words and tool calls."""

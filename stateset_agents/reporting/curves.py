@@ -86,6 +86,11 @@ _LEARNING = (
         percent=True,
         bounds=_SHARE,
     ),
+    _Kind(
+        title="Loss",
+        metrics={"sft/loss": "trained on", "eval/loss": "held out"},
+        note="of a fine-tuning, nats per token",
+    ),
     _single("KL to the reference", "kl/reference", "nats per token"),
     _single("Entropy", "policy/entropy", "nats per token"),
     _Kind(

@@ -22,6 +22,7 @@ from stateset_agents import (
     TrainingConfig,
 )
 from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.reporting.curves import learning_curves
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.sft.own_successes import OwnSuccesses
 from stateset_agents.training.sft.settings import SFTConfig
@@ -74,6 +75,7 @@ async def test_the_loss_falls_and_the_run_folder_tells_it(tmp_path):
     best = log.summary()["best"]
     assert best == {"step": best["step"], "metric": "eval/loss", "value": min(held_out.values())}
     assert held_out[best["step"]] == best["value"]
+    assert next(chart.title for chart in learning_curves(list(log.metrics()))) == "Loss"
     assert trainer.run.report.is_file()
 
 

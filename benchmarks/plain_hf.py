@@ -152,7 +152,7 @@ class PlainTrainer:
                     reward=seen.reward,
                 )
             )
-            episode.delta = self._delta(seen.messages, ended=bool(ends))
+            episode.delta = self._delta(seen.messages, end=reply[-1] if ends else None)
             episode.over = seen.terminated or seen.truncated
             if not episode.over and len(episode.row) + len(episode.delta) >= self.agent.context_length:
                 episode.over = True
@@ -160,9 +160,8 @@ class PlainTrainer:
                 episode.row += episode.delta
                 episode.mask += [0] * len(episode.delta)
 
-    def _delta(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
-        template = self.agent.template
-        return [*([] if ended else [template.end_id]), *template.delta(messages)] if messages else []
+    def _delta(self, messages: Sequence[Message], *, end: int | None) -> list[int]:
+        return list(self.agent.template.delta(messages, end=end)) if messages else []
 
     async def _ended(self, episode: Talking) -> Trajectory:
         outcome = await episode.conversation.outcome()

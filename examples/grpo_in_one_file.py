@@ -72,9 +72,9 @@ async def play(
                 break
             # Only what is new is tokenised. Rendering the whole conversation again could spell the agent's
             # words in other tokens than it sampled, and those would be trained.
-            prompt = agent.template.delta(answer.messages, completion.message.tool_calls)
-            if row[-1] not in agent.template.stop_ids:  # a turn cut by length has no end token yet
-                prompt = [agent.template.end_id, *prompt]
+            # A turn cut by length has no end token yet: the delta begins with it.
+            end = row[-1] if row[-1] in agent.template.stop_ids else None
+            prompt = agent.template.delta(answer.messages, completion.message.tool_calls, end=end)
         outcome = await conversation.outcome()
         await conversation.close()
         await agent.backend.release(session)  # forget its keys and values

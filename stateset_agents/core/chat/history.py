@@ -184,10 +184,7 @@ class ChatHistory:
             return Prompt(messages=messages, tools=tools, view=view, ids=ids)
         row, said = turn.completion.prompt_ids, turn.completion.token_ids
         calls = [call for call in turn.completion.message.tool_calls if call.error is None]
-        end = self._end(turn)
-        delta = self._template.delta(messages[len(turn.conversation) :], calls, end=end)
-        if end is None:  # a limit cut it
-            delta = [self._template.end_id, *delta]
+        delta = self._template.delta(messages[len(turn.conversation) :], calls, end=self._end(turn))
         return Prompt(
             messages=messages,
             tools=tools,

@@ -56,8 +56,9 @@ class PlainTemplate:
     def delta(
         self, messages: Sequence[Message], calls: Sequence[ToolCall] = (), *, end: int | None = None
     ) -> list[int]:
-        """Ids from right after the agent's eos to where it speaks again, whatever it called."""
-        return self._ids([""], messages)
+        """Ids from right after a reply to where the agent speaks again, whatever it called; with the eos in
+        front where a limit cut the reply."""
+        return [*([self.end_id] if end is None else []), *self._ids([""], messages)]
 
     def goes_on(
         self,

@@ -41,8 +41,6 @@ _NUM_DELTAS, _MOST_CHARACTERS = 256, 2000
 class ChatTemplate(Protocol):
     """Encodes conversations as one model's token ids."""
 
-    end_id: int
-    """Appended, untrained, to a turn that was cut by length."""
     stop_ids: tuple[int, ...]
     """Sampling any of these ends a turn."""
     parser: ReplyParser
@@ -59,9 +57,11 @@ class ChatTemplate(Protocol):
     def delta(
         self, messages: Sequence[Message], calls: Sequence[ToolCall] = (), *, end: int | None = None
     ) -> list[int]:
-        """Ids from right after the agent's end-of-turn token to where it speaks again.
+        """Ids from right after a reply to where the agent speaks again.
 
-        `messages` answer a reply with these readable calls, which ended by the token `end`.
+        `messages` answer a reply with these readable calls, which ended by the token `end`: the ids go on
+        behind it. With None, a limit cut the reply, and the ids begin with the token that the template writes
+        there.
         """
         ...
 
@@ -162,10 +162,11 @@ class JinjaTemplate:
     def delta(
         self, messages: Sequence[Message], calls: Sequence[ToolCall] = (), *, end: int | None = None
     ) -> list[int]:
-        """Ids from right after the agent's end-of-turn token to where it speaks again.
+        """Ids from right after a reply to where the agent speaks again.
 
         `calls` are the reply's readable ones, which the messages answer; `end` is the token that the reply
-        ended by, where it may be another than the template writes there.
+        ended by, maybe another than the template writes there. With None, a limit cut the reply: the ids
+        begin with the template's own.
 
         The ids depend on these alone, and the members of a group hear much alike: at the retail desk four of
         five deltas have been made before.
@@ -176,8 +177,8 @@ class JinjaTemplate:
             ids = self._new_delta(following, names)
         else:
             ids = self._known_delta(following, names)
-        is_part = end is not None and end != ids[0] and (self._ends.talk_end is None or ids[0] != self.end_id)
-        return list(ids if is_part else ids[1:])
+        is_missing = end is None or (end != ids[0] and (self._ends.talk_end is None or ids[0] != self.end_id))
+        return list(ids if is_missing else ids[1:])
 
     def goes_on(
         self,

@@ -172,7 +172,7 @@ async def test_a_turn_that_a_stop_string_ended_gets_an_untrained_end_token() -> 
         first, second = group.trajectories[0].turns
         assert first.completion.token_ids == tuple(b"ok STOP")
         assert first.completion.message.content == "ok"
-        assert second.prompt_ids[0] == agent.template.end_id
+        assert second.prompt_ids[0] == agent.backend.tokenizer.eos_ids[0]
         assert await agent.generate_response("hi") == "ok "
 
 

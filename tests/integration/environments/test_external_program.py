@@ -101,7 +101,8 @@ async def test_a_program_with_openai_s_client_is_a_conversation_with_its_sampled
     first = template.prompt(
         one.opening, [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     )
-    assert one.token_ids == [*first, *said[0], *template.delta(one.turns[0].feedback), *said[1]]
+    delta = template.delta(one.turns[0].feedback, end=said[0][-1])
+    assert one.token_ids == [*first, *said[0], *delta, *said[1]]
     assert sum(one.action_mask) == len(said[0]) + len(said[1])
 
 

@@ -57,9 +57,9 @@ def test_deltas_laid_end_to_end_are_the_whole_rendering(name: str) -> None:
     if name != "gemma":
         talk.insert(0, said("system", "Be brief."))
     row = template.prompt(talk[:-2])
-    row += [*tokenizer.encode("yes?"), template.end_id, *template.delta(talk[-1:])]
+    row += [*tokenizer.encode("yes?"), *template.delta(talk[-1:])]
     assert row == whole(tokenizer, *talk)
-    row += [*tokenizer.encode("done"), template.end_id, *template.delta([said("user", "bye")])]
+    row += [*tokenizer.encode("done"), *template.delta([said("user", "bye")])]
     assert row == whole(tokenizer, *talk, said("assistant", "done"), said("user", "bye"))
 
 
@@ -70,7 +70,7 @@ def test_tool_results_are_deltas_too(name: str) -> None:
     opening = said("user", "look it up")
     results = [said("tool", '{"found": 1}', tool_call_id="a"), said("tool", "nothing", tool_call_id="b")]
     row = template.prompt([opening], [TOOL])
-    row += [*tokenizer.encode("looking"), template.end_id, *template.delta(results)]
+    row += [*tokenizer.encode("looking"), *template.delta(results)]
     assert row == whole(tokenizer, opening, said("assistant", "looking"), *results, tools=[TOOL])
 
 
@@ -132,7 +132,7 @@ def test_a_template_that_sets_replies_apart_by_spaces_is_fine() -> None:
     template = JinjaTemplate(tokenizer)
     talk = [said("system", "Brief."), said("user", "hi"), said("assistant", "yes"), said("user", "bye")]
     row = template.prompt(talk[:2])  # the space before a reply is the agent's to sample
-    row += [*tokenizer.encode(" yes "), template.end_id, *template.delta(talk[3:])]
+    row += [*tokenizer.encode(" yes "), *template.delta(talk[3:])]
     assert row == whole(tokenizer, *talk)
 
 
@@ -143,9 +143,9 @@ def test_an_end_token_that_swallows_the_line_end_after_it_does_so_in_deltas_too(
     tokenizer = HuggingFaceTokenizer(hf)
     template = JinjaTemplate(tokenizer)
     talk = [said("user", "hi"), said("assistant", "yes"), said("user", "bye")]
-    row = [*template.prompt(talk[:1]), *tokenizer.encode("yes"), template.end_id, *template.delta(talk[2:])]
+    row = [*template.prompt(talk[:1]), *tokenizer.encode("yes"), *template.delta(talk[2:])]
     assert row == whole(tokenizer, *talk)
-    assert template.delta(talk[2:])[0] == hf.convert_tokens_to_ids("<|im_start|>")
+    assert template.delta(talk[2:], end=template.end_id)[0] == hf.convert_tokens_to_ids("<|im_start|>")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -154,7 +154,7 @@ def test_the_end_token_is_found_and_what_follows_it_is_environment_text(name: st
     template = JinjaTemplate(tokenizer)
     assert tokenizer.hf.convert_ids_to_tokens(template.end_id) == family.end
     after = tokenizer.encode(family.after_end)
-    assert template.delta([said("user", "x")])[: len(after)] == after
+    assert template.delta([said("user", "x")])[: 1 + len(after)] == [template.end_id, *after]
     eos = tokenizer.hf.eos_token_id
     assert template.stop_ids == ((template.end_id,) if template.end_id == eos else (template.end_id, eos))
 
@@ -197,7 +197,7 @@ def test_a_template_that_shows_earlier_replies_otherwise_is_used(how: str) -> No
     template = JinjaTemplate(tokenizer)
     assert not template.appends
     row = template.prompt([said("user", "hi")])
-    row += [*tokenizer.encode("yes"), template.end_id, *template.delta([said("user", "bye")])]
+    row += [*tokenizer.encode("yes"), *template.delta([said("user", "bye")])]
     assert template.goes_on([said("user", "hi")], said("assistant", "yes"), [said("user", "bye")]) == (
         whole(tokenizer, said("user", "hi"), said("assistant", "yes"), said("user", "bye")) == row
     )

@@ -40,8 +40,8 @@ def test_the_lines_of_the_docstring() -> None:
 
 def test_deltas_laid_end_to_end_are_the_whole_prompt() -> None:
     row = TEMPLATE.prompt([user("a")])
-    row += [*TOKENIZER.encode(" b"), EOS, *TEMPLATE.delta([Message(role="tool", content="c\nd")])]
-    row += [*TOKENIZER.encode(" e"), EOS, *TEMPLATE.delta([user("f")])]
+    row += [*TOKENIZER.encode(" b"), *TEMPLATE.delta([Message(role="tool", content="c\nd")])]
+    row += [*TOKENIZER.encode(" e"), *TEMPLATE.delta([user("f")])]
     talk = [user("a"), assistant("b"), Message(role="tool", content="c\nd"), assistant("e"), user("f")]
     assert row == TEMPLATE.prompt(talk)
 
@@ -63,7 +63,7 @@ def test_a_thought_stands_before_the_words_and_what_is_said_is_only_appended_to(
     assert TEMPLATE.appends
     assert TEMPLATE.goes_on([user("hi")], said, [user("bye")])
     call = ToolCall(name="look", id="call_0_0")
-    assert TEMPLATE.delta([user("bye")], [call], end=EOS) == TEMPLATE.delta([user("bye")])
+    assert TEMPLATE.delta([user("bye")], [call]) == [EOS, *TEMPLATE.delta([user("bye")], end=EOS)]
 
 
 LINE_ENDS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]

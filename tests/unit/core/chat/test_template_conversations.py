@@ -136,6 +136,21 @@ def expect_deltas(name: str, trajectory: Trajectory, talk: Sequence[Exchange]) -
     assert sum(row.action_mask) == trajectory.num_agent_tokens == sampled
 
 
+CLOSED_BY_THE_END = ("gptoss", "gptoss_training", "llama3_1", "llama3_2")
+"""A call without it is not complete."""
+
+
+@pytest.mark.parametrize("name", [one for one in ALL_NAMES if tools_of(one) and one not in CLOSED_BY_THE_END])
+async def test_behind_a_call_that_a_limit_cuts_right_there_stands_the_call_s_own_end(name: str) -> None:
+    call = ToolCall(name="look", arguments={"at": "K27"})
+    reply = Message(role="assistant", content="", tool_calls=(call,))
+    bye = Exchange(Message(role="assistant", content="Bye."))
+    whole, cut = ([Exchange(reply, ("found",), is_cut=is_cut), bye] for is_cut in (False, True))
+    expected, kept = await play(name, whole, "keep"), await play(name, cut, "keep")
+    assert kept.token_ids == expected.token_ids
+    expect_full_renders(name, await play(name, cut, "template"))
+
+
 OTHER_WAY = {  # a call as the template would not write it
     "chatml": '<tool_call>{"arguments": {"at": "K27", "times": 2}, "name": "look"}</tool_call>',
     "qwen2_5": '<tool_call> {"arguments":{"times":2,"at":"K27"},"name":"look"}</tool_call>\n\n',

@@ -216,9 +216,10 @@ def test_gpt_oss_ends_turns_by_other_tokens_than_stand_between_them() -> None:
     assert template.stop_ids[:2] == (token(template, "<|return|>"), token(template, "<|call|>"))
     assert template.end_id == token(template, "<|end|>")
     assert template.end_id not in template.stop_ids  # it closes a thought, too
-    assert text_of(template, template.delta(user("hi"))).startswith("<|start|>user<|message|>hi<|end|>")
+    after = text_of(template, template.delta(user("hi")))
+    assert after.startswith("<|end|><|start|>user<|message|>hi<|end|>")
     after = text_of(template, template.delta(heard("found"), [CALL]))
-    assert after.startswith("<|start|>functions.look to=assistant<|channel|>commentary<|message|>")
+    assert after.startswith("<|call|><|start|>functions.look to=assistant<|channel|>commentary<|message|>")
     talk = [USER], said("", None, CALL), heard("found")
     sampled = template.tokenizer.encode_markup(template.render_reply(said("", None, CALL)))
     assert template.goes_on(*talk, [LOOK], sampled=[*sampled, token(template, "<|call|>")])
@@ -230,22 +231,24 @@ def test_glm_ends_a_turn_by_the_next_role_s_opener() -> None:
     opener, observation = token(template, "<|user|>"), token(template, "<|observation|>")
     assert template.end_id == opener
     assert set(template.stop_ids) == {opener, observation, template.tokenizer.hf.eos_token_id}
-    plain = template.delta(user("hi"))
+    plain = template.delta(user("hi"), end=opener)
     assert text_of(template, plain) == "\nhi<|assistant|>"
-    assert template.delta(user("hi"), end=opener) == plain
+    assert template.delta(user("hi")) == [opener, *plain]
     assert template.delta(user("hi"), end=template.tokenizer.hf.eos_token_id) == [opener, *plain]
-    found = template.delta(heard("found"), [CALL])
+    found = template.delta(heard("found"), [CALL], end=observation)
     assert text_of(template, found) == "\n<tool_response>\nfound\n</tool_response><|assistant|>"
-    assert template.delta(heard("found"), [CALL], end=opener) == [observation, *found]
+    for end in (opener, None):
+        assert template.delta(heard("found"), [CALL], end=end) == [observation, *found]
 
 
 def test_gemma_4_goes_on_in_the_same_turn_after_a_result() -> None:
     template = trl_template("gemma4")
     assert token(template, "<|tool_response>") in template.stop_ids
-    delta = text_of(template, template.delta(heard("found"), [CALL]))
+    result = token(template, "<|tool_response>")
+    delta = text_of(template, template.delta(heard("found"), [CALL], end=result))
     assert delta == 'response:look{value:<|"|>found<|"|>}<tool_response|>'
     told = text_of(template, template.delta(heard("error: unknown tool 'look'")))
-    assert told == "\n<|turn>user\ntool: error: unknown tool 'look'<turn|>\n<|turn>model\n"
+    assert told == "<turn|>\n<|turn>user\ntool: error: unknown tool 'look'<turn|>\n<|turn>model\n"
 
 
 @pytest.mark.parametrize(

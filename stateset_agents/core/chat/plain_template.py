@@ -69,8 +69,13 @@ class PlainTemplate:
         *,
         sampled: Sequence[int] | None = None,
     ) -> bool:
-        """True: it only appends."""
-        return self.appends
+        """Does it write this reply as it was sampled, white space aside, and end it so? It only appends."""
+        if not sampled:
+            return True
+        ends = sampled[-1] in self.stop_ids
+        said = self.tokenizer.decode_markup(sampled[:-1] if ends else sampled)
+        is_same = "".join(said.split()) == "".join(_body(reply).split())
+        return is_same and (not ends or sampled[-1] == self.end_id)
 
     def reply(self, message: Message, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a reply as the agent would sample it after a prompt, its eos included."""

@@ -119,9 +119,6 @@ class JinjaTemplate:
         self.date = self._render.date
         controls = _control_tokens(tokenizer)
         self._control_ids = frozenset(controls.values())
-        self._special_ids = frozenset(tokenizer.hf.all_special_ids) | frozenset(
-            id for id, token in tokenizer.hf.added_tokens_decoder.items() if token.special
-        )
         longest_first = sorted(controls, key=len, reverse=True)
         self._controls = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._ends = TurnEnds(self._render, self._controls)
@@ -171,12 +168,7 @@ class JinjaTemplate:
         The ids depend on these alone, and the members of a group hear much alike: at the retail desk four of
         five deltas have been made before.
         """
-        following, names = tuple(messages), tuple((call.name, call.id) for call in calls)
-        long = sum(len(message.content) for message in following) > _MOST_CHARACTERS
-        if long or any(message.tool_calls for message in following):  # a call's arguments have no hash
-            ids = self._new_delta(following, names)
-        else:
-            ids = self._known_delta(following, names)
+        ids = self._delta(messages, calls)
         is_missing = end is None or (end != ids[0] and (self._ends.talk_end is None or ids[0] != self.end_id))
         return list(ids if is_missing else ids[1:])
 
@@ -200,14 +192,24 @@ class JinjaTemplate:
 
         Example: a template that drops earlier thoughts goes on after a reply without one.
         """
-        if self.appends and (sampled is None or not self._may_be_damaged(reply, sampled)):
+        if self.appends and (sampled is None or self._writes(reply, following, sampled)):
             return True
         return self._extends(shown, reply, following, tools, sampled)
 
-    def _may_be_damaged(self, reply: Message, sampled: Sequence[int]) -> bool:
-        """Does its message hold less than was sampled: is a control token amid words, a thought left open?"""
-        is_open = reply.reasoning is not None and not reply.content and not reply.tool_calls
-        return is_open or not self._special_ids.isdisjoint(sampled[:-1])
+    def _writes(self, reply: Message, following: Sequence[Message], sampled: Sequence[int]) -> bool:
+        """Does the template write this reply as it was sampled, and end it so? It is not asked for the whole
+        conversation: one that only appends writes a reply as if nothing else had been said."""
+        end = self._end_of(sampled)
+        if end is not None and end != self._delta(following, _readable(reply))[0]:
+            return False
+        said = self._as_sampled(sampled, end)
+        is_words = reply.reasoning is None and not reply.tool_calls and _THOUGHT_END.strip() not in said
+        if is_words and _squeezed(said) == _squeezed(reply.content):
+            return True
+        try:
+            return self._is_same(self.render_reply(reply), said)
+        except ConfigurationError:
+            return False
 
     def render_reply(self, reply: Message) -> str:
         """What the template writes for one assistant message, from where the agent begins to speak to before
@@ -288,6 +290,14 @@ class JinjaTemplate:
         if ids[: len(start)] == start:  # some tokenizers read what follows a control token differently
             return ids[len(start) :]
         return self._encode(written)
+
+    def _delta(self, messages: Sequence[Message], calls: Sequence[ToolCall]) -> tuple[int, ...]:
+        """What the template writes after a reply with these calls, the token that ends it in front."""
+        following, names = tuple(messages), tuple((call.name, call.id) for call in calls)
+        long = sum(len(message.content) for message in following) > _MOST_CHARACTERS
+        if long or any(message.tool_calls for message in following):  # a call's arguments have no hash
+            return self._new_delta(following, names)
+        return self._known_delta(following, names)
 
     def _new_delta(
         self, messages: tuple[Message, ...], calls: tuple[tuple[str, str], ...]
@@ -431,8 +441,8 @@ class JinjaTemplate:
     ) -> bool:
         """`goes_on` by rendering."""
         escaper = ControlTokenEscaper(self._controls)
-        calls = [(call.name, call.id) for call in reply.tool_calls if call.error is None]
-        end = sampled[-1] if sampled and sampled[-1] in self.stop_ids else None
+        calls = [(call.name, call.id) for call in _readable(reply)]
+        end = None if sampled is None else self._end_of(sampled)
         try:
             row, talk = self._text(shown, tools), self._text([*shown, reply, *following], tools)
             stop, after = self._after_reply(calls, following, escaper)
@@ -443,13 +453,27 @@ class JinjaTemplate:
         stops = self.stop_ids if end is None else (end,)
         if self._id(stop) not in stops or not (talk.startswith(row) and talk.endswith(delta)):
             return False
-        shows = _squeezed(talk[len(row) : len(talk) - len(delta)])
-        # a call's keys may stand in another order; what was lost in reading it would be missing here
-        return shows == said or bool(calls and said and sorted(shows) == sorted(said))
+        return said is not None and self._is_same(talk[len(row) : len(talk) - len(delta)], said)
+
+    def _is_same(self, shows: str, said: str) -> bool:
+        """Is what the template shows of a reply what was said? White space may differ, and in calls the order
+        of keys: what was lost in reading a call is missing in one of the texts."""
+        return _squeezed(shows) == _squeezed(said) or self._in_parts(shows) == self._in_parts(said)
+
+    def _in_parts(self, text: str) -> tuple[str, list[list[str]]]:
+        """A reply's text without its calls, and the characters of each call in one order."""
+        stream = self.parser.stream()
+        stream.finish(text)
+        for call in stream.calls:
+            text = text.replace(call.written, _PROBE, 1)
+        return _squeezed(text), [sorted(_squeezed(call.written)) for call in stream.calls]
+
+    def _end_of(self, sampled: Sequence[int]) -> int | None:
+        """The token that a reply ended by; None where a limit cut it."""
+        return sampled[-1] if sampled and sampled[-1] in self.stop_ids else None
 
     def _as_sampled(self, sampled: Sequence[int], end: int | None) -> str:
-        ids = sampled if end is None else sampled[:-1]
-        return _squeezed(self.tokenizer.decode_markup(ids))
+        return str(self.tokenizer.decode_markup(sampled if end is None else sampled[:-1]))
 
     def _as_said(self, reply: Message) -> str | None:
         """What a template that goes on shows of a reply, without white space; None where a message cannot
@@ -475,6 +499,10 @@ class JinjaTemplate:
         except ConfigurationError:
             return None
         return _squeezed(text.replace(_PROBE, "", 1))
+
+
+def _readable(reply: Message) -> list[ToolCall]:
+    return [call for call in reply.tool_calls if call.error is None]
 
 
 def _says_the_same(one: Message, other: Message) -> bool:

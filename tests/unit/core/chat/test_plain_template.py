@@ -145,3 +145,17 @@ async def test_jinja_text_given_in_the_settings_is_used() -> None:
 async def test_jinja_text_needs_a_hugging_face_tokenizer() -> None:
     with pytest.raises(ConfigurationError, match="ByteTokenizer is none: leave chat_template unset"):
         await agent_with(ByteTokenizer(), chat_template="{{ messages }}")
+
+
+def test_a_row_goes_on_where_a_reply_stands_in_it_as_the_template_writes_it() -> None:
+    def goes_on(sampled: list[int], reply: Message) -> bool:
+        return TEMPLATE.goes_on([user("hi")], reply, [user("bye")], sampled=sampled)
+
+    ids = TOKENIZER.encode("one\n\ntwo")
+    assert goes_on([*ids, EOS], assistant("one\n\ntwo"))
+    assert goes_on(ids, assistant("one\n\ntwo"))  # a limit cut it
+    assert not goes_on([*ids[:3], BOS, *ids[3:], EOS], assistant("one\n\ntwo"))
+    behind = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    said = Message(role="assistant", content="so", tool_calls=(ToolCall(name="look"),))
+    for text, same in (("so" + behind, True), (behind + "so", False)):
+        assert goes_on([*TOKENIZER.encode(text), EOS], said) is same

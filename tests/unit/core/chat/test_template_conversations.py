@@ -4,7 +4,8 @@ In mode `template` the tokens of every prompt, decoded with control tokens, are 
 the conversation so far, to the character. Differences are tolerated only where a model writes what its
 template would not: in white space at the ends of a reply, and in how a call is written (spaces, and the order
 of keys in its JSON). Both stand as they were sampled: `test_what_was_sampled_stands_as_it_was`. What the
-message of a damaged reply does not hold (a control token amid words, the open end of a thought) does not.
+message of a damaged reply does not hold (a control token amid words, the open end of a thought) does not. A
+control token that stands in a message's words is plain text in prompts, and templates do not see it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from template_talks import (
     ROWS,
     Exchange,
     end_of,
+    fitting,
     full_render,
     opening_of,
     play,
@@ -43,6 +45,8 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import ToolCall
 from stateset_agents.types.trajectory import Status, Trajectory
 
+CLOSED_BY_THE_END = ("gptoss", "gptoss_training", "llama3_1", "llama3_2")
+"""A call is not complete without the token that ends it."""
 TALKS = (sane_talk, ragged_talk, thoughtless_talk)
 
 
@@ -136,10 +140,6 @@ def expect_deltas(name: str, trajectory: Trajectory, talk: Sequence[Exchange]) -
     assert sum(row.action_mask) == trajectory.num_agent_tokens == sampled
 
 
-CLOSED_BY_THE_END = ("gptoss", "gptoss_training", "llama3_1", "llama3_2")
-"""A call without it is not complete."""
-
-
 @pytest.mark.parametrize("name", [one for one in ALL_NAMES if tools_of(one) and one not in CLOSED_BY_THE_END])
 async def test_behind_a_call_that_a_limit_cuts_right_there_stands_the_call_s_own_end(name: str) -> None:
     call = ToolCall(name="look", arguments={"at": "K27"})
@@ -209,6 +209,42 @@ async def test_what_a_damaged_reply_lost_is_not_read_again(name: str) -> None:
     assert (read.content, read.reasoning) == (content, thought)
     expect_full_renders(name, trajectory)
     assert text in prompts(name, kept)[1]
+
+
+def odd_replies(name: str) -> dict[str, tuple[str, int]]:
+    """Texts that the template would write otherwise, or end otherwise, and how many calls are in each."""
+    template = trl_template(name)
+
+    def text_of(content: str, thought: str | None = None, *calls: ToolCall) -> str:
+        reply = Message(role="assistant", content=content, reasoning=thought, tool_calls=calls)
+        return written(name, fitting(name, Exchange(reply))[0].reply)
+
+    texts = {
+        f"ends by {template.tokenizer.piece(id)}": (text_of("Hello.") + template.tokenizer.piece(id), 0)
+        for id in template.stop_ids
+    }
+    if "</think>" not in template.tokenizer.hf.get_added_vocab():  # else it stands in words as plain text
+        texts["two thoughts"] = text_of("Hello.", "Hm.") + text_of("Again.", "Oh."), 0
+        texts["a stray end of a thought"] = "Hello.</think>Again.", 0
+    if tools_of(name) and name not in CLOSED_BY_THE_END:
+        calls = text_of("", None, ToolCall(name="look", arguments={"at": "K27"}))
+        texts["words behind a call"] = calls + " That is it.", 1
+    return texts
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+async def test_an_odd_reply_is_read_again_as_the_template_writes_it(name: str) -> None:
+    """It opens a row, or stands as it was sampled where the template writes that, white space aside."""
+    for kind, (text, num_calls) in odd_replies(name).items():
+        reply = Message(role="assistant", content="")
+        talk = [
+            Exchange(reply, ("go on",) * max(1, num_calls), text=text, is_cut=True),
+            Exchange(reply, text="Bye."),
+        ]
+        trajectory = await play(name, talk, "template")
+        assert trajectory.error is None, kind
+        (_, prompt), (_, messages) = prompts(name, trajectory), conversations(trajectory)
+        assert squeezed(prompt) == squeezed(full_render(name, messages, tools_of(name))), kind
 
 
 async def test_whether_a_frame_was_sampled_decides_whether_the_row_goes_on() -> None:

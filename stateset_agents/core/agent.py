@@ -288,15 +288,17 @@ class MultiTurnAgent:
 
         `history`: the turns before, which keeps this one, too; without it `AgentConfig.history` sees a
         conversation that nobody has answered yet. `sampling`: fields of `SamplingParams` that take the place
-        of the settings for people. A temperature below 1e-5 is taken as 0, greedy, as vLLM does: logits over
-        it would overflow. (Rollouts sample at the temperature that training names, whatever it is.)
+        of the settings for people; not for a summary, which the agent writes for itself, from a random stream
+        of its own. A temperature below 1e-5 is taken as 0, greedy, as vLLM does: logits over it would
+        overflow. (Rollouts sample at the temperature that training names, whatever it is.)
 
         Thoughts are read out of the reply, and tool calls if `calls` (unset: where tools are offered); else
         what looks like a call stays in the words. `on_text` gets the raw text: `template.parser.stream` tells
         which words are certain. Raises ContextLengthExceeded where the messages leave no room to answer.
         """
         history = history or self.history()
-        number = next(self._responses)
+        answering = dict(sampling or {})
+        stream = answering.pop("stream", derive(self.config.seed, "response", next(self._responses)))
         for part in count():
             prompt = await self.next_prompt(history, messages, tools)
             params = SamplingParams(
@@ -307,11 +309,10 @@ class MultiTurnAgent:
                 stop_token_ids=self.template.stop_ids,
                 stop=self.config.stop,
                 skip_special_tokens=self.template.parser.skip_special_tokens,
-                stream=derive(self.config.seed, "response", number, *([part] if part else [])),
+                stream=derive(stream, "summary", part) if prompt.asks_summary else stream,
             )
-            params = replace(params, **(sampling or {}))
-            if prompt.asks_summary:  # its length is not the client's to choose
-                params = replace(params, max_new_tokens=self.config.max_new_tokens)
+            if not prompt.asks_summary:
+                params = replace(params, **answering)
             if 0 < params.temperature < GREEDY_BELOW:
                 params = replace(params, temperature=0.0)
             room = self.context_length - len(prompt.ids)

@@ -30,6 +30,7 @@ from stateset_agents.serving.saved_conversations import load_conversations, save
 from stateset_agents.serving.server import AgentServer
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, ToolCall
+from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Status
 
 QUESTION = "Sum up."
@@ -224,6 +225,25 @@ async def test_a_summary_is_nobody_s_answer() -> None:
     assert "".join(texts) == "ok 3"
     assert usage.prompt_tokens == len(answer.prompt_ids)
     assert usage.completion_tokens == len("<think>plan 3</think>ok 3") + 1
+
+
+async def test_a_client_s_sampling_is_the_answer_s_and_not_the_summary_s() -> None:
+    agent, backend = agent_with(1100, history="compact", compact_room=350, temperature=0.5, stop=("STOP",))
+    fields = {"temperature": 0.2, "top_p": 0.9, "max_tokens": 4, "stop": " is", "seed": 7}
+    async with served(agent) as chat:
+        client = Client(chat)
+        for saying in SAYINGS[:3]:
+            await client.say(saying)
+        num_before = len(backend.requests)
+        asked = [*client.messages, {"role": "user", "content": SAYINGS[3]}]
+        await chat.create(model="mine", messages=asked, tools=TOOLS, **fields)
+    summary, answer = (request.params for request in list(backend.requests)[num_before:])
+    assert (answer.temperature, answer.top_p, answer.max_new_tokens, answer.stop) == (0.2, 0.9, 4, (" is",))
+    settings = agent.config
+    assert (summary.temperature, summary.top_p, summary.stop) == (0.5, 1.0, ("STOP",))
+    assert summary.max_new_tokens == settings.max_new_tokens
+    assert answer.stream == derive(7, "response") != summary.stream
+    assert "It is long." in backend.requests[-1].text
 
 
 def calling(order: Any) -> ToolCall:

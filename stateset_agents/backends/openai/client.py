@@ -1,4 +1,5 @@
-"""A client of OpenAI-compatible chat endpoints, for judges, simulated users and your own code.
+"""A client of OpenAI-compatible chat endpoints, for judges, simulated users, agents that are measured over
+one, and your own code.
 
 It does not sample a policy: its answers have no token ids and no log-probs.
 """
@@ -12,6 +13,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakKeyDictionary
@@ -36,7 +38,22 @@ from stateset_agents.types.settings import Settings
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["ChatAnswer", "ChatClient", "ChatSettings"]
+__all__ = ["ChatAnswer", "ChatClient", "ChatSettings", "NoAnswer"]
+
+_MAX_ANSWER = 16 * 2**20
+"""Bytes of one answer. A stream of words that has no end would fill the memory."""
+_TOO_MUCH = Failure(f"its answer is longer than {_MAX_ANSWER:,} bytes", transient=False)
+_Read = Callable[[str, Mapping[str, Any]], ChatAnswer | Failure]
+"""(the body of a response, the request's) -> what it says."""
+
+
+class NoAnswer(BackendError):
+    """An endpoint did not answer a request, further tries included."""
+
+    def __init__(self, message: str, failure: Failure) -> None:
+        super().__init__(message)
+        self.failure = failure
+        """Of the last try."""
 
 
 @dataclass(slots=True)
@@ -140,6 +157,7 @@ class ChatClient:
         """Tokens read and written so far."""
         self._waits = count()
         self._token_limit = self.settings.token_limit
+        self._knows_seed = True
         self._breaker = Breaker(
             f"endpoint {model}", failures=self.settings.breaker_failures, pause=self.settings.breaker_pause
         )
@@ -174,6 +192,30 @@ class ChatClient:
         """
         if tools and on_text is not None:
             raise ConfigurationError("an answer with tools comes whole: give tools or on_text, not both")
+        stream = on_text is not None or self.settings.stream
+        body = self._request(messages, tools, stream=stream and not tools)
+        return await self._answer(body, read_answer, on_text)
+
+    async def turn(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        sampling: Mapping[str, Any] | None = None,
+    ) -> ChatAnswer:
+        """An agent's next turn: it comes whole, thoughts and calls and all, and may be empty.
+
+        Messages that are mappings are sent as they stand. `sampling`: fields of the request such as `seed`
+        and `stop`, and `max_new_tokens`, which take the place of the client's own settings.
+
+        Raises as `complete` does.
+        """
+        body = self._request(messages, tools, stream=False) | dict(sampling or {})
+        return await self._answer(body, partial(read_answer, may_be_empty=True), None)
+
+    async def _answer(
+        self, body: Mapping[str, Any], read: _Read, on_text: Callable[[str], None] | None
+    ) -> ChatAnswer:
         settings, stream = self.settings, derive(self.settings.seed, "chat client", next(self._waits))
         pieces: list[str] = []
 
@@ -185,19 +227,18 @@ class ChatClient:
         async with self._session() as session:
             for attempt in range(1, settings.max_attempts + 1):
                 await self._wait_until_allowed()
-                body = self._request(messages, tools, stream=on_text is not None)
-                result = await self._ask(session, body, on_piece)
+                result = await self._ask(session, body, read, on_piece)
                 if isinstance(result, ChatAnswer):
                     self.num_tokens += result.prompt_tokens + result.completion_tokens
                     return result
                 if pieces:
                     length = sum(map(len, pieces))
-                    raise BackendError(f"{self.url} broke off after {length} characters: {result.why}")
+                    raise NoAnswer(f"{self.url} broke off after {length} characters: {result.why}", result)
                 seconds = result.retry_after or 0.0
                 if not result.transient or attempt == settings.max_attempts or seconds > settings.max_wait:
                     times = f" ({attempt} attempts)" if attempt > 1 else ""
                     longer = f"; it asks to wait {seconds:g} s" if seconds > settings.max_wait else ""
-                    raise BackendError(f"{self.url} gave no answer{times}: {result.why}{longer}")
+                    raise NoAnswer(f"{self.url} gave no answer{times}: {result.why}{longer}", result)
                 if (listener := breaker_listener.get()) is not None:
                     listener.on_retry(self._breaker)
                 self._forbid_for(seconds)
@@ -219,40 +260,66 @@ class ChatClient:
                 yield piece
 
     async def _ask(
-        self, session: aiohttp.ClientSession, request: Mapping[str, Any], on_piece: Callable[[str], None]
+        self,
+        session: aiohttp.ClientSession,
+        request: Mapping[str, Any],
+        read: _Read,
+        on_piece: Callable[[str], None],
     ) -> ChatAnswer | Failure:
-        """One attempt behind the breaker; a second one if the endpoint wants the newer name of max_tokens."""
+        """One attempt behind the breaker; another one if the endpoint refuses the name of a field."""
         passing = admitted(self._breaker, patience=self.settings.max_wait, down=BackendError)
         async with passing as call:
             self._spend_call()
-            result = await self._attempt(session, self._limited(request), on_piece)
-            if isinstance(result, Failure) and result.wants_newer_name and self._token_limit == "auto":
-                self._token_limit = "max_completion_tokens"
+            body = self._as_known(request)
+            result = await self._attempt(session, body, read, on_piece)
+            while isinstance(result, Failure) and self._learns_from(result, body):
                 self._spend_call()
-                result = await self._attempt(session, self._limited(request), on_piece)
+                body = self._as_known(request)
+                result = await self._attempt(session, body, read, on_piece)
             if isinstance(result, Failure) and result.transient:
                 call.failed(result.why)
             return result
 
     def _request(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, stream: bool
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        stream: bool,
     ) -> dict[str, Any]:
+        """The request's body, but for the names that depend on the endpoint (`_as_known`)."""
         settings = self.settings
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": [message.to_openai() for message in messages],
+            "messages": [
+                message.to_openai() if isinstance(message, Message) else dict(message) for message in messages
+            ],
         }
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
         if tools:
             body["tools"] = [dict(tool) for tool in tools]
-        elif stream or settings.stream:
+        elif stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return body
+        return body | {"max_new_tokens": settings.max_new_tokens}
 
-    def _limited(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _as_known(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """With the endpoint's own name of max_new_tokens, and a seed where it knows one."""
         name = "max_tokens" if self._token_limit == "auto" else self._token_limit
-        return {**request, name: self.settings.max_new_tokens}
+        names = {"max_new_tokens": name}
+        return {
+            names.get(key, key): value for key, value in request.items() if key != "seed" or self._knows_seed
+        }
+
+    def _learns_from(self, failure: Failure, body: Mapping[str, Any]) -> bool:
+        """Would the endpoint take the request under other names?"""
+        if failure.wants_newer_name and self._token_limit == "auto":
+            self._token_limit = "max_completion_tokens"
+            return True
+        if failure.refuses_seed and "seed" in body:
+            self._knows_seed = False
+            return True
+        return False
 
     def _spend_call(self) -> None:
         for unit, used, budget in (
@@ -277,11 +344,15 @@ class ChatClient:
             await asyncio.sleep(left)
 
     async def _attempt(
-        self, session: aiohttp.ClientSession, body: Mapping[str, Any], on_piece: Callable[[str], None]
+        self,
+        session: aiohttp.ClientSession,
+        body: Mapping[str, Any],
+        read: _Read,
+        on_piece: Callable[[str], None],
     ) -> ChatAnswer | Failure:
         import aiohttp
 
-        key, timeout = os.environ.get(self.settings.api_key_env or ""), self.settings.timeout
+        key, timeout = self._key(), self.settings.timeout
         total = None if body.get("stream") else timeout
         answer = StreamedAnswer(body, on_piece)
         try:
@@ -290,10 +361,16 @@ class ChatClient:
                 json=body,
                 headers={"Authorization": f"Bearer {key}"} if key else {},
                 timeout=aiohttp.ClientTimeout(total=total, sock_connect=timeout, sock_read=timeout),
+                allow_redirects=False,  # what was said is for this endpoint
             ) as response:
                 if response.status == 200 and response.content_type == "text/event-stream":
                     return await self._read_stream(response, answer)
-                text = (await response.read()).decode(errors="replace")
+                raw = bytearray()
+                async for chunk in response.content.iter_any():
+                    raw += chunk
+                    if len(raw) > _MAX_ANSWER:
+                        return _TOO_MUCH
+                text = raw.decode(errors="replace")
         except TimeoutError:
             return Failure(
                 f"no {'more' * bool(answer.text) or 'answer'} within {timeout:g} s", transient=True
@@ -301,23 +378,37 @@ class ChatClient:
         except aiohttp.ClientError as error:
             is_final = isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError)
             return Failure(f"{type(error).__name__}: {error}", transient=not is_final)
-        if response.status != 200:
-            return http_failure(response.status, text, response.headers.get("Retry-After"))
-        result = read_answer(text, body)
+        if response.status != 200:  # some repeat the key
+            shown = text.replace(key, "(the key)") if key else text
+            return http_failure(response.status, shown, response.headers)
+        result = read(text, body)
         if isinstance(result, ChatAnswer) and result.text and body.get("stream"):  # it did not stream
             on_piece(result.text)
         return result
+
+    def _key(self) -> str:
+        """The key, "" without one. Raises ConfigurationError for one that no header can hold."""
+        variable = self.settings.api_key_env or ""
+        key = os.environ.get(variable, "").strip()
+        if key and not (key.isascii() and key.isprintable() and " " not in key):
+            raise ConfigurationError(f"{variable} holds no key: a key is one word of ASCII characters")
+        return key
 
     async def _read_stream(
         self, response: aiohttp.ClientResponse, answer: StreamedAnswer
     ) -> ChatAnswer | Failure:
         """Raises TimeoutError if no event of the answer came for `timeout` seconds."""
         is_complete = False
+        size = 0
         try:
             while not answer.is_over and answer.failure is None:
                 async with asyncio.timeout(self.settings.timeout):
-                    while (raw := await response.content.readany()) and not answer.feed(raw):
-                        pass
+                    while raw := await response.content.readany():
+                        size += len(raw)
+                        if size > _MAX_ANSWER:
+                            return _TOO_MUCH
+                        if answer.feed(raw):
+                            break
                 if not raw:
                     break
             result = answer.end()

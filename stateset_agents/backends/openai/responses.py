@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from stateset_agents.backends.openai.thoughts import WordStream, words_of
-from stateset_agents.types.messages import ToolCall
+from stateset_agents.backends.openai.thoughts import WordStream, thoughts_of, words_of
+from stateset_agents.types.messages import MAX_NESTING, ToolCall, is_nested_deeper
 
 __all__ = ["ChatAnswer", "Failure", "StreamedAnswer", "http_failure", "read_answer"]
 
@@ -23,6 +24,11 @@ _TRANSIENT = frozenset({408, 409, 425, 429})
 """Besides every 5xx: statuses after which the same request may succeed."""
 _THOUGHTS = ("reasoning", "reasoning_content")
 """Names of the thoughts beside an answer's content."""
+_TOO_LONG = re.compile(
+    "context_length_exceeded|exceed_context_size|maximum context length|available context size"
+    "|model's context length|context window|prompt is too long"
+)
+"""How OpenAI and serve, llama.cpp, vLLM, SGLang and others say that a conversation does not fit."""
 _CHARACTERS_A_TOKEN = 4
 """Estimate for an endpoint that does not report its usage."""
 
@@ -40,6 +46,13 @@ class ChatAnswer:
     completion_tokens: int
     tool_calls: tuple[ToolCall, ...] = ()
     """Which tools it wants called, of those that the request offered."""
+    reasoning: str | None = None
+    """What the model thought, beside its words or between `<think>` and `</think>` in them; None in a
+    stream."""
+    message: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The message as the endpoint wrote it; empty for a stream."""
+    is_counted: bool = True
+    """Did the endpoint report the tokens?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +64,48 @@ class Failure:
     """May the same request succeed later?"""
     retry_after: float | None = None
     """Seconds that the server asks the client to wait."""
+    status: int | None = None
+    """The response's; None where none came, or one of status 200 that holds no answer."""
     wants_newer_name: bool = False
     """It refused `max_tokens` and named `max_completion_tokens`."""
+    refuses_seed: bool = False
+    """It knows no `seed`."""
+    exceeds_context: bool = False
+    """The conversation is longer than the model's context."""
 
 
-def http_failure(status: int, text: str, retry_after: str | None) -> Failure:
-    """The failure of a response with a status other than 200; `retry_after` is the header's value."""
-    transient = _is_transient(status)
+def http_failure(status: int, text: str, headers: Mapping[str, str]) -> Failure:
+    """The failure of a response with a status other than 200, which tells `Retry-After`, or a redirect's
+    `Location`, in its headers."""
+    transient, refused = _is_transient(status), status in (400, 413, 422)
     why = f"status {status}: {' '.join(text.split())!r:.200}"
-    newer = status == 400 and "max_completion_tokens" in text
-    wait = _seconds(retry_after) if transient else None
-    return Failure(why, transient=transient, retry_after=wait, wants_newer_name=newer)
+    if 300 <= status < 400:
+        to = headers.get("Location", "")
+        why = f"status {status}: it redirects to {to!r:.200}: give that url if you trust it"
+    return Failure(
+        why,
+        transient=transient,
+        retry_after=_seconds(headers.get("Retry-After")) if transient else None,
+        status=status,
+        wants_newer_name=status == 400 and "max_completion_tokens" in text,
+        refuses_seed=refused and "seed" in text,
+        exceeds_context=refused and _TOO_LONG.search(text) is not None,
+    )
 
 
-def read_answer(text: str, body: Mapping[str, Any]) -> ChatAnswer | Failure:
-    """A complete answer to the request `body`."""
+def read_answer(text: str, body: Mapping[str, Any], *, may_be_empty: bool = False) -> ChatAnswer | Failure:
+    """A complete answer to the request `body`; `may_be_empty`: a message of no words is an answer too."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
         return Failure(f"its answer is not JSON: {text!r:.80}", transient=True)
     try:
         choice = data["choices"][0]
-        content = _content(choice["message"])
-        calls = _tool_calls(choice["message"]) if body.get("tools") else ()
+        message = choice["message"]
+        content = _content(message)
+        calls = _tool_calls(message) if body.get("tools") else ()
+        if content is None and may_be_empty:
+            content = message.get("refusal") or ""
     except (AttributeError, LookupError, TypeError):
         content, calls = None, ()
     if content is None and calls:
@@ -81,7 +113,9 @@ def read_answer(text: str, body: Mapping[str, Any]) -> ChatAnswer | Failure:
     if not isinstance(content, str):
         return _without_text(data)
     answer = _counted(content, choice.get("finish_reason"), data.get("usage"), body)
-    return replace(answer, tool_calls=calls)
+    beside = next((message[name] for name in _THOUGHTS if isinstance(message.get(name), str)), None)
+    thoughts = beside if beside is not None else thoughts_of(content)
+    return replace(answer, tool_calls=calls, reasoning=thoughts, message=message)
 
 
 @dataclass(slots=True)
@@ -185,7 +219,10 @@ def _content(message: Mapping[str, Any]) -> Any:
 
 
 def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    """The message's calls; one whose arguments are no JSON object says so in its `error`."""
+    """The message's calls; one whose arguments are no JSON object says so in its `error`.
+
+    Raises KeyError, TypeError or AttributeError for what is no call at all: the endpoint's own fault.
+    """
     calls = []
     for item in message.get("tool_calls") or ():
         name, written = item["function"]["name"], item["function"].get("arguments") or "{}"
@@ -193,13 +230,18 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
             arguments = json.loads(written) if isinstance(written, str) else written
         except (ValueError, RecursionError):
             arguments = None
-        is_object = isinstance(arguments, dict)
+        error = None
+        if not isinstance(arguments, dict):
+            error = f"the arguments of {name} are not a JSON object"
+        elif is_nested_deeper(arguments, MAX_NESTING):
+            error = f"the arguments of {name} have more than {MAX_NESTING} levels of objects and lists"
         calls.append(
             ToolCall(
                 name=str(name),
-                arguments=arguments if is_object else {},
+                arguments={} if error else arguments,
                 id=str(item.get("id") or ""),
-                error=None if is_object else f"the arguments of {name} are not a JSON object",
+                error=error,
+                written=str(written) if error else "",
             )
         )
     return tuple(calls)
@@ -225,19 +267,22 @@ def _without_text(data: Any) -> Failure:
 
 def _counted(text: str, finish_reason: Any, usage: Any, body: Mapping[str, Any]) -> ChatAnswer:
     usage = usage if isinstance(usage, Mapping) else {}
-    prompt_characters = sum(len(message["content"]) for message in body["messages"])
+    prompt_characters = sum(len(message.get("content") or "") for message in body["messages"])
     return ChatAnswer(
         text=words_of(text),
         finish_reason=str(finish_reason or "stop"),
         prompt_tokens=_count(usage.get("prompt_tokens"), prompt_characters),
         completion_tokens=_count(usage.get("completion_tokens"), len(text)),
+        is_counted=_is_count(usage.get("prompt_tokens")) and _is_count(usage.get("completion_tokens")),
     )
 
 
 def _count(reported: Any, characters: int) -> int:
-    if isinstance(reported, int) and not isinstance(reported, bool) and reported >= 0:
-        return reported
-    return math.ceil(characters / _CHARACTERS_A_TOKEN)
+    return int(reported) if _is_count(reported) else math.ceil(characters / _CHARACTERS_A_TOKEN)
+
+
+def _is_count(reported: Any) -> bool:
+    return isinstance(reported, int) and not isinstance(reported, bool) and reported >= 0
 
 
 def _seconds(value: str | None) -> float | None:

@@ -6,21 +6,33 @@ A server that reads thoughts gives them beside the content (`reasoning`). Others
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-__all__ = ["WordStream", "words_of"]
+__all__ = ["WordStream", "thoughts_of", "words_of"]
 
 _OPEN, _CLOSE = "<think>", "</think>"
+_THOUGHT = re.compile(f"{_OPEN}(.*?)(?:{_CLOSE}|\\Z)", re.DOTALL)
 
 
 def words_of(content: str) -> str:
     """The content as it is, or without thoughts where it holds any; a thought may end with the text."""
-    opened, closed = content.find(_OPEN), content.find(_CLOSE)
-    begins_in_thought = closed >= 0 and not 0 <= opened < closed
-    if opened < 0 and not begins_in_thought:
+    begins_in_thought = _begins_in_thought(content)
+    if _OPEN not in content and not begins_in_thought:
         return content
     words = WordStream(in_thought=begins_in_thought)
     return words.add(content) + words.finish()
+
+
+def thoughts_of(content: str) -> str | None:
+    """The thoughts that stand in a content, white space around them aside; None where it holds none."""
+    found = _THOUGHT.findall(_OPEN + content if _begins_in_thought(content) else content)
+    return "\n".join(thought.strip() for thought in found) if found else None
+
+
+def _begins_in_thought(content: str) -> bool:
+    opened, closed = content.find(_OPEN), content.find(_CLOSE)
+    return closed >= 0 and not 0 <= opened < closed
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import datetime
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -210,6 +210,18 @@ class MultiTurnAgent:
         completion = await self.backend.generate(ids, params, session=session)
         return self.template.parser.read_completion(completion, turn=turn, tools=tools)
 
+    def speaker(self, session: Session, *, stream: int, temperature: float | None = None) -> TokenSpeaker:
+        """The agent's side of one conversation of a rollout; turn t samples from `derive(stream, t)`."""
+        return TokenSpeaker(self, session, stream, temperature)
+
+    def participate(self) -> AbstractContextManager[None]:
+        """As `Backend.participate`."""
+        return self.backend.participate()
+
+    async def release(self, session: Session) -> None:
+        """Let the backend forget a conversation."""
+        await self.backend.release(session)
+
     def history(self, *, max_tokens: int | None = None, summarizes: bool = True) -> ChatHistory:
         """Prompts for the turns of one conversation, read as `AgentConfig.history` says.
 
@@ -376,6 +388,39 @@ class MultiTurnAgent:
         agent = cls(AgentConfig(model_name=str(path), **settings))
         await agent.initialize()
         return agent
+
+
+class TokenSpeaker:
+    """A `MultiTurnAgent` in one conversation of a rollout: every token is kept as it was sampled."""
+
+    def __init__(
+        self, agent: MultiTurnAgent, session: Session, stream: int, temperature: float | None
+    ) -> None:
+        self.metadata: Mapping[str, Any] = {}
+        self._agent = agent
+        self._session = session
+        self._stream = stream
+        self._temperature = temperature
+        self._history = agent.history()
+
+    async def next_prompt(self, messages: Sequence[Message], tools: ToolSchemas) -> Prompt:
+        """Raises ContextLengthExceeded and ConversationRefused."""
+        return await self._agent.next_prompt(self._history, messages, tools)
+
+    async def reply(
+        self, prompt: Prompt, *, turn: int, max_new_tokens: int | None, stop: tuple[str, ...]
+    ) -> Completion:
+        """One turn within the agent's own limits and these, and within the context."""
+        agent = self._agent
+        params = agent.sampling(stream=derive(self._stream, turn), temperature=self._temperature)
+        room = agent.context_length - len(prompt.ids)
+        most = min(params.max_new_tokens, max_new_tokens or params.max_new_tokens, room)
+        params = replace(params, max_new_tokens=most, stop=params.stop + stop)
+        return await agent.reply(prompt.ids, params, session=self._session, turn=turn, tools=prompt.tools)
+
+    def add(self, prompt: Prompt, completion: Completion) -> None:
+        """Go on from this turn."""
+        self._history.add(prompt, completion)
 
 
 async def _tokenised(messages: Sequence[Message], tokenise: Callable[[], T], *, also: int = 0) -> T:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
@@ -19,6 +19,7 @@ from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_t
 from stateset_agents.core.rollout.episode import EpisodeSeeds, Fork, run_branch, run_episode
 from stateset_agents.core.rollout.forks import Forks
 from stateset_agents.core.rollout.limits import RolloutLimits
+from stateset_agents.core.rollout.player import Player
 from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
 from stateset_agents.core.scoring.base import with_score
 from stateset_agents.runtime.retries import FaultTolerance
@@ -29,9 +30,9 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect
 from stateset_agents.types.timeline import Span
-from stateset_agents.types.trajectory import Branch, Status, Trajectory, TrajectoryGroup
+from stateset_agents.types.trajectory import UNANSWERED, Branch, Status, Trajectory, TrajectoryGroup
 
-__all__ = ["ComputationalEngine", "create_computational_engine"]
+__all__ = ["ComputationalEngine", "Kept", "create_computational_engine"]
 
 T = TypeVar("T")
 
@@ -55,6 +56,18 @@ class _BranchJob:
     """Whose conversation it leaves."""
 
 
+class Kept(Protocol):
+    """Conversations that were played before and need not be played again."""
+
+    def find(self, scenario: Scenario, *, seed: int, member: int) -> Trajectory | None:
+        """The one of this scenario, user's seed and member, unscored."""
+        ...
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Keep one that did not fail, before it is scored."""
+        ...
+
+
 J = TypeVar("J", bound=_Job | _BranchJob)
 
 
@@ -75,7 +88,7 @@ class ComputationalEngine:
 
     def __init__(
         self,
-        agent: MultiTurnAgent,
+        agent: Player,
         environment: Environment,
         reward_fn: Reward,
         *,
@@ -87,7 +100,8 @@ class ComputationalEngine:
         """`deterministic`: no decode step starts while any conversation's reply is outstanding, so the
         batches do not depend on how long anyone takes. Leave it off where users or tools are slow.
         """
-        expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
+        if isinstance(agent, type) or not isinstance(agent, Player):
+            expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
         expect_environment(environment)
         if num_generations < 1:
             raise ConfigurationError(f"num_generations must be at least 1, got {num_generations!r}")
@@ -99,7 +113,7 @@ class ComputationalEngine:
                 f"reward {reward.name} compares the members of a group, and a branch is none: use "
                 "a reward that scores each conversation by itself, or another advantage_estimator"
             )
-        self.agent = agent
+        self._player = agent
         self.environment = environment
         self.reward_fn = reward
         self.num_generations = num_generations
@@ -112,6 +126,13 @@ class ComputationalEngine:
             environment, self.limits.turn_timeout, self.fault_tolerance
         )
         self._warnings = RateLimitedWarnings()
+
+    @property
+    def agent(self) -> MultiTurnAgent:
+        """Raises ConfigurationError where the agent's model is behind an endpoint."""
+        expect("agent", self._player, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
+        assert isinstance(self._player, MultiTurnAgent)
+        return self._player
 
     @property
     def num_retries(self) -> int:
@@ -137,11 +158,13 @@ class ComputationalEngine:
         temperature: float | None = None,
         earlier: Sequence[Scenario] = (),
         on_scored: Callable[[int], None] | None = None,
+        kept: Kept | None = None,
     ) -> list[TrajectoryGroup]:
         """One scored group per scenario, in the order given.
 
         `earlier`: what was played in this step before; a scenario that comes again meets another user.
         `on_scored` is called with the place of each scenario as its group's members have been scored.
+        `kept`: conversations of an earlier call, which are scored without being played; it gets this one's.
         A member whose environment or backend failed is played again up to `episode_retries` times and
         then stays FAILED and unscored; a reward that fails leaves its member unscored. A branch that fails
         is not played again, its fork is spent; those of an unscored member are not played at all.
@@ -149,7 +172,7 @@ class ComputationalEngine:
         jobs = list(self._jobs(scenarios, seed, step, earlier))
         of, limit = type(self.environment).__name__, self._environment.limit
         async with self._remembered(jobs), Forks(self.num_branches, of=of, limit=limit) as forks:
-            play = partial(self._play, forks=forks, temperature=temperature)
+            play = partial(self._play, forks=forks, temperature=temperature, kept=kept)
             scored = await self._in_groups(jobs, play, self._rewarded, on_scored)
             branch_jobs = list(self._branch_jobs(jobs, scored, forks))
             play_branch = partial(self._play_branch, forks=forks, temperature=temperature)
@@ -186,7 +209,7 @@ class ComputationalEngine:
                 "engine num_branches=0 and deterministic=False"
             )
         of, limit = type(self.environment).__name__, self._environment.limit
-        [episode] = self.agent.new_episodes(1)
+        [episode] = self._player.new_episodes(1)
         path = _path(step, scenario, times)
 
         async def member(job: _Job) -> Trajectory:
@@ -225,7 +248,7 @@ class ComputationalEngine:
         all_ready = asyncio.Barrier(max(1, num_participants))
 
         async def participant() -> None:
-            with self.agent.backend.participate() if self.deterministic else nullcontext():
+            with self._player.participate() if self.deterministic else nullcontext():
                 await all_ready.wait()  # all participate before any turn is asked for
                 while queue:
                     number, job = queue.popleft()
@@ -254,13 +277,13 @@ class ComputationalEngine:
         finally:
             if self.num_branches:
                 for job in jobs:
-                    await self.agent.backend.release(job.session)
+                    await self._player.release(job.session)
 
     def _jobs(
         self, scenarios: Sequence[Scenario], seed: int, step: int, earlier: Sequence[Scenario]
     ) -> Iterator[_Job]:
         """A scenario that comes again meets another user."""
-        numbers = self.agent.new_episodes(len(scenarios))
+        numbers = self._player.new_episodes(len(scenarios))
         times = Counter(scenario.id for scenario in earlier)
         for place, (number, scenario) in enumerate(zip(numbers, scenarios, strict=True)):
             path = _path(step, scenario, times[scenario.id])
@@ -290,10 +313,16 @@ class ComputationalEngine:
                 stream = derive(job.seeds.agent, "branch", number)
                 yield _BranchJob(job.place, session, stream, fork, job.session)
 
-    async def _play(self, job: _Job, forks: Forks, temperature: float | None) -> Trajectory:
+    async def _play(
+        self, job: _Job, forks: Forks, temperature: float | None, kept: Kept | None = None
+    ) -> Trajectory:
+        member = job.session.member
+        if kept is not None and (known := kept.find(job.scenario, seed=job.seeds.user, member=member)):
+            return known
+
         async def attempt(_: int) -> Trajectory:
             trajectory = await run_episode(
-                self.agent,
+                self._player,
                 self._environment,
                 job.scenario,
                 seeds=job.seeds,
@@ -310,20 +339,24 @@ class ComputationalEngine:
             return trajectory
 
         try:
-            return await self.fault_tolerance.retry(
+            played = await self.fault_tolerance.retry(
                 attempt,
                 name="episode",
                 times=self.limits.episode_retries,
                 stream=derive(job.seeds.agent, "retry"),
                 service=self._environment.service,
+                counts=_may_be_played_again,
             )
         except _EpisodeFailed as failure:
             return failure.trajectory
+        if kept is not None:
+            kept.add(played)
+        return played
 
     async def _play_branch(self, job: _BranchJob, forks: Forks, temperature: float | None) -> Branch:
         forks.take(job.owner, job.fork)
         trajectory = await run_branch(
-            self.agent,
+            self._player,
             job.fork,
             stream=job.stream,
             session=job.session,
@@ -366,13 +399,18 @@ class ComputationalEngine:
         return scored
 
 
+def _may_be_played_again(error: Exception) -> bool:
+    """An endpoint that did not answer was asked several times already."""
+    return not (isinstance(error, _EpisodeFailed) and error.trajectory.metadata.get(UNANSWERED))
+
+
 def _path(step: int, scenario: Scenario, times: int) -> list[int | str]:
     """Names the random streams of a group; `times`: how often its scenario came before in the step."""
     return [step, scenario.id, *([times] if times else [])]
 
 
 def create_computational_engine(
-    agent: MultiTurnAgent, environment: Environment, reward_fn: Reward, **settings: Any
+    agent: Player, environment: Environment, reward_fn: Reward, **settings: Any
 ) -> ComputationalEngine:
     """A `ComputationalEngine`; settings as `ComputationalEngine` takes them."""
     return ComputationalEngine(agent, environment, reward_fn, **settings)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from stateset_agents.backends.base import Session
-from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.history import Prompt
 from stateset_agents.core.environment import (
     Conversation,
@@ -18,6 +17,7 @@ from stateset_agents.core.environment import (
     start_conversation,
     step_conversation,
 )
+from stateset_agents.core.rollout.player import Player, Speaker
 from stateset_agents.runtime.circuit_breakers import wait_listener
 from stateset_agents.runtime.tasks import Deadline
 from stateset_agents.runtime.user_code import call_checked, format_error
@@ -31,7 +31,6 @@ from stateset_agents.types.errors import (
 )
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
-from stateset_agents.types.seeds import derive
 from stateset_agents.types.timeline import Stopwatch
 from stateset_agents.types.trajectory import Outcome, Status, Trajectory, Turn
 
@@ -63,7 +62,7 @@ class Fork:
 
 
 async def run_episode(
-    agent: MultiTurnAgent,
+    agent: Player,
     environment: Environment,
     scenario: Scenario,
     *,
@@ -92,7 +91,7 @@ async def run_episode(
 
 
 async def run_branch(
-    agent: MultiTurnAgent,
+    agent: Player,
     fork: Fork,
     *,
     stream: int,
@@ -112,7 +111,7 @@ async def run_branch(
 
 
 async def _play(
-    agent: MultiTurnAgent,
+    agent: Player,
     trajectory: Trajectory,
     begin: Callable[[], Awaitable[Conversation]],
     stream: int,
@@ -124,25 +123,14 @@ async def _play(
     """Go on from what has happened so far, in a conversation that is closed after."""
     turns = list(trajectory.turns)
     time_left, watch = _TimeLeft(seconds), Stopwatch()
-
-    async def speak(ids: Sequence[int], room: int, limits: ReplyLimits) -> Completion:
-        params = agent.sampling(stream=derive(stream, len(turns)), temperature=temperature)
-        wanted = limits.max_new_tokens or params.max_new_tokens
-        params = replace(
-            params, max_new_tokens=min(params.max_new_tokens, wanted, room), stop=params.stop + limits.stop
-        )
-        completion = await agent.reply(
-            ids, params, session=session, turn=len(turns), tools=conversation.tools
-        )
-        watch.turn(completion.begun)
-        return completion
+    speaker = agent.speaker(session, stream=stream, temperature=temperature)
 
     try:
         conversation = await time_left.bounds(begin())
         try:
             watch.lap("environment")
             trajectory = replace(trajectory, opening=agent.with_system_prompt(conversation.opening))
-            talk = _converse(agent, conversation, trajectory, speak, turns, between_turns, watch)
+            talk = _converse(agent, speaker, conversation, trajectory, turns, between_turns, watch)
             try:
                 status, metadata = await time_left.bounds(talk)
             except _OutOfTime:
@@ -153,7 +141,7 @@ async def _play(
         finally:
             await conversation.close()
         watch.lap("environment")
-        kept = {**outcome.metadata, **metadata}
+        kept = {**outcome.metadata, **metadata, **speaker.metadata}
         return replace(
             trajectory,
             turns=tuple(turns),
@@ -171,12 +159,12 @@ async def _play(
             turns=tuple(turns),
             status=Status.FAILED,
             error=format_error(error),
-            metadata=late,
+            metadata={**late, **speaker.metadata},
             spans=watch.spans,
         )
     finally:
         if between_turns is None:
-            await agent.backend.release(session)
+            await agent.release(session)
 
 
 class _OutOfTime(EnvironmentTimeout):
@@ -215,29 +203,32 @@ class _TimeLeft:
 
 
 async def _converse(
-    agent: MultiTurnAgent,
+    agent: Player,
+    speaker: Speaker,
     conversation: Conversation,
     start: Trajectory,
-    speak: Callable[[Sequence[int], int, ReplyLimits], Awaitable[Completion]],
     turns: list[Turn],
     between_turns: BetweenTurns | None,
     watch: Stopwatch,
 ) -> tuple[Status, dict[str, bool]]:
     """Fill `turns` until the conversation ends; how it ended, and what the trajectory should remember."""
-    history = agent.history()
     messages = list(start.opening)
     for turn in turns:  # of a fork
-        prompt = await agent.next_prompt(history, messages, conversation.tools)
+        prompt = await speaker.next_prompt(messages, conversation.tools)
         if prompt.ids != turn.completion.prompt_ids:
             raise ConfigurationError(
                 f"a {type(conversation).__name__} that changes what has been said, or its tools, cannot be "
                 "forked: train with an advantage_estimator that plays no branches"
             )
-        history.add(prompt, turn.completion)
+        speaker.add(prompt, turn.completion)
         messages += _heard(turn)
     while True:
         try:
-            prompt = await agent.next_prompt(history, messages, conversation.tools)
+            prompt = await speaker.next_prompt(messages, conversation.tools)
+            if turns and between_turns is not None:
+                await between_turns(replace(start, turns=tuple(turns)), conversation)
+                watch.lap("environment")
+            completion = await _reply(speaker, prompt, conversation, len(turns))
         except ContextLengthExceeded as error:
             if not turns:
                 raise EnvironmentFailure(
@@ -247,13 +238,8 @@ async def _converse(
             return Status.TRUNCATED, {"context_overflow": True}
         except ConversationRefused as error:  # for what this environment said: others may go on
             raise EnvironmentFailure(str(error)) from error
-        if turns and between_turns is not None:
-            await between_turns(replace(start, turns=tuple(turns)), conversation)
-            watch.lap("environment")
-        limits = None if prompt.asks_summary else getattr(conversation, "reply_limits", None)
-        room = agent.context_length - len(prompt.ids)
-        completion = await speak(prompt.ids, room, limits or ReplyLimits())
-        history.add(prompt, completion)
+        watch.turn(completion.begun)
+        speaker.add(prompt, completion)
         turns.append(_turn(prompt, completion, len(turns)))
         if prompt.asks_summary:
             continue
@@ -276,6 +262,12 @@ async def _converse(
         messages += _heard(turns[-1])
         if observation.conversation is not None:
             messages = list(agent.with_system_prompt(observation.conversation))
+
+
+async def _reply(speaker: Speaker, prompt: Prompt, conversation: Conversation, turn: int) -> Completion:
+    limits = None if prompt.asks_summary else getattr(conversation, "reply_limits", None)
+    limits = limits or ReplyLimits()
+    return await speaker.reply(prompt, turn=turn, max_new_tokens=limits.max_new_tokens, stop=limits.stop)
 
 
 def _turn(prompt: Prompt, completion: Completion, index: int) -> Turn:

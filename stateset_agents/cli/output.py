@@ -49,7 +49,9 @@ def bounds(interval: Sequence[float] | None, style: str) -> str:
 def exclusions(result: Mapping[str, Any]) -> list[str]:
     """`left out: 2 conversations that failed, of the mean reward 1 that could not be scored`; or nothing."""
     failed, unscored = result["num_failed"], result["num_unscored"]
-    parts = [f"{failed} conversations that failed"] * bool(failed)
+    silent = result.get("num_unanswered", 0)  # not in summaries of earlier versions
+    why = f" ({silent} of them not answered by the endpoint)" * bool(silent)
+    parts = [f"{failed} conversations that failed{why}"] * bool(failed)
     parts += [f"of the mean reward {unscored} that could not be scored"] * bool(unscored)
     return [f"left out: {', '.join(parts)}"] if parts else []
 

@@ -13,7 +13,9 @@ from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
+from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
 from stateset_agents.core.rollout.limits import RolloutLimits
+from stateset_agents.evaluation.kept_conversations import KeptConversations
 from stateset_agents.evaluation.measures import (
     MeanEstimate,
     matched_pairs_right,
@@ -28,7 +30,7 @@ from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.scenario import Scenario, expect_scenarios, expect_split
 from stateset_agents.types.settings import expect
-from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
+from stateset_agents.types.trajectory import UNANSWERED, Trajectory, TrajectoryGroup
 
 __all__ = [
     "Divide",
@@ -91,6 +93,8 @@ class Evaluation:
     """How often each scenario was played."""
     num_scored: int = 0
     """Conversations behind `mean_reward`."""
+    num_unanswered: int = 0
+    """Of `num_failed`, those whose agent's endpoint gave no answer."""
     num_unscored: int = 0
     """Conversations that were played and whose reward failed; not those to which it does not apply."""
     reward_interval: tuple[float, float] | None = None
@@ -124,6 +128,7 @@ class Evaluation:
             "n": self.n,
             "tries": self.tries,
             "num_failed": self.num_failed,
+            "num_unanswered": self.num_unanswered,
             "num_scored": self.num_scored,
             "num_unscored": self.num_unscored,
             "temperature": self.temperature,
@@ -208,7 +213,7 @@ def refuse_truncated_sampling(agent: MultiTurnAgent) -> None:
 
 
 async def evaluate(
-    agent: MultiTurnAgent,
+    agent: MultiTurnAgent | EndpointAgent,
     environment: Environment,
     reward_fn: Reward,
     scenarios: Sequence[Scenario],
@@ -220,29 +225,36 @@ async def evaluate(
     limits: RolloutLimits | None = None,
     divide: Divide | None = None,
     on_progress: OnProgress | None = None,
+    kept: KeptConversations | None = None,
 ) -> Evaluation:
     """Play every scenario `tries` times at `temperature` (0 is greedy); the same seed meets the same users.
 
     `deterministic` and `limits` as in the engine; `deterministic` unset, it is what the environment's `local`
     says. `divide`: who plays which scenario; this process all of them when absent.
     `on_progress`: called whenever all tries of a scenario are played and scored.
+    `kept`: where conversations are written as they end; those that stand there are not played again.
     Success is the environment's verdict; a conversation without one counts for the reward alone.
 
-    Raises ConfigurationError for an empty list and for an agent with `top_k` or `top_p` set, and
-    EnvironmentFailure where no conversation could be played at all.
+    Raises ConfigurationError for an empty list, for an agent with `top_k` or `top_p` set, and where what is
+    kept is of another evaluation; EnvironmentFailure where no conversation could be played at all.
     """
     expect_scenarios(scenarios)
     if not scenarios:
         raise ConfigurationError("there is no scenario to evaluate: give at least one")
     if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
         raise ConfigurationError(f"tries must be a whole number of at least 1, got {tries!r}")
-    refuse_truncated_sampling(agent)
+    is_remote = isinstance(agent, EndpointAgent)
+    if isinstance(agent, MultiTurnAgent):
+        refuse_truncated_sampling(agent)
+    if kept is not None:
+        of = agent.identity if isinstance(agent, EndpointAgent) else {"model": agent.config.model_name}
+        kept.begin({**of, "seed": seed, "temperature": temperature, "tries": tries})
     engine = ComputationalEngine(
         agent,
         environment,
         reward_fn,
         num_generations=tries,
-        deterministic=environment.local if deterministic is None else deterministic,
+        deterministic=environment.local and not is_remote if deterministic is None else deterministic,
         limits=limits,
     )
 
@@ -254,7 +266,13 @@ async def evaluate(
                 on_progress(next(done), len(part))
 
         return await engine.rollout(
-            part, seed=seed, step=0, temperature=temperature, earlier=before, on_scored=scored
+            part,
+            seed=seed,
+            step=0,
+            temperature=temperature,
+            earlier=before,
+            on_scored=scored,
+            kept=kept,
         )
 
     groups = await (play(scenarios, ()) if divide is None else divide(scenarios, play))
@@ -285,6 +303,9 @@ def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: floa
         reward_interval=None if reward is None else reward.interval,
         n=num_judged or len(played),
         num_failed=sum(len(group.trajectories) for group in groups) - len(played),
+        num_unanswered=sum(
+            bool(trajectory.metadata.get(UNANSWERED)) for group in groups for trajectory in group.trajectories
+        ),
         num_scored=sum(trajectory.reward is not None for trajectory in played),
         num_unscored=sum(trajectory.reward is None and trajectory.error is not None for trajectory in played),
         temperature=temperature,

@@ -1,4 +1,5 @@
-"""One writer per run folder: a lock that ends with its process, however that ends. Taken by `JsonlTracker`.
+"""One writer per run folder: a lock that ends with its process, however that ends. Taken by `JsonlTracker`,
+and on a file of their own by evaluations.
 
 The lock is the operating system's, on the file `.lock`: flock on Linux and macOS, msvcrt.locking on Windows.
 The file itself stays and means nothing.
@@ -28,13 +29,13 @@ _UNKNOWN = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 class RunLock:
     """Held from its making until `release`, or until the process is gone, by kill -9 too."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ConfigurationError where another trainer holds it, or the folder cannot be written.
+    def __init__(self, folder: Path, name: str = ".lock", *, writer: str = "trainer") -> None:
+        """Raises ConfigurationError where another `writer` holds it, or the folder cannot be written.
 
         On a file system without locks it warns and holds nothing.
         """
         try:
-            self._file = (folder / ".lock").open("a+b")
+            self._file = (folder / name).open("a+b")
         except OSError as error:
             raise ConfigurationError(
                 f"cannot write in {folder}: {error.strerror}; mend its rights"
@@ -45,11 +46,11 @@ class RunLock:
             self._file.close()
             if error.errno in _HELD:
                 raise ConfigurationError(
-                    f"another trainer is writing {folder}: wait for its end or stop it, then resume"
+                    f"another {writer} is writing {folder}: wait for its end or stop it, then resume"
                 ) from error
             if error.errno not in _UNKNOWN:
                 raise ConfigurationError(f"cannot lock {folder}: {error.strerror}; choose another") from error
-            _log.warning(f"the file system of {folder} has no locks: let one trainer alone write there")
+            _log.warning(f"the file system of {folder} has no locks: let one {writer} alone write there")
 
     def release(self) -> None:
         """Let another one write; releasing twice does nothing."""

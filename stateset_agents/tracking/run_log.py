@@ -15,7 +15,7 @@ from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
-__all__ = ["MetricLine", "RecordedRollout", "RecordedTurn", "RunLog"]
+__all__ = ["MetricLine", "RecordedRollout", "RecordedTurn", "RunLog", "read_rollout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class RunLog:
             if record.get("branch_of") and not branches:
                 continue
             if not stages or record["stage"] in stages:
-                yield _rollout(record)
+                yield read_rollout(record)
 
     def tokens(self) -> dict[int, str]:
         """What each token id of the conversations says; empty where the run's tokenizer was not at hand."""
@@ -149,7 +149,8 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _rollout(record: dict[str, Any]) -> RecordedRollout:
+def read_rollout(record: dict[str, Any]) -> RecordedRollout:
+    """A line of rollouts.jsonl; takes the record over."""
     for name in ("token_ids", "mask", "logprobs", "versions", "changes"):
         record[name] = tuple(record[name])
     for name in ("advantages", "branch_of"):

@@ -79,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         verb.add_parser(subparsers)
     args = parser.parse_args(argv)
+    args.argv = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ✓ shows ?

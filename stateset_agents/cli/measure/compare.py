@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli.measure.endpoint import (
+    add_endpoint_options,
+    endpoint_lines,
+    endpoint_of,
+    how_to_go_on,
+)
 from stateset_agents.cli.measure.evaluate import add_options, experiment, play
 from stateset_agents.cli.output import bounds, check_writable, exclusions, floors, print_result, rate
 from stateset_agents.types.errors import ConfigurationError
@@ -16,6 +23,8 @@ if TYPE_CHECKING:
     from stateset_agents.evaluation.evaluator import Evaluation
 
 __all__ = ["add_parser", "run"]
+
+_SIDES = ("-a", "-b")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -27,6 +36,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("a", metavar="A", help="a model: a name, a folder, a checkpoint, or a run folder")
     parser.add_argument("b", metavar="B", nargs="?", help="the model that is compared with it")
     add_options(parser)
+    for side in _SIDES:
+        add_endpoint_options(parser, side)
     parser.set_defaults(run=run)
 
 
@@ -42,23 +53,29 @@ def run(args: argparse.Namespace) -> int:
             )
         args.a, args.b = args.config, args.a
     check_writable(args.out)
-    a, b = asyncio.run(_evaluate_both(args))
+    try:
+        (a, a_summary), (b, b_summary) = asyncio.run(_evaluate_both(args))
+    except KeyboardInterrupt:
+        if args.endpoint_a is None and args.endpoint_b is None:
+            raise
+        print(f"stateset-agents: {how_to_go_on(args.argv)}", file=sys.stderr)
+        return 130
     result = compare(a, b)
-    sides = [(name, model, side.summary()) for name, model, side in (("a", args.a, a), ("b", args.b, b))]
-    lines = [
-        "; ".join([f"{name.upper()}  {model}: {rate(side)}", *floors(side), *exclusions(side)])
-        for name, model, side in sides
-    ]
-    summary = {name: {"model": model, **side} for name, model, side in sides}
-    summary["comparison"] = result.summary()
+    lines = []
+    for name, side in (("A", a_summary), ("B", b_summary)):
+        lines.append("; ".join([f"{name}  {side['model']}: {rate(side)}", *floors(side), *exclusions(side)]))
+        lines += [f"   {line}" for line in endpoint_lines(side)]
+    summary = {"a": a_summary, "b": b_summary, "comparison": result.summary()}
     print_result(summary, args, "\n".join([*lines, *_lines(result)]))
     return 0
 
 
-async def _evaluate_both(args: argparse.Namespace) -> tuple[Evaluation, Evaluation]:
-    configs = [experiment(args, model) for model in (args.a, args.b)]  # both are read before one is played
-    first, second = [await play(config, args.temperature) for config in configs]
-    return first, second
+async def _evaluate_both(args: argparse.Namespace) -> list[tuple[Evaluation, dict[str, Any]]]:
+    sides = []
+    for model, side in zip((args.a, args.b), _SIDES, strict=True):  # both are read before one is played
+        endpoint = endpoint_of(args, model, side)
+        sides.append((experiment(args, None if endpoint else model), endpoint))
+    return [await play(config, args.temperature, endpoint) for config, endpoint in sides]
 
 
 def _lines(result: Comparison) -> list[str]:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli.measure.endpoint import (
+    Endpoint,
+    add_endpoint_options,
+    endpoint_lines,
+    endpoint_of,
+    how_to_go_on,
+)
 from stateset_agents.cli.output import (
     bounds,
     check_writable,
@@ -38,6 +47,7 @@ def add_parser(subparsers: Any) -> None:
         help="instead of the file's agent.model_name, or of what the run trained: a model, checkpoint or run",
     )
     add_options(parser)
+    add_endpoint_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -55,10 +65,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when it could be measured."""
     of_run = args.config if Path(args.config).is_dir() else None
-    config = experiment(args, args.model or of_run)
+    endpoint = endpoint_of(args, args.model)
+    config = experiment(args, None if endpoint else args.model or of_run)
     check_writable(args.out)
-    evaluation = asyncio.run(play(config, args.temperature))
-    result = {"model": config.agent.model_name, **evaluation.summary()}
+    try:
+        result = asyncio.run(play(config, args.temperature, endpoint))[1]
+    except KeyboardInterrupt:
+        if endpoint is None:
+            raise
+        print(f"stateset-agents: {how_to_go_on(args.argv)}", file=sys.stderr)
+        return 130
     print_result(result, args, "\n".join(_lines(result)))
     return 0
 
@@ -78,11 +94,14 @@ def experiment(args: argparse.Namespace, model: str | None) -> ExperimentConfig:
     return load_experiment(args.config, overrides(args.set, named))
 
 
-async def play(config: ExperimentConfig, temperature: float) -> Evaluation:
-    """The agent on the held-out scenarios."""
+async def play(
+    config: ExperimentConfig, temperature: float, endpoint: Endpoint | None = None
+) -> tuple[Evaluation, dict[str, Any]]:
+    """The agent, or the endpoint's model, on the held-out scenarios; the second is what JSON has of it."""
     from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.evaluation.evaluator import evaluate, held_out
     from stateset_agents.evaluation.floors import with_floors
+    from stateset_agents.evaluation.kept_conversations import KeptConversations
     from stateset_agents.training.components import make_environment, make_reward
     from stateset_agents.training.experiment import EvaluationConfig
 
@@ -90,18 +109,30 @@ async def play(config: ExperimentConfig, temperature: float) -> Evaluation:
     environment, reward_fn = make_environment(config.environment), make_reward(config.reward)
     scenarios = held_out(environment, settings.split, settings.episodes)
     limits = replace(config.training.rollout_limits(), max_concurrent=settings.max_concurrent)
-    async with MultiTurnAgent(config.agent) as agent:
-        evaluation = await evaluate(
-            agent,
-            environment,
-            reward_fn,
-            scenarios,
-            tries=settings.tries,
-            temperature=temperature,
-            seed=settings.seed,
-            limits=limits,
-        )
-    return await with_floors(evaluation, environment, scenarios, seed=settings.seed, limits=limits)
+    measured = partial(
+        evaluate,
+        environment=environment,
+        reward_fn=reward_fn,
+        scenarios=scenarios,
+        tries=settings.tries,
+        temperature=temperature,
+        seed=settings.seed,
+        limits=limits,
+    )
+    if endpoint is None:
+        async with MultiTurnAgent(config.agent) as local:
+            evaluation = await measured(local)
+        model, asked = config.agent.model_name, {}
+    else:
+        agent = endpoint.agent(config, settings)
+        played = {"environment": dict(config.environment), "split": settings.split}
+        how = {"seed": settings.seed, "temperature": temperature, "tries": settings.tries}
+        file = endpoint.file(agent, {**played, **how})
+        with KeptConversations(file, identity=played, usage=lambda: agent.usage) as kept:
+            evaluation = await measured(agent, kept=kept)
+        model, asked = endpoint.model, {"endpoint": endpoint.summary(agent, kept)}
+    evaluation = await with_floors(evaluation, environment, scenarios, seed=settings.seed, limits=limits)
+    return evaluation, {"model": model, **evaluation.summary(), **asked}
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:
@@ -129,7 +160,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     if result["mean_reward"] is not None and result["success"] is not None:
         reward = f"{result['mean_reward']:.3f}{bounds(result['reward_interval'], '.3f')}"
         rows.append(("mean reward", reward, result["num_scored"]))
-    lines += exclusions(result)
+    lines += [*exclusions(result), *endpoint_lines(result)]
     return lines + table([(name, number, f"n = {n}") for name, number, n in rows])
 
 

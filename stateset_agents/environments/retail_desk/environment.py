@@ -182,7 +182,8 @@ class RetailDesk:
 
     `prompt="short"` gives one line, for the embedded model, which knows policy and tools by heart;
     `prompt="full"` gives the policy's text and the tools' schemas as well, for any other model; unset, the
-    learnable calls have the short one, and the others the full one. `max_turns` is 6 for the learnable calls
+    learnable calls have the short one, and the others the full one. `offer_tools` gives the schemas, or not,
+    whatever the prompt: a model behind an endpoint calls only what it is offered. `max_turns` is 6 for the learnable calls
     and 24 for the others unless set. `seed` chooses the training scenarios only.
     """
 
@@ -200,6 +201,7 @@ class RetailDesk:
         seed: int = 0,
         max_turns: int | None = None,
         prompt: Literal["short", "full"] | None = None,
+        offer_tools: bool | None = None,
     ) -> None:
         self.families = families_named(families)
         if max_turns is not None and max_turns < 1:
@@ -209,7 +211,10 @@ class RetailDesk:
         if prompt not in ("short", "full", None):
             raise ConfigurationError(f"prompt must be short or full, got {prompt!r}")
         self._max_turns = max_turns
+        if not isinstance(offer_tools, bool | None):
+            raise ConfigurationError(f"offer_tools must be true, false or absent, got {offer_tools!r:.60}")
         self._prompt = prompt
+        self._offer_tools = offer_tools
         self._seed = seed
         many = len(self.families)
         self._counts = {"train": num_train, "validation": VALIDATION_EACH * many, "test": TEST_EACH * many}
@@ -245,12 +250,14 @@ class RetailDesk:
             caller = ShortCaller(case, scenario.split, seed=seed)
             text = f"shop desk. customer {case.customer_id} is signed in."
             max_turns, prompt = SHORT_TURNS, "short"
-        if (self._prompt or prompt) == "full":
+        is_full = (self._prompt or prompt) == "full"
+        offers = is_full if self._offer_tools is None else self._offer_tools
+        if is_full:
             policy = "\n".join(f"{topic}: {rule}" for topic, rule in desk.topics.items())
             text = f"{text}\npolicy:\n{policy}"
         return DeskConversation(
             opening=(Message(role="system", content=text), Message(role="user", content=scenario.opening)),
-            tools=SCHEMAS if (self._prompt or prompt) == "full" else (),
+            tools=SCHEMAS if offers else (),
             record=Record(verified=desk.customer_id),
             answers=answers,
             desk=desk,

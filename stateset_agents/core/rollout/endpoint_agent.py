@@ -181,7 +181,7 @@ class EndpointAgent:
         is_redirect = failure.status is not None and 300 <= failure.status < 400
         if failure.status in _NEVER or is_redirect:
             raise ConfigurationError(
-                f"{said}: check the url {self.client.url} and --model {self.client.model}"
+                f"{said}: check the url, the account and the model's name {self.client.model}"
             )
         self._num_refused += not failure.transient
         if not self._num_answers and self._num_refused >= _REFUSALS:

@@ -183,8 +183,8 @@ class RetailDesk:
     `prompt="short"` gives one line, for the embedded model, which knows policy and tools by heart;
     `prompt="full"` gives the policy's text and the tools' schemas as well, for any other model; unset, the
     learnable calls have the short one, and the others the full one. `offer_tools` gives the schemas, or not,
-    whatever the prompt: a model behind an endpoint calls only what it is offered. `max_turns` is 6 for the learnable calls
-    and 24 for the others unless set. `seed` chooses the training scenarios only.
+    whatever the prompt: a model behind an endpoint calls only what it is offered. `max_turns` is 6 for the
+    learnable calls and 24 for the others unless set. `seed` chooses the training scenarios only.
     """
 
     local = True

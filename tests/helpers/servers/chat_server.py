@@ -9,6 +9,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from stateset_agents.runtime.http_guard import HttpGuard
+
 __all__ = ["ChatServer", "Fault", "answer", "body", "cut", "hang", "status"]
 
 Fault = Callable[[web.Request], Any]
@@ -25,16 +27,19 @@ def answer(said: str | Mapping[str, Any], **fields: Any) -> dict[str, Any]:
 class ChatServer:
     """Serves `/v1/chat/completions`; the n-th request meets the n-th fault, later ones are answered.
 
-    `speak` makes the answer (a text, or a message's fields) from the last message's content.
+    `speak` makes the answer (a text, or a message's fields) from the last message's content. `guard`: which
+    requests it answers at all.
     """
 
     def __init__(
         self,
         *faults: Fault | None,
         speak: Callable[[str], str | Mapping[str, Any]] = lambda prompt: "Score: 7",
+        guard: HttpGuard | None = None,
     ) -> None:
         self.faults = list(faults)
         self.speak = speak
+        self.guard = guard
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.times: list[float] = []
@@ -48,7 +53,7 @@ class ChatServer:
         return f"http://127.0.0.1:{self._port}/v1"
 
     async def __aenter__(self) -> Self:
-        app = web.Application()
+        app = web.Application(middlewares=[] if self.guard is None else [self.guard.middleware()])
         app.router.add_post("/v1/chat/completions", self._serve)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from stateset_agents.backends.base import Backend, SavableBackend, Session, Tokenizer
 from stateset_agents.backends.text.streaming import streamed
@@ -33,6 +33,7 @@ from stateset_agents.core.chat.template import (
     ToolSchemas,
 )
 from stateset_agents.core.model_card import Origin, write_card
+from stateset_agents.runtime.tasks import LoopShare
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import GREEDY_BELOW, Completion, Message, SamplingParams
@@ -41,12 +42,13 @@ from stateset_agents.types.settings import expect
 
 __all__ = ["AgentConfig", "MultiTurnAgent"]
 
-T = TypeVar("T")
 _log = get_logger(__name__)
 _MUCH_TEXT = 10_000
 """Characters; tokenising more would block the event loop for a noticeable time."""
 _tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
 """One thread: a long text may take a hundred times its size in memory while it is tokenised."""
+_SHARE_SECONDS = 0.01
+"""Of a round of the event loop, for prompts: a hundred branches begin at once."""
 
 
 class MultiTurnAgent:
@@ -68,6 +70,7 @@ class MultiTurnAgent:
         self._starting = asyncio.Lock()
         self._next_episode = 0
         self._responses = count()
+        self._prompting = LoopShare(_SHARE_SECONDS)
         self._has_warned_of_window = False
         self.origin: Origin | None = None
         """The run and step that its weights come from, for their model card; the trainer sets it."""
@@ -242,13 +245,17 @@ class MultiTurnAgent:
     async def next_prompt(
         self, history: ChatHistory, messages: Sequence[Message], tools: ToolSchemas = ()
     ) -> Prompt:
-        """`history.next`; long messages are tokenised in a thread, one after another.
+        """`history.next`; long messages are tokenised in a thread, one after another, and of many short ones
+        some in each round of the event loop.
 
         The members of a group open alike, and the ids of the first serve the others.
         """
         place = history.place(messages)
         also = len(repr(tools)) if tools and len(place.unread) == len(place.messages) else 0
-        return await _tokenised(place.unread, partial(history.next, place, tools), also=also)
+        next_prompt = partial(history.next, place, tools)
+        if _is_long(place.unread, also=also):
+            return await asyncio.get_running_loop().run_in_executor(_tokenizing, next_prompt)
+        return await self._prompting.run(next_prompt)
 
     def with_system_prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The conversation with the agent's own persona and system prompt in front."""
@@ -423,13 +430,8 @@ class TokenSpeaker:
         self._history.add(prompt, completion)
 
 
-async def _tokenised(messages: Sequence[Message], tokenise: Callable[[], T], *, also: int = 0) -> T:
-    """The result of `tokenise`, which runs in the tokenising thread for long messages.
-
-    `also`: characters besides those of the messages.
-    """
+def _is_long(messages: Sequence[Message], *, also: int) -> bool:
+    """Would tokenising the messages block the event loop? `also`: characters besides theirs."""
     for message in messages:  # 20: about how many characters a template adds to a message
         also += 20 + len(message.content) + (len(repr(message.tool_calls)) if message.tool_calls else 0)
-    if also <= _MUCH_TEXT:
-        return tokenise()
-    return await asyncio.get_running_loop().run_in_executor(_tokenizing, tokenise)
+    return also > _MUCH_TEXT

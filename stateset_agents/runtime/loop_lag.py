@@ -26,6 +26,8 @@ _HERE = tuple(
     f"{folder}{os.sep}" for folder in (Path(stateset_agents.__file__).parent, *_PYTHON, *_INSTALLED)
 )
 """Files below these folders are not the user's."""
+_TEMPLATE = "<template>"
+"""What jinja calls the code of a chat template."""
 
 
 class LoopLag:
@@ -111,7 +113,7 @@ def _user_place(frame: FrameType | None) -> str | None:
         file = frame.f_code.co_filename
         if file.startswith(_ASYNCIO) and frame.f_code.co_name in ("_run", "_run_once", "run_forever", "run"):
             return None  # frames further out called the loop
-        if not file.startswith((*_HERE, "<frozen ")):
+        if not file.startswith((*_HERE, "<frozen ", _TEMPLATE)):
             return f"{Path(file).name}:{frame.f_lineno}, {frame.f_code.co_name}"
         frame = frame.f_back
     return None

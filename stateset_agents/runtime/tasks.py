@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -14,7 +15,15 @@ from typing import Any, ParamSpec, TypeVar
 
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["MAX_THREADS", "Deadline", "gather_or_cancel", "in_thread", "shielded", "with_timeout"]
+__all__ = [
+    "MAX_THREADS",
+    "Deadline",
+    "LoopShare",
+    "gather_or_cancel",
+    "in_thread",
+    "shielded",
+    "with_timeout",
+]
 
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -145,6 +154,37 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
     if cancelled is not None:
         raise cancelled
     return result
+
+
+class LoopShare:
+    """Short work of many tasks on the event loop, spread so that everything else goes on in between."""
+
+    def __init__(self, seconds: float) -> None:
+        """After about so long, further work waits for the loop's next round."""
+        self._seconds = seconds
+        self._spent = 0.0
+        self._until: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        """The loop whose time is spent, and the beginning of its next round."""
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which is called as soon as there is time for it."""
+        loop = asyncio.get_running_loop()
+        while self._until is not None and self._until[0] is loop:
+            await self._until[1].wait()
+        begun = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self._spent += time.perf_counter() - begun
+            if self._spent >= self._seconds:
+                self._spent, next_round = 0.0, asyncio.Event()
+                self._until = loop, next_round
+                loop.call_soon(self._begin_round, next_round)
+
+    def _begin_round(self, round: asyncio.Event) -> None:
+        if self._until is not None and self._until[1] is round:
+            self._until = None
+        round.set()
 
 
 async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

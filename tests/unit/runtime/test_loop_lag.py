@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import jinja2
 import pytest
 
 import stateset_agents
@@ -70,3 +71,11 @@ def test_a_file_beside_the_package_whose_path_begins_like_the_package_s_is_the_u
     names: dict = {"sys": sys}
     exec(compile("def step():\n    return sys._getframe()", str(file), "exec"), names)
     assert _user_place(names["step"]()) == "stateset_agents_shop.py:2, step"
+
+
+def test_a_chat_template_s_code_is_not_the_user_s():
+    places: list = []
+    environment = jinja2.Environment()
+    environment.globals["look"] = lambda: places.append(_user_place(sys._getframe().f_back))
+    environment.from_string("{{ look() }}").render()
+    assert not places[0].startswith("<template>")

@@ -16,7 +16,8 @@ from builders import trajectory
 
 from stateset_agents.core.reward import reward_function, score_trajectories
 from stateset_agents.runtime import tasks as waiting
-from stateset_agents.runtime.tasks import in_thread, with_timeout
+from stateset_agents.runtime.loop_lag import measure_loop_lag
+from stateset_agents.runtime.tasks import LoopShare, in_thread, with_timeout
 from stateset_agents.types.errors import RewardTimeout
 
 
@@ -205,3 +206,29 @@ async def test_work_that_cancels_itself_has_failed_and_nobody_else_is_cancelled(
         reward_function(lambda trajectory: cancels_a_part_of_itself(), name="mine"), [trajectory()], seconds=5
     )
     assert "reward mine failed: RuntimeError: it let a CancelledError out" in str(result)
+
+
+async def test_work_of_many_tasks_leaves_the_loop_time_for_others():
+    share, done = LoopShare(0.01), []
+
+    def work(number):
+        time.sleep(0.005)
+        done.append(number)
+        return number
+
+    async with measure_loop_lag(interval=0.005) as lag:
+        results = await asyncio.gather(*(share.run(lambda n=n: work(n)) for n in range(60)))
+    assert results == done == list(range(60))  # 0.3 seconds
+    assert lag.longest < 0.15
+
+
+def test_a_loop_that_ended_amid_its_work_keeps_nobody_waiting():
+    share = LoopShare(0.0)
+    for _ in range(3):
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(share.run(lambda: "done"))
+        while not task.done():
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+        assert task.result() == "done"
+        loop.close()

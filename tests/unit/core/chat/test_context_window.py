@@ -14,6 +14,7 @@ from tiny_training import make_agent
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.chat.context_window import slide_window
+from stateset_agents.runtime.loop_lag import measure_loop_lag
 from stateset_agents.serving.chat_session import ChatSession
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import ToolCall
@@ -163,3 +164,20 @@ async def test_long_prompts_of_a_group_wait_for_each_other_in_one_thread(
         await asyncio.gather(*(agent.next_prompt(agent.history(), long) for _ in range(20)))
     assert len(threads) == 20
     assert {*threads} == {threads[0]} != {threading.get_ident()}
+
+
+async def test_short_prompts_of_many_conversations_leave_the_loop_time_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Branches begin all at once, each by a prompt that may be rendered whole."""
+    async with make_agent() as agent:
+
+        def slow(*_: Any) -> list[int]:
+            time.sleep(0.005)
+            return [1]
+
+        monkeypatch.setattr(agent.template, "prompt", slow)
+        hi = [Message(role="user", content="hi")]
+        async with measure_loop_lag(interval=0.005) as lag:
+            await asyncio.gather(*(agent.next_prompt(agent.history(), hi) for _ in range(60)))
+    assert lag.longest < 0.15

@@ -1,6 +1,7 @@
 """Conversations as JSON lines in OpenAI's chat format, one `{"messages": [...]}` each.
 
-An agent's message with a thought has it as `reasoning`, so that the agent goes on with what it knew.
+An agent's message with a thought has it as `reasoning`, so that the agent goes on with what it knew; a call
+that could not be read has its `error` and what was `written`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from stateset_agents.core.chat.escaping import encodable
 from stateset_agents.types.errors import ConfigurationError
@@ -32,7 +32,7 @@ def save_conversation(path: str | Path, messages: Sequence[Message]) -> None:
 
     Raises ConfigurationError if it cannot be written.
     """
-    data = {"messages": [_record(message) for message in messages]}
+    data = {"messages": [message.to_record() for message in messages]}
     line = encodable(json.dumps(data, ensure_ascii=False))
     try:
         with Path(path).open("a", encoding="utf-8") as file:
@@ -41,11 +41,6 @@ def save_conversation(path: str | Path, messages: Sequence[Message]) -> None:
         raise ConfigurationError(
             f"cannot write conversations to {str(path)!r} ({error.strerror}): {_HINT}"
         ) from error
-
-
-def _record(message: Message) -> dict[str, Any]:
-    thought = {} if message.reasoning is None else {"reasoning": message.reasoning}
-    return message.to_openai() | thought
 
 
 def load_conversations(path: str | Path) -> list[list[Message]]:
@@ -81,4 +76,4 @@ def _parse(line: str) -> list[Message]:
     messages = data.get("messages") if isinstance(data, dict) else None
     if not isinstance(messages, list) or not messages:
         raise ConfigurationError('a conversation is {"messages": [...]} with at least one message')
-    return [Message.from_openai(message) for message in messages]
+    return list(map(Message.from_record, messages))

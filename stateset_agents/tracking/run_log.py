@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -157,17 +157,8 @@ def read_rollout(record: dict[str, Any]) -> RecordedRollout:
         if record.get(name) is not None:
             record[name] = tuple(record[name])
     record["turns"] = tuple(RecordedTurn(**turn) for turn in record["turns"])
-    record["messages"] = tuple(_message(message) for message in record["messages"])
+    record["messages"] = tuple(map(Message.from_record, record["messages"]))
     return RecordedRollout(**record)
-
-
-def _message(record: Mapping[str, Any]) -> Message:
-    message = Message.from_openai(record)
-    errors = [item.get("error") for item in record.get("tool_calls", ())]
-    if not any(errors):
-        return message
-    calls = [replace(call, error=error) for call, error in zip(message.tool_calls, errors, strict=True)]
-    return replace(message, tool_calls=tuple(calls))
 
 
 def _versioned(file: Path, data: dict[str, Any]) -> dict[str, Any]:

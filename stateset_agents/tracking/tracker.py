@@ -13,7 +13,6 @@ from stateset_agents.tracking.jsonl import JsonlWriter
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_lock import RunLock
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.types.messages import Message
 
 if TYPE_CHECKING:
     from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, Turn
@@ -167,7 +166,7 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
         and {"reward": outcome.reward, "success": outcome.success, "breakdown": dict(outcome.breakdown)},
         "changes": [dict(change) for change in outcome.changes] if outcome else [],
         "opening": len(trajectory.opening),
-        "messages": [_message_record(message) for message in (*trajectory.opening, *said)],
+        "messages": [message.to_record() for message in (*trajectory.opening, *said)],
         "turns": turns,
         "token_ids": trajectory.token_ids,
         "mask": trajectory.action_mask,
@@ -209,15 +208,4 @@ def _turn_record(turn: Turn, earned: float | None) -> dict[str, Any]:
         record["follows"] = turn.follows
     if turn.is_summary:
         record["is_summary"] = True
-    return record
-
-
-def _message_record(message: Message) -> dict[str, Any]:
-    """OpenAI's shape, plus `reasoning` where there is one, and `error` on an unreadable tool call."""
-    record = message.to_openai()
-    if message.reasoning is not None:
-        record["reasoning"] = message.reasoning
-    for call, item in zip(message.tool_calls, record.get("tool_calls", ()), strict=True):
-        if call.error is not None:
-            item["error"] = call.error
     return record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from stateset_agents.types.errors import ConfigurationError
@@ -114,6 +114,31 @@ class Message:
             data["tool_call_id"] = self.tool_call_id
         if self.name is not None:
             data["name"] = self.name
+        return data
+
+    @classmethod
+    def from_record(cls, data: Mapping[str, Any]) -> Message:
+        """Read what `to_record` wrote; anything of `from_openai`, too."""
+        message = cls.from_openai(data)
+        facts = [
+            (_text(item.get("error")) or None, _text(item.get("written")))
+            for item in (data.get("tool_calls") or ())
+        ]
+        if not any(error for error, _ in facts):
+            return message
+        calls = zip(message.tool_calls, facts, strict=True)
+        read = tuple(replace(call, error=error, written=written) for call, (error, written) in calls)
+        return replace(message, tool_calls=read)
+
+    def to_record(self) -> dict[str, Any]:
+        """OpenAI's shape with all that the message holds: `reasoning` where there is a thought, and of a call
+        that could not be read `error` and what was `written`."""
+        data = self.to_openai()
+        if self.reasoning is not None:
+            data["reasoning"] = self.reasoning
+        for call, item in zip(self.tool_calls, data.get("tool_calls", ()), strict=True):
+            if call.error is not None:
+                item |= {"error": call.error, "written": call.written}
         return data
 
 

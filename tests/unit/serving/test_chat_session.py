@@ -11,6 +11,7 @@ import pytest
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.scripted import ScriptedBackend
+from stateset_agents.core.chat.plain_template import with_calls_as_text
 from stateset_agents.core.chat.replies.parsing import HERMES, parse_reply
 from stateset_agents.environments.retail_desk import RetailDesk
 from stateset_agents.serving.chat_session import ChatSession, ConversationTools
@@ -245,10 +246,22 @@ def test_a_saved_conversation_keeps_thoughts_apart_from_words(tmp_path: Path) ->
     assert load_conversations(tmp_path / "talks.jsonl") == [messages]
 
 
+def test_a_saved_conversation_keeps_what_was_written_of_a_call_that_cannot_be_read(tmp_path: Path) -> None:
+    reply = parse_reply('hm <tool_call>{"name": "look", </tool_call><tool_call>{"name": "look"}</tool_call>')
+    broken, read = reply.tool_calls
+    save_conversation(tmp_path / "talks.jsonl", [Message(role="user", content="hi"), reply])
+    (messages,) = load_conversations(tmp_path / "talks.jsonl")
+    assert messages[1] == reply
+    assert messages[1].tool_calls[0].written == broken.written == '<tool_call>{"name": "look", </tool_call>'
+    assert messages[1].tool_calls[1] == read
+    assert with_calls_as_text(messages[1]) == with_calls_as_text(reply)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "there is no conversation in"),
+        ('{"messages": [{"role": "user", "content": "", "tool_calls": [3]}]}', "a tool call must be"),
         ("\nhi\n", "line 2: not JSON"),
         ("[]", 'line 1: a conversation is {"messages": [...]} with at least one message'),
         ('{"messages": []}', "with at least one message"),

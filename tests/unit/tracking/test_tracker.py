@@ -21,7 +21,7 @@ def conversation() -> Trajectory:
     """Two turns: a tool call (one of two is broken) and an answer; row P P A A A U A A."""
     calls = (
         ToolCall(name="get_order", arguments={"order_id": "K27"}, id="1"),
-        ToolCall(name="get_order", id="2", error="arguments are no JSON"),
+        ToolCall(name="", id="2", error="arguments are no JSON", written="<tool_call>{"),
     )
     first = Completion(
         message=Message(role="assistant", content="", tool_calls=calls),
@@ -83,6 +83,8 @@ def test_a_record_holds_the_whole_conversation(tmp_path: Path) -> None:
     assert rollout.versions == (-1, -1, 7, 7, 8, -1, 8, 8)
     assert rollout.advantages == (0.1, 0.2, 0.3, 0.4, 0.5)
     assert rollout.success is True
+    written_calls = [call.written for message in rollout.messages for call in message.tool_calls]
+    assert written_calls == ["", "<tool_call>{"]
 
 
 def test_a_failed_conversation_is_recorded_with_its_error(tmp_path: Path) -> None:

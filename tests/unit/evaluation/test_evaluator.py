@@ -97,6 +97,7 @@ async def test_the_summary_is_plain_json() -> None:
         "tries",
         "num_failed",
         "num_scored",
+        "num_unanswered",
         "num_unscored",
         "temperature",
         "families",

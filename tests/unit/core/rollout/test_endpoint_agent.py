@@ -277,7 +277,7 @@ def test_only_agents_play() -> None:
         _ = engine.agent
     for other in (object(), EndpointAgent):
         with pytest.raises(ConfigurationError, match="agent must be a MultiTurnAgent"):
-            ComputationalEngine(other, ChattyEnvironment(), EnvironmentReward())  # type: ignore[arg-type]
+            ComputationalEngine(other, ChattyEnvironment(), EnvironmentReward())  # type: ignore[arg-type]  # refused
 
 
 def test_a_cost_is_by_the_million() -> None:

@@ -36,8 +36,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("a", metavar="A", help="a model: a name, a folder, a checkpoint, or a run folder")
     parser.add_argument("b", metavar="B", nargs="?", help="the model that is compared with it")
     add_options(parser)
-    for side in _SIDES:
-        add_endpoint_options(parser, side)
+    add_endpoint_options(parser, *_SIDES)
     parser.set_defaults(run=run)
 
 

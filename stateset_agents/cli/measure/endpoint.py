@@ -86,17 +86,20 @@ class Endpoint:
         return {**summary, "conversations": display_path(kept.path), "num_played_before": kept.num_found}
 
 
-def add_endpoint_options(parser: argparse.ArgumentParser, side: str = "") -> None:
-    """`--endpoint` and what belongs to it; `side`: "-a" or "-b" of two models."""
-    of = f" of {side[1:].upper()}" if side else ""
-    group = parser.add_argument_group(f"a model behind an endpoint{of}")
-    group.add_argument(
-        f"--endpoint{side}",
-        metavar="URL",
-        help="OpenAI-compatible, the part before /chat/completions; the model is as it calls it",
+def add_endpoint_options(parser: argparse.ArgumentParser, *sides: str) -> None:
+    """`--endpoint` and what belongs to it; `sides`: "-a" and "-b" of two models, whose help is short."""
+    names = ", ".join(f"{name}-a" for name, _ in _OPTIONS)
+    group = parser.add_argument_group(
+        "a model behind an endpoint", f"with {names} as of evaluate, and -b likewise" if sides else None
     )
-    for name, settings in _OPTIONS:
-        group.add_argument(f"{name}{side}", **settings)
+    for side in sides or ("",):
+        group.add_argument(
+            f"--endpoint{side}",
+            metavar="URL",
+            help="OpenAI-compatible, the part before /chat/completions; the model is as it calls it",
+        )
+        for name, settings in _OPTIONS:
+            group.add_argument(f"{name}{side}", **settings | ({"help": argparse.SUPPRESS} if side else {}))
 
 
 def endpoint_of(args: argparse.Namespace, model: str | None, side: str = "") -> Endpoint | None:

@@ -11,11 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
+from chat_server import ChatServer, answer
 from command_line import contents, the_line, without_warnings
 
 from stateset_agents.backends.openai.client import ChatClient
@@ -23,9 +26,12 @@ from stateset_agents.cli.main import main
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
-from stateset_agents.environments.retail_desk import RetailDesk
-from stateset_agents.evaluation.evaluator import evaluate
+from stateset_agents.environments.retail_desk import HonestAgent, RetailDesk
+from stateset_agents.evaluation import scripted_play
+from stateset_agents.evaluation.evaluator import evaluate, spread
 from stateset_agents.serving.server import AgentServer
+from stateset_agents.types.messages import Message
+from stateset_agents.types.seeds import derive
 
 KEY = "sk-very-secret"
 CONFIG = AgentConfig(model_name="embedded:desk", max_new_tokens=48, allow_hidden_tools=True)
@@ -207,3 +213,27 @@ def test_an_interruption_says_how_to_go_on_and_that_plays_the_rest(url: str, des
 
 def _num_lines(file: Path) -> int:
     return file.read_bytes().count(b'\n{"conversation"') if file.exists() else 0
+
+
+async def honest(request: web.Request) -> web.Response:
+    """An endpoint behind which the desk's scripted agent answers, which is right on every scenario."""
+    messages = [Message.from_openai(message) for message in (await request.json())["messages"]]
+    called = {call.id: call.name for message in messages for call in message.tool_calls}
+    named = [replace(message, name=called.get(message.tool_call_id or "")) for message in messages]
+    reply = HonestAgent().reply(named).to_openai()
+    return web.json_response(answer({**reply, "content": reply["content"] or None}))
+
+
+async def test_verdicts_on_long_calls_with_many_tools_are_those_of_the_same_agent_here() -> None:
+    desk = RetailDesk(families="full")
+    scenarios = spread(desk.scenarios("test"), 28)
+    async with ChatServer(*[honest] * 2000) as server:
+        agent = EndpointAgent(ChatClient(server.url, "honest"))
+        result = await evaluate(agent, desk, EnvironmentReward(), scenarios)
+    assert (result.success, result.num_failed, len(result.families)) == (1.0, 0, 14)
+    for group in result.groups:
+        [there] = group.trajectories
+        seed = derive(0, "user", 0, there.scenario.id)
+        here = await scripted_play.play(desk, there.scenario, seed, lambda tools: HonestAgent())
+        assert [message.content for message in there.messages] == [m.content for m in here.messages]
+        assert there.outcome == here.outcome

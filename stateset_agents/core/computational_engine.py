@@ -107,6 +107,11 @@ class ComputationalEngine:
             raise ConfigurationError(f"num_generations must be at least 1, got {num_generations!r}")
         if num_branches < 0:
             raise ConfigurationError(f"num_branches must be at least 0, got {num_branches!r}")
+        if num_branches and not isinstance(agent, MultiTurnAgent):
+            raise ConfigurationError(
+                "branches are for training, which needs a MultiTurnAgent, got "
+                f"{type(agent).__name__}: give the engine num_branches=0"
+            )
         reward = as_reward(reward_fn)
         if num_branches and reward.scope == "group":
             raise ConfigurationError(

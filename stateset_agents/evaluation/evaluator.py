@@ -247,8 +247,7 @@ async def evaluate(
     if isinstance(agent, MultiTurnAgent):
         refuse_truncated_sampling(agent)
     if kept is not None:
-        of = agent.identity if isinstance(agent, EndpointAgent) else {"model": agent.config.model_name}
-        kept.begin({**of, "seed": seed, "temperature": temperature, "tries": tries})
+        kept.begin({**_identity(agent), "seed": seed, "temperature": temperature, "tries": tries})
     engine = ComputationalEngine(
         agent,
         environment,
@@ -283,6 +282,13 @@ async def evaluate(
             f"{groups[0].trajectories[0].error}"
         )
     return await in_thread(measured, groups, tries=tries, temperature=temperature)
+
+
+def _identity(agent: MultiTurnAgent | EndpointAgent) -> dict[str, Any]:
+    """What its replies depend on, as plain JSON; a trained agent is another one after each step."""
+    if isinstance(agent, EndpointAgent):
+        return agent.identity
+    return {**agent.config.model_dump(mode="json"), "version": agent.backend.version}
 
 
 def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: float) -> Evaluation:

@@ -88,7 +88,7 @@ def http_failure(status: int, text: str, headers: Mapping[str, str]) -> Failure:
         retry_after=_seconds(headers.get("Retry-After")) if transient else None,
         status=status,
         wants_newer_name=status == 400 and "max_completion_tokens" in text,
-        refuses_seed=refused and "seed" in text,
+        refuses_seed=refused and re.search(r"\bseed\b", text) is not None,
         exceeds_context=refused and _TOO_LONG.search(text) is not None,
     )
 

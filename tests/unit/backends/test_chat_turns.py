@@ -79,6 +79,15 @@ async def test_an_endpoint_that_knows_no_seed_is_asked_without_from_then_on() ->
     assert chat.num_calls == 4
 
 
+async def test_a_refusal_that_does_not_name_the_seed_changes_no_request() -> None:
+    async with ChatServer(status(400, "the conversation is about birdseed")) as server:
+        chat = client(server)
+        with pytest.raises(NoAnswer, match="birdseed"):
+            await chat.turn(HI, sampling={"seed": 3})
+        await chat.turn(HI, sampling={"seed": 4})
+    assert [sent["seed"] for sent in server.bodies] == [3, 4]
+
+
 async def test_tokens_that_are_not_reported_are_told_as_estimates() -> None:
     async with ChatServer(body(json.dumps(answer("four", usage=None)))) as server:
         chat = client(server)

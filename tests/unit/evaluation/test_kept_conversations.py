@@ -277,3 +277,15 @@ async def test_conversations_of_a_model_that_runs_here_are_kept_too(tmp_path: Pa
         results.append((result.summary(), len(backend.requests)))
     assert [requests for _, requests in results] == [8, 0]
     assert results[0][0] == results[1][0]
+
+
+async def test_an_agent_that_has_been_trained_since_is_another_one(tmp_path: Path) -> None:
+    backend = ScriptedBackend(lambda request: "ok")
+    async with MultiTurnAgent(AgentConfig(), backend=backend) as agent:
+        with KeptConversations(tmp_path / "kept.jsonl") as kept:
+            await evaluate(agent, Talks(), EnvironmentReward(), scenarios(1), kept=kept)
+        backend.version = 1
+        with KeptConversations(tmp_path / "kept.jsonl") as kept:
+            work = evaluate(agent, Talks(), EnvironmentReward(), scenarios(1), kept=kept)
+            with pytest.raises(ConfigurationError, match="with version 0, and this evaluation has 1"):
+                await work

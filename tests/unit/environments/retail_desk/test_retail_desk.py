@@ -305,6 +305,17 @@ async def test_the_full_prompt_states_the_policy():
     assert {"find_customer", "get_policy", "issue_credit", "transfer_to_human"} <= names
 
 
+async def test_tools_are_offered_or_not_whatever_the_prompt():
+    for prompt, unset in (("short", False), ("full", True)):
+        for offer_tools, offered in ((None, unset), (True, True), (False, False)):
+            desk = RetailDesk(prompt=prompt, offer_tools=offer_tools)
+            conversation = await desk.start(scenario_of("return"), 0)
+            assert bool(conversation.tools) is offered
+            assert ("within 30 days" in conversation.opening[0].content) is (prompt == "full")
+    with pytest.raises(ConfigurationError, match="offer_tools must be true, false or absent, got 'yes'"):
+        RetailDesk(offer_tools="yes")
+
+
 async def test_bad_settings_and_scenarios_are_named():
     with pytest.raises(ConfigurationError, match="max_turns must be at least 1, got 0"):
         RetailDesk(max_turns=0)

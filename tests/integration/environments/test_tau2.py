@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import chat_server
 import page_snippets
 import pytest
+from aiohttp import web
 from chat_server import ChatServer
 from repository_paths import ROOT
 
@@ -19,12 +22,14 @@ from stateset_agents.backends.openai.client import ChatClient
 from stateset_agents.cli.main import main
 from stateset_agents.core.environment import Observation
 from stateset_agents.core.reward import EnvironmentReward
+from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
 from stateset_agents.environments.retail_desk import play
 from stateset_agents.environments.tau2 import Tau2Conversation, Tau2Environment
 from stateset_agents.environments.tau2.library import library
 from stateset_agents.environments.tau2.tasks import NO_WRITE
 from stateset_agents.environments.tau2.world import load_domain
 from stateset_agents.evaluation.audit import audit
+from stateset_agents.evaluation.evaluator import evaluate
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.components import make_environment
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
@@ -552,6 +557,25 @@ def test_floors_stand_beside_every_figure(tmp_path: Path, capsys: pytest.Capture
     summary = json.loads((tmp_path / "runs" / "latest" / "summary.json").read_text(encoding="utf-8"))
     assert summary["after"]["floors"]["idle"]["families"][NO_WRITE]["success"] == 1.0
     assert main(["report", str(tmp_path / "runs" / "latest")]) == 0
+
+
+@pytest.mark.parametrize("domain", ["airline", "retail", "telecom"])
+async def test_an_agent_behind_an_endpoint_gets_the_verdicts_that_it_gets_here(domain: Any) -> None:
+    environment = Tau2Environment(domain)
+    agent: Any = None
+
+    async def honest(request: web.Request) -> web.Response:
+        messages = [Message.from_openai(message) for message in (await request.json())["messages"]]
+        called = {call.id: call.name for message in messages for call in message.tool_calls}
+        named = [replace(message, name=called.get(message.tool_call_id or "")) for message in messages]
+        return web.json_response(chat_server.answer(agent.reply(named).to_openai()))
+
+    async with ChatServer(*[honest] * 1000) as server:
+        there = EndpointAgent(ChatClient(server.url, "honest"))
+        for scenario in environment.scenarios("test")[:8]:
+            agent = environment.honest_agent(scenario)
+            result = await evaluate(there, environment, EnvironmentReward(), [scenario])
+            assert (result.success, result.num_failed) == (1.0, 0)
 
 
 FLOORS = {

@@ -150,6 +150,14 @@ async def test_thoughts_in_the_content_go_back_as_they_came(send_thoughts: bool)
     assert server.bodies[1]["messages"][1]["content"] == (content if send_thoughts else "Hello.")
 
 
+async def test_the_same_words_twice_go_back_each_with_their_own_thought() -> None:
+    thoughts = [{"content": "ok", "reasoning": reasoning} for reasoning in ("first", "second")]
+    async with ChatServer(*said(*thoughts)) as server:
+        await played(agent_of(server), ChattyEnvironment(turns=3))
+    sent = [message.get("reasoning") for message in server.bodies[2]["messages"]]
+    assert sent == [None, "first", None, "second", None]
+
+
 async def test_broken_arguments_are_the_agent_s_mistake_and_go_back_as_an_empty_object() -> None:
     broken = {"content": None, "tool_calls": [call('{"at": ', id=""), call("[1]", id=""), call({"at": 2})]}
     async with ChatServer(*said(broken)) as server:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from stateset_agents.backends.base import Backend, SavableBackend, Session, Tokenizer
 from stateset_agents.backends.text.streaming import streamed
-from stateset_agents.core.agent_config import AgentConfig
+from stateset_agents.core.agent_config import AgentConfig, check_context
 from stateset_agents.core.chat.chatml_template import chatml_text
 from stateset_agents.core.chat.context_window import num_replies
 from stateset_agents.core.chat.history import ChatHistory, HistorySettings, Prompt
@@ -122,6 +122,7 @@ class MultiTurnAgent:
                     max_cached_tokens=self.config.max_cached_tokens,
                     context_length=self.config.max_context_tokens,
                 )
+            check_context(self.config, self._backend.context_length)
             if self._template is None:
                 self._template = self._make_template(self._backend.tokenizer, self.config.template_date)
             await self._backend.start()
@@ -231,13 +232,11 @@ class MultiTurnAgent:
         `max_tokens` as of `ChatHistory`. Not `summarizes`: with history compact no summary is asked for.
         """
         mode = self.config.history
-        # the reply that is sampled next, and the summary that is asked for then
-        room = self.config.compact_room or max(self.context_length // 4, 2 * self.config.max_new_tokens)
         settings = HistorySettings(
             mode=mode if summarizes or mode != "compact" else "template",
             context_length=self.context_length,
             reserve=self.config.max_new_tokens,
-            compact_room=room,
+            compact_room=self.config.summary_room(self.context_length),
             compact_prompt=self.config.compact_prompt,
         )
         return ChatHistory(self.template, settings, max_tokens=max_tokens)

@@ -9,10 +9,11 @@ from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.settings import Settings
 
-__all__ = ["AgentConfig", "HistoryMode"]
+__all__ = ["AgentConfig", "HistoryMode", "check_context"]
 
 HistoryMode = Literal["template", "keep", "compact", "slide"]
 _log = get_logger(__name__)
@@ -122,6 +123,11 @@ class AgentConfig(Settings):
     )
     seed: int = Field(default=0, description="Of generate_response's sampling.")
 
+    def summary_room(self, context_length: int) -> int:
+        """The `compact_room` in a context of so many tokens: unset, one for the longest reply and for the
+        summary that is asked for then."""
+        return self.compact_room or max(context_length // 4, 2 * self.max_new_tokens)
+
     @model_validator(mode="before")
     @classmethod
     def _sliding_is_a_history(cls, data: Any) -> Any:
@@ -170,6 +176,43 @@ class AgentConfig(Settings):
         if not all(stop):
             raise ValueError("a stop string must hold at least one character")
         return stop
+
+
+def check_context(config: AgentConfig, model_length: int) -> None:
+    """Warn of settings that have no effect, or hardly one, in a model's context of so many tokens.
+
+    Raises ConfigurationError where summaries would be asked for before each turn.
+    """
+    context = min(model_length, config.max_context_tokens or model_length)
+    if (config.max_context_tokens or 0) > model_length:
+        _log.warning(
+            f"max_context_tokens {config.max_context_tokens} is more than the model's context of "
+            f"{model_length} tokens, which is the limit: lower it or leave it out"
+        )
+    if config.max_new_tokens >= context:
+        _log.warning(
+            f"max_new_tokens {config.max_new_tokens} is not less than the context of {context} tokens: "
+            "replies are cut where the context ends; lower it"
+        )
+    if config.history != "compact":
+        for name in ("compact_room", "compact_prompt"):
+            if getattr(config, name) != AgentConfig.model_fields[name].default:
+                _log.warning(
+                    f"{name} has no effect with history {config.history}: leave it out, or set history: compact"
+                )
+        return
+    room = config.summary_room(context)
+    if room >= context:
+        fix = "leave it out" if config.compact_room else f"lower max_new_tokens {config.max_new_tokens}"
+        raise ConfigurationError(
+            f"compact_room {room} does not fit into the context of {context} tokens: a summary would be "
+            f"asked for before each turn; {fix}, or raise max_context_tokens"
+        )
+    if room > context / 2:
+        _log.warning(
+            f"compact_room {room} is more than half of the context of {context} tokens: once a conversation has "
+            f"{context - room} tokens, a summary is asked for after nearly each reply; lower it or leave it out"
+        )
 
 
 @functools.cache

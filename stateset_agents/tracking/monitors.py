@@ -89,8 +89,8 @@ MONITORS: Mapping[str, Monitor] = {
         warn=0.1,
         fail=0.5,
         why="share of the last conversations that a limit cut (our choice)",
-        advice="raise max_turns, agent.max_new_tokens or max_context_tokens, or let the reward ask for "
-        "brevity",
+        advice="raise max_turns, agent.max_new_tokens or max_context_tokens (with history compact "
+        "agent.compact_room, where metadata says context_overflow), or let the reward ask for brevity",
     ),
     "cut replies": Monitor(
         warn=0.1,

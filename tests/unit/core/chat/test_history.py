@@ -13,6 +13,7 @@ from stateset_agents.backends.scripted import ScriptedBackend, ScriptedRequest
 from stateset_agents.core.environment import Observation
 from stateset_agents.core.rollout.episode import EpisodeSeeds, run_episode
 from stateset_agents.serving.chat_session import ChatSession
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Outcome, Status, Trajectory
 
@@ -274,6 +275,46 @@ async def test_a_summary_is_asked_for_where_the_conversation_goes_on(
         await agent.answer(messages)
     prompts = [request.text for request in backend.requests]
     assert [prompt.endswith("user: Sum up.\nassistant:") for prompt in prompts] == [True] * asked + [False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"max_context_tokens": 5000}, "max_context_tokens 5000 is more than the model's context of 1024"),
+        ({"max_new_tokens": 1024}, "max_new_tokens 1024 is not less than the context of 1024 tokens"),
+        ({"max_context_tokens": 64, "max_new_tokens": 64}, "not less than the context of 64 tokens"),
+        ({"compact_room": 300}, "compact_room has no effect with history template"),
+        (
+            {"compact_prompt": "Sum up.", "history": "slide"},
+            "compact_prompt has no effect with history slide",
+        ),
+        ({"history": "compact", "compact_room": 1020}, "compact_room 1020 is more than half of the context"),
+        ({"history": "compact", "compact_room": 512}, None),
+        ({"max_context_tokens": 1024, "max_new_tokens": 1023}, None),
+    ],
+)
+async def test_settings_without_effect_in_the_context_are_one_line(
+    settings: dict[str, Any], told: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = MultiTurnAgent(AgentConfig(**settings), backend=ScriptedBackend(["ok"], context_length=1024))
+    with caplog.at_level("WARNING"):
+        await agent.initialize()
+    assert len(caplog.messages) == (told is not None)
+    assert told is None or told in caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ({"compact_room": 5000}, "compact_room 5000 does not fit .* 1024 tokens: .*; leave it out"),
+        ({"compact_room": 1024}, "compact_room 1024 does not fit"),
+        ({"max_new_tokens": 512}, "compact_room 1024 does not fit .*; lower max_new_tokens 512"),
+    ],
+)
+async def test_a_room_for_summaries_beyond_the_context_is_refused(settings: dict[str, Any], fix: str) -> None:
+    backend = ScriptedBackend(["ok"], context_length=1024)
+    with pytest.raises(ConfigurationError, match=fix):
+        await MultiTurnAgent(AgentConfig(history="compact", **settings), backend=backend).initialize()
 
 
 @pytest.mark.parametrize("history", ["template", "keep", "slide", "compact"])

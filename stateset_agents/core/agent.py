@@ -382,7 +382,8 @@ class MultiTurnAgent:
         await asyncio.to_thread(backend.save_pretrained, path)
         if isinstance(self._template, JinjaTemplate) and self.config.chat_template is not None:
             (path / "chat_template.jinja").write_text(self._template.text, encoding="utf-8")
-        await asyncio.to_thread(write_card, path, self.origin or Origin(base=backend.name_or_path))
+        origin = self.origin or Origin(base=backend.name_or_path)
+        await asyncio.to_thread(write_card, path, origin, agent=self.config)
         return path
 
     @classmethod

@@ -198,7 +198,8 @@ def check_context(config: AgentConfig, model_length: int) -> None:
         for name in ("compact_room", "compact_prompt"):
             if getattr(config, name) != AgentConfig.model_fields[name].default:
                 _log.warning(
-                    f"{name} has no effect with history {config.history}: leave it out, or set history: compact"
+                    f"{name} has no effect with history {config.history}: leave it out, or set history to "
+                    "compact"
                 )
         return
     room = config.summary_room(context)
@@ -210,8 +211,9 @@ def check_context(config: AgentConfig, model_length: int) -> None:
         )
     if room > context / 2:
         _log.warning(
-            f"compact_room {room} is more than half of the context of {context} tokens: once a conversation has "
-            f"{context - room} tokens, a summary is asked for after nearly each reply; lower it or leave it out"
+            f"compact_room {room} is more than half of the context of {context} tokens: once a conversation "
+            f"has {context - room} tokens, a summary is asked for after nearly each reply; lower it or leave it "
+            "out"
         )
 
 

@@ -21,6 +21,7 @@ from stateset_agents.backends.pretrained.package_models import (
     package_folder,
     package_model,
 )
+from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.logs import get_logger
@@ -40,6 +41,9 @@ _SHOWN = (
     *("num_iterations", "temperature", "max_staleness", "precision", "seed"),
 )
 """Settings of a training that say what was done; the rest stands in the run's config.yaml."""
+
+_READING = ("history", "max_context_tokens", "compact_room", "template_arguments")
+"""Settings of an agent that decide what it reads of a conversation: it has to be loaded with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +67,32 @@ def shared_name(base: str) -> str:
     return folders.get(Path(base).resolve(), base)
 
 
-def write_card(path: Path, origin: Origin, *, adapter: bool = False) -> None:
-    """Write `path/README.md`; one that this library did not write stays, and a warning says so."""
+def write_card(
+    path: Path, origin: Origin, *, adapter: bool = False, agent: AgentConfig | None = None
+) -> None:
+    """Write `path/README.md`; one that this library did not write stays, and a warning says so.
+
+    `agent`: the settings to load it with; unset, those of the run.
+    """
     file = path / "README.md"
     if file.exists() and not _is_ours(file):
         _log.warning(f"{file} is not one of ours: it stays as it is, and no model card is written")
         return
-    file.write_text(model_card(origin, adapter=adapter), encoding="utf-8")
+    file.write_text(model_card(origin, adapter=adapter, agent=agent), encoding="utf-8")
 
 
-def model_card(origin: Origin, *, adapter: bool = False, summary: Mapping[str, Any] | None = None) -> str:
+def model_card(
+    origin: Origin,
+    *,
+    adapter: bool = False,
+    summary: Mapping[str, Any] | None = None,
+    agent: AgentConfig | None = None,
+) -> str:
     """The card's text: metadata in YAML, then what the model is, how good, how trained, how to load it.
 
     `adapter`: of peft's folder beside the merged model. `summary` stands for the run's `summary.json` where
-    that is not written yet. Raises ConfigurationError for a run folder of another schema version.
+    that is not written yet, `agent` for the run's agent settings. Raises ConfigurationError for a run folder
+    of another schema version.
     """
     from huggingface_hub import ModelCardData
 
@@ -84,6 +100,8 @@ def model_card(origin: Origin, *, adapter: bool = False, summary: Mapping[str, A
     if origin.run is not None:
         log = RunLog(RunFolder(origin.run))
         config, summary = log.config(), log.summary() if summary is None else summary
+    if agent is not None:
+        config = {**config, "agent": agent.model_dump(mode="json")}
     training = config.get("training", {})
     name = "A conversational agent" if origin.run is None else f"{origin.run.name}, step {origin.step}"
     results = _figures(origin, config, summary or {})
@@ -315,11 +333,21 @@ def _loading(origin: Origin, config: Mapping[str, Any], *, adapter: bool) -> str
             'model = PeftModel.from_pretrained(base, "FOLDER")'
         )
         return f"## How to load it\n\n```python\n{code}\n```\n\n{_FOLDER}{missing}"
-    agent = config.get("agent", {})
-    texts = [name for name in ("persona", "system_prompt") if agent.get(name)]
+    agent, unset = config.get("agent", {}), AgentConfig()
+    texts = [
+        name
+        for name in ("persona", "system_prompt", "compact_prompt")
+        if agent.get(name, getattr(unset, name)) != getattr(unset, name)
+    ]
+    settings = {
+        name: agent[name]
+        for name in _READING
+        if agent.get(name, getattr(unset, name)) != getattr(unset, name)
+    }
+    given = "".join(f", {name}={value!r}" for name, value in settings.items()).replace("'", '"')
     code = (
         "from stateset_agents import MultiTurnAgent\n\n"
-        'agent = await MultiTurnAgent.from_pretrained("FOLDER")\n'
+        f'agent = await MultiTurnAgent.from_pretrained("FOLDER"{given})\n'
         'print(await agent.generate_response("hello"))'
     )
     prompt = f" It was trained with a `{'` and a `'.join(texts)}`, to be given again." if texts else ""

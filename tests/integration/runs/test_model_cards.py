@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,24 @@ async def test_a_card_of_somebody_else_s_stays_and_that_is_said(tmp_path, caplog
         (tmp_path / "README.md").write_text("---\ntags: [oh\n---\n")
         await agent.save_pretrained(tmp_path)
         assert (tmp_path / "README.md").read_text().startswith("---\ntags: [oh")
+
+
+async def test_an_agent_s_card_loads_it_with_what_it_reads_of_conversations(tmp_path):
+    agent = make_agent(history="compact", compact_room=40, max_context_tokens=150, compact_prompt="Sum up.")
+    agent.config = agent.config.model_copy(update={"max_new_tokens": 8})
+    async with agent:
+        await agent.save_pretrained(tmp_path)
+    card = ModelCard.load(tmp_path / "README.md").text
+    (call,) = re.findall(r"MultiTurnAgent.from_pretrained\((.*)\)", card)
+    assert call == '"FOLDER", history="compact", max_context_tokens=150, compact_room=40'
+    assert "with a `compact_prompt`, to be given again" in card
+    settings = {"history": "compact", "max_context_tokens": 150, "compact_room": 40}
+    async with await MultiTurnAgent.from_pretrained(tmp_path, max_new_tokens=8, **settings) as loaded:
+        assert (loaded.config.history, loaded.context_length) == ("compact", 150)
+        await loaded.save_pretrained(tmp_path / "again")
+    async with make_agent() as agent:
+        await agent.save_pretrained(tmp_path / "plain")
+    assert 'from_pretrained("FOLDER")' in (tmp_path / "plain" / "README.md").read_text()
 
 
 def test_an_adapter_in_few_bits_by_trl_is_described_as_such(tmp_path):

@@ -212,8 +212,8 @@ def check_context(config: AgentConfig, model_length: int) -> None:
     if room > context / 2:
         _log.warning(
             f"compact_room {room} is more than half of the context of {context} tokens: once a conversation "
-            f"has {context - room} tokens, a summary is asked for after nearly each reply; lower it or leave it "
-            "out"
+            f"has {context - room} tokens, a summary is asked for after nearly each reply; lower it or leave "
+            "it out"
         )
 
 

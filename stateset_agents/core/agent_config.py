@@ -165,6 +165,15 @@ class AgentConfig(Settings):
             raise ValueError('persona goes on from "You are", which is added: leave it out')
         return persona
 
+    @field_validator("chat_template")
+    @classmethod
+    def _chat_template_is_no_file(cls, template: str | None) -> str | None:
+        if template is not None and "{" not in template and template.endswith((".jinja", ".jinja2", ".j2")):
+            raise ValueError(
+                f"{template!r} looks like a file, and the template's text is wanted: give what stands in it"
+            )
+        return template
+
     @field_validator("stop", mode="before")
     @classmethod
     def _one_text_is_one_stop(cls, stop: object) -> object:

@@ -110,7 +110,7 @@ class ChatLoop:
 
 def _format_call(call: ToolCall) -> str:
     if call.error is not None:
-        return f"{call.name or 'tool call'}: {call.error}"
+        return f"{call.name or 'tool call'}: {call.error}; it wrote {call.written!r}"
     arguments = ", ".join(
         f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.arguments.items()
     )

@@ -263,7 +263,9 @@ class ChatHistory:
     def _too_long(self, shown: tuple[Message, ...], tokens: str) -> ContextLengthExceeded:
         hint = "shorten the messages or raise max_context_tokens"
         if self._settings.mode in ("template", "keep") and sum(m.role == "user" for m in shown) > 1:
-            hint += ', or let AgentConfig(history="slide") leave out the oldest'
+            hint += ", or let the agent's history slide (without the oldest) or compact (sums them up)"
+        if self._settings.mode == "compact":
+            hint += ", or compact_room, so that a summary is asked for earlier"
         length = self._settings.context_length
         return ContextLengthExceeded(
             f"the conversation has {tokens} tokens and the model's context {length}: {hint}"

@@ -396,7 +396,7 @@ class JinjaTemplate:
             refuse_unstable(self._render, self._ends, self._roles)
         except ConfigurationError as error:
             self._roles = self._roles.without_tools()
-            return str(error)
+            return f"{error}, or leave tools out"
         return None
 
     def _check_tools(self, tools: ToolSchemas) -> None:

@@ -111,6 +111,11 @@ def test_the_nearest_name_is_given_only_when_it_is_near() -> None:
         ({"model_name": " "}, "model_name: give a model, for example \"embedded:desk\", got ' '"),
         ({"modelname": "gpt2"}, "AgentConfig has no field 'modelname' (did you mean 'model_name'?)"),
         ({"max_new_tokens": 0}, "max_new_tokens: input should be greater than or equal to 1, got 0"),
+        (
+            {"chat_template": "desk/chat.jinja"},
+            "chat_template: 'desk/chat.jinja' looks like a file, and the template's text is wanted: give "
+            "what stands in it, got 'desk/chat.jinja'",
+        ),
         ({"temperature": -1}, "temperature: input should be greater than or equal to 0, got -1"),
         ({"top_p": 0}, "top_p: input should be greater than 0, got 0"),
         (

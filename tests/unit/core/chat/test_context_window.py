@@ -77,7 +77,7 @@ LONG = [
 async def test_a_conversation_that_is_too_long_is_refused_with_the_cure() -> None:
     agent, _ = agent_of()
     async with agent:
-        with pytest.raises(ConfigurationError, match=r'or let AgentConfig\(history="slide"\)'):
+        with pytest.raises(ConfigurationError, match=r"let the agent's history slide .* or compact"):
             await agent.generate_response(LONG)
 
 

@@ -118,6 +118,7 @@ def test_each_is_taken_or_refused_as_listed(name: str) -> None:
     if name in TRL_WITH_UNSTABLE_TOOLS:
         why = (
             r"rewrites history \(what it writes around an answer of tool depends on what stood before: .*out"
+            r".*, or leave tools out$"
         )
     with pytest.raises(ConfigurationError, match=why):
         template.prompt([USER], [LOOK])

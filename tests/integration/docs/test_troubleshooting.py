@@ -228,6 +228,16 @@ def not_fetched(folder: Path) -> None:
         load_model_and_tokenizer("package:smollm2")
 
 
+def talk(**settings: Any) -> None:
+    """A message that the context has no place for."""
+
+    async def run() -> None:
+        async with MultiTurnAgent(AgentConfig(**settings), backend=ScriptedBackend(["ok"])) as agent:
+            await agent.generate_response("where is my order?")
+
+    asyncio.run(run())
+
+
 async def raising(error: Exception | None) -> None:
     if error is not None:
         raise error
@@ -235,6 +245,7 @@ async def raising(error: Exception | None) -> None:
 
 TURNS = "{% for m in messages %}{{ m.role + m.content + '<|end|>' }}{% endfor %}"
 REWRITES = TURNS.replace("messages", "messages[-2:]")
+DROPS = TURNS.replace("m.content", "m.content.split('</think>')[-1]")
 
 CASES: dict[str, Case] = {
     "setting": lambda folder: TrainingConfig(learnig_rate=1.0),
@@ -251,6 +262,11 @@ CASES: dict[str, Case] = {
     "no end": lambda folder: JinjaTemplate(
         tiny_tokenizer(), "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
     ),
+    "keep": lambda folder: train(folder, agent=make_agent(history="keep", chat_template=DROPS)),
+    "room": lambda folder: train(
+        folder, agent=make_agent(history="compact", compact_room=150, max_context_tokens=100)
+    ),
+    "full context": lambda folder: talk(max_context_tokens=20),
     "template with a mistake": lambda folder: JinjaTemplate(tiny_tokenizer(), TURNS + "{% if %}"),
     "hidden tools": lambda folder: JinjaTemplate(family_tokenizer("chatml")).prompt(
         [Message(role="user", content="hi")], [{"type": "function", "function": {"name": "look"}}]

@@ -57,9 +57,12 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0, 1 for an error, 2 for a wrong command, 130 when interrupted."""
     parser = _Parser(
-        prog="stateset-agents", description="Train multi-turn conversational agents by GRPO, on this machine."
+        prog="stateset-agents",
+        usage="%(prog)s [-h] VERB ...",
+        description="Train multi-turn conversational agents by GRPO, on this machine.",
     )
-    subparsers = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    longest = "VERB".ljust(len("build-embedded") + 2)  # argparse forgets that verbs are indented
+    subparsers = parser.add_subparsers(dest="verb", required=True, metavar=longest)
     for verb in (
         train,
         sft,

@@ -58,15 +58,20 @@ def test_a_pipe_gets_about_twenty_plain_lines() -> None:
 
 def test_an_evaluation_is_a_line_that_marks_the_best() -> None:
     out = io.StringIO()
-    result = SimpleNamespace(success=0.4167, mean_reward=0.25)
     trainer = SimpleNamespace(progress=SimpleNamespace(best_step=10))
     with ConsoleDisplay(20, console=Console(file=out, width=40), trainer=trainer) as display:
-        display.on_evaluate(10, result)
-        display.on_evaluate(20, SimpleNamespace(success=None, mean_reward=0.125))
+        display.on_evaluate(10, measured(success=0.4167, reward=0.25))
+        display.on_evaluate(20, measured(reward=0.125))
+        display.on_evaluate(30, measured(loss=0.25, reward_low=0.1))
     assert out.getvalue().splitlines() == [
         "eval step 10: success 41.7%, reward 0.250 (best)",
         "eval step 20: reward 0.125",
+        "eval step 30: loss 0.2500",
     ]
+
+
+def measured(**values: float) -> SimpleNamespace:
+    return SimpleNamespace(metrics=lambda: {f"eval/{name}": value for name, value in values.items()})
 
 
 def test_the_last_step_is_always_printed() -> None:

@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 
     from stateset_agents.algorithms.aggregation import Averaging
 
-__all__ = ["LOSSES", "Clip", "PolicyLoss", "clipped_surrogate", "clipped_weight", "log_likelihood"]
+__all__ = [
+    "LIKELIHOOD_LOSS",
+    "LOSSES",
+    "Clip",
+    "PolicyLoss",
+    "clipped_surrogate",
+    "clipped_weight",
+    "log_likelihood",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +108,5 @@ LOSSES: Mapping[str, PolicyLoss] = {
     "ppo": PolicyLoss(token_loss=clipped_surrogate, averaging="token"),
 }
 """Every `loss_type`."""
+LIKELIHOOD_LOSS = "reinforce"
+"""With every advantage 1 it is the mean of -log p over tokens: what fine-tuning minimises."""

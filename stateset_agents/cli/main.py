@@ -59,8 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _Parser(
         prog="stateset-agents",
         usage="%(prog)s [-h] VERB ...",
+        add_help=False,  # two lines of a screen
         description="Train multi-turn conversational agents by GRPO, on this machine.",
     )
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     longest = "VERB".ljust(len("build-embedded") + 2)  # argparse forgets that verbs are indented
     subparsers = parser.add_subparsers(dest="verb", required=True, metavar=longest)
     for verb in (

@@ -42,7 +42,7 @@ _SHOWN = (
 )
 """Settings of a training that say what was done; the rest stands in the run's config.yaml."""
 
-_READING = ("history", "max_context_tokens", "compact_room", "template_arguments")
+_READING = ("history", "max_context_tokens", "compact_room", "chat_template_kwargs")
 """Settings of an agent that decide what it reads of a conversation: it has to be loaded with them."""
 
 

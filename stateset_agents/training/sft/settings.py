@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
+from stateset_agents.algorithms.policy_losses import LIKELIHOOD_LOSS
 from stateset_agents.runs.settings import OptimizerSettings, RunSettings
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.settings.passes import PassSettings
@@ -56,4 +57,4 @@ class SFTConfig(RunSettings, PassSettings, OptimizerSettings):
         names = ("seed", "per_device_train_batch_size", *OptimizerSettings.model_fields)
         shared: dict[str, Any] = {name: getattr(self, name) for name in (*names, *PassSettings.model_fields)}
         steps = self.num_steps(num_conversations)
-        return TrainingConfig(**shared, max_steps=steps, loss_type="reinforce", beta=0.0)
+        return TrainingConfig(**shared, max_steps=steps, loss_type=LIKELIHOOD_LOSS, beta=0.0)

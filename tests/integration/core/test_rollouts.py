@@ -30,7 +30,8 @@ async def started(family: str = "llama", scheduling: Scheduling = "deterministic
     tokenizer = tiny_tokenizer(bos=False)
     tokenizer.hf.chat_template = TEMPLATE
     backend = HuggingFaceBackend(tiny_model(family), tokenizer, scheduling=scheduling)
-    agent = MultiTurnAgent(AgentConfig(max_new_tokens=8), backend=backend)
+    # what random weights say is not always what a template writes, and would open rows
+    agent = MultiTurnAgent(AgentConfig(max_new_tokens=8, history="keep"), backend=backend)
     await agent.initialize()
     return agent
 

@@ -164,15 +164,22 @@ async def test_a_stop_string_ends_rollouts_the_same_way_every_time() -> None:
         assert len(completion.logprobs) == len(completion.token_ids)
 
 
-async def test_a_turn_that_a_stop_string_ended_gets_an_untrained_end_token() -> None:
-    agent = MultiTurnAgent(AgentConfig(stop=("STOP",)), backend=ScriptedBackend(lambda _: "ok STOP no"))
+@pytest.mark.parametrize("history", ["keep", "template"])
+async def test_a_turn_that_a_stop_string_ended_gets_an_untrained_end_token(history: str) -> None:
+    """Or opens a row, where the template's own rendering is read: it does not write the stop string."""
+    config = AgentConfig(stop=("STOP",), history=history)
+    agent = MultiTurnAgent(config, backend=ScriptedBackend(lambda _: "ok STOP no"))
     async with agent:
         engine = ComputationalEngine(agent, make_environment(), even_share, num_generations=1)
         [group] = await engine.rollout(load_scenarios(SCENARIOS[:1]), seed=0, step=0)
         first, second = group.trajectories[0].turns
         assert first.completion.token_ids == tuple(b"ok STOP")
         assert first.completion.message.content == "ok"
-        assert second.prompt_ids[0] == agent.backend.tokenizer.eos_ids[0]
+        if history == "keep":
+            assert second.prompt_ids[0] == agent.backend.tokenizer.eos_ids[0]
+        else:
+            assert group.trajectories[0].follows(1) is None
+            assert bytes(id for id in second.prompt_ids if id < 256).count(b"STOP") == 0
         assert await agent.generate_response("hi") == "ok "
 
 

@@ -194,7 +194,7 @@ async def test_stored_log_probs_are_those_of_a_fresh_full_forward_after_four_tur
     scenarios = [{**scenario, "context": {"script": lines}} for scenario in SCENARIOS]
     trainer = make_trainer(
         tmp_path,
-        agent=make_agent(family),
+        agent=make_agent(family, history="keep"),  # one row, whatever random weights say
         environment=make_environment(scenarios=scenarios, max_turns=4),
         save_steps=1,
         save_total_limit=3,

@@ -28,7 +28,7 @@ def config(folder: Path, **settings) -> TrainingConfig:
 
 
 async def test_an_adapter_learns_and_the_agent_and_its_checkpoint_speak_with_it(tmp_path):
-    agent = make_agent()
+    agent = make_agent(history="keep")
     await agent.initialize()
     before = {name: value.clone() for name, value in agent.backend.model.state_dict().items()}
     trainer = MultiTurnGRPOTrainer(

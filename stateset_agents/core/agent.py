@@ -338,7 +338,7 @@ class MultiTurnAgent:
             heard = None if prompt.asks_summary else on_text
             completion = self.template.parser.read_completion(
                 await self.backend.generate(prompt.ids, params, session=session, on_text=heard),
-                turn=num_replies(messages),
+                turn=num_replies(prompt.messages),
                 tools=tools,
                 calls=bool(tools) if calls is None else calls,
             )
@@ -423,7 +423,13 @@ class TokenSpeaker:
         room = agent.context_length - len(prompt.ids)
         most = min(params.max_new_tokens, max_new_tokens or params.max_new_tokens, room)
         params = replace(params, max_new_tokens=most, stop=params.stop + stop)
-        return await agent.reply(prompt.ids, params, session=self._session, turn=turn, tools=prompt.tools)
+        return await agent.reply(
+            prompt.ids,
+            params,
+            session=self._session,
+            turn=num_replies(prompt.messages),
+            tools=prompt.tools,
+        )
 
     def add(self, prompt: Prompt, completion: Completion) -> None:
         """Go on from this turn."""

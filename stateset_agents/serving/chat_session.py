@@ -20,6 +20,9 @@ from stateset_agents.types.messages import Completion, Message, ToolCall
 __all__ = ["ChatSession", "ConversationTools", "Event", "ToolRunner"]
 
 _GRACE_SECONDS = 1.0
+_CONTEXTS = 4
+"""Of turns that a chat remembers as they were sampled, each with its prompt: it goes on from the last, or
+from one before where an answer was left."""
 Event = str | ToolCall | Message
 """What happens during an answer: a piece of the agent's text, a tool call, or a tool's answer."""
 
@@ -146,7 +149,7 @@ class ChatSession:
 
     async def _generate(self, on_text: Callable[[str], None]) -> Completion:
         if self._history is None:  # an agent that was not initialised yet has none
-            self._history = self.agent.history()
+            self._history = self.agent.history(max_tokens=_CONTEXTS * self.agent.context_length)
         return await self.agent.answer(
             self.messages,
             self._schemas,

@@ -218,36 +218,30 @@ class Trajectory:
         return tuple(turn.completion.message for turn in self.turns if not turn.is_summary)
 
     @property
+    def end_to_end(self) -> Row:
+        """Every turn's columns behind one another, as the log keeps them: one sequence that a model saw only
+        where the conversation has one row."""
+        return Row(turns=self.turns, indices=tuple(range(len(self.turns))))
+
+    @property
     def token_ids(self) -> list[int]:
-        """[T] every turn's prompt and completion, behind one another; where it has one row, that row."""
-        return [token for turn in self.turns for token in (*turn.prompt_ids, *turn.completion.token_ids)]
+        """[T] what was prompted and sampled, `end_to_end`."""
+        return self.end_to_end.token_ids
 
     @property
     def action_mask(self) -> list[int]:
-        """[T] 1 on tokens the agent sampled, its end-of-turn token included; 0 elsewhere."""
-        return [
-            bit
-            for turn in self.turns
-            for bit in [0] * len(turn.prompt_ids) + [1] * len(turn.completion.token_ids)
-        ]
+        """[T] 1 on tokens that the agent sampled, `end_to_end`."""
+        return self.end_to_end.action_mask
 
     @property
     def logprobs(self) -> list[float]:
-        """[T] behaviour log-probs on sampled tokens, 0.0 elsewhere."""
-        return [
-            value
-            for turn in self.turns
-            for value in (*[0.0] * len(turn.prompt_ids), *turn.completion.logprobs)
-        ]
+        """[T] behaviour log-probs on sampled tokens, `end_to_end`."""
+        return self.end_to_end.logprobs
 
     @property
     def versions(self) -> list[int]:
-        """[T] policy version behind each sampled token, -1 elsewhere."""
-        return [
-            version
-            for turn in self.turns
-            for version in (*[-1] * len(turn.prompt_ids), *turn.completion.versions)
-        ]
+        """[T] the policy version behind each sampled token, `end_to_end`."""
+        return self.end_to_end.versions
 
     @property
     def num_agent_tokens(self) -> int:

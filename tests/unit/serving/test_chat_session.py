@@ -145,6 +145,16 @@ async def test_what_the_agent_gets_wrong_is_told_to_it() -> None:
     assert tool_messages[1].startswith("error: the tool call is not closed")
 
 
+async def test_a_long_chat_remembers_few_of_its_prompts() -> None:
+    """Each is as long as the talk so far, and only the last is gone on from."""
+    chat, backend = await opened(lambda _: "ok", agent={"history": "keep"}, context_length=500)
+    for _ in range(14):
+        await chat.send("and then?")
+    shown = sum(len(request.prompt_ids) for request in backend.requests)
+    assert chat._history is not None
+    assert len(backend.requests[-1].prompt_ids) < chat._history.num_tokens <= 4 * 500 < shown
+
+
 async def test_one_answer_at_a_time() -> None:
     chat, _ = await opened(["Hello.", "b"])
     stream = chat.stream("hi")

@@ -31,7 +31,7 @@ from stateset_agents.serving.server import AgentServer
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, ToolCall
 from stateset_agents.types.seeds import derive
-from stateset_agents.types.trajectory import Status
+from stateset_agents.types.trajectory import Status, Trajectory
 
 QUESTION = "Sum up."
 SAYINGS = [f"where is number {number}?" for number in range(5)]
@@ -79,6 +79,11 @@ def agent_with(
 
 async def rollout(context: int, tokenizer: Any = None, **settings: Any) -> ScriptedBackend:
     """The requests of a rollout."""
+    backend, _ = await played(context, tokenizer, **settings)
+    return backend
+
+
+async def played(context: int, tokenizer: Any = None, **settings: Any) -> tuple[ScriptedBackend, Trajectory]:
     agent, backend = agent_with(context, tokenizer, **settings)
     environment = ConversationEnvironment(
         scenarios=[{"id": "s", "topic": "order"}], user=lambda *_: User(), tools=[look_up], max_turns=20
@@ -88,7 +93,7 @@ async def rollout(context: int, tokenizer: Any = None, **settings: Any) -> Scrip
     async with agent:
         trajectory = await run_episode(agent, environment, scenario, seeds=seeds, session=Session(0, 0))
     assert (trajectory.status, trajectory.error) == (Status.TERMINATED, None)
-    return backend
+    return backend, trajectory
 
 
 @asynccontextmanager
@@ -107,6 +112,8 @@ class Client:
     def __init__(self, chat: Any, *, keeps: bool = False) -> None:
         self._chat, self._keeps = chat, keeps
         self.messages: list[dict[str, Any]] = []
+        self.call_ids: list[str] = []
+        """As the server gave them."""
 
     async def say(self, text: str) -> str:
         self.messages.append({"role": "user", "content": text})
@@ -118,6 +125,7 @@ class Client:
             if not answer.tool_calls:
                 self.messages.append(message)
                 return str(answer.content)
+            self.call_ids += [call.id for call in answer.tool_calls]
             ids = [f"mine-{len(self.messages)}-{number}" for number, _ in enumerate(answer.tool_calls)]
             calls = [
                 {"id": id, "type": "function", "function": call.function.model_dump()}
@@ -166,6 +174,19 @@ async def test_a_server_prompts_as_a_rollout_does(history: str, template: str) -
     assert is_thought_kept == (
         history == "keep" or (history == "template" and template in ("plain", "qwen2_5"))
     )
+
+
+async def test_calls_have_the_ids_that_they_have_in_a_rollout_summaries_or_not() -> None:
+    settings: dict[str, Any] = {"history": "compact", "compact_room": 350}
+    _, trajectory = await played(1100, **settings)
+    assert any(turn.is_summary for turn in trajectory.turns[:-3])
+    agent, _ = agent_with(1100, **settings)
+    async with served(agent) as chat:
+        client = Client(chat)
+        for saying in SAYINGS:
+            await client.say(saying)
+    ids = [call.id for reply in trajectory.replies for call in reply.tool_calls]
+    assert client.call_ids == ids == ["call_0_0", "call_3_0", "call_6_0"]
 
 
 async def test_what_was_forgotten_is_rendered_by_the_template() -> None:

@@ -53,18 +53,19 @@ def run(args: argparse.Namespace) -> int:
         args.a, args.b = args.config, args.a
     check_writable(args.out)
     try:
-        (a, a_summary), (b, b_summary) = asyncio.run(_evaluate_both(args))
+        (a, measured_a), (b, measured_b) = asyncio.run(_evaluate_both(args))
     except KeyboardInterrupt:
         if args.endpoint_a is None and args.endpoint_b is None:
             raise
         print(f"stateset-agents: {how_to_go_on(args.argv)}", file=sys.stderr)
         return 130
     result = compare(a, b)
+    a_side, b_side = {**measured_a, "model": args.a}, {**measured_b, "model": args.b}
     lines = []
-    for name, side in (("A", a_summary), ("B", b_summary)):
+    for name, side in (("A", a_side), ("B", b_side)):
         lines.append("; ".join([f"{name}  {side['model']}: {rate(side)}", *floors(side), *exclusions(side)]))
         lines += [f"   {line}" for line in endpoint_lines(side)]
-    summary = {"a": a_summary, "b": b_summary, "comparison": result.summary()}
+    summary = {"a": a_side, "b": b_side, "comparison": result.summary()}
     print_result(summary, args, "\n".join([*lines, *_lines(result)]))
     return 0
 

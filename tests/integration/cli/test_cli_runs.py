@@ -198,11 +198,12 @@ def test_two_models_are_compared_pair_by_pair(finished: Path, capsys: pytest.Cap
 
 
 def test_two_runs_are_compared_on_the_scenarios_of_the_first(
-    finished: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["compare", str(finished), str(finished), "--json"]) == 0
+    monkeypatch.chdir(finished.parent)
+    assert main(["compare", finished.name, str(finished), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["a"]["model"], result["b"]["model"]) == (str(finished), str(finished))
+    assert (result["a"]["model"], result["b"]["model"]) == (finished.name, str(finished))  # as it was written
     assert main(["compare", str(finished / "config.yaml"), "embedded:desk"]) == 1
     expected = f"write compare {finished / 'config.yaml'} A embedded:desk"
     assert capsys.readouterr().err.splitlines()[-1].endswith(expected)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -15,29 +14,25 @@ from typing import Any, Self
 import torch
 from rich.console import Console
 
-from stateset_agents.backends.base import RunningBackend, TrainableBackend
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runs.callbacks import expect_callback
 from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
-from stateset_agents.runs.compatibility import Identity
 from stateset_agents.runs.early_stopping import Best, crossed
 from stateset_agents.runs.ending import end_training, one_line
 from stateset_agents.runs.lifecycle import Lifecycle, Progress, State
 from stateset_agents.runs.recorder import RunRecorder, ready
-from stateset_agents.runs.trackers import check_installed, make_trackers
-from stateset_agents.runtime.tasks import in_thread, shielded
+from stateset_agents.runs.trackers import make_trackers
+from stateset_agents.runtime.tasks import shielded
 from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.distributed.process_group import ProcessGroup
-from stateset_agents.training.loop.checkpointer import Checkpointer
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.loop.weight_sync import WeightSync, exclusive, weights_token
-from stateset_agents.training.sft.demonstrations import Chats, Demonstrations, load_demonstrations
+from stateset_agents.training.sft.demonstrations import Chats
 from stateset_agents.training.sft.own_successes import OwnSuccesses
 from stateset_agents.training.sft.settings import SFTConfig
+from stateset_agents.training.sft.setup import Parts, set_up
 from stateset_agents.training.update.batch import Sample
-from stateset_agents.training.update.factory import engine_paths, is_quantized_training, trainable_copy
+from stateset_agents.training.update.factory import engine_paths
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 from stateset_agents.types.logs import get_logger
@@ -53,18 +48,6 @@ _TAKEN = (
     *("tokens/forwarded", "tokens/padding", "batch/micro_batches"),
 )
 """What of an update's metrics means the same here."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """What a trainer conducts, once its model is loaded and its conversations are encoded."""
-
-    demonstrations: Demonstrations
-    backend: RunningBackend
-    learner: Learner
-    weights: WeightSync
-    checkpoints: Checkpointer
-    num_steps: int
 
 
 class SFTTrainer:
@@ -104,7 +87,7 @@ class SFTTrainer:
         self._worker = Worker()
         self._group = ProcessGroup(self._worker)
         self._recorder = RunRecorder([*make_trackers(self.config.report_to), *callbacks], run)
-        self._parts: _Parts | None = None
+        self._parts: Parts | None = None
         self._state = RunState(best=Best(metric="eval/loss"))
 
     # ------------------------------------------------------------------------------ how it stands
@@ -193,90 +176,18 @@ class SFTTrainer:
         if self.is_ready:
             return
         await self._group.join(1)
-        await in_thread(check_installed, self._recorder.callbacks)
-        agent, config = self.agent, self.config
-        await agent.initialize()
-        backend = agent.backend
-        if not isinstance(backend, RunningBackend) or not isinstance(backend, TrainableBackend):
-            raise ConfigurationError(
-                f"a {type(backend).__name__} has no weights to train: use an in-process model"
-            )
-        demonstrations = await self._worker.run(self._encoded)
-        training = config.as_training(len(demonstrations.train))
-        num_steps = training.num_steps()
-        with exclusive(backend, self._lifecycle):
-            token = object() if is_quantized_training(training) else weights_token(backend)
-
-            def make() -> Learner:
-                model, _ = trainable_copy(backend, training)
-                return Learner(
-                    model,
-                    training,
-                    num_steps=num_steps,
-                    exact_logprobs=True,
-                    matmul_precision=backend.matmul_precision,
-                )
-
-            learner = await self._worker.run(make)
-        agent_settings = agent.config.model_dump(mode="json")
-        identity = Identity(
-            base=learner.fingerprint,
-            scenarios=await self._worker.run(_fingerprint, demonstrations),
-            settings={"agent": agent_settings, "training": training.model_dump(mode="json")},
+        self._parts = await set_up(
+            self.agent,
+            self._conversations,
+            self._tools,
+            self.config,
+            lifecycle=self._lifecycle,
+            group=self._group,
+            worker=self._worker,
+            recorder=self._recorder,
         )
-        settings = {
-            "made_by": "sft",
-            "agent": agent_settings,
-            "conversations": self._source(),
-            "sft": config.model_dump(mode="json"),
-        }
-
-        def make_folder() -> RunFolder:
-            return RunFolder.create(config.output_dir, name=config.run_name)
-
-        await self._worker.run(self._recorder.open, make_folder, settings, backend.tokenizer.piece)
-        tokenizer = backend.tokenizer
-        self._parts = _Parts(
-            demonstrations=demonstrations,
-            backend=backend,
-            learner=learner,
-            weights=WeightSync(
-                agent,
-                learner,
-                self._group,
-                self._worker,
-                training,
-                self.run.path,
-                owner=self._lifecycle,
-                token=token,
-            ),
-            checkpoints=Checkpointer(
-                learner,
-                self._group,
-                self._worker,
-                self._recorder,
-                identity,
-                settings,
-                limit=config.save_total_limit,
-                tokenizer=tokenizer.hf if isinstance(tokenizer, HuggingFaceTokenizer) else None,
-            ),
-            num_steps=num_steps,
-        )
-        date = agent.template.date
+        date = self.agent.template.date
         self._state = replace(self._state, template_date=None if date is None else date.isoformat())
-
-    def _encoded(self) -> Demonstrations:
-        share = self.config.validation_share
-        if isinstance(self._conversations, OwnSuccesses):
-            return self._conversations.load(self.agent, validation_share=share)
-        return load_demonstrations(self.agent, self._conversations, tools=self._tools, validation_share=share)
-
-    def _source(self) -> str | dict[str, str] | None:
-        """As config.yaml names the conversations; None where only the program has them."""
-        if isinstance(self._conversations, OwnSuccesses):
-            return {"best_of": str(self._conversations.run.absolute())}
-        named = isinstance(self._conversations, str | Path)
-        return str(Path(str(self._conversations)).absolute()) if named else None
 
     async def stop(self) -> None:
         """End the update thread and close the logs; the agent goes on speaking."""
@@ -336,7 +247,7 @@ class SFTTrainer:
             self._lifecycle.mark_returned()
         return self.agent
 
-    async def _run_steps(self, parts: _Parts) -> tuple[State, str]:
+    async def _run_steps(self, parts: Parts) -> tuple[State, str]:
         """How it ended, and why."""
         paths = {**engine_paths(parts.backend), **parts.learner.layout}
         self._recorder.tracker.log_event("paths", step=self.step_number, **paths)
@@ -351,7 +262,7 @@ class SFTTrainer:
         await self._publish(parts)
         return "finished", done
 
-    def _done(self, parts: _Parts) -> str | None:
+    def _done(self, parts: Parts) -> str | None:
         """Why no step is left; None while there is one."""
         if self.step_number >= parts.num_steps:
             return f"all {parts.num_steps} steps are done"
@@ -359,7 +270,7 @@ class SFTTrainer:
             return self._state.best.why_stopped()
         return None
 
-    async def _step(self, parts: _Parts) -> None:
+    async def _step(self, parts: Parts) -> None:
         started, step = time.perf_counter(), self.step_number + 1
         samples = step_samples(
             parts.demonstrations.train,
@@ -396,7 +307,7 @@ class SFTTrainer:
         self._recorder.measured(step, shown)
         await self._notify("on_step_end", step, shown)
 
-    async def _between_steps(self, parts: _Parts) -> None:
+    async def _between_steps(self, parts: Parts) -> None:
         """Measure the held-out loss and save where it is due."""
         step, is_best = self.step_number, False
         every = self.config.eval_steps or self.config.steps_per_epoch(len(parts.demonstrations.train))
@@ -407,7 +318,7 @@ class SFTTrainer:
         if is_best or crossed(self.config.save_steps, saved.step if saved else 0, step):
             await self._save(parts)
 
-    async def _evaluate(self, parts: _Parts) -> bool:
+    async def _evaluate(self, parts: Parts) -> bool:
         """Measure the held-out loss; is it the lowest so far?"""
         held_out = parts.demonstrations.validation[: self.config.eval_episodes]
         loss = await self._worker.run(parts.learner.negative_log_likelihood, held_out)
@@ -418,7 +329,7 @@ class SFTTrainer:
         await self._notify("on_evaluate", step, HeldOutLoss(loss=loss, conversations=len(held_out)))
         return best.step == step
 
-    async def _publish(self, parts: _Parts) -> None:
+    async def _publish(self, parts: Parts) -> None:
         """Let the agent speak with the best weights; the trainer's own stay the last step's."""
         await parts.weights.push(self._state)
         best = self._state.best.step
@@ -431,7 +342,7 @@ class SFTTrainer:
 
     # ------------------------------------------------------------------------------ checkpoints, the end
 
-    async def _save(self, parts: _Parts) -> None:
+    async def _save(self, parts: Parts) -> None:
         if not parts.checkpoints.is_due(self._state):
             return
         path = await shielded(parts.checkpoints.save(self._state))
@@ -533,16 +444,6 @@ def step_samples(samples: Sequence[Sample], step: int, *, size: int, seed: int) 
     total = sum(len(sample.advantages) for sample in chosen)
     weight = total / sum(sum(sample.advantages) for sample in chosen)
     return [replace(sample, weight=weight) for sample in chosen]
-
-
-def _fingerprint(demonstrations: Demonstrations) -> str:
-    """Of everything that is imitated or held out, token by token."""
-    digest = hashlib.sha256()
-    for sample in (*demonstrations.train, *demonstrations.validation):
-        for row in sample.rows:
-            digest.update(repr((row.token_ids, row.action_mask)).encode())
-        digest.update(repr(sample.advantages).encode())
-    return digest.hexdigest()
 
 
 async def sft(

@@ -62,6 +62,10 @@ _TRL_PIECES = {
     "update-4k-trl": 8,
     "update-32k-trl": 8,
     "update-152k-trl": 4,
+    "smollm2-triage": 4,
+    "smollm2-triage-bf16": 4,
+    "smollm2-desk": 4,
+    "smollm2-desk-bf16": 4,
 }
 """Row -> accumulated pieces in which TRL is fastest; rows named settings-trl-* hold some that are slower."""
 _STATIC = {"cache_implementation": "static"}
@@ -212,6 +216,32 @@ def _precisions() -> Iterator[Comparison]:
         )
 
 
+def _language_model() -> Iterator[Comparison]:
+    """Steps of a model in the shape of SmolLM2-135M: single-turn triage, and the desk's conversations."""
+    model = Model(size="smollm2", vocabulary=49152)
+    triage = Talks(vocabulary=model.vocabulary, scenarios=4, group=8, prompt=115, reply=17)
+    desk = Talks(vocabulary=model.vocabulary, scenarios=4, group=8, turns=3, prompt=36, reply=25, delta=40)
+    titles = {
+        "triage": "32 replies of 17 tokens to prompts of 115",
+        "desk": "32 conversations of 3 turns, 191 tokens",
+    }
+    wanted = {("triage", "fp32"): 6.5, ("triage", "bf16"): 8.0, ("desk", "fp32"): 4.0, ("desk", "bf16"): 4.0}
+    for (task, precision), at_least in wanted.items():
+        title = f"GRPO step, SmolLM2's shape, {titles[task]}, {precision}"
+        row = _talks(
+            f"smollm2-{task}" + ("" if precision == "fp32" else f"-{precision}"),
+            "step" if task == "triage" else "turns",
+            model,
+            triage if task == "triage" else desk,
+            Line(title=title, peer="trl", at_least=at_least),
+            most_repetitions=_FEW,
+        )
+        sides = {
+            name: replace(side, job={**side.job, "precision": precision}) for name, side in row.sides.items()
+        }
+        yield replace(row, sides=sides)
+
+
 def _rollouts() -> Iterator[Comparison]:
     shape = Talks(vocabulary=4096, scenarios=2, group=8, turns=6, prompt=192, reply=60, delta=44)
     yield _talks(
@@ -339,7 +369,9 @@ _TRL_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 def _settings() -> Iterator[Comparison]:
     """The peers' own settings against those that their rows use."""
-    rows = {row.name: row for part in (_decode, _steps, _end_to_end, _updates) for row in part()}
+    rows = {
+        row.name: row for part in (_decode, _steps, _language_model, _end_to_end, _updates) for row in part()
+    }
 
     def settings_row(
         row: str,
@@ -382,6 +414,9 @@ def _settings() -> Iterator[Comparison]:
     yield settings_row(
         "step-40", "trl", "TRL's GRPO step, 5.8M, prompt 40", {**pieces("step-40", 1, 2), **_TRL_SETTINGS}
     )
+    for row in ("smollm2-triage", "smollm2-desk"):
+        title = f"TRL's {rows[row].lines[0].title}"
+        yield settings_row(row, "trl", title, pieces(row, 1, 2, 8))
     for row in ("step-228", "step-32k", "turns-trl"):
         quantities: tuple[Quantity, ...] = ("cpu", "peak") if row == "step-32k" else ("cpu",)
         yield settings_row(row, "trl", f"TRL's {rows[row].lines[0].title}", pieces(row, 1), quantities)
@@ -416,6 +451,6 @@ def _smoke() -> Iterator[Comparison]:
 
 def comparisons(*, smoke: bool = False) -> dict[str, Comparison]:
     """All rows by name, in the order of the page; with `smoke` tiny ones that take seconds."""
-    full = (_decode, _steps, _precisions, _rollouts, _end_to_end, _updates, _demo, _settings)
+    full = (_decode, _steps, _precisions, _language_model, _rollouts, _end_to_end, _updates, _demo, _settings)
     parts = (_smoke,) if smoke else full
     return {row.name: row for part in parts for row in part()}

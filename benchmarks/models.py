@@ -20,8 +20,15 @@ SIZES: dict[str, dict[str, int]] = {
     "1M": {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 6},
     "5.8M": {"hidden_size": 256, "intermediate_size": 864, "num_hidden_layers": 4, "num_attention_heads": 8},
     "52M": {"hidden_size": 640, "intermediate_size": 1840, "num_hidden_layers": 9, "num_attention_heads": 10},
+    "smollm2": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+    },
 }
-"""Named by their weights at a vocabulary of 4096."""
+"""Named by their weights at a vocabulary of 4096, or by the model whose shape they have (its head tied)."""
 
 
 def folder(*, size: str, vocabulary: int, family: str) -> str:

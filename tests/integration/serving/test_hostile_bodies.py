@@ -236,7 +236,7 @@ _POLL = """
 import http.client, json, sys, threading, time
 done = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), done.set()), daemon=True).start()
-server = http.client.HTTPConnection(sys.argv[1], timeout=120)
+server = http.client.HTTPConnection(sys.argv[1], timeout=600)
 waits = []
 while not done.is_set() or len(waits) < 20:
     before = time.perf_counter()
@@ -271,7 +271,8 @@ async def attack(server: Served, bodies: list[Body], *, at_once: int, seconds: f
             except aiohttp.ClientOSError:  # refused while it was still sending
                 statuses.add(413)
 
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as http:
+    # a prompt of 60,000 tokens that fits takes a slow machine minutes
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as http:
         assert (await http.post(url, data=chat("hi"), headers=JSON)).status == 200
         before = server.peak_mib()
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -15,18 +15,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stateset_agents import AgentConfig, EnvironmentReward, Message, MultiTurnAgent, Scenario
-from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
+from stateset_agents import (
+    AgentConfig,
+    EnvironmentReward,
+    Message,
+    MultiTurnAgent,
+    Scenario,
+    SFTConfig,
+    SFTTrainer,
+)
 from stateset_agents.core.environment import ConversationEnvironment
-from stateset_agents.embedded.build import new_model
 from stateset_agents.embedded.demonstrations import texts
+from stateset_agents.embedded.network import new_model
 from stateset_agents.embedded.tokenizer import build_tokenizer
-from stateset_agents.embedded.warmup import WarmUp, encode_dialogue, warm_up
 from stateset_agents.evaluation.evaluator import evaluate
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
@@ -79,21 +86,27 @@ def demonstration(draw: random.Random) -> list[Message]:
     ]
 
 
-def make_starter(folder: Path, seed: int) -> Path:
-    """A model of half a million weights that has seen 2000 demonstrations; the folder."""
+async def make_starter(folder: Path, seed: int) -> Path:
+    """A model of half a million weights that has seen 2000 demonstrations; its folder."""
     draw = random.Random(seed)
     shown = [demonstration(draw) for _ in range(2000)]
     tokenizer = build_tokenizer(texts(shown), max_length=256)
-    model = new_model(tokenizer, seed=seed)
-    warm_up(
-        model,
-        [encode_dialogue(tokenizer, talk, value_weight=1.0) for talk in shown],
-        WarmUp(steps=200),
+    tokenizer.save_pretrained(folder)
+    new_model(tokenizer, seed=seed).save_pretrained(folder)
+    config = SFTConfig(
+        max_steps=200,
+        per_device_train_batch_size=16,
+        learning_rate=3e-3,
+        lr_min_ratio=0.1,
+        save_steps=0,
         seed=seed,
+        output_dir=str(folder / "runs"),
     )
-    with suppress_library_logs():
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    chats = [{"messages": [message.to_openai() for message in talk]} for talk in shown]
+    agent = MultiTurnAgent(AgentConfig(model_name=str(folder), max_new_tokens=8))
+    async with SFTTrainer(agent, chats, config) as trainer:
+        await trainer.train()
+        shutil.copytree(trainer.model_folder, folder, dirs_exist_ok=True)
     return folder
 
 
@@ -102,7 +115,7 @@ async def main(steps: int, seed: int, output_dir: str) -> tuple[float, float]:
     environment = short_memory()
     with tempfile.TemporaryDirectory() as folder:
         config = AgentConfig(
-            model_name=str(make_starter(Path(folder), seed)),
+            model_name=str(await make_starter(Path(folder), seed)),
             max_new_tokens=8,
             max_context_tokens=64,
             history="compact",

@@ -6,15 +6,15 @@ path, needs none of this.
 
 import asyncio
 import random
+import shutil
 
 from library import library_desk
 
-from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
+from stateset_agents import AgentConfig, MultiTurnAgent, SFTConfig, SFTTrainer
 from stateset_agents.core.environment import ConversationEnvironment
-from stateset_agents.embedded.build import new_model
 from stateset_agents.embedded.demonstrations import texts
+from stateset_agents.embedded.network import new_model
 from stateset_agents.embedded.tokenizer import build_tokenizer
-from stateset_agents.embedded.warmup import WarmUp, encode_dialogue, warm_up
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
 
@@ -59,13 +59,14 @@ async def main() -> None:
     known = [scenario for split in ("train", "validation", "test") for scenario in desk.scenarios(split)]
     shown = [await demonstration(desk, known[seed % len(known)], seed) for seed in range(3000)]
     tokenizer = build_tokenizer(texts(shown), max_length=256)
-    model = new_model(tokenizer, seed=0)
-    rows = [encode_dialogue(tokenizer, dialogue) for dialogue in shown]
-    losses = warm_up(model, rows, WarmUp(steps=250), seed=0)
-    with suppress_library_logs():
-        model.save_pretrained("starter")
-        tokenizer.save_pretrained("starter")
-    print(f"starter/: {model.num_parameters():,} parameters, loss {losses[0]:.2f} -> {losses[-1]:.2f}")
+    tokenizer.save_pretrained("starter")
+    new_model(tokenizer, seed=0).save_pretrained("starter")
+    chats = [{"messages": [message.to_openai() for message in dialogue]} for dialogue in shown]
+    config = SFTConfig(max_steps=250, per_device_train_batch_size=16, learning_rate=3e-3, lr_min_ratio=0.1)
+    agent = MultiTurnAgent(AgentConfig(model_name="starter", max_new_tokens=48))
+    async with SFTTrainer(agent, chats, config) as trainer:
+        await trainer.train()
+        shutil.copytree(trainer.model_folder, "starter", dirs_exist_ok=True)
 
 
 asyncio.run(main())

@@ -60,7 +60,8 @@ class Optimization:
             {"params": decayed, "weight_decay": config.weight_decay},
             {"params": undecayed, "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+        betas = (config.adam_beta1, config.adam_beta2)
+        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
         self.scaler = torch.amp.GradScaler(self._parameters[0].device.type, enabled=scale)
         self.num_updates = 0
         """Steps made, the skipped ones not counted: where the schedule stands."""

@@ -31,6 +31,10 @@ class OptimizerSettings(Settings):
     weight_decay: float = Field(
         default=0.01, ge=0.0, description="AdamW's, on matrices only (not norms or biases)."
     )
+    adam_beta1: float = Field(
+        default=0.9, ge=0.0, lt=1.0, description="How slowly AdamW's mean gradient moves."
+    )
+    adam_beta2: float = Field(default=0.999, ge=0.0, lt=1.0, description="The same of its squared gradient.")
     max_grad_norm: float = Field(
         default=1.0, gt=0.0, description="Gradients are clipped to this global norm."
     )

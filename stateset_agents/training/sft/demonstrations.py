@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.history import ChatHistory
@@ -22,7 +22,7 @@ from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory, Turn
 
-__all__ = ["Chats", "Demonstrations", "load_demonstrations"]
+__all__ = ["Chats", "DemonstrationSource", "Demonstrations", "load_demonstrations"]
 
 _log = get_logger(__name__)
 
@@ -36,6 +36,14 @@ class Demonstrations:
 
     train: tuple[Sample, ...]
     validation: tuple[Sample, ...]
+
+
+@runtime_checkable
+class DemonstrationSource(Protocol):
+    """Whatever knows which tokens an agent should imitate, and how much each counts."""
+
+    def load(self, agent: MultiTurnAgent, *, validation_share: float) -> Demonstrations:
+        """Blocking; the agent is initialised. A sample's advantages are its tokens' weights in the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

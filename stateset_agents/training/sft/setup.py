@@ -21,7 +21,12 @@ from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.checkpointer import Checkpointer
 from stateset_agents.training.loop.weight_sync import WeightSync, exclusive, weights_token
-from stateset_agents.training.sft.demonstrations import Chats, Demonstrations, load_demonstrations
+from stateset_agents.training.sft.demonstrations import (
+    Chats,
+    Demonstrations,
+    DemonstrationSource,
+    load_demonstrations,
+)
 from stateset_agents.training.sft.own_successes import OwnSuccesses
 from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.update.factory import is_quantized_training, trainable_copy
@@ -45,7 +50,7 @@ class Parts:
 
 async def set_up(
     agent: MultiTurnAgent,
-    conversations: Chats | OwnSuccesses,
+    conversations: Chats | DemonstrationSource,
     tools: Sequence[Mapping[str, Any]],
     config: SFTConfig,
     *,
@@ -68,7 +73,7 @@ async def set_up(
 
     def encoded() -> Demonstrations:
         share = config.validation_share
-        if isinstance(conversations, OwnSuccesses):
+        if isinstance(conversations, DemonstrationSource):
             return conversations.load(agent, validation_share=share)
         return load_demonstrations(agent, conversations, tools=tools, validation_share=share)
 
@@ -129,7 +134,7 @@ async def set_up(
     )
 
 
-def _source(conversations: Chats | OwnSuccesses) -> str | dict[str, str] | None:
+def _source(conversations: Chats | DemonstrationSource) -> str | dict[str, str] | None:
     """As config.yaml names the conversations; None where only the program has them."""
     if isinstance(conversations, OwnSuccesses):
         return {"best_of": str(conversations.run.absolute())}

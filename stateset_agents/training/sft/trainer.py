@@ -27,8 +27,7 @@ from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.sft.demonstrations import Chats
-from stateset_agents.training.sft.own_successes import OwnSuccesses
+from stateset_agents.training.sft.demonstrations import Chats, DemonstrationSource
 from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.sft.setup import Parts, set_up
 from stateset_agents.training.update.batch import Sample
@@ -64,16 +63,16 @@ class SFTTrainer:
     def __init__(
         self,
         agent: MultiTurnAgent,
-        conversations: Chats | OwnSuccesses,
+        conversations: Chats | DemonstrationSource,
         config: SFTConfig | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         run: RunFolder | None = None,
         callbacks: Sequence[object] = (),
     ) -> None:
-        """`conversations`: as `load_demonstrations` reads them, or a run's own; `tools`: schemas that the
-        agent is shown where a conversation names none; `run`: a folder to use instead of a new one;
-        `callbacks`: who hears of steps, evaluations and checkpoints, see `Callback`."""
+        """`conversations`: as `load_demonstrations` reads them, or a source such as a run's `OwnSuccesses`;
+        `tools`: schemas that the agent is shown where a conversation names none; `run`: a folder to use
+        instead of a new one; `callbacks`: who hears of steps, evaluations and checkpoints, see `Callback`."""
         expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
         if config is not None:
             expect("config", config, SFTConfig, "write SFTConfig(learning_rate=1e-4, ...)")
@@ -448,7 +447,7 @@ def step_samples(samples: Sequence[Sample], step: int, *, size: int, seed: int) 
 
 async def sft(
     agent: MultiTurnAgent,
-    conversations: Chats | OwnSuccesses,
+    conversations: Chats | DemonstrationSource,
     config: SFTConfig | None = None,
     *,
     tools: Sequence[Mapping[str, Any]] = (),

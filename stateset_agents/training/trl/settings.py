@@ -108,6 +108,7 @@ MAPPED = frozenset(
     {
         *("seed", "num_episodes", "max_steps", "num_generations", "per_device_train_batch_size"),
         *("gradient_accumulation_steps", "weight_decay", "max_grad_norm", "num_iterations", "precision"),
+        *("adam_beta1", "adam_beta2"),
         *("gradient_checkpointing", "loss_type", "clip_ratio", "clip_ratio_high", "dual_clip"),
         *("loss_length", "beta", "use_reference_model", "temperature"),
     }
@@ -212,6 +213,8 @@ def grpo_arguments(
         "num_iterations": config.num_iterations,
         "learning_rate": config.learning_rate,
         "weight_decay": config.weight_decay,
+        "adam_beta1": config.adam_beta1,
+        "adam_beta2": config.adam_beta2,
         "max_grad_norm": config.max_grad_norm,
         "gradient_checkpointing": config.gradient_checkpointing,
         "loss_type": _TRL_LOSSES[loss.token_loss, loss.averaging],

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from stateset_agents.cli.build_embedded import build_embedded
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.embedded.build import build_embedded
 from stateset_agents.environments.retail_desk.environment import RetailDesk
 from stateset_agents.evaluation.evaluator import Evaluation, evaluate
 from stateset_agents.types.messages import ToolCall

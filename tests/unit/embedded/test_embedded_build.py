@@ -13,10 +13,10 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stateset_agents.cli import build_embedded as verb
-from stateset_agents.embedded.build import RECOMMENDED, build_embedded
+from stateset_agents.cli.build_embedded import build_embedded
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.embedded.demonstrations import demonstrations, perturbed
-from stateset_agents.embedded.tokenizer import build_tokenizer
-from stateset_agents.embedded.warmup import encode_dialogue
+from stateset_agents.embedded.recipe import RECOMMENDED, copying_weights
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.agents import Habits
 from stateset_agents.environments.retail_desk.environment import RetailDesk
@@ -94,7 +94,7 @@ def test_blurring_changes_callers_words_and_nothing_else() -> None:
         )
 
 
-def test_the_loss_is_on_the_agent_s_tokens_and_heavier_on_what_it_copies() -> None:
+async def test_the_loss_is_on_the_agent_s_tokens_and_heavier_on_what_it_copies() -> None:
     talk = (
         Message(role="user", content="where is order K27?"),
         Message(
@@ -105,18 +105,22 @@ def test_the_loss_is_on_the_agent_s_tokens_and_heavier_on_what_it_copies() -> No
         Message(role="tool", content='{"order_id": "K27", "status": "pending"}'),
         Message(role="assistant", content="order K27 arrives on friday."),
     )
-    tokenizer = build_tokenizer(
-        [message.content for message in talk] + ['{"name": "get_order", "arguments": {"order_id": "K27"}}']
-    )
-    row = encode_dialogue(tokenizer, talk, value_weight=4.0)
-    weighed = [
-        (tokenizer.decode([token]), weight) for token, weight in zip(row.ids, row.weights, strict=True)
-    ]
+    async with MultiTurnAgent(AgentConfig(model_name="embedded:desk")) as agent:
+        (sample,) = verb.Copying([talk]).load(agent, validation_share=0.0).train
+        said = [
+            agent.backend.tokenizer.piece(id)
+            for turn in sample.trajectory.turns
+            for id in turn.completion.token_ids
+        ]
+    weighed = list(zip(said, sample.advantages, strict=True))
     assert [token for token, weight in weighed if weight == 4.0] == [" K", "27", " K", "27"]
     assert [token for token, weight in weighed if 0 < weight < 1] == [" friday"]
-    first_agent_token = weighed.index(("<tool_call>", 1.0))
-    assert all(weight == 0 for _, weight in weighed[:first_agent_token])
-    assert [weight for token, weight in weighed if token == "<|end|>"] == [0.0, 1.0, 0.0, 1.0]
+    assert weighed[0] == ("<tool_call>", 1.0)
+    assert [weight for token, weight in weighed if token == "<|end|>"] == [1.0, 1.0]
+
+
+def test_a_value_weighs_more_where_it_stood_before_and_little_where_it_is_made_up() -> None:
+    assert list(copying_weights([" K", "27", " is", " red", " K", "27"])) == [0.2, 0.2, 1.0, 0.2, 4.0, 4.0]
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -75,6 +75,8 @@ TRAINING = {
     "lr_scheduler_type": Change("constant"),
     "warmup_ratio": Change(0.9),
     "weight_decay": Change(0.5),
+    "adam_beta1": Change(0.1),
+    "adam_beta2": Change(0.5),
     "max_grad_norm": Change(1e-7),
     "num_iterations": Change(2),
     "precision": Change("bf16"),

@@ -27,6 +27,8 @@ CHANGED = {
     "per_device_train_batch_size": {"per_device_train_batch_size": 3},
     "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
     "weight_decay": {"weight_decay": 0.3},
+    "adam_beta1": {"adam_beta1": 0.8},
+    "adam_beta2": {"adam_beta2": 0.95},
     "max_grad_norm": {"max_grad_norm": 0.2},
     "num_iterations": {"num_iterations": 2},
     "precision": {"precision": "bf16"},

@@ -71,7 +71,7 @@ _TRL_PIECES = {
 _STATIC = {"cache_implementation": "static"}
 """Of `generate`, where it is faster: in decode of ragged requests, and in TRL's shortest step."""
 _FEW = 3
-"""Repetitions of rows on which no claim stands."""
+"""Repetitions of rows on which no claim stands, and of those of a real model, whose step takes a minute."""
 _OWN = {"generate": "hf", "plain": "hf", "pieces": "hf", "floor": "floor"}
 """Peers that need no environment of their own, and their workers."""
 

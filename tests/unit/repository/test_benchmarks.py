@@ -116,13 +116,13 @@ def test_a_run_that_was_interrupted_goes_on_at_the_same_commit(
     assert not current({**stored, "commit": "abc+"}, plain, 7)
 
 
-def test_rows_without_a_claim_are_timed_less_often(plain: Comparison) -> None:
+def test_rows_without_a_claim_or_of_a_real_model_are_timed_less_often(plain: Comparison) -> None:
     few = replace(plain, most_repetitions=3)
     assert [wanted(plain, 7), wanted(few, 7), wanted(few, 1)] == [7, 3, 1]
     stored = {"seconds": 40, "repetitions": 3}  # four rounds with the warm-up
     assert [expected(stored, few, 7), expected(stored, plain, 7), expected(None, plain, 7)] == [40, 80, None]
     claimed = [one for one in comparisons().values() if any(line.at_least for line in one.lines)]
-    assert {one.most_repetitions for one in claimed} == {None}
+    assert {one.most_repetitions for one in claimed if not one.name.startswith("smollm2-")} == {None}
 
 
 def test_tiny_rows_are_not_kept_beside_the_others(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,11 +62,14 @@ async def main() -> None:
     tokenizer.save_pretrained("starter")
     new_model(tokenizer, seed=0).save_pretrained("starter")
     chats = [{"messages": [message.to_openai() for message in dialogue]} for dialogue in shown]
-    config = SFTConfig(max_steps=250, per_device_train_batch_size=16, learning_rate=3e-3, lr_min_ratio=0.1)
+    config = SFTConfig(
+        max_steps=250, per_device_train_batch_size=16, learning_rate=3e-3, output_dir="starter/runs"
+    )
     agent = MultiTurnAgent(AgentConfig(model_name="starter", max_new_tokens=48))
     async with SFTTrainer(agent, chats, config) as trainer:
         await trainer.train()
         shutil.copytree(trainer.model_folder, "starter", dirs_exist_ok=True)
+        print(f"starter/: held-out loss {trainer.progress.best_value:.2f}")
 
 
 asyncio.run(main())

@@ -20,7 +20,7 @@ from stateset_agents.backends.matmul_precision import MatmulPrecision
 from stateset_agents.backends.models.batched import BatchedModel
 from stateset_agents.backends.models.fused import FusedModel
 from stateset_agents.backends.models.unbatched import UnbatchedModel
-from stateset_agents.backends.onednn_linear import is_available
+from stateset_agents.backends.onednn_linear import packs
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.logs import get_logger
 
@@ -108,11 +108,11 @@ def _linears(
         return f"at matmul_precision {precision}{copy}"
     if not fast_linears:
         return "by torch, as asked"
-    if not is_available() or model.dtype != torch.float32 or model.device.type != "cpu" or name == "plain":
+    if name == "plain" or not packs(next(model.parameters())):
         return "by torch"
     if isinstance(cached, FusedModel):
         return f"by oneDNN, whose packed copy of the weights takes {cached.copied_bytes / 2**20:.3g} MiB"
-    return "by oneDNN"
+    return "by oneDNN" if model.dtype is torch.float32 else "by torch"
 
 
 _Candidate: TypeAlias = tuple[Literal["lean", "general", "plain"], str, Callable[[], CachedModel]]

@@ -23,7 +23,7 @@ from stateset_agents.backends import matmul_precision
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.matmul_precision import MatmulPrecision, usable_precision
-from stateset_agents.backends.onednn_linear import PackedLinear, fast_linears, linear
+from stateset_agents.backends.onednn_linear import PackedLinear, fast_linears, linear, packs
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError
@@ -96,6 +96,29 @@ def test_weights_of_generation_are_rounded_once_until_they_change(
             layer.refresh()
     size = sum(weight.nbytes for weight in weights)
     assert layer.copied_bytes == {"medium": size // 2, "high": size}[precision]
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+def test_weights_in_bf16_are_packed_only_where_the_processor_has_units_for_them(
+    has_units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them there is no copy; the product is bf16's everywhere."""
+    monkeypatch.setattr(matmul_precision, "_has_units", lambda name, lacking: has_units)
+    torch.manual_seed(0)
+    weights = [torch.randn(8, 64).bfloat16(), torch.randn(24, 64).bfloat16()]
+    layer = PackedLinear(weights, [torch.randn(8).bfloat16(), torch.randn(24).bfloat16()], packed=True)
+    assert has_units or not packs(weights[0])
+    assert layer.copied_bytes == (32 * 64 * 2 if packs(weights[0]) else 0)
+    with torch.inference_mode():
+        x = torch.randn(5, 64).bfloat16()
+        for _ in range(2):
+            assert layer._bias is not None
+            wanted = F.linear(x.double(), torch.cat(weights).double(), layer._bias.double())
+            actual = layer(x)
+            assert actual.dtype is torch.bfloat16
+            assert off_by(actual.float(), wanted) < 5e-3
+            weights[1].mul_(2)
+            layer.refresh()
 
 
 @pytest.mark.parametrize("precision", ["medium", "high"])

@@ -63,9 +63,7 @@ _TRL_PIECES = {
     "update-32k-trl": 8,
     "update-152k-trl": 4,
     "smollm2-triage": 4,
-    "smollm2-triage-bf16": 4,
     "smollm2-desk": 4,
-    "smollm2-desk-bf16": 4,
 }
 """Row -> accumulated pieces in which TRL is fastest; rows named settings-trl-* hold some that are slower."""
 _STATIC = {"cache_implementation": "static"}
@@ -199,20 +197,25 @@ def _steps() -> Iterator[Comparison]:
 
 
 def _precisions() -> Iterator[Comparison]:
-    """Steps whose fp32 products are made in less: both sides have the setting, TRL by torch's own."""
+    """Steps whose fp32 products are made in less: both sides have the setting, TRL by torch's own; and steps
+    in bf16 beside the same in fp32."""
     steps = {row.name: row for row in _steps()}
-    for row, title in (("step-40", "5.8M, prompt 40"), ("step-52M", "52M, prompt 40")):
+    for row, shape in (("step-40", "5.8M, prompt 40"), ("step-52M", "52M, prompt 40")):
         default_side = steps[row].sides
-        medium = {
-            name: replace(side, job={**side.job, "matmul_precision": "medium"})
-            for name, side in default_side.items()
-        }
-        title = f"GRPO step, {title}, matmul_precision medium"
+        medium = {name: _with(side, matmul_precision="medium") for name, side in default_side.items()}
+        title = f"GRPO step, {shape}, matmul_precision medium"
         yield replace(
             steps[row],
             name=f"{row}-medium",
             sides={**medium, "highest": default_side["ours"]},
             lines=(Line(title=title, peer="trl"), Line(title=title, peer="highest")),
+        )
+        yield replace(
+            steps[row],
+            name=f"{row}-bf16",
+            sides={"ours": _with(default_side["ours"], precision="bf16"), "fp32": default_side["ours"]},
+            lines=(Line(title=f"GRPO step, {shape}, bf16", peer="fp32"),),
+            most_repetitions=_FEW,
         )
 
 
@@ -221,25 +224,30 @@ def _language_model() -> Iterator[Comparison]:
     model = Model(size="smollm2", vocabulary=49152)
     triage = Talks(vocabulary=model.vocabulary, scenarios=4, group=8, prompt=115, reply=17)
     desk = Talks(vocabulary=model.vocabulary, scenarios=4, group=8, turns=3, prompt=36, reply=25, delta=40)
-    titles = {
-        "triage": "32 replies of 17 tokens to prompts of 115",
-        "desk": "32 conversations of 3 turns, 191 tokens",
-    }
-    wanted = {("triage", "fp32"): 6.5, ("triage", "bf16"): 8.0, ("desk", "fp32"): 4.0, ("desk", "bf16"): 4.0}
-    for (task, precision), at_least in wanted.items():
-        title = f"GRPO step, SmolLM2's shape, {titles[task]}, {precision}"
-        row = _talks(
-            f"smollm2-{task}" + ("" if precision == "fp32" else f"-{precision}"),
-            "step" if task == "triage" else "turns",
-            model,
-            triage if task == "triage" else desk,
-            Line(title=title, peer="trl", at_least=at_least),
-            most_repetitions=_FEW,
+    for task, part, talks, least, least_bf16, title in (
+        ("triage", "step", triage, 6.5, 8.0, "32 replies of 17 tokens to prompts of 115"),
+        ("desk", "turns", desk, 4.0, 4.0, "32 conversations of 3 turns, 191 tokens"),
+    ):
+        line = Line(title=f"GRPO step, SmolLM2's shape, {title}, fp32", peer="trl", at_least=least)
+        row = _talks(f"smollm2-{task}", part, model, talks, line, most_repetitions=_FEW)
+        yield row
+        in_bf16 = f"GRPO step, SmolLM2's shape, {title}, bf16"
+        yield replace(
+            row,
+            name=f"smollm2-{task}-bf16",
+            sides={
+                **{name: _with(side, precision="bf16") for name, side in row.sides.items()},
+                "fp32": row.sides["ours"],
+            },
+            lines=(
+                Line(title=in_bf16, peer="trl", at_least=least_bf16),
+                Line(title=in_bf16, peer="fp32"),
+            ),
         )
-        sides = {
-            name: replace(side, job={**side.job, "precision": precision}) for name, side in row.sides.items()
-        }
-        yield replace(row, sides=sides)
+
+
+def _with(side: Side, **settings: str) -> Side:
+    return replace(side, job={**side.job, **settings})
 
 
 def _rollouts() -> Iterator[Comparison]:

@@ -32,7 +32,7 @@ LAYERS = (
     {"training", "embedded"},
     {"rewards", "environments", "evaluation", "serving", "runs"},
     {"core", "reporting"},
-    {"backends", "tracking"},
+    {"backends", "tracking", "sandbox"},
     {"algorithms", "runtime"},
     {"types"},
 )

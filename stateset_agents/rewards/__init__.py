@@ -19,6 +19,7 @@ from stateset_agents.core.reward import (
     reward_function,
 )
 from stateset_agents.rewards.agreement import Agreement, measure_agreement
+from stateset_agents.rewards.code import CodeReward, create_code_reward
 from stateset_agents.rewards.composites import GatedReward, ProductReward
 from stateset_agents.rewards.formats import (
     create_pattern_reward,
@@ -36,6 +37,7 @@ from stateset_agents.rewards.verifiable import (
 
 __all__ = [
     "Agreement",
+    "CodeReward",
     "CompositeReward",
     "EnvironmentReward",
     "GatedReward",
@@ -48,6 +50,7 @@ __all__ = [
     "ScaledReward",
     "apply_reward_scaling",
     "as_reward",
+    "create_code_reward",
     "create_conciseness_reward",
     "create_correctness_reward",
     "create_customer_service_reward",

@@ -47,6 +47,7 @@ REWARDS: Mapping[str, str] = {
     "pattern": "stateset_agents.rewards.formats:create_pattern_reward",
     "schema": "stateset_agents.rewards.formats:create_schema_reward",
     "similarity": "stateset_agents.rewards.formats:create_similarity_reward",
+    "code": "stateset_agents.rewards.code:create_code_reward",
     "judge": "stateset_agents.rewards.judge:create_judge_reward",
 }
 """Name -> "package.module:function or class"; those made of others are in `composed_rewards.COMPOSED`."""

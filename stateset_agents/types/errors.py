@@ -5,6 +5,7 @@ A boundary is where something outside the arithmetic can go wrong:
     ConfigurationError  the user's settings, files or templates cannot work as given
     EnvironmentFailure  an environment, a simulated user or a tool broke
     RewardFailure       a reward function broke or returned something that is no score
+    SandboxFailure      the sandbox broke, not the program in it
     BackendError        generation or weight loading broke
     CheckpointError     a checkpoint is torn, altered, or of another run
     TrainingStopped     training can't go on (everything fails, numbers are not finite)
@@ -28,6 +29,7 @@ __all__ = [
     "EnvironmentTimeout",
     "RewardFailure",
     "RewardTimeout",
+    "SandboxFailure",
     "StatesetError",
     "TrainingStopped",
 ]
@@ -69,6 +71,10 @@ class RewardFailure(StatesetError):
 
 class RewardTimeout(RewardFailure):
     """A reward function took longer than `reward_timeout`."""
+
+
+class SandboxFailure(StatesetError):
+    """A sandbox could not run a program, or the machine ended it; nothing is known about the program."""
 
 
 class BackendError(StatesetError):

@@ -1,0 +1,132 @@
+"""Which walls this machine has, from the strongest on, and the choice among them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import get_args
+
+from stateset_agents.sandbox import landlock
+from stateset_agents.sandbox.interpreter import find_interpreter
+from stateset_agents.sandbox.job import Job, Limits
+from stateset_agents.sandbox.local import run_job
+from stateset_agents.sandbox.seccomp import can_filter
+from stateset_agents.sandbox.syscalls import this_architecture
+from stateset_agents.sandbox.walls import Level, Walls
+from stateset_agents.types.errors import ConfigurationError, SandboxFailure
+
+__all__ = ["LEVELS", "Machine", "choose_walls", "what_is_there"]
+
+LEVELS: tuple[Level, ...] = ("landlock", "bubblewrap", "namespaces")
+"""In the order in which `auto` tries them."""
+CURE = (
+    "use Linux 5.13 or newer with Landlock, install bubblewrap, allow user namespaces, or name an executor: "
+    'sandbox: "http://..."'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What was found; each level was tried by running a program behind it."""
+
+    landlock: int
+    """Version of its interface; 0: none."""
+    seccomp: bool
+    lacks: Mapping[str, str]
+    """Level -> why it does not work here."""
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        return tuple(level for level in LEVELS if level not in self.lacks)
+
+
+def what_is_there(python: str | None = None) -> Machine:
+    """The levels of this machine, tried now or earlier in this process."""
+    tried = {level: _why_not(level, python) for level in LEVELS}
+    return Machine(
+        landlock=landlock.abi(),
+        seccomp=can_filter(),
+        lacks={level: why for level, why in tried.items() if why is not None},
+    )
+
+
+def choose_walls(level: str, *, python: str | None = None) -> Walls:
+    """The walls of a level; "auto": the first that works here.
+
+    Raises ConfigurationError where that level does not work, or none does, with the cure.
+    """
+    for named in get_args(Level):
+        if level == named:
+            why = None if level == "unsafe" else _why_not(named, python)
+            if why is not None:
+                raise ConfigurationError(
+                    f"the sandbox {level!r} does not work here ({why}): use sandbox: auto"
+                )
+            return _walls(named, python)
+    if level != "auto":
+        names = ", ".join(("auto", *get_args(Level)))
+        raise ConfigurationError(
+            f"sandbox must be one of {names}, or the address of an executor, got {level!r}"
+        )
+    for found in LEVELS:
+        if _why_not(found, python) is None:
+            return _walls(found, python)
+    reasons = "; ".join(f"{name}: {_why_not(name, python)}" for name in LEVELS)
+    raise ConfigurationError(f"this machine has no walls for programs ({reasons}): {CURE}")
+
+
+def _walls(level: Level, python: str | None) -> Walls:
+    return Walls(
+        level=level,
+        interpreter=find_interpreter(python),
+        filters_calls=level != "unsafe" and can_filter(),
+        bubblewrap=shutil.which("bwrap") or "bwrap",
+    )
+
+
+@cache
+def _why_not(level: Level, python: str | None) -> str | None:
+    """What is missing; None where a program ran behind these walls and could not reach beyond."""
+    if this_architecture() is None:
+        return "the processor's system calls are not known here"
+    if level == "landlock" and not landlock.abi():
+        return "the kernel has no Landlock"
+    if level == "landlock" and not can_filter():
+        return "the kernel has no seccomp filters"
+    if level == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bwrap is not installed"
+    try:
+        claims = run_job(_TRIAL, limits=Limits(), walls=_walls(level, python))
+    except SandboxFailure as error:
+        return str(error)
+    return (
+        None
+        if claims.agree(0, [])
+        else f"a program reached {claims.claimed or claims.raised or claims.ending}"
+    )
+
+
+_TRIAL = Job(
+    program="""
+import os, socket
+def reached():
+    found = []
+    for name in ("/etc/passwd", "/proc/1/stat"):
+        try:
+            found.append(os.read(os.open(name, os.O_RDONLY), 1) and name)
+        except OSError:
+            pass
+    try:
+        socket.create_connection(("127.0.0.1", 1), 1)
+    except ConnectionRefusedError:
+        found.append("the network")
+    except OSError:
+        pass
+    return found
+""",
+    entry_point="reached",
+    arguments=((),),
+)
+"""Tries a file, another process and the network."""

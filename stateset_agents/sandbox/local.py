@@ -1,0 +1,188 @@
+"""One program in a process of this machine: started, watched, ended and reaped, in the caller's thread.
+
+It consumes a job, waits for the child's claims, its end or a limit, and produces `Claims`; `Watch.end` of
+another thread unblocks it. The thread stays for as long as the child lives, since the kernel ends a child
+with the thread that started it.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from stateset_agents.sandbox.claims import READY, Claims, Ending, read_claims, why_broken
+from stateset_agents.sandbox.job import Job, Limits
+from stateset_agents.sandbox.walls import Walls
+from stateset_agents.types.errors import SandboxFailure
+
+__all__ = ["Watch", "run_job"]
+
+_CHUNK = 1 << 16
+_NEARLY = 0.1
+"""Seconds by which the kernel's account at the end may lie below the limit that ended it."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """A child from its start to its reaping, for whoever no longer waits for it."""
+
+    _pid: int = 0
+    _is_over: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def end(self) -> None:
+        """Kill the child and its group; one that has not started does not start."""
+        with self._lock:
+            self._is_over = True
+            if self._pid:
+                os.killpg(self._pid, signal.SIGKILL)
+
+    def start(self, command: list[str], **settings: Any) -> int:
+        """The child's process id. Raises SandboxFailure where nobody waits any more, or none could start."""
+        with self._lock:
+            if self._is_over:
+                raise SandboxFailure("nobody waits for this program any more")
+            try:
+                process = subprocess.Popen(command, start_new_session=True, **settings)
+            except OSError as error:
+                raise SandboxFailure(f"no process could be started: {error}") from error
+            process.returncode = 0  # we reap it ourselves, for its account
+            self._pid = process.pid
+            return process.pid
+
+    def reap(self) -> tuple[int, float]:
+        """Status and processor time, once all of its group are killed."""
+        with self._lock:
+            pid, self._pid = self._pid, 0
+            os.killpg(pid, signal.SIGKILL)  # its name is ours until it is reaped
+        try:
+            _, status, usage = os.wait4(pid, 0)
+        except ChildProcessError as error:
+            raise SandboxFailure(
+                "this program's children are reaped by others: set SIGCHLD to its default"
+            ) from error
+        return status, usage.ru_utime + usage.ru_stime
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was seen of a child."""
+
+    written: bytes
+    status: int
+    cpu_seconds: float
+    limit: Ending | None
+    """By which we ended it."""
+
+
+def run_job(job: Job, *, limits: Limits, walls: Walls, watch: Watch | None = None) -> Claims:
+    """What the program claims. Raises SandboxFailure where the sandbox or the machine failed."""
+    seen = _watched(job, limits, walls, watch or Watch())
+    if not seen.written.startswith(READY):
+        why = why_broken(seen.written.partition(b"\n")[0]) or f"status {seen.status}"
+        raise SandboxFailure(f"the sandbox's walls ({walls.level}) could not be put up: {why}")
+    ending = _ending(seen, limits, walls)
+    lines = seen.written.removeprefix(READY)
+    if ending != "finished":
+        lines = lines[: lines.rfind(b"\n") + 1]  # it may have been cut in a line
+    found = None if ending == "output limit" else read_claims(lines, num_cases=job.num_cases)
+    claimed, raised = found or ({}, {})
+    return Claims(
+        claimed=claimed,
+        raised=raised,
+        ending="malformed" if found is None and ending == "finished" else ending,
+        level=walls.level,
+        cpu_seconds=seen.cpu_seconds,
+    )
+
+
+def _ending(seen: _Seen, limits: Limits, walls: Walls) -> Ending:
+    if seen.cpu_seconds >= limits.cpu_seconds - _NEARLY:
+        return "cpu limit"
+    if seen.limit == "wall limit" and walls.filters_calls:
+        raise SandboxFailure(
+            f"the machine was too busy: {seen.cpu_seconds:.2f} s of processor time in "
+            f"{limits.wall_seconds:g} s; lower max_concurrent or raise wall_seconds"
+        )
+    if seen.limit is not None:
+        return seen.limit
+    was_killed = os.WIFSIGNALED(seen.status) and os.WTERMSIG(seen.status) == signal.SIGKILL
+    if was_killed and walls.filters_calls:  # a program behind the filter cannot do that to itself
+        raise SandboxFailure("the program was killed from outside: is the machine out of memory?")
+    return "finished" if seen.status == 0 else "ended early"
+
+
+def _watched(job: Job, limits: Limits, walls: Walls, watch: Watch) -> _Seen:
+    with ExitStack() as open_files:
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        open_files.callback(os.close, reading)
+        with ExitStack() as of_the_child:
+            of_the_child.callback(os.close, writing)
+            request = {**job.request(), **walls.request(), "claims": writing, "limits": limits.of_process()}
+            stdin = os.memfd_create("job")
+            of_the_child.callback(os.close, stdin)
+            with open(stdin, "wb", closefd=False) as file:
+                file.write(walls.interpreter.child)
+                marshal.dump(request, file, 4)
+            os.lseek(stdin, 0, os.SEEK_SET)
+            ruleset = request["ruleset"]
+            pid = watch.start(
+                walls.command(),
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={},
+                pass_fds=(writing,) if ruleset < 0 else (writing, ruleset),
+            )
+        written, limit = b"", None
+        try:
+            written, limit = _read(reading, pid, limits)
+        finally:
+            status, cpu_seconds = watch.reap()
+        return _Seen(written + (b"" if limit else _rest(reading, limits)), status, cpu_seconds, limit)
+
+
+def _read(reading: int, pid: int, limits: Limits) -> tuple[bytes, Ending | None]:
+    """What the child writes until it ends, or by which limit it has to."""
+    os.set_blocking(reading, False)
+    chunks: list[bytes] = []
+    size, until = 0, time.monotonic() + limits.wall_seconds
+    process = os.pidfd_open(pid)
+    try:
+        waiting = select.poll()
+        waiting.register(process, select.POLLIN)
+        waiting.register(reading, select.POLLIN)
+        while True:
+            left = until - time.monotonic()
+            if left <= 0:
+                return b"".join(chunks), "wall limit"
+            ready = dict(waiting.poll(left * 1000))
+            if reading in ready:
+                chunk = os.read(reading, _CHUNK)
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > limits.output_bytes:
+                    return b"".join(chunks), "output limit"
+                if not chunk:  # closed; the process may go on
+                    waiting.unregister(reading)
+            elif process in ready:
+                return b"".join(chunks), None
+    finally:
+        os.close(process)
+
+
+def _rest(reading: int, limits: Limits) -> bytes:
+    """What came between the last look and the end; a pipe holds no more than 64 KiB."""
+    try:
+        return os.read(reading, _CHUNK)
+    except BlockingIOError:
+        return b""

@@ -243,8 +243,15 @@ def serve(job: Job) -> None:
         os._exit(0)  # no atexit, no threads to wait for
 
 
+def _new_module(name: str) -> dict[str, Any]:
+    """Its names; classes look their module up by its name."""
+    module = type(sys)(name)
+    sys.modules[name] = module
+    return vars(module)
+
+
 def _call_function(program: str, entry_point: str, arguments: list[tuple[object, ...]], write: Any) -> None:
-    names: dict[str, Any] = {"__name__": "submission"}
+    names = _new_module("submission")
     exec(compile(program, "<submission>", "exec"), names)
     function = names[entry_point]
     for case, given in enumerate(arguments):
@@ -264,7 +271,7 @@ def _run_program(program: str, inputs: list[int], write: Any) -> None:
         stdout = io.TextIOWrapper(printed, encoding="utf-8", errors="surrogatepass", write_through=True)
         sys.stdout = stdout
         try:
-            exec(code, {"__name__": "__main__"})
+            exec(code, _new_module("__main__"))
         except SystemExit:
             pass
         except BaseException as error:

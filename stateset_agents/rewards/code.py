@@ -49,8 +49,8 @@ class CodeReward(RewardFunction):
 
     The program is the last fenced block of Python, or the whole reply where it has no fence. Without
     `entry_point` it is one that reads stdin, and a case is `{"stdin": "1 2", "expected": "3"}`; white space
-    at the ends of lines and of the text does not count. Cases with `"visible": true` may stand in the prompt and
-    score nothing.
+    at the ends of lines and of the text does not count. Cases with `"visible": true` may stand in the prompt
+    and score nothing.
 
     Values are compared by exact type: True is not 1, 1 is not 1.0, a tuple is not a list, and NaN equals
     nothing. A program that loops, ends early or says two things of one case has failed; where the sandbox or
@@ -65,7 +65,7 @@ class CodeReward(RewardFunction):
         tolerance: float = 0.0,
         name: str = "code",
     ) -> None:
-        """`all_or_nothing`: 1 where every case passes, else 0; `tolerance`: of floats, relative or absolute."""
+        """`all_or_nothing`: 1 if every case passes, else 0; `tolerance`: of floats, relative or absolute."""
         if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
             raise ConfigurationError(f"tolerance must be a number from 0 to below 1, got {tolerance!r}")
         self.name = name

@@ -35,14 +35,17 @@ LIMITS = Limits(cpu_seconds=1, wall_seconds=120)
 
 
 def python_for_all(folder: Path) -> str:
-    """An interpreter that every user may start: ours, or a copy of it without anybody's packages."""
+    """An interpreter that every user may start: ours, the system's, or a copy of ours."""
     ours = Path(find_interpreter().path)
-    if all(parent.stat().st_mode & stat.S_IXOTH for parent in ours.parents):
-        return str(ours)
+    for python in (ours, Path("/usr/bin/python3")):
+        if python.exists() and all(path.stat().st_mode & stat.S_IXOTH for path in python.resolve().parents):
+            return str(python)
     copy = folder / "python"
     library = next(path for path in find_interpreter().library if path.is_dir())
     left_out = shutil.ignore_patterns("site-packages", "test", "tests", "idlelib", "config-*", "ensurepip")
     shutil.copytree(library, copy / "lib" / library.name, ignore=left_out)
+    for shared in library.parent.glob("libpython*.so*"):
+        shutil.copy(shared, copy / "lib" / shared.name)
     (copy / "bin").mkdir()
     shutil.copy(ours, copy / "bin" / ours.name)
     return str(copy / "bin" / ours.name)

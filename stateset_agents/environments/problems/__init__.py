@@ -1,0 +1,1 @@
+"""Problems with an answer that can be checked."""

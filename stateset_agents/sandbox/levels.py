@@ -98,7 +98,7 @@ def _why_not(level: Level, python: str | None) -> str | None:
     if level == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed"
     try:
-        claims = run_job(_TRIAL, limits=Limits(), walls=_walls(level, python))
+        claims = run_job(TRIAL, limits=Limits(), walls=_walls(level, python))
     except SandboxFailure as error:
         return str(error)
     return (
@@ -108,7 +108,7 @@ def _why_not(level: Level, python: str | None) -> str | None:
     )
 
 
-_TRIAL = Job(
+TRIAL = Job(
     program="""
 import os, socket
 def reached():

@@ -82,11 +82,21 @@ class _Seen:
     limit: Ending | None
     """By which we ended it."""
 
+    def used_up(self, limits: Limits) -> bool:
+        """Its processor time?"""
+        return self.cpu_seconds >= limits.cpu_seconds - _NEARLY
+
 
 def run_job(job: Job, *, limits: Limits, walls: Walls, watch: Watch | None = None) -> Claims:
     """What the program claims. Raises SandboxFailure where the sandbox or the machine failed."""
     seen = _watched(job, limits, walls, watch or Watch())
-    if not seen.written.startswith(READY):
+    has_begun = seen.written.startswith(READY)
+    if seen.limit == "wall limit" and not (has_begun and (seen.used_up(limits) or walls.may_wait)):
+        raise SandboxFailure(
+            f"the machine was too busy: {seen.cpu_seconds:.2f} s of processor time in "
+            f"{limits.wall_seconds:g} s; lower max_concurrent or raise wall_seconds"
+        )
+    if not has_begun:
         why = why_broken(seen.written.partition(b"\n")[0]) or f"status {seen.status}"
         raise SandboxFailure(f"the sandbox's walls ({walls.level}) could not be put up: {why}")
     ending = _ending(seen, limits, walls)
@@ -105,19 +115,16 @@ def run_job(job: Job, *, limits: Limits, walls: Walls, watch: Watch | None = Non
 
 
 def _ending(seen: _Seen, limits: Limits, walls: Walls) -> Ending:
-    if seen.cpu_seconds >= limits.cpu_seconds - _NEARLY:
+    if seen.limit is None and seen.status == 0:
+        return "finished"
+    if seen.used_up(limits):
         return "cpu limit"
-    if seen.limit == "wall limit" and walls.filters_calls:
-        raise SandboxFailure(
-            f"the machine was too busy: {seen.cpu_seconds:.2f} s of processor time in "
-            f"{limits.wall_seconds:g} s; lower max_concurrent or raise wall_seconds"
-        )
     if seen.limit is not None:
         return seen.limit
     was_killed = os.WIFSIGNALED(seen.status) and os.WTERMSIG(seen.status) == signal.SIGKILL
-    if was_killed and walls.filters_calls:  # a program behind the filter cannot do that to itself
+    if was_killed and not walls.may_wait:  # behind the filter a program cannot do that to itself
         raise SandboxFailure("the program was killed from outside: is the machine out of memory?")
-    return "finished" if seen.status == 0 else "ended early"
+    return "ended early"
 
 
 def _watched(job: Job, limits: Limits, walls: Walls, watch: Watch) -> _Seen:

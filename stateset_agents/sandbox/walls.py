@@ -32,6 +32,11 @@ class Walls:
     """By seccomp; where not, a program may wait and make processes."""
     bubblewrap: str = "bwrap"
 
+    @property
+    def may_wait(self) -> bool:
+        """Can a program sleep, and send signals to itself?"""
+        return not self.filters_calls
+
     def command(self) -> list[str]:
         """What starts the child, which then reads its code and its job from stdin."""
         start = [self.interpreter.path, "-I", "-S", "-c", _START]

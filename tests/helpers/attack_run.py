@@ -19,6 +19,7 @@ import stat
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,8 @@ class Grader:
     """Answers in many places, and what programs are told of them."""
 
     def __init__(self, folder: Path) -> None:
-        draw = random.Random(os.urandom(8))
-        self.answers = {number: draw.randrange(10**12) for number in NUMBERS}
-        text = json.dumps(self.answers)
+        text = os.environ["SECRET_ANSWERS"]
+        self.answers = {int(number): answer for number, answer in json.loads(text).items()}
         self.secrets = folder / "secrets" / "scenarios.json"
         self.secrets.parent.mkdir(mode=0o755)
         self.secrets.write_text(text)
@@ -65,7 +65,6 @@ class Grader:
         self.playground = folder / "playground"
         self.playground.mkdir()
         self.playground.chmod(0o777)
-        os.environ["SECRET_ANSWERS"] = text
         self.memory = ctypes.create_string_buffer(" ".join(map(str, self.answers.values())).encode(), 64)
         self.marker = f"left-by-an-attack-{os.getpid()}"
         self.text = text.encode()
@@ -132,7 +131,7 @@ def children() -> list[str]:
     return found
 
 
-async def scores(sandbox: Sandbox, grader: Grader) -> dict[str, Any]:
+async def scores(sandbox: Sandbox, grader: Grader, only: Sequence[str]) -> dict[str, Any]:
     """By kind and name; None where a program was left unscored."""
     reward = CodeReward(sandbox)
     hidden = [{"arguments": [number], "expected": answer} for number, answer in grader.answers.items()]
@@ -161,7 +160,12 @@ async def scores(sandbox: Sandbox, grader: Grader) -> dict[str, Any]:
         return dict(zip(programs, found, strict=True))
 
     return {
-        "attacks": {kind: await all_of(dict(programs), secret) for kind, programs in ATTACKS.items()},
+        "attacks": {
+            kind: await all_of(
+                {name: text for name, text in programs.items() if not only or name in only}, secret
+            )
+            for kind, programs in ATTACKS.items()
+        },
         "honest": await all_of(dict(HONEST), digits) | await all_of(dict(HONEST_STDIN), sums),
     }
 
@@ -171,7 +175,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="empty, and every user may enter it")
     parser.add_argument("--as-nobody", action="store_true", help="give root's rights up first")
     parser.add_argument("--sandbox", default="auto")
+    parser.add_argument("--only", nargs="*", default=(), help="of the attacks these")
     args = parser.parse_args()
+    if "SECRET_ANSWERS" not in os.environ:  # a process's environment is that of its start
+        answers = {number: random.SystemRandom().randrange(10**12) for number in NUMBERS}
+        os.environ["SECRET_ANSWERS"] = json.dumps(answers)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     python = python_for_all(args.folder) if args.as_nobody else None
     find_interpreter(python)
     grader = Grader(args.folder)
@@ -182,7 +191,7 @@ def main() -> None:
         os.setgid(NOBODY)
         os.setuid(NOBODY)
     sandbox = Sandbox(args.sandbox, limits=LIMITS, python=python)
-    found = asyncio.run(scores(sandbox, grader))
+    found = asyncio.run(scores(sandbox, grader, args.only))
     print(json.dumps({**found, "left": grader.left_behind(), "level": sandbox.level, "user": os.getuid()}))
 
 

@@ -31,7 +31,7 @@ LAYERS = (
     {"cli"},
     {"training", "embedded"},
     {"rewards", "environments", "evaluation", "serving", "runs"},
-    {"core", "reporting"},
+    {"core", "reporting", "reasoning"},
     {"backends", "tracking", "sandbox"},
     {"algorithms", "runtime"},
     {"types"},

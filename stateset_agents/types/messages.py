@@ -63,6 +63,8 @@ class Message:
     reasoning: str | None = None
     """What the agent thought before it spoke, as its template frames thoughts; None where it has no thought.
     Users, tools and judges never get it; clients and programs do, apart from the words."""
+    thinks_first: bool = field(default=True, compare=False)
+    """Is the thought one, closed, and before all words? The text that was sampled tells, and `reasoning` no more."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
@@ -119,7 +121,7 @@ class Message:
     @classmethod
     def from_record(cls, data: Mapping[str, Any]) -> Message:
         """Read what `to_record` wrote; anything of `from_openai`, too."""
-        message = cls.from_openai(data)
+        message = replace(cls.from_openai(data), thinks_first=data.get("thinks_first") is not False)
         facts = [
             (_text(item.get("error")) or None, _text(item.get("written")))
             for item in (data.get("tool_calls") or ())
@@ -131,11 +133,13 @@ class Message:
         return replace(message, tool_calls=read)
 
     def to_record(self) -> dict[str, Any]:
-        """OpenAI's shape with all that the message holds: `reasoning` where there is a thought, and of a call
-        that could not be read `error` and what was `written`."""
+        """OpenAI's shape with all that the message holds: `reasoning` where there is a thought, `thinks_first`
+        where that is false, and of a call that could not be read `error` and what was `written`."""
         data = self.to_openai()
         if self.reasoning is not None:
             data["reasoning"] = self.reasoning
+        if not self.thinks_first:
+            data["thinks_first"] = False
         for call, item in zip(self.tool_calls, data.get("tool_calls", ()), strict=True):
             if call.error is not None:
                 item |= {"error": call.error, "written": call.written}

@@ -75,6 +75,7 @@ class ReplyParser:
             role="assistant",
             content=stream.content,
             reasoning=stream.reasoning,
+            thinks_first=stream.thinks_first,
             tool_calls=tuple(replace(call, id=f"call_{turn}_{number}") for number, call in enumerate(found)),
         )
 

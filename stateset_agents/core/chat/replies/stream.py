@@ -87,6 +87,7 @@ class ReplyStream:
         self._words = _Growing(strips=strips)
         self._thoughts = _Growing(strips=True)
         self._has_thoughts = region is not None and region.holds == "reasoning"
+        self._thinks_first = True
         self._text = ""
         self._position = 0
         self._next_look = 0
@@ -108,6 +109,12 @@ class ReplyStream:
     def reasoning(self) -> str | None:
         """The thoughts so far, with an empty line between two of them; None if there is none."""
         return self._thoughts.text() if self._has_thoughts else None
+
+    @property
+    def thinks_first(self) -> bool:
+        """After `finish`: is the thought, if there is one, closed, the only one, and before all words?"""
+        is_open = self.region is not None and self.region.holds == "reasoning"
+        return self._thinks_first and not is_open
 
     def delta(self) -> dict[str, str]:
         """What became certain since the last call, as `reasoning` and `content`; nothing empty is in it."""
@@ -208,6 +215,8 @@ class ReplyStream:
         captures = {name: text for name, text in match.groupdict().items() if text is not None}
         self._opened = match.start(), match.end(), captures
         if region.holds == "reasoning":
+            if self._has_thoughts or self._words.has_words:
+                self._thinks_first = False
             self._has_thoughts = True
             self._thoughts.begin("\n\n")
             self._words.drop_leading_space()
@@ -243,29 +252,29 @@ class _Growing:
         self._new: list[str] = []
         self._held: list[str] = []
         self._between = ""
-        self._has_words = False
+        self.has_words = False
         """Since it began."""
 
     def begin(self, between: str) -> None:
         """What comes next is a text of its own; `between` stands before it, if it is not empty."""
         self._held.clear()
         self._between = between if self._pieces else ""
-        self._has_words = False
+        self.has_words = False
 
     def drop_leading_space(self) -> None:
-        if not self._has_words:
+        if not self.has_words:
             self._held.clear()
 
     def add(self, text: str) -> None:
         if not text:
             return
-        if text.isspace() and (self._strips or not self._has_words):
+        if text.isspace() and (self._strips or not self.has_words):
             self._held.append(text)
             return
-        if self._strips and not self._has_words:
+        if self._strips and not self.has_words:
             text = text.lstrip()
             self._held = [self._between] if self._between else []
-        self._has_words = True
+        self.has_words = True
         size = len(text.rstrip()) if self._strips else len(text)
         certain = [*self._held, text[:size]]
         self._held = [text[size:]] if size < len(text) else []

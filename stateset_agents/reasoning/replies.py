@@ -2,8 +2,9 @@
 
 <think> 2 + 12 - 1 = 14 - 1 = 13 </think> <answer> 13 </answer>
 
-The format is DeepSeek-R1-Zero's (https://arxiv.org/abs/2501.12948, table 1). Its scars at others are the rules here:
-several blocks that each earn the format, a tag that the template has opened, blocks that are never closed.
+The format is DeepSeek-R1-Zero's (https://arxiv.org/abs/2501.12948, table 1). What went wrong with it
+elsewhere are the rules here: several blocks that each earn the format, a tag that the template has opened,
+blocks that are never closed.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def split_reasoning(text: str, *, prefilled: bool = False) -> Reasoned | None:
     >>> split_reasoning("<think> 2 + 3 = 5 </think> <answer> 5 </answer>")
     Reasoned(thinking='2 + 3 = 5', answer='5')
 
-    There is exactly one thought and one answer, in this order, with nothing but white space around them and no tag of
-    the format within them. `prefilled`: the prompt has opened the thought, as its template does for every reply, so
-    that the text begins inside of it. Takes time in proportion to the text's length.
+    There is exactly one thought and one answer, in this order, with nothing but white space around them and
+    no tag of the format within them. `prefilled`: the prompt has opened the thought, as its template does for
+    every reply, so that the text begins inside of it. Takes time in proportion to the text's length.
     """
     wanted = _TAGS[1:] if prefilled else _TAGS
     if any(text.count(tag) != (tag in wanted) for tag in _TAGS):
@@ -74,13 +75,14 @@ def answer_of(message: Message) -> str | None:
     spoken = text.rpartition("</think>")[2]
     if "<think>" in spoken or any(text.count(tag) != 1 for tag in ("<answer>", "</answer>")):
         return None
-    before, found, rest = spoken.partition("<answer>")
+    _, found, rest = spoken.partition("<answer>")
     answer, closed, _ = rest.partition("</answer>")
-    return answer.strip() or None if found and closed else None
+    return (answer.strip() or None) if found and closed else None
 
 
 def num_steps(thinking: str) -> int:
-    """How many steps a thought has: its lines, sentences and clauses; the links of a single chain of equations.
+    """How many steps a thought has: its lines, sentences and clauses; of a single chain of equations its
+    links.
 
     >>> num_steps("2 + 12 - 1 = 14 - 1 = 13")
     3

@@ -64,7 +64,7 @@ class Message:
     """What the agent thought before it spoke, as its template frames thoughts; None where it has no thought.
     Users, tools and judges never get it; clients and programs do, apart from the words."""
     thinks_first: bool = field(default=True, compare=False)
-    """Is the thought one, closed, and before all words? The text that was sampled tells, and `reasoning` no more."""
+    """Is the thought one, closed, and before all words? `reasoning` itself no longer tells."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
@@ -133,8 +133,9 @@ class Message:
         return replace(message, tool_calls=read)
 
     def to_record(self) -> dict[str, Any]:
-        """OpenAI's shape with all that the message holds: `reasoning` where there is a thought, `thinks_first`
-        where that is false, and of a call that could not be read `error` and what was `written`."""
+        """OpenAI's shape with all that the message holds: `reasoning` where there is a thought,
+        `thinks_first` where that is false, and of a call that could not be read `error` and what was
+        `written`."""
         data = self.to_openai()
         if self.reasoning is not None:
             data["reasoning"] = self.reasoning

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from stateset_agents.core.scoring.claims.text_checks import words
+from stateset_agents.reasoning.maths.units import unit_name
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["agreement", "parse_number"]
@@ -19,14 +20,6 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _BETWEEN_ITEMS = re.compile(r";|,(?!\d{3}(?!\d))|\band\b", re.IGNORECASE)
-_UNITS = {
-    "$": "dollar", "usd": "dollar", "€": "euro", "eur": "euro", "£": "pound", "gbp": "pound",
-    "%": "percent", "per cent": "percent", "pct": "percent",
-    "min": "minute", "mins": "minute", "h": "hour", "hr": "hour", "hrs": "hour", "s": "second",
-    "sec": "second", "secs": "second", "kilometre": "km", "kilometer": "km", "metre": "m", "meter": "m",
-    "kilogram": "kg", "gram": "g", "litre": "l", "liter": "l",
-}  # fmt: skip
-"""Other names of a unit -> the one it is compared by; a plural s goes first."""
 
 
 def parse_number(text: str) -> tuple[float, str] | None:
@@ -52,15 +45,7 @@ def parse_number(text: str) -> tuple[float, str] | None:
         value = float(Fraction(value) / int(found["below"]))
     if not math.isfinite(value):
         return None
-    return (-value if found["sign"] in ("-", "\u2212") else value), _unit(units[0] if units else "")
-
-
-def _unit(name: str) -> str:
-    name = " ".join(name.lower().split())
-    if name in _UNITS:
-        return _UNITS[name]
-    singular = name[:-1] if len(name) > 2 and name.endswith("s") else name
-    return _UNITS.get(singular, singular)
+    return (-value if found["sign"] in ("-", "\u2212") else value), unit_name(units[0] if units else "")
 
 
 def agreement(answer: str, expected: object, *, tolerance: float = 1e-6) -> float:

@@ -1,4 +1,4 @@
-"""Thinking and answer told apart: the format's rules, for texts and for replies whose template reads thoughts."""
+"""Thinking and answer told apart, in texts and in replies whose template reads thoughts."""
 
 from __future__ import annotations
 

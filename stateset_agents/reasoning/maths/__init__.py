@@ -1,0 +1,1 @@
+"""Answers to maths problems, compared by value."""

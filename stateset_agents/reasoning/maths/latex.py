@@ -1,0 +1,83 @@
+"""Writes an expression tree as LaTeX again, for math-verify: the tree's few kinds of nodes, never an agent's
+text."""
+
+from __future__ import annotations
+
+from stateset_agents.reasoning.maths.exact import rational
+from stateset_agents.reasoning.maths.expressions import Apply, Node, Number, Symbol
+from stateset_agents.reasoning.maths.tokens import FUNCTIONS
+
+__all__ = ["latex_of"]
+
+_MAX_POWER = 100
+_MAX_FACTORIAL = 50
+
+
+def latex_of(node: Node) -> str | None:
+    """The expression; None where it holds what is no single value, or what may be too large to compute.
+
+    A power of numbers has an exponent up to 100 that is a number by itself, a factorial an argument up to 50.
+    """
+    if isinstance(node, Number):
+        above, below = node.value.numerator, node.value.denominator
+        return str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}"
+    if isinstance(node, Symbol):
+        letter, _, index = node.name.partition("_")
+        name = letter if len(letter) == 1 else {"oo": r"\infty"}.get(letter, f"\\{letter}")
+        return f"{name}_{{{index}}}" if index else name
+    if not isinstance(node, Apply) or not _is_small(node):
+        return None
+    parts = [latex_of(part) for part in node.args]
+    written = [part for part in parts if part is not None]
+    if len(written) < len(parts):
+        return None
+    return _operation(node.name, written)
+
+
+def _operation(name: str, parts: list[str]) -> str | None:
+    first = parts[0]
+    match name:
+        case "+" | "mixed":
+            return "+".join(f"({part})" for part in parts)
+        case "*":
+            return r" \cdot ".join(f"({part})" for part in parts)
+        case "/":
+            return rf"\frac{{{first}}}{{{parts[1]}}}"
+        case "neg":
+            return f"-({first})"
+        case "pos":
+            return first
+        case "^":
+            return f"({first})^{{{parts[1]}}}"
+        case "!":
+            return f"({first})!"
+        case "sqrt":
+            return rf"\sqrt{{{first}}}"
+        case "root":
+            return rf"\sqrt[{parts[1]}]{{{first}}}"
+        case "abs":
+            return f"|{first}|"
+        case "exp":
+            return f"e^{{{first}}}"
+        case "log" if len(parts) == 2:
+            return rf"\log_{{{parts[1]}}}({first})"
+    return f"\\{name}({first})" if name in FUNCTIONS and len(parts) == 1 else None
+
+
+def _is_small(node: Apply) -> bool:
+    if node.name == "^":
+        exponent = rational(node.args[1])
+        return not _holds_number(node.args[1]) if exponent is None else abs(exponent) <= _MAX_POWER
+    if node.name == "!":
+        value = rational(node.args[0])
+        return value is not None and 0 <= value <= _MAX_FACTORIAL
+    return True
+
+
+def _holds_number(node: Node) -> bool:
+    """Is a large number in it, so that a power of it could be? 2x + 1 is none, 999 x is."""
+    if isinstance(node, Number):
+        return abs(node.value) > _MAX_POWER
+    if isinstance(node, Apply):
+        return node.name in ("^", "!") or any(_holds_number(part) for part in node.args)
+    return False

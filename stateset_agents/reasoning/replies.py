@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from stateset_agents.types.messages import Message
 
-__all__ = ["Reasoned", "answer_of", "num_steps", "read_reasoned", "split_reasoning"]
+__all__ = ["Reasoned", "answer_of", "num_steps", "read_reasoned", "split_reasoning", "words_of"]
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _BETWEEN_CLAUSES = re.compile(r"[\n;]|[.!?]\s")
@@ -69,15 +69,30 @@ def read_reasoned(message: Message) -> Reasoned | None:
 def answer_of(message: Message) -> str | None:
     """What stands between the tags of the answer, though the rest of the reply may not be in the format.
 
-    None without an answer, with several, or with one inside a thought: what cannot be told is not guessed.
+    None without an answer, with several, with one in a thought, and where a thought stands anywhere but at
+    the beginning: what cannot be told is not guessed.
     """
-    text = message.content if message.reasoning is None else f"{message.reasoning}</think>{message.content}"
-    spoken = text.rpartition("</think>")[2]
-    if "<think>" in spoken or any(text.count(tag) != 1 for tag in ("<answer>", "</answer>")):
+    spoken = words_of(message)
+    thought = message.reasoning or ""
+    if spoken is None or any(f"{thought}{message.content}".count(tag) != 1 for tag in _TAGS[2:]):
         return None
     _, found, rest = spoken.partition("<answer>")
     answer, closed, _ = rest.partition("</answer>")
     return (answer.strip() or None) if found and closed else None
+
+
+def words_of(message: Message) -> str | None:
+    """What a reply says behind its thought; None where it thinks twice, late, or without an end."""
+    if message.reasoning is not None:
+        is_one = message.thinks_first and not any(tag in message.reasoning for tag in _TAGS[:2])
+        return message.content if is_one else None
+    text = message.content
+    counts = [text.count(tag) for tag in _TAGS[:2]]
+    if counts == [0, 0]:
+        return text
+    if counts != [1, 1] or not text.lstrip().startswith("<think>"):
+        return None
+    return text.partition("</think>")[2]
 
 
 def num_steps(thinking: str) -> int:

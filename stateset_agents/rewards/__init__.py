@@ -27,6 +27,15 @@ from stateset_agents.rewards.formats import (
     create_similarity_reward,
 )
 from stateset_agents.rewards.judge import JudgeReward, create_judge_reward
+from stateset_agents.rewards.reasoning import (
+    DeepSeekRewardFunction,
+    MathAnswerReward,
+    ReasoningFormatReward,
+    ReasoningReward,
+    create_math_answer_reward,
+    create_reasoning_format_reward,
+    create_reasoning_reward,
+)
 from stateset_agents.rewards.scaling import NormalizedReward, ScaledReward, apply_reward_scaling
 from stateset_agents.rewards.shaping import PotentialShaping
 from stateset_agents.rewards.verifiable import (
@@ -39,12 +48,16 @@ __all__ = [
     "Agreement",
     "CodeReward",
     "CompositeReward",
+    "DeepSeekRewardFunction",
     "EnvironmentReward",
     "GatedReward",
     "JudgeReward",
+    "MathAnswerReward",
     "NormalizedReward",
     "PotentialShaping",
     "ProductReward",
+    "ReasoningFormatReward",
+    "ReasoningReward",
     "RewardFunction",
     "RewardResult",
     "ScaledReward",
@@ -58,7 +71,10 @@ __all__ = [
     "create_engagement_reward",
     "create_helpful_reward",
     "create_judge_reward",
+    "create_math_answer_reward",
     "create_pattern_reward",
+    "create_reasoning_format_reward",
+    "create_reasoning_reward",
     "create_safety_reward",
     "create_schema_reward",
     "create_similarity_reward",

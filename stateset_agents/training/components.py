@@ -49,6 +49,9 @@ REWARDS: Mapping[str, str] = {
     "similarity": "stateset_agents.rewards.formats:create_similarity_reward",
     "code": "stateset_agents.rewards.code:create_code_reward",
     "judge": "stateset_agents.rewards.judge:create_judge_reward",
+    "reasoning": "stateset_agents.rewards.reasoning:create_reasoning_reward",
+    "reasoning_format": "stateset_agents.rewards.reasoning:create_reasoning_format_reward",
+    "math_answer": "stateset_agents.rewards.reasoning:create_math_answer_reward",
 }
 """Name -> "package.module:function or class"; those made of others are in `composed_rewards.COMPOSED`."""
 

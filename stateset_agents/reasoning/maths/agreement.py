@@ -69,8 +69,9 @@ def math_agreement(given: str, expected: object, *, form: Form = "value") -> boo
     it is (18 and $18, not 18 % or 18 million). What is no mathematics is compared word for word, without
     case.
 
-    Raises ConfigurationError for an `expected` that is none of these, and RewardFailure where math-verify did
-    not get to an answer for want of processor time: that is asked again, and never taken for a no.
+    Raises ConfigurationError for an `expected` that is none of these; RewardTimeout where math-verify did not
+    get to an answer for want of processor time, and ChildProcessError where something else ended its process:
+    rewards ask again then, and never take it for a no.
     """
     if form not in get_args(Form):
         raise ConfigurationError(f"form must be value or expression, got {form!r:.60}")

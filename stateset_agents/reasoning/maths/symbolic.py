@@ -25,7 +25,7 @@ from typing import Any
 from stateset_agents.reasoning.maths.expressions import Node
 from stateset_agents.reasoning.maths.latex import latex_of
 from stateset_agents.reasoning.maths.symbolic_worker import CPU_SECONDS
-from stateset_agents.types.errors import RewardFailure
+from stateset_agents.types.errors import RewardTimeout
 from stateset_agents.types.logs import get_logger
 
 __all__ = ["SymbolicWorker", "has_math_verify", "symbolically_equal"]
@@ -53,8 +53,9 @@ class SymbolicWorker:
         return None if self._process is None else self._process.pid
 
     def are_equal(self, given: str, expected: str) -> bool:
-        """Two LaTeX expressions that `latex_of` wrote. Raises RewardFailure where the machine gave the
-        comparison less processor time than it may take, or ended the process."""
+        """Two LaTeX expressions that `latex_of` wrote. Raises RewardTimeout where the machine
+        gave the comparison less processor time than it may take, and ChildProcessError where something else
+        ended the process: a reward asks again then."""
         with self._lock:
             process = self._running()
             assert process.stdin is not None  # it is a pipe
@@ -63,13 +64,13 @@ class SymbolicWorker:
                 process.stdin.flush()
             except BrokenPipeError:
                 self.close()
-                raise RewardFailure("math-verify's process had ended") from None
+                raise ChildProcessError("math-verify's process had ended") from None
             answer = _line(process, self._wall_seconds)
             if answer is not None:
                 return bool(answer["equal"])
             if process.poll() is None:
                 self.close()
-                raise RewardFailure(
+                raise RewardTimeout(
                     f"math-verify got less than {CPU_SECONDS} s of processor time in "
                     f"{self._wall_seconds:g} s: the machine is overloaded"
                 )
@@ -79,7 +80,9 @@ class SymbolicWorker:
                 -signal.SIGSEGV,
             ):  # too long, or too deep for C's stack
                 return False
-            raise RewardFailure(f"math-verify's process was ended from outside: status {process.returncode}")
+            raise ChildProcessError(
+                f"math-verify's process was ended from outside: status {process.returncode}"
+            )
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._owner != os.getpid():  # after a fork the pipes are the parent's
@@ -98,7 +101,7 @@ class SymbolicWorker:
         if _line(self._process, START_SECONDS) is None:
             status = self._process.poll()
             self.close()
-            raise RewardFailure(f"math-verify's process did not begin (status {status})")
+            raise ChildProcessError(f"math-verify's process did not begin (status {status})")
         return self._process
 
     def close(self) -> None:
@@ -147,7 +150,7 @@ def symbolically_equal(given: Node, expected: Node) -> bool | None:
     """Whether math-verify finds two expressions equal; None where it is not installed, or where one of them
     is nothing that it is asked about: several values, a tower of powers.
 
-    Raises RewardFailure where it got too little of the machine's time.
+    Raises RewardTimeout where it got too little of the machine's time, and ChildProcessError.
     """
     if not has_math_verify():
         if not _warned.is_set():

@@ -96,6 +96,9 @@ def test_a_message_remembers_that_it_thought_twice_late_or_without_an_end() -> N
         "<think>a</think><answer> 5 </answer>": "5",
         "<answer>5</answer>": "5",
         "so <answer>5</answer>.": "5",
+        "<answer>5</answer><think>a</think>": None,
+        "<think>a</think><think>b</think><answer>5</answer>": None,
+        "so <think>a</think><answer>5</answer>": None,
         "<think></think><answer>5</answer>": "5",
         "5": None,
         "<answer>5": None,
@@ -147,6 +150,7 @@ def test_any_order_of_tags_is_judged_alike_with_and_without_a_template_that_read
 ) -> None:
     text = "".join(parts)
     assert read_reasoned(HERMES.read(text)) == split_reasoning(text)
+    assert answer_of(HERMES.read(text)) == answer_of(Message(role="assistant", content=text))
 
 
 def test_long_texts_take_time_in_proportion() -> None:

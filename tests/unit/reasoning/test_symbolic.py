@@ -14,7 +14,7 @@ from stateset_agents.reasoning.maths import symbolic
 from stateset_agents.reasoning.maths.expressions import read
 from stateset_agents.reasoning.maths.latex import latex_of
 from stateset_agents.reasoning.maths.symbolic import SymbolicWorker, symbolically_equal
-from stateset_agents.types.errors import RewardFailure
+from stateset_agents.types.errors import RewardTimeout
 
 ENDLESS = r"(x+1)^{90} \cdot (x+2)^{90} \cdot (y+3)^{99}"
 SAME = r"\sin(x)^{2}+\cos(x)^{2}"
@@ -54,7 +54,7 @@ def test_a_machine_without_time_leaves_the_answer_unscored(worker: SymbolicWorke
     assert slow.are_equal(SAME, "1")
     os.kill(slow.pid or 0, signal.SIGSTOP)  # gets no processor time, as on a machine that is busy elsewhere
     with pytest.raises(
-        RewardFailure, match="less than 2 s of processor time in 1 s: the machine is overloaded"
+        RewardTimeout, match="less than 2 s of processor time in 1 s: the machine is overloaded"
     ):
         slow.are_equal(SAME, "1")
     assert slow.are_equal(SAME, "1")  # asked again
@@ -66,7 +66,7 @@ def test_a_process_that_somebody_ends_leaves_the_answer_unscored(worker: Symboli
     stopped = worker.pid or 0
     os.kill(stopped, signal.SIGSTOP)
     threading.Timer(0.3, os.kill, (stopped, signal.SIGKILL)).start()
-    with pytest.raises(RewardFailure, match="ended from outside: status -9"):
+    with pytest.raises(ChildProcessError, match="ended from outside: status -9"):
         worker.are_equal(SAME, "1")
 
 

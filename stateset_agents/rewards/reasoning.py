@@ -1,0 +1,279 @@
+"""Rewards for replies that think before they answer: the format, the answer, and both together.
+
+What is right comes from the scenario's context alone, and so does the kind of task: a key there names the
+reward of the answer (`ANSWER_REWARDS`). Nothing is guessed from the prompt, which an agent may have a part
+in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, get_args
+
+from stateset_agents.core.scoring.base import RewardFunction, RewardResult, score_trajectories
+from stateset_agents.core.scoring.terms import RewardOfRewards, parts_of
+from stateset_agents.reasoning.maths.agreement import Form, math_agreement
+from stateset_agents.reasoning.replies import answer_of, num_steps, read_reasoned, words_of
+from stateset_agents.rewards.verifiable import CheckedReward
+from stateset_agents.runtime.named_code import imported
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.messages import Completion, Message
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Trajectory, Turn
+
+__all__ = [
+    "ANSWER_REWARDS",
+    "DeepSeekRewardFunction",
+    "MathAnswerReward",
+    "ReasoningFormatReward",
+    "ReasoningReward",
+    "create_math_answer_reward",
+    "create_reasoning_format_reward",
+    "create_reasoning_reward",
+]
+
+_log = get_logger(__name__)
+
+ANSWER_REWARDS: Mapping[str, str] = {
+    "answer": "stateset_agents.rewards.reasoning:create_math_answer_reward",
+    "verdict": "stateset_agents.core.reward:EnvironmentReward",
+    "tests": "stateset_agents.rewards.code:create_code_reward",
+}
+"""Key of a scenario's context -> "package.module:function" that makes the reward of its answer.
+
+`verdict` says that only the environment can tell, for problems with many right answers.
+"""
+
+AnswerIn = Literal["tags", "boxed", "reply"]
+
+
+class ReasoningFormatReward(CheckedReward):
+    """1 where the last reply is one thought and one answer in their tags, and nothing else; else 0.
+
+        <think> 2 + 12 - 1 = 14 - 1 = 13 </think> <answer> 13 </answer>
+
+    A thought with fewer than `min_steps` steps (`reasoning.num_steps`) is none, or empty tags would be the
+    quickest way to be paid. The steps are in the breakdown.
+    """
+
+    name = "reasoning_format"
+    needs = "a reply"
+
+    def __init__(self, *, min_steps: int = 1) -> None:
+        if isinstance(min_steps, bool) or not isinstance(min_steps, int) or min_steps < 0:
+            raise ConfigurationError(f"min_steps must be a whole number from 0 on, got {min_steps!r}")
+        self._min_steps = min_steps
+
+    def _checked(self, trajectory: Trajectory) -> RewardResult:
+        reasoned = read_reasoned(trajectory.replies[-1]) if trajectory.replies else None
+        steps = 0 if reasoned is None else num_steps(reasoned.thinking)
+        right = reasoned is not None and steps >= self._min_steps
+        return RewardResult(score=float(right), breakdown={"steps": float(steps)})
+
+
+class MathAnswerReward(CheckedReward):
+    """1 where the answer is `context["answer"]` by `reasoning.math_agreement`, else 0.
+
+    The answer is what stands between `<answer>` and `</answer>` of the last reply, once; the format need not
+    be kept otherwise. `answer_in="boxed"` takes the one `\\boxed{}` of a reply instead, outside of thoughts,
+    and `"reply"` all that the reply says. `answered` in the breakdown says whether there was one at all.
+    """
+
+    name = "math_answer"
+    needs = 'context["answer"]'
+
+    def __init__(self, *, form: Form = "value", answer_in: AnswerIn = "tags") -> None:
+        if form not in get_args(Form):
+            raise ConfigurationError(f"form must be value or expression, got {form!r:.60}")
+        if answer_in not in get_args(AnswerIn):
+            raise ConfigurationError(f"answer_in must be tags, boxed or reply, got {answer_in!r:.60}")
+        self._form: Form = form
+        self._answer_in = answer_in
+
+    def _checked(self, trajectory: Trajectory) -> RewardResult:
+        expected = trajectory.scenario.context.get("answer")
+        if expected is None:
+            return RewardResult(score=None)
+        math_agreement("", expected, form=self._form)  # a truth that is none is told of whatever was said
+        answer = self._given(trajectory.replies[-1]) if trajectory.replies else None
+        right = answer is not None and math_agreement(answer, expected, form=self._form)
+        return RewardResult(score=float(right), breakdown={"answered": float(answer is not None)})
+
+    def _given(self, reply: Message) -> str | None:
+        if self._answer_in == "tags":
+            return answer_of(reply)
+        spoken = words_of(reply)
+        if spoken is None or self._answer_in == "boxed":
+            return None if spoken is None else _boxed(spoken)
+        return spoken.strip() or None
+
+
+_BOX = re.compile(r"\\boxed\s*\{")
+
+
+def _boxed(text: str) -> str | None:
+    r"""What the one `\boxed{...}` of a text holds; None without one, with several, or where it does not
+    end."""
+    boxes = list(_BOX.finditer(text))
+    if len(boxes) != 1:
+        return None
+    depth = 0
+    for position in range(boxes[0].end() - 1, len(text)):
+        depth += (text[position] == "{") - (text[position] == "}")
+        if depth == 0:
+            return text[boxes[0].end() : position].strip() or None
+    return None
+
+
+class ReasoningReward(RewardOfRewards):
+    """`format` for the format plus `answer` for a right answer: by default .1 and 1, so from 0 to 1.1.
+
+    The breakdown has both as they were, before they are weighed, so that runs with other weights compare. A
+    scenario without a key of `ANSWER_REWARDS` in its context has no truth, and no score.
+    """
+
+    def __init__(
+        self,
+        *,
+        format: float = 0.1,
+        answer: float = 1.0,
+        min_steps: int = 1,
+        answer_rewards: Mapping[str, RewardFunction] | None = None,
+    ) -> None:
+        """`answer_rewards`: rewards that stand in for those of `ANSWER_REWARDS`, by the context's key."""
+        for name, weight in (("format", format), ("answer", answer)):
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+                raise ConfigurationError(f"{name} must be a number from 0 on, got {weight!r}")
+        self._weights = {"format": float(format), "answer": float(answer)}
+        self._format = ReasoningFormatReward(min_steps=min_steps)
+        self._by_key = dict(answer_rewards or {})
+        self._has_warned = False
+        super().__init__("reasoning", {"format": self._format, **self._by_key})
+
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
+        formats = await score_trajectories(self._format, trajectories)
+        answers: list[RewardResult | RewardFailure] = [RewardResult(score=None)] * len(trajectories)
+        keys = [self._key(trajectory.scenario) for trajectory in trajectories]
+        for key in dict.fromkeys(key for key in keys if key is not None):
+            places = [place for place, other in enumerate(keys) if other == key]
+            scored = await score_trajectories(self._of(key), [trajectories[place] for place in places])
+            for place, result in zip(places, scored, strict=True):
+                answers[place] = result
+        return [self._joined(*pair) for pair in zip(formats, answers, strict=True)]
+
+    def _joined(
+        self, form: RewardResult | RewardFailure, answer: RewardResult | RewardFailure
+    ) -> RewardResult | RewardFailure:
+        for result in (form, answer):
+            if isinstance(result, RewardFailure):
+                return result
+        assert isinstance(form, RewardResult)
+        assert isinstance(answer, RewardResult)
+        breakdown = {**parts_of("format", form), **parts_of("answer", answer)}
+        if form.score is None or answer.score is None:
+            return RewardResult(score=None, breakdown=breakdown)
+        total = self._weights["format"] * form.score + self._weights["answer"] * answer.score
+        return RewardResult(score=total, breakdown=breakdown)
+
+    def _key(self, scenario: Scenario) -> str | None:
+        """Which key of the context says what is right; None where there is none."""
+        known = {**ANSWER_REWARDS, **self._by_key}
+        found = [key for key in known if scenario.context.get(key) is not None]
+        if len(found) > 1:
+            raise ConfigurationError(
+                f"scenario {scenario.id} has {' and '.join(found)} in its context: give the one that says "
+                "what is right"
+            )
+        if not found and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "reward does not apply: nothing in the scenario can be checked",
+                reward=self.name,
+                mend=f"give context {' or '.join(known)}",
+            )
+        return found[0] if found else None
+
+    def _of(self, key: str) -> RewardFunction:
+        if key not in self._by_key:
+            self._by_key[key] = imported("reward", ANSWER_REWARDS[key])()
+        return self._by_key[key]
+
+
+def create_reasoning_format_reward(*, min_steps: int = 1) -> ReasoningFormatReward:
+    """The last reply is a thought and an answer in their tags."""
+    return ReasoningFormatReward(min_steps=min_steps)
+
+
+def create_math_answer_reward(*, form: Form = "value", answer_in: AnswerIn = "tags") -> MathAnswerReward:
+    """The last reply's answer is `context["answer"]` as a value."""
+    return MathAnswerReward(form=form, answer_in=answer_in)
+
+
+def create_reasoning_reward(
+    *,
+    format: float = 0.1,
+    answer: float = 1.0,
+    min_steps: int = 1,
+    form: Form = "value",
+    answer_in: AnswerIn = "tags",
+) -> ReasoningReward:
+    """`format` for the format plus `answer` for a right answer; the rest is of the two rewards.
+
+    In a YAML file: `reward: reasoning`, or `reward: {name: reasoning, format: 0.5}`.
+    """
+    maths = MathAnswerReward(form=form, answer_in=answer_in)
+    return ReasoningReward(
+        format=format, answer=answer, min_steps=min_steps, answer_rewards={"answer": maths}
+    )
+
+
+class DeepSeekRewardFunction:
+    """The reward of a prompt and a response, without a conversation: `ReasoningReward` as a plain call.
+
+    >>> DeepSeekRewardFunction().compute_reward("2 + 3?", "<think>2 + 3 = 5</think><answer>5</answer>",
+    truth=5) 1.1
+
+    DeepSeek-R1-Zero's rule-based rewards (https://arxiv.org/abs/2501.12948, section 2.2.2): accuracy and
+    format, no model.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """Those of `create_reasoning_reward`."""
+        self._reward = create_reasoning_reward(**settings)
+
+    def compute_reward(self, prompt: str, response: str, *, truth: object) -> float:
+        """What the response earns.
+
+        Args:
+            prompt: As the chat template rendered it. One that ends with `<think>` has opened the thought.
+            response: What was sampled behind it.
+            truth: The right answer, or a mapping as a scenario's context has it, {"tests": ...} say.
+
+        Raises RewardFailure where it cannot be scored, and ConfigurationError for a truth that is none.
+        """
+        score = self.explain(prompt, response, truth=truth).score
+        if score is None:
+            raise ConfigurationError(
+                f"the truth must be an answer or have one of {', '.join(ANSWER_REWARDS)}, got {truth!r:.60}"
+            )
+        return score
+
+    def explain(self, prompt: str, response: str, *, truth: object) -> RewardResult:
+        """The same with its breakdown."""
+        opened = "<think>" if prompt.rstrip().endswith("<think>") else ""
+        reply = Message(role="assistant", content=opened + response)
+        completion = Completion(message=reply, prompt_ids=(), token_ids=(), logprobs=(), finish_reason="stop")
+        trajectory = Trajectory(
+            scenario=Scenario(
+                id="prompt", context=truth if isinstance(truth, Mapping) else {"answer": truth}
+            ),
+            opening=(Message(role="user", content=prompt),),
+            turns=(Turn(prompt_ids=(), completion=completion),),
+        )
+        with ThreadPoolExecutor(1) as thread:  # a loop of its own, wherever this is called
+            return thread.submit(asyncio.run, self._reward.score(trajectory)).result()

@@ -30,6 +30,11 @@ ENVIRONMENTS: Mapping[str, str] = {
     "mcp": "stateset_agents.environments.mcp.tools:McpEnvironment",
     "tau2": "stateset_agents.environments.tau2:Tau2Environment",
     "external_program": "stateset_agents.environments.programs.external_program:ExternalProgram",
+    "arithmetic": "stateset_agents.environments.problems:ArithmeticProblems",
+    "equations": "stateset_agents.environments.problems:EquationProblems",
+    "countdown": "stateset_agents.environments.problems:CountdownProblems",
+    "problems": "stateset_agents.environments.problems:ProblemFiles",
+    "reasoning_gym": "stateset_agents.environments.problems:ReasoningGymProblems",
 }
 """Name -> "package.module:Class"."""
 

@@ -1,1 +1,17 @@
-"""Problems with an answer that can be checked."""
+"""Problems with one right answer: a question, one reply, a verdict. No user, no tools."""
+
+from stateset_agents.environments.problems.arithmetic import ArithmeticProblems
+from stateset_agents.environments.problems.countdown import CountdownProblems
+from stateset_agents.environments.problems.environment import ProblemEnvironment
+from stateset_agents.environments.problems.equations import EquationProblems
+from stateset_agents.environments.problems.files import ProblemFiles
+from stateset_agents.environments.problems.procedural import ReasoningGymProblems
+
+__all__ = [
+    "ArithmeticProblems",
+    "CountdownProblems",
+    "EquationProblems",
+    "ProblemEnvironment",
+    "ProblemFiles",
+    "ReasoningGymProblems",
+]

@@ -1,0 +1,136 @@
+"""Which data sets of reasoning-gym give a verdict that can be trusted.
+
+    python scripts/reasoning_gym_audit.py            print what each pays, and why it is refused
+    python scripts/reasoning_gym_audit.py --write    write procedural_allowed.py
+
+A data set is allowed if each of its own answers scores 1, and "", "0", "I don't know", the question itself,
+another entry's answer and text that would run for ever as code score .05 at most, without an exception; and
+if its verdict does not hand the answer to `eval`, `exec` or sympy's parser, which is `eval`. Each is tried in
+a process of its own with limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import re
+import resource
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.environments.problems.procedural import load_reasoning_gym
+
+ALLOWED_FILE = Path(__file__).parents[1] / "stateset_agents/environments/problems/procedural_allowed.py"
+ENTRIES = 12
+MOST = 0.05
+"""What a reply that knows nothing may get."""
+SECONDS = 60
+_RUNS_CODE = re.compile(r"parse_expr|sympify|\beval\(|\bexec\(")
+REPLIES = (
+    "",
+    "0",
+    "I don't know",
+    "9**9**9**9",
+    "factorial(10**7)",
+    "__import__('os')._exit(0)",
+    "None",
+    "[]",
+    "{}",
+)
+
+
+def faults(name: str) -> list[str]:
+    """Why a data set's verdict is not to be trusted; empty for one that is."""
+    library = load_reasoning_gym()
+    try:
+        dataset = library.create_dataset(name, seed=7, size=ENTRIES)
+        entries = [dataset[place] for place in range(ENTRIES)]
+    except Exception as error:  # some need arguments or files
+        return [f"makes no entries: {type(error).__name__}: {error}"[:100]]
+    found = [f"its verdict runs code: {word}" for word in _code_words(dataset)]
+    if found:
+        return found
+    for place, entry in enumerate(entries):
+        found += _faults_of_entry(dataset, entry, entries[place - 1])
+    return list(dict.fromkeys(found))
+
+
+def _code_words(dataset: Any) -> list[str]:
+    """Words of the verdict's module that run text as code, unless the verdict is the library's plain
+    comparison."""
+    base = next(cls for cls in type(dataset).__mro__ if "score_answer" in vars(cls))
+    if base.__module__ == "reasoning_gym.data.dataset" or base.__name__ == "ProceduralDataset":
+        return []
+    return sorted(set(_RUNS_CODE.findall(inspect.getsource(sys.modules[base.__module__]))))
+
+
+def _faults_of_entry(dataset: Any, entry: Any, other: Any) -> list[str]:
+    own = entry["answer"]
+    if not isinstance(own, str) or not own.strip():
+        return ["an entry has no answer"]
+    found = []
+    tried = [(own, "its own answer")]
+    tried += [(reply, repr(reply)) for reply in REPLIES if reply.strip() != own.strip()]
+    tried += [(entry["question"], "the question"), (str(other["answer"]), "another's answer")]
+    for reply, said in tried:
+        try:
+            score = float(dataset.score_answer(answer=reply, entry=entry))
+        except Exception as error:  # whatever a verdict may raise
+            found.append(f"raises {type(error).__name__} for {said}")
+            continue
+        if said == "its own answer":
+            if score != 1:
+                found.append(f"pays {score:g} for its own answer")
+        elif score > MOST and reply.strip() != own.strip():
+            found.append(f"pays {score:g} for {said}")
+    return found
+
+
+def _tried(name: str) -> list[str]:
+    """`faults` in a process with limits."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        resource.setrlimit(resource.RLIMIT_AS, (4 * 1024**3, 4 * 1024**3))
+
+    command = [sys.executable, __file__, "--one", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)  # noqa: PLW1509
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return [f"ended with status {done.returncode}"]
+    found: list[str] = json.loads(lines[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Audit reasoning-gym's verdicts")
+    parser.add_argument("--write", action="store_true", help="write procedural_allowed.py")
+    parser.add_argument(
+        "--one", metavar="NAME", help="audit this data set here, and print its faults as JSON"
+    )
+    args = parser.parse_args()
+    library = load_reasoning_gym()
+    if args.one:
+        print(json.dumps(faults(args.one)))
+        return
+    results = {name: _tried(name) for name in sorted(library.factory.DATASETS)}
+    for name, found in results.items():
+        print(f"{name}: {'; '.join(found) or 'allowed'}")
+    allowed = [name for name, found in results.items() if not found]
+    print(f"{len(allowed)} of {len(results)} are allowed")
+    if args.write:
+        rows = "".join(f'        "{name}",\n' for name in allowed)
+        ALLOWED_FILE.write_text(
+            '"""Data sets of reasoning-gym whose verdicts hold: scripts/reasoning_gym_audit.py --write."""\n\n'
+            '__all__ = ["ALLOWED"]\n\n'
+            f"ALLOWED = frozenset(\n    (\n{rows}    )\n)\n"
+            f'"""By version {version("reasoning-gym")}, {len(allowed)} of {len(results)}."""\n'
+        )
+
+
+if __name__ == "__main__":
+    main()

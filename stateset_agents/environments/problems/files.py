@@ -1,0 +1,128 @@
+"""Problems from a file: JSON or JSONL, each with its text and what is right.
+
+[{"problem": "What is 6 times 7?", "answer": 42}, {"problem": "Write add(a, b).", "tests": [...]}]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.environments.problems.environment import ProblemEnvironment
+from stateset_agents.environments.problems.splits import split_of
+from stateset_agents.environments.problems.traces import Trace
+from stateset_agents.reasoning.maths.agreement import Form, math_agreement
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.scenario import Scenario, Split
+
+__all__ = ["ProblemFiles", "read_problems"]
+
+_TEXTS = ("problem", "question", "prompt")
+_TRUTHS = ("answer", "tests")
+
+
+class ProblemFiles(ProblemEnvironment):
+    """Problems that somebody wrote down.
+
+        ProblemFiles("math_problems.json")
+
+    A problem is a mapping with its text (`problem`, `question` or `prompt`) and either `answer`, as
+    `math_agreement` takes it, or `tests` for a program. `family`, `difficulty`, `split`, `id` and `solution`,
+    the way to the answer, may stand beside; anything else goes into the context. A problem without a split
+    gets one by its text: one in ten is for validation, one for the test. Whether a program is right only the
+    reward can tell: the environment gives no verdict on `tests`.
+    """
+
+    def __init__(self, path: str | Path, *, form: Form = "value", **settings: Any) -> None:
+        """`form` is that of `math_agreement`, `settings` are those of `ProblemEnvironment`. Raises
+        ConfigurationError for a file that cannot be read, and for a problem whose own answer would be
+        wrong."""
+        super().__init__(**settings)
+        self._form: Form = form
+        self._problems = read_problems(path, form=form)
+
+    def make(self, split: Split) -> Sequence[Scenario]:
+        return [problem for problem in self._problems if problem.split == split]
+
+    def judge(self, scenario: Scenario, answer: str) -> float | None:
+        if "answer" not in scenario.context:
+            return None
+        return float(math_agreement(answer, scenario.context["answer"], form=self._form))
+
+    def solve(self, scenario: Scenario) -> Trace:
+        solution, answer = scenario.context.get("solution"), scenario.context.get("answer")
+        if answer is None and solution is None:
+            raise ConfigurationError(f"problem {scenario.id!r} has tests and no solution: nobody can show it")
+        if answer is None:
+            return Trace(steps=(), answer=str(solution))
+        return Trace(steps=tuple(str(solution or "").splitlines()), answer=_as_text(answer))
+
+
+def read_problems(path: str | Path, *, form: Form = "value") -> list[Scenario]:
+    """The problems of a file as scenarios, in its order. Raises ConfigurationError with the problem's
+    number."""
+    found = _entries(Path(path))
+    problems: list[Scenario] = []
+    seen: dict[str, int] = {}
+    for number, entry in enumerate(found, start=1):
+        problem = _problem(entry, f"problem {number} of {path}", form)
+        if problem.opening in seen:
+            raise ConfigurationError(
+                f"problem {number} of {path} is problem {seen[problem.opening]} again: take one out"
+            )
+        seen[problem.opening] = number
+        problems.append(problem)
+    return problems
+
+
+def _entries(path: Path) -> Sequence[Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        data = json.loads(text)
+    except OSError as error:
+        raise ConfigurationError(f"the problems {str(path)!r} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"the problems {str(path)!r} are no JSON: {error}") from error
+    entries = data.get("problems") if isinstance(data, Mapping) else data
+    if not isinstance(entries, list) or not entries:
+        raise ConfigurationError(f"{str(path)!r} must be a list of problems, or have one under 'problems'")
+    return entries
+
+
+def _problem(entry: Any, where: str, form: Form) -> Scenario:
+    if not isinstance(entry, Mapping):
+        raise ConfigurationError(f"{where} must be a mapping, got {entry!r:.60}")
+    texts = [key for key in _TEXTS if key in entry]
+    truths = [key for key in _TRUTHS if entry.get(key) is not None]
+    if len(texts) != 1 or not isinstance(entry[texts[0]], str) or not entry[texts[0]].strip():
+        raise ConfigurationError(f"{where} needs a text, as one of {', '.join(_TEXTS)}")
+    if len(truths) != 1:
+        raise ConfigurationError(f"{where} needs either an answer or tests")
+    text = entry[texts[0]]
+    if truths == ["answer"]:
+        answer = entry["answer"]
+        if not math_agreement(_as_text(answer), answer, form=form):
+            raise ConfigurationError(
+                f"{where}: its own answer {answer!r:.60} would be wrong: write it evaluated, or set form: "
+                "expression"
+            )
+    beside = ("id", "family", "split", "opening", *texts)
+    context = {key: value for key, value in entry.items() if key not in beside}
+    return Scenario(
+        id=str(entry.get("id") or f"problem {text}"),
+        family=str(entry.get("family") or "default"),
+        opening=text,
+        context=context,
+        split=entry.get("split") or split_of(text),
+    )
+
+
+def _as_text(answer: Any) -> str:
+    """A truth as somebody would answer it: of a list its values, of each the first wording."""
+    if isinstance(answer, list):
+        return ", ".join(str(item[0] if isinstance(item, list) and item else item) for item in answer)
+    return str(answer)

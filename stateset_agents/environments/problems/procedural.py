@@ -1,0 +1,159 @@
+"""Problems of reasoning-gym (https://github.com/open-thought/reasoning-gym), made by its generators from
+seeds.
+
+Only data sets whose own verdict holds are offered (`procedural_allowed.py`): scripts/reasoning_gym_audit.py
+tries each with its own answers, with replies that know nothing, and with text that must not be run as code.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stateset_agents.environments.problems.environment import ProblemEnvironment
+from stateset_agents.environments.problems.procedural_allowed import ALLOWED
+from stateset_agents.environments.problems.splits import at_least, split_of
+from stateset_agents.environments.problems.traces import Trace
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.scenario import Scenario, Split
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import nearest
+
+__all__ = ["ReasoningGymProblems", "load_reasoning_gym"]
+
+_MAX_ANSWER = 2_000
+"""Characters; some answers are grids."""
+_DRAWS = 30
+"""For each problem wanted, after which a data set is taken to have no more."""
+_SEEDS = 2**31
+
+
+class ReasoningGymProblems(ProblemEnvironment):
+    """Problems of one or more of reasoning-gym's data sets.
+
+        ReasoningGymProblems("chain_sum")
+        ReasoningGymProblems({"chain_sum": {"max_terms": 4}, "leg_counting": {}})
+
+    A data set is the family. The environment gives the library's verdict, from 0 to 1, and success is 1;
+    `context["verdict"]` says so to rewards. A problem's text decides its split.
+    """
+
+    def __init__(
+        self,
+        datasets: str | Sequence[str] | Mapping[str, Mapping[str, Any]] = "all",
+        *,
+        num_train: int = 1000,
+        num_validation: int = 50,
+        num_test: int = 100,
+        seed: int = 0,
+        **settings: Any,
+    ) -> None:
+        """
+        Args:
+            datasets: `all` that are allowed, a name, names, or names with the arguments of each.
+            num_train: At most so many problems to train on, as many of each data set; fewer where one has no
+                more that differ. `num_validation` and `num_test` likewise.
+            seed: Of the problems to train on.
+            settings: Those of `ProblemEnvironment`.
+
+        Raises ConfigurationError where the library is missing, for a data set that is not allowed, and for
+        arguments that it does not take.
+        """
+        at_least(1, num_train=num_train, num_validation=num_validation, num_test=num_test)
+        super().__init__(seed=seed, **settings)
+        self._library = load_reasoning_gym()
+        self._arguments = _named(datasets)
+        self._numbers: dict[Split, int] = {"train": num_train, "validation": num_validation, "test": num_test}
+        self._entries: dict[str, tuple[Any, Mapping[str, Any]]] = {}
+        for name in self._arguments:
+            self._dataset(name, 0, 1)
+
+    def make(self, split: Split) -> Sequence[Scenario]:
+        each = -(-self._numbers[split] // len(self._arguments))
+        columns = [self._problems(name, split, each) for name in self._arguments]
+        rows = [
+            scenario for place in range(each) for column in columns for scenario in column[place : place + 1]
+        ]
+        return rows[: self._numbers[split]]
+
+    def _problems(self, name: str, split: Split, number: int) -> list[Scenario]:
+        seed = derive(self._seed if split == "train" else 0, "reasoning_gym", name, split) % _SEEDS
+        dataset = self._dataset(name, seed, _DRAWS * number)
+        found: dict[str, Scenario] = {}
+        for place in range(_DRAWS * number):
+            entry = dataset[place]
+            question = str(entry["question"])
+            if question in found or split_of(question) != split:
+                continue
+            scenario = Scenario(
+                id=f"{name} {seed} {place}",
+                family=name,
+                opening=question,
+                context={"verdict": "environment", "dataset": name},
+                split=split,
+            )
+            found[question] = scenario
+            self._entries[scenario.id] = dataset, entry
+            if len(found) == number:
+                break
+        return list(found.values())
+
+    def _dataset(self, name: str, seed: int, size: int) -> Any:
+        try:
+            return self._library.create_dataset(name, seed=seed, size=size, **self._arguments[name])
+        except (TypeError, ValueError, AssertionError) as error:  # what its configurations raise
+            raise ConfigurationError(
+                f"data set {name!r} does not take {dict(self._arguments[name])}: {error}"
+            ) from error
+
+    def judge(self, scenario: Scenario, answer: str) -> float:
+        if scenario.id not in self._entries:
+            raise ConfigurationError(
+                f"{scenario.id!r} is no problem of this environment: take one of environment.scenarios(split)"
+            )
+        if not answer or len(answer) > _MAX_ANSWER:
+            return 0.0
+        dataset, entry = self._entries[scenario.id]
+        try:
+            return min(1.0, max(0.0, float(dataset.score_answer(answer=answer, entry=entry))))
+        except Exception:  # the answer's doing: own answers were tried, and an error must not be a way out
+            return 0.0
+
+    def solve(self, scenario: Scenario) -> Trace:
+        _, entry = self._entries[scenario.id]
+        return Trace(steps=(), answer=str(entry["answer"]))
+
+
+def load_reasoning_gym() -> Any:
+    """The library. Raises ConfigurationError where it is missing."""
+    try:
+        return importlib.import_module("reasoning_gym")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"environment reasoning_gym needs the reasoning-gym library ({error}), which builds a part of it in "
+            'C: pip install "reasoning-gym>=0.1.25,<0.2"'
+        ) from error
+
+
+def _named(datasets: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Each data set with its arguments."""
+    if datasets == "all":
+        datasets = sorted(ALLOWED)
+    if isinstance(datasets, str):
+        datasets = [datasets]
+    if not isinstance(datasets, Mapping):
+        datasets = {name: {} for name in datasets}
+    if not datasets:
+        raise ConfigurationError("datasets is empty: name one, or write all")
+    for name, arguments in datasets.items():
+        if name not in ALLOWED:
+            raise ConfigurationError(
+                f"datasets has {name!r:.60}, which is none whose verdict was found to hold"
+                f"{nearest(str(name), ALLOWED)}: see procedural_allowed.py"
+            )
+        if not isinstance(arguments or {}, Mapping):
+            raise ConfigurationError(
+                f"the arguments of data set {name!r} must be a mapping, got {arguments!r:.60}"
+            )
+    return {name: dict(arguments or {}) for name, arguments in datasets.items()}

@@ -1,0 +1,5 @@
+"""Data sets of reasoning-gym."""
+
+__all__ = ["ALLOWED"]
+
+ALLOWED: frozenset[str] = frozenset()

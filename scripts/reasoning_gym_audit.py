@@ -98,7 +98,7 @@ def _tried(name: str) -> list[str]:
         resource.setrlimit(resource.RLIMIT_AS, (4 * 1024**3, 4 * 1024**3))
 
     command = [sys.executable, __file__, "--one", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)  # noqa: PLW1509
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         return [f"ended with status {done.returncode}"]
@@ -125,7 +125,8 @@ def main() -> None:
     if args.write:
         rows = "".join(f'        "{name}",\n' for name in allowed)
         ALLOWED_FILE.write_text(
-            '"""Data sets of reasoning-gym whose verdicts hold: scripts/reasoning_gym_audit.py --write."""\n\n'
+            '"""Data sets of reasoning-gym whose verdicts hold; scripts/reasoning_gym_audit.py writes it."""'
+            "\n\n"
             '__all__ = ["ALLOWED"]\n\n'
             f"ALLOWED = frozenset(\n    (\n{rows}    )\n)\n"
             f'"""By version {version("reasoning-gym")}, {len(allowed)} of {len(results)}."""\n'

@@ -61,8 +61,8 @@ class EquationProblems(ProblemEnvironment):
     def make(self, split: Split) -> Sequence[Scenario]:
         def draw(rng: random.Random, level: int) -> Drawn:
             solution = rng.randint(0, self._max_solution)
-            a = rng.randint(2, self._max_coefficient) if level > 1 else 1
-            c = rng.randint(1, a - 1) if level > 2 else 0
+            a = rng.randint(level, self._max_coefficient) if level > 1 else 1
+            c = rng.randint(1, a - 2) if level > 2 else 0
             b = rng.choice((-1, 1)) * rng.randint(1, self._max_constant)
             numbers = (a, b, c, a * solution + b - c * solution)
             equation = _equation(*numbers)

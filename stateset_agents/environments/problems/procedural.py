@@ -131,8 +131,8 @@ def load_reasoning_gym() -> Any:
         return importlib.import_module("reasoning_gym")
     except ImportError as error:
         raise ConfigurationError(
-            f"environment reasoning_gym needs the reasoning-gym library ({error}), which builds a part of it in "
-            'C: pip install "reasoning-gym>=0.1.25,<0.2"'
+            f"environment reasoning_gym needs the reasoning-gym library ({error}), which builds a part in C: "
+            'pip install "reasoning-gym>=0.1.25,<0.2"'
         ) from error
 
 

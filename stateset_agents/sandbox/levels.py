@@ -17,10 +17,16 @@ from stateset_agents.sandbox.syscalls import this_architecture
 from stateset_agents.sandbox.walls import Level, Walls
 from stateset_agents.types.errors import ConfigurationError, SandboxFailure
 
-__all__ = ["LEVELS", "Machine", "choose_walls", "what_is_there"]
+__all__ = ["CURE", "LEVELS", "LEVEL_NAMES", "TRIAL", "Machine", "choose_walls", "what_is_there"]
 
 LEVELS: tuple[Level, ...] = ("landlock", "bubblewrap", "namespaces")
 """In the order in which `auto` tries them."""
+LEVEL_NAMES: Mapping[Level, str] = {
+    "landlock": "Landlock",
+    "bubblewrap": "bubblewrap",
+    "namespaces": "namespaces",
+}
+"""As people write them."""
 CURE = (
     "use Linux 5.13 or newer with Landlock, install bubblewrap, allow user namespaces, or name an executor: "
     'sandbox: "http://..."'

@@ -110,7 +110,7 @@ def run_job(job: Job, *, limits: Limits, walls: Walls, watch: Watch | None = Non
         raised=raised,
         ending="malformed" if found is None and ending == "finished" else ending,
         level=walls.level,
-        cpu_seconds=seen.cpu_seconds,
+        cpu_seconds=0.0 if walls.level == "bubblewrap" else seen.cpu_seconds,
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.sandbox.levels import CURE, LEVEL_NAMES, what_is_there
 from stateset_agents.tracking.diagnostics import Finding, Severity
 
 __all__ = ["EXTRAS", "REQUIRED", "add_parser", "machine_findings", "run"]
@@ -94,6 +95,7 @@ def machine_findings(output_dir: str) -> Iterator[Finding]:
     if required[0].verdict != "fail":
         yield _devices()
         yield _threads()
+    yield _sandbox()
     yield _output(Path(output_dir))
 
 
@@ -179,6 +181,18 @@ def _threads() -> Finding:
         torch.set_num_threads(threads)
     seen += f"; a small network takes {slowdown:.1f} times what it takes with one"
     return Finding("threads", "warn", seen, hint) if slowdown > 1.5 else Finding("threads", "ok", seen)
+
+
+def _sandbox() -> Finding:
+    """Which walls the reward `code` can put around programs here; each was tried."""
+    machine = what_is_there()
+    lacking = "; ".join(f"no {level}: {why}" for level, why in machine.lacks.items())
+    if not machine.levels:
+        return Finding("sandbox", "warn", f"{lacking} (only the reward code needs it)", CURE)
+    first, *others = (LEVEL_NAMES[level] for level in machine.levels)
+    seen = f"programs run behind {first}{' and seccomp' if machine.seccomp else ', without seccomp'}"
+    also = f"; also here: {', '.join(others)}" if others else ""
+    return Finding("sandbox", "ok", f"{seen}{also}{f' ({lacking})' if lacking else ''}")
 
 
 def _cores() -> int:

@@ -15,6 +15,8 @@ from repository_paths import ROOT
 
 from stateset_agents.cli.health.doctor import EXTRAS, REQUIRED, machine_findings
 from stateset_agents.cli.health.trial import trial_findings
+from stateset_agents.sandbox import levels
+from stateset_agents.tracking.diagnostics import Finding
 from stateset_agents.training.update.learner import Learner
 
 
@@ -43,7 +45,7 @@ def test_it_finds_this_machine_able_to_train(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert result["ok"] is True
     verdicts = {finding["check"]: finding["verdict"] for finding in result["findings"]}
-    assert {verdicts[name] for name in ("torch", "transformers", "output folder")} == {"ok"}
+    assert {verdicts[name] for name in ("torch", "transformers", "sandbox", "output folder")} == {"ok"}
     assert list(verdicts)[-4:] == ["generation", "determinism", "training step", "checkpoint"]
     assert {verdicts[name] for name in list(verdicts)[-4:]} == {"ok"}
     assert [path.name for path in tmp_path.iterdir()] == ["stubs"]  # nothing is left behind
@@ -129,3 +131,18 @@ def test_its_versions_are_those_of_the_project_file() -> None:
     optional = {name for names in project["optional-dependencies"].values() for name in names}
     assert set(REQUIRED) <= set(project["dependencies"])
     assert set(EXTRAS) <= optional
+
+
+def test_it_says_which_walls_this_machine_has_for_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sandbox() -> Finding:
+        return next(found for found in machine_findings(str(tmp_path)) if found.check == "sandbox")
+
+    assert sandbox().seen.startswith("programs run behind ")
+    monkeypatch.setattr(levels, "_why_not", lambda level, python: None if level == "namespaces" else "gone")
+    assert sandbox().seen.startswith("programs run behind namespaces")
+    assert sandbox().seen.endswith("(no landlock: gone; no bubblewrap: gone)")
+    monkeypatch.setattr(levels, "_why_not", lambda level, python: "gone")
+    assert sandbox().verdict == "warn"
+    assert "install bubblewrap" in sandbox().hint

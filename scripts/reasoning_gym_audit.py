@@ -3,26 +3,26 @@
     python scripts/reasoning_gym_audit.py            print what each pays, and why it is refused
     python scripts/reasoning_gym_audit.py --write    write procedural_allowed.py
 
-A data set is allowed if each of its own answers scores 1, and "", "0", "I don't know", the question itself,
-another entry's answer and text that would run for ever as code score .05 at most, without an exception; and
-if its verdict does not hand the answer to `eval`, `exec` or sympy's parser, which is `eval`. Each is tried in
-a process of its own with limits.
+A data set is allowed if each of its own answers scores 1, and by the environment's verdict "", "0", "I don't
+know", the question itself, another entry's answer and text that would run for ever as code score .05 at most,
+without an exception; and if its verdict does not hand the answer to `eval`, `exec` or sympy's parser, which
+is `eval`. Each is tried in a process of its own with limits.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
-import json
+import multiprocessing
 import re
 import resource
-import subprocess
 import sys
 from importlib.metadata import version
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.environments.problems.procedural import load_reasoning_gym
+from stateset_agents.environments.problems.procedural import load_reasoning_gym, verdict_of
 
 ALLOWED_FILE = Path(__file__).parents[1] / "stateset_agents/environments/problems/procedural_allowed.py"
 ENTRIES = 12
@@ -85,25 +85,30 @@ def _faults_of_entry(dataset: Any, entry: Any, other: Any) -> list[str]:
         if said == "its own answer":
             if score != 1:
                 found.append(f"pays {score:g} for its own answer")
-        elif score > MOST and reply.strip() != own.strip():
+        elif verdict_of(score) > MOST and reply.strip() != own.strip():
             found.append(f"pays {score:g} for {said}")
     return found
 
 
-def _tried(name: str) -> list[str]:
-    """`faults` in a process with limits."""
+def _send_faults(name: str, answers: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (4 * 1024**3, 4 * 1024**3))
+    answers.send(faults(name))
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-        resource.setrlimit(resource.RLIMIT_AS, (4 * 1024**3, 4 * 1024**3))
 
-    command = [sys.executable, __file__, "--one", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        return [f"ended with status {done.returncode}"]
-    found: list[str] = json.loads(lines[-1])
-    return found
+def tried(name: str) -> list[str]:
+    """`faults` in a process with limits, forked so that the library is imported once."""
+    forked = multiprocessing.get_context("fork")
+    ours, theirs = forked.Pipe(duplex=False)
+    process = forked.Process(target=_send_faults, args=(name, theirs))
+    process.start()
+    theirs.close()
+    try:
+        found: list[str] = ours.recv()
+    except EOFError:
+        found = []
+    process.join()
+    return [f"ended with status {process.exitcode}"] if process.exitcode else found
 
 
 def main() -> None:
@@ -114,10 +119,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     library = load_reasoning_gym()
-    if args.one:
-        print(json.dumps(faults(args.one)))
-        return
-    results = {name: _tried(name) for name in sorted(library.factory.DATASETS)}
+    results = {name: tried(name) for name in sorted(library.factory.DATASETS)}
     for name, found in results.items():
         print(f"{name}: {'; '.join(found) or 'allowed'}")
     allowed = [name for name, found in results.items() if not found]

@@ -112,12 +112,18 @@ def _with_ids(messages: Sequence[Message]) -> list[Message]:
     return named
 
 
+def _shown(message: Message) -> dict[str, Any]:
+    """The message with its thought, which `sft` has the model's template frame."""
+    thought = {} if message.reasoning is None else {"reasoning": message.reasoning}
+    return {**message.to_openai(), **thought}
+
+
 def _chat(trajectory: Trajectory, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     scenario = trajectory.scenario
     return {
         "id": scenario.id,
         "family": scenario.family,
-        "messages": [message.to_openai() for message in _with_ids(trajectory.messages)],
+        "messages": [_shown(message) for message in _with_ids(trajectory.messages)],
         **({"tools": [dict(tool) for tool in tools]} if tools else {}),
         **({} if trajectory.success is None else {"success": trajectory.success}),
     }

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from stateset_agents.core.environment import Observation, ReplyLimits
 from stateset_agents.environments.problems.attacks import ATTACKS
-from stateset_agents.environments.problems.traces import Solver, Trace, check_habits, choose_habit, reply_text
+from stateset_agents.environments.problems.traces import Solver, Trace, check_habits, choose_habit, reply_of
 from stateset_agents.reasoning.maths.agreement import math_agreement
 from stateset_agents.reasoning.replies import answer_of, num_steps, read_reasoned, words_of
 from stateset_agents.runtime.tasks import in_thread
@@ -111,7 +111,7 @@ class ProblemEnvironment(ABC):
     def honest_agent(self, scenario: Scenario) -> Solver:
         """A scripted agent that knows the answer; for demonstrations, and for an audit to compare with."""
         rng = random.Random(derive(self._seed, "habit", scenario.id))
-        return Solver(text=reply_text(self.solve(scenario), choose_habit(self._habits, rng), rng))
+        return Solver(message=reply_of(self.solve(scenario), choose_habit(self._habits, rng), rng))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -20,7 +20,7 @@ from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import nearest
 
-__all__ = ["ReasoningGymProblems", "load_reasoning_gym"]
+__all__ = ["ReasoningGymProblems", "load_reasoning_gym", "verdict_of"]
 
 _MAX_ANSWER = 2_000
 """Characters; some answers are grids."""
@@ -35,8 +35,8 @@ class ReasoningGymProblems(ProblemEnvironment):
         ReasoningGymProblems("chain_sum")
         ReasoningGymProblems({"chain_sum": {"max_terms": 4}, "leg_counting": {}})
 
-    A data set is the family. The environment gives the library's verdict, from 0 to 1, and success is 1;
-    `context["verdict"]` says so to rewards. A problem's text decides its split.
+    A data set is the family. Right is what the library gives its full score (`verdict_of`), and
+    `context["verdict"]` tells rewards to ask for that. A problem's text decides its split.
     """
 
     def __init__(
@@ -116,13 +116,19 @@ class ReasoningGymProblems(ProblemEnvironment):
             return 0.0
         dataset, entry = self._entries[scenario.id]
         try:
-            return min(1.0, max(0.0, float(dataset.score_answer(answer=answer, entry=entry))))
+            return verdict_of(float(dataset.score_answer(answer=answer, entry=entry)))
         except Exception:  # the answer's doing: own answers were tried, and an error must not be a way out
             return 0.0
 
     def solve(self, scenario: Scenario) -> Trace:
         _, entry = self._entries[scenario.id]
         return Trace(steps=(), answer=str(entry["answer"]))
+
+
+def verdict_of(score: float) -> float:
+    """1 for the library's full score, else 0: it pays a part for any text that holds the right one, lists
+    too."""
+    return float(score >= 1)
 
 
 def load_reasoning_gym() -> Any:

@@ -12,7 +12,7 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.settings import nearest
 
-__all__ = ["HABITS", "Solver", "Trace", "check_habits", "choose_habit", "reply_text"]
+__all__ = ["HABITS", "Solver", "Trace", "check_habits", "choose_habit", "reply_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,32 +29,41 @@ HABITS = ("careful", "skips", "empty", "bare")
 """Every step; some of the steps; no thought; the answer alone, without tags."""
 
 
-def reply_text(trace: Trace, habit: str, rng: random.Random) -> str:
-    """The reply of a solver with this habit.
+def reply_of(trace: Trace, habit: str, rng: random.Random) -> Message:
+    """The reply of a solver with this habit. Its thought stands apart, and each template frames it its way.
 
     >>> trace = Trace(steps=("2 + 12", "14"), answer="14", between=" = ")
-    >>> reply_text(trace, "careful", random.Random(0))
-    '<think> 2 + 12 = 14 </think> <answer> 14 </answer>'
+    >>> reply = reply_of(trace, "careful", random.Random(0))
+    >>> reply.reasoning, reply.content
+    ('2 + 12 = 14', '<answer> 14 </answer>')
     """
     if habit == "bare":
-        return trace.answer
+        return Message(role="assistant", content=trace.answer)
     steps: Sequence[str] = trace.steps
     if habit == "skips":
         kept = [step for step in steps if rng.random() < 0.5]
         steps = kept if 0 < len(kept) < len(steps) else steps[-1:]
     thinking = "" if habit == "empty" else trace.between.join(steps)
-    return f"<think> {thinking} </think> <answer> {trace.answer} </answer>".replace("<think>  <", "<think> <")
+    return Message(role="assistant", content=f"<answer> {trace.answer} </answer>", reasoning=thinking)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solver:
     """A scripted agent that answers the one problem it was made for."""
 
-    text: str
+    message: Message
+
+    @property
+    def text(self) -> str:
+        """The reply as one text in the format."""
+        thought = self.message.reasoning
+        return (
+            self.message.content if thought is None else f"<think> {thought} </think> {self.message.content}"
+        )
 
     def reply(self, messages: Sequence[Message]) -> Message:
         """The same whatever was said."""
-        return Message(role="assistant", content=self.text)
+        return self.message
 
 
 def check_habits(habits: Mapping[str, float]) -> None:

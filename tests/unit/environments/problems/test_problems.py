@@ -25,10 +25,10 @@ from stateset_agents.environments.problems.attacks import ATTACKS
 from stateset_agents.environments.problems.countdown import reaches
 from stateset_agents.environments.problems.equations import equation_steps
 from stateset_agents.environments.problems.splits import split_of
-from stateset_agents.environments.problems.traces import HABITS, Trace, reply_text
+from stateset_agents.environments.problems.traces import HABITS, Solver, Trace, reply_of
 from stateset_agents.evaluation.audit import audit, degenerate_agents_of
 from stateset_agents.evaluation.demonstrations import demonstrate, scripted_agent_of
-from stateset_agents.reasoning import num_steps, split_reasoning
+from stateset_agents.reasoning import num_steps, read_reasoned, split_reasoning
 from stateset_agents.rewards import create_reasoning_reward
 from stateset_agents.training.components import make_environment
 from stateset_agents.types.errors import ConfigurationError
@@ -87,8 +87,9 @@ async def test_the_solver_is_right_and_thinks_longer_about_harder_problems(name:
     scenarios = environment.scenarios("test")[:30]
     steps: dict[int, set[int]] = {}
     for scenario in scenarios:
-        text = environment.honest_agent(scenario).text
-        for reply in (Message(role="assistant", content=text), HERMES.read(text)):
+        solver = environment.honest_agent(scenario)
+        text = solver.text
+        for reply in (Message(role="assistant", content=text), HERMES.read(text), solver.message):
             outcome = await verdict(environment, scenario, reply)
             assert outcome.success
             assert outcome.reward == 1.0
@@ -182,12 +183,12 @@ async def test_habits_come_in_their_shares_and_the_same_every_time() -> None:
 
 def test_each_habit_writes_its_reply() -> None:
     trace = Trace(steps=("1", "2", "3"), answer="3", between=" = ")
-    texts = {habit: reply_text(trace, habit, random.Random(1)) for habit in HABITS}
+    texts = {habit: Solver(message=reply_of(trace, habit, random.Random(1))).text for habit in HABITS}
     assert texts["careful"] == "<think> 1 = 2 = 3 </think> <answer> 3 </answer>"
-    assert texts["empty"] == "<think> </think> <answer> 3 </answer>"
+    assert texts["empty"] == "<think>  </think> <answer> 3 </answer>"
     assert texts["bare"] == "3"
     for seed in range(20):
-        reasoned = split_reasoning(reply_text(trace, "skips", random.Random(seed)))
+        reasoned = read_reasoned(reply_of(trace, "skips", random.Random(seed)))
         assert reasoned is not None
         assert 1 <= num_steps(reasoned.thinking) < 3
 
@@ -200,6 +201,8 @@ async def test_demonstrations_are_the_solver_s_conversations() -> None:
     assert 10 < shown.num_failed < 30  # bare answers have no tags
     roles = [message["role"] for message in shown.chats[0]["messages"]]
     assert roles == ["system", "user", "assistant"]
+    replies = [chat["messages"][-1] for chat in shown.chats]
+    assert all(" = " in reply["reasoning"] and "<answer>" in reply["content"] for reply in replies)
 
 
 # ----------------------------------------------------------------------------- arithmetic
@@ -337,8 +340,7 @@ async def test_problems_of_a_file_are_scenarios(tmp_path: Path, shape: str) -> N
     assert (await verdict(environment, first, "<answer> 42 </answer>")).success
     assert not (await verdict(environment, first, "<answer> 6 * 7 </answer>")).success
     assert (await verdict(environment, second, "<answer> -3 and 3 </answer>")).success
-    text = environment.honest_agent(second).text
-    assert text == "<think> x = 3\nx = -3 </think> <answer> 3, -3 </answer>"
+    assert environment.honest_agent(second).text == "<think> x = 3\nx = -3 </think> <answer> 3, -3 </answer>"
     [program] = environment.scenarios("validation")
     outcome = await verdict(environment, program, "<answer> def add(a, b): return a + b </answer>")
     assert (outcome.success, outcome.reward) == (None, None)  # the reward for code tells

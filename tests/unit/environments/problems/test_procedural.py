@@ -41,7 +41,7 @@ def test_a_part_of_a_score_is_no_right_answer() -> None:
 
 def test_a_missing_library_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ConfigurationError, match='pip install "reasoning-gym>=0.1.25,<0.2"'):
+    with pytest.raises(ConfigurationError, match=r'pip install "reasoning-gym>=0\.1\.25,<0\.2"'):
         make_environment({"name": "reasoning_gym"})
 
 

@@ -85,14 +85,16 @@ def _pieces(pipeline: Tokenizer, text: str) -> list[str]:
 
 
 def build_tokenizer(
-    texts: Iterable[str], *, vocab_size: int = 1000, max_length: int = 1024
+    texts: Iterable[str], *, vocab_size: int = 1000, max_length: int = 1024, tags: Sequence[str] = ()
 ) -> PreTrainedTokenizerFast:
     """A tokenizer whose vocabulary is the control tokens, the 256 bytes, all pairs of digits, all
     capital letters, and the most frequent pieces of `texts` (ties in alphabetical order).
 
-    `texts` is what stands between control tokens: contents of messages and calls as JSON.
+    `texts` is what stands between control tokens: contents of messages and calls as JSON. `tags` are one
+    token each, such as <think>.
     """
-    controls: Sequence[str] = (PAD, END, *ROLE_TOKENS.values(), *TOOL_CALL_TOKENS)
+    kept = (*TOOL_CALL_TOKENS, *tags)
+    controls: Sequence[str] = (PAD, END, *ROLE_TOKENS.values(), *kept)
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
     pipeline = _pipeline({symbol: index for index, symbol in enumerate(symbols)})
     wanted: dict[str, None] = dict.fromkeys(symbols)
@@ -108,10 +110,10 @@ def build_tokenizer(
     # Control tokens stand first, in the model's vocabulary too, so that ids do not depend on the texts.
     pipeline = _pipeline({**{token: index for index, token in enumerate(controls)}, **vocabulary})
     pipeline.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in controls[: -len(TOOL_CALL_TOKENS)]]
+        [AddedToken(token, special=True, normalized=False) for token in controls[: -len(kept)]]
     )
     pipeline.add_tokens(
-        [AddedToken(token, special=False, normalized=False) for token in TOOL_CALL_TOKENS]
+        [AddedToken(token, special=False, normalized=False) for token in kept]
     )  # kept when special tokens are left out of decoded text: whoever reads the calls needs them
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         tokenizer_object=pipeline,

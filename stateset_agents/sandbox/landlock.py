@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,6 +26,8 @@ _SCOPES_FROM, _SCOPES = 6, 0b11  # abstract unix sockets, signals
 
 def abi() -> int:
     """The version of Landlock in this kernel; 0 where there is none, or it is switched off."""
+    if sys.platform != "linux":  # where the number is another call's
+        return 0
     version_asked = 1
     libc = ctypes.CDLL(None, use_errno=True)
     return max(0, int(libc.syscall(_CREATE_RULESET, None, 0, version_asked)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -96,7 +98,7 @@ def _walls(level: Level, python: str | None) -> Walls:
 def _why_not(level: Level, python: str | None) -> str | None:
     """What is missing; None where a program ran behind these walls and could not reach beyond."""
     if this_architecture() is None:
-        return "the processor's system calls are not known here"
+        return f"the system calls of {sys.platform} on {platform.machine()} are not known here"
     if level == "landlock" and not landlock.abi():
         return "the kernel has no Landlock"
     if level == "landlock" and not can_filter():

@@ -47,7 +47,7 @@ class Sandbox:
         self.limits = limits or Limits()
         self._url = sandbox if sandbox.startswith(("http://", "https://")) else None
         self._walls = None if self._url is not None else choose_walls(sandbox, python=python)
-        self._max_concurrent = max_concurrent or len(os.sched_getaffinity(0))
+        self._max_concurrent = max_concurrent or _cores()
         self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
     @property
@@ -81,3 +81,8 @@ class Sandbox:
         if self._slots is None or self._slots[0] is not loop:
             self._slots = (loop, asyncio.Semaphore(self._max_concurrent))
         return self._slots[1]
+
+
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

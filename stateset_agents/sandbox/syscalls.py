@@ -9,6 +9,7 @@ long uses processor time.
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -77,5 +78,5 @@ ARCHITECTURES: Mapping[str, Architecture] = {"x86_64": _X86_64, "aarch64": _ARM6
 
 
 def this_architecture() -> Architecture | None:
-    """This machine's; None where its numbers are not known."""
-    return ARCHITECTURES.get(platform.machine())
+    """This machine's; None where its numbers are not known, or another kernel than Linux has its own."""
+    return ARCHITECTURES.get(platform.machine()) if sys.platform == "linux" else None

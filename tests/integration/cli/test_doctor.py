@@ -145,4 +145,4 @@ def test_it_says_which_walls_this_machine_has_for_programs(
     assert sandbox().seen.endswith("(no landlock: gone; no bubblewrap: gone)")
     monkeypatch.setattr(levels, "_why_not", lambda level, python: "gone")
     assert sandbox().verdict == "warn"
-    assert "install bubblewrap" in sandbox().hint
+    assert "install bubblewrap" in sandbox().cure

@@ -8,4 +8,5 @@ losses          log-probs and advantages             ->  policy, value and entro
 kl_estimators   log ratio to the reference           ->  KL of each token, by `kl_estimator`
 kl              log-probs of policy and reference    ->  KL loss or reward
 kl_controllers  KL of a step                         ->  its coefficient     (no torch)
+memory          numbers of parameters                ->  bytes of a training (no torch)
 """

@@ -2,9 +2,9 @@
 
     python scripts/memory_page.py            print the tables
     python scripts/memory_page.py --write    put them into docs/memory.md, and draw its picture
-    python scripts/memory_page.py --check    exit with 1 where page or picture is old
+    python scripts/memory_page.py --check    exit with 1 where one of the two is old
 
-The table of measured bytes loads `embedded:desk` and makes one optimiser step with it; the rest is arithmetic.
+The table of measured bytes loads `embedded:desk` and makes one step with it; the rest is arithmetic.
 """
 
 from __future__ import annotations
@@ -225,7 +225,8 @@ def picture(size: float = 7) -> str:
                 if width:
                     drawn.append(
                         f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="28" fill="{colour}" '
-                        f'stroke="#ffffff"><title>{model.name}: {part} {getattr(model, part):g} GB</title></rect>'
+                        f'stroke="#ffffff"><title>{model.name}: {part} {getattr(model, part):g} GB'
+                        "</title></rect>"
                     )
                     x += width
         drawn.append(f'<text x="{x + 8:.1f}" y="{y + 19}">{memory.total:.0f} GB</text>')

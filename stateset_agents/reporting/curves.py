@@ -125,6 +125,12 @@ _LEARNING = (
         stacked=True,
     ),
     _single("Speed", "tokens/per_second", "sampled tokens per second, update included"),
+    _Kind(
+        title="Thinking",
+        metrics={"reasoning/thinking_words_right": "right", "reasoning/thinking_words_wrong": "wrong"},
+        note="words of a thought, by the verdict on its reply",
+    ),
+    _single("Memory", "memory/peak_mib", "MiB, the peak of the process so far"),
 )
 _FAMILIES, _STALENESS = "success/", "staleness/"
 

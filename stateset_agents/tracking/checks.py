@@ -280,6 +280,89 @@ def _reply_length(history: History) -> Finding | None:
     return graded("reply length", change, seen)
 
 
+# ------------------------------------------------------------------------------ replies that think
+
+
+def _format(history: History) -> Finding | None:
+    """Replies in the format, as the reward for it has them."""
+    share = history.end("reasoning/format")
+    if share is None:
+        return None
+    return graded(
+        "format", 1 - share, f"{share:.1%} of the last replies are a thought and an answer in their tags"
+    )
+
+
+def _thinking(history: History) -> Finding | None:
+    """Words of thoughts, of right and of wrong replies; the one that changed more counts."""
+    changes, seen = [], []
+    for verdict in ("right", "wrong"):
+        name = f"reasoning/thinking_words_{verdict}"
+        start, end = history.start(name), history.end(name)
+        if start and end:
+            changes.append(max(end / start, start / end))
+            seen.append(f"{start:.3g} at the start and {end:.3g} at the end in {verdict} replies")
+    if not changes:
+        return None
+    return graded("thinking", max(changes), f"words of thinking: {'; '.join(seen)}")
+
+
+def _steps_of_thinking(history: History) -> Finding | None:
+    """Do harder problems get more steps, where the answer is right?"""
+    correlation = history.end("reasoning/steps_by_difficulty")
+    if correlation is None:
+        return None
+    seen = f"steps and difficulty of the last right replies have rank correlation {correlation:.2f}"
+    return graded("steps of thinking", -correlation, seen)
+
+
+# ------------------------------------------------------------------------------ what it costs
+
+
+def _memory(history: History) -> Finding | None:
+    """The peak against the limit, of main memory and of the GPU."""
+    shares = {}
+    for kind, words in (("memory", "memory"), ("memory/gpu", "the GPU's memory")):
+        peaks, limits = history.finite(f"{kind}/peak_mib"), history.finite(f"{kind}/limit_mib")
+        if peaks and limits and limits[-1]:
+            shares[f"{max(peaks):,.0f} of {limits[-1]:,.0f} MiB of {words}"] = max(peaks) / limits[-1]
+    if not shares:
+        return None
+    seen = max(shares, key=lambda words: shares[words])
+    return graded("memory", shares[seen], f"{seen} at the peak")
+
+
+def _generation(history: History) -> Finding | None:
+    """Seconds of rollout a sampled token, by step."""
+    times = [
+        line.values["time/rollout"] / line.values["tokens/agent"]
+        for line in history.lines
+        if line.values.get("tokens/agent") and math.isfinite(line.values.get("time/rollout", math.nan))
+    ]
+    if len(times) < 2 * window(times):
+        return None
+    start, end = median(times[: window(times)]), median(times[-window(times) :])
+    slow = sorted(times)[math.ceil(0.95 * len(times)) - 1]
+    seen = (
+        f"{start * 1000:.3g} ms a sampled token at the start, {end * 1000:.3g} at the end (median), "
+        f"95 % of the steps within {slow * 1000:.3g}"
+    )
+    return graded("generation", end / start if start > 0 else 1.0, seen)
+
+
+def _cache(history: History) -> Finding | None:
+    """Answers that a ResponseCache had and those it had not."""
+    hits, misses = sum(history.finite("cache/hits")), sum(history.finite("cache/misses"))
+    if hits + misses < _MIN_ASKED:
+        return None
+    share = hits / (hits + misses)
+    return graded("cache", 1 - share, f"{share:.1%} of {hits + misses:.0f} answers were known")
+
+
+_MIN_ASKED = 100
+"""Answers before which a cache cannot have repaid itself."""
+
+
 # ------------------------------------------------------------------------------ the optimiser
 
 
@@ -421,6 +504,12 @@ CHECKS: Mapping[str, Check] = {
     "value function": _critic,
     "value bias": _value_bias,
     "reply length": _reply_length,
+    "format": _format,
+    "thinking": _thinking,
+    "steps of thinking": _steps_of_thinking,
+    "memory": _memory,
+    "generation": _generation,
+    "cache": _cache,
     "event loop": _loop_lag,
 }
 """By the name of their monitor, in the order in which findings are shown."""

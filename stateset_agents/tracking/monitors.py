@@ -164,6 +164,48 @@ MONITORS: Mapping[str, Monitor] = {
         advice="read some conversations of the report: does the reward pay for length, or for saying "
         "nothing?",
     ),
+    "format": Monitor(
+        warn=0.05,
+        fail=0.2,
+        why="share of the last replies that are not one thought and one answer in their tags, where the "
+        "reward asks for it: over 95 % is the usual bar, below 80 % little else is learned",
+        advice="warm the model up on replies in the format, or let the reward pay more for it first",
+    ),
+    "thinking": Monitor(
+        warn=2.0,
+        why="words of thoughts at the end over those at the start, or the other way round, of right replies "
+        "and of wrong ones apart: a mean over each reply's tokens makes wrong replies longer by itself "
+        "(https://arxiv.org/abs/2503.20783), and length alone proves nothing",
+        advice="read right and wrong thoughts in the report; where only wrong ones grow set loss_type to "
+        "dr_grpo",
+    ),
+    "steps of thinking": Monitor(
+        warn=-0.3,
+        why="rank correlation of steps and difficulty among right replies, times -1: below .3 the agent does "
+        "not think longer where there is more to do (our choice)",
+        advice="harder problems beside easy ones; read whether thoughts do the work or decorate the answer",
+    ),
+    "memory": Monitor(
+        warn=0.9,
+        fail=0.98,
+        live="warn",
+        why="the process's peak over what the machine, its container or its GPU has (our choice)",
+        advice="lower micro_batch_tokens or agent.max_cached_tokens, set rollout_sleep or "
+        "gradient_checkpointing; docs/memory.md counts weights and optimiser",
+    ),
+    "generation": Monitor(
+        warn=2.0,
+        why="seconds of rollout for each sampled token, its median at the end over that at the start (our "
+        "choice): longer contexts slow it down, so does a busy machine, environment or judge",
+        advice="compare tokens/per_turn, time/loop_lag and engine/occupancy of the same steps",
+    ),
+    "cache": Monitor(
+        warn=0.9,
+        why="share of asked answers that a ResponseCache did not have, of a hundred and more (our choice); "
+        "evaluation and distillation alone may use one",
+        advice="it does not repay its memory: has the model's version or a sampling setting changed at each "
+        "call?",
+    ),
     "numbers": Monitor(
         warn=0.0,
         fail=0.0,

@@ -42,5 +42,14 @@ HEALTHY: Mapping[str, Series] = {
     "faults/outages": 0.0,
     "breaker/environment": 0.0,
     "time/loop_lag": 0.01,
+    "time/rollout": 0.8,
+    "reasoning/format": 0.98,
+    "reasoning/thinking_words_right": 12.0,
+    "reasoning/thinking_words_wrong": 14.0,
+    "reasoning/steps_by_difficulty": 0.9,
+    "memory/peak_mib": 900.0,
+    "memory/limit_mib": 8000.0,
+    "cache/hits": 5.0,
+    "cache/misses": 5.0,
 }
 TRAINING = {"max_grad_norm": 1.0, "num_iterations": 2, "kl_controller": "fixed", "kl_target": 0.01}

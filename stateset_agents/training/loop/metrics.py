@@ -11,6 +11,7 @@ from statistics import fmean, pstdev
 from stateset_agents.algorithms.advantages import zero_variance_fraction
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import max_or_nan
+from stateset_agents.training.loop.reasoning_metrics import reasoning_metrics
 from stateset_agents.training.rows.layout import num_distinct_tokens
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
@@ -21,11 +22,15 @@ __all__ = [
     "why_nothing_trained",
 ]
 
+_LARGEST = ("time/", "memory/", "breaker/")
+"""Of these metrics the largest of all processes counts."""
+
 
 def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """Figures of one step's groups; shares are of the conversations that did not fail.
 
-    `success/rate` is left out where the environment gives no verdict, `reward/*` where nothing is scored.
+    `success/rate` is left out where the environment gives no verdict, `reward/*` where nothing is scored,
+    `reasoning/*` where the reward does not ask for thoughts.
     Branches are counted apart, as what they cost: none of the other figures is theirs.
     """
     members = [trajectory for group in groups for trajectory in group.trajectories]
@@ -66,6 +71,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         metrics |= {"reward/mean": fmean(rewards), "reward/std": pstdev(rewards)}
     for term in sorted({name for t in played for name in t.breakdown}):
         metrics[f"reward/{term}"] = fmean(t.breakdown[term] for t in played if term in t.breakdown)
+    metrics |= reasoning_metrics(played)
     judged = [t for t in played if t.success is not None]
     if judged:
         metrics["success/rate"] = fmean(t.success is True for t in judged)
@@ -94,14 +100,14 @@ def staleness_metrics(groups: Sequence[TrajectoryGroup], versions: Sequence[int]
 
 
 def merge_processes(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of one step from those of each process: times and breakers are the largest, counts are
-    added up, and the engines' occupancy is that of all their rows."""
+    """The metrics of one step from those of each process: times, memory and breakers are the largest, counts
+    are added up, and the engines' occupancy is that of all their rows."""
     if len(parts) == 1:
         return dict(parts[0])
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         values = [part[name] for part in parts if name in part]
-        merged[name] = max_or_nan(values) if name.startswith(("time/", "breaker/")) else sum(values)
+        merged[name] = max_or_nan(values) if name.startswith(_LARGEST) else sum(values)
     if "engine/occupancy" in merged:
         used = sum(part.get("engine/occupancy", 0.0) * part.get("engine/decode_rows", 0.0) for part in parts)
         rows = merged.get("engine/decode_rows", 0.0)

@@ -12,6 +12,7 @@ from stateset_agents.backends.base import Backend
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scoring.base import result_of
 from stateset_agents.runtime.loop_lag import LoopLag, measure_loop_lag
+from stateset_agents.runtime.memory_use import peak_memory
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.runtime.user_code import format_error
 from stateset_agents.runtime.worker_thread import Worker
@@ -44,10 +45,12 @@ class StepWatch:
         self._counts = dict(backend.counts())
 
     def metrics(self) -> dict[str, float]:
-        """`engine/*`, where the backend counts and did anything, `time/loop_lag` and `time/loop_lag_user`."""
+        """`engine/*`, where the backend counts and did anything, `time/loop_lag`, `time/loop_lag_user` and
+        `memory/*`."""
         counts = self._backend.counts()
         done = {name: float(count - self._counts.get(name, 0)) for name, count in counts.items()}
         metrics = {"time/loop_lag": self.lag.longest, "time/loop_lag_user": self.lag.in_user_code}
+        metrics |= peak_memory()
         if any(done.values()):
             idle, rows = done.pop("idle_rows", 0.0), done.get("decode_rows", 0.0)
             metrics |= {f"engine/{name}": count for name, count in done.items()}

@@ -211,7 +211,7 @@ def left_by(run: Path) -> dict[str, Any]:
     last = run / "checkpoints" / f"step-{STEPS:06d}"
     state = json.loads((last / "state.json").read_text())
     del state["progress"]["train_seconds"]
-    timed = ("time", "tokens/per_second")
+    timed = ("time", "memory/", "tokens/per_second")
     tensors = {str(file.relative_to(last)): file.read_bytes() for file in last.rglob("*.safetensors")}
     return {
         **tensors,

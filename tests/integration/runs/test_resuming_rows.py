@@ -114,7 +114,7 @@ def left_by(trainer: MultiTurnGRPOTrainer) -> list[Any]:
     def lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in path.read_text().splitlines()][1:]
 
-    clocks = ("time", "tokens/per_second")
+    clocks = ("time", "memory/", "tokens/per_second")
     metrics = [
         {name: value for name, value in line.items() if not name.startswith(clocks)}
         for line in lines(trainer.run.metrics)

@@ -97,6 +97,15 @@ SICK: list[tuple[str, str, Mapping[str, Series], Mapping[str, Any]]] = [
     ("reply length", "warn", {"tokens/per_turn": [10.0] * 15 + [25.0] * 15}, {}),
     ("reply length", "warn", {"tokens/per_turn": [10.0] * 15 + [3.0] * 15}, {}),
     ("event loop", "warn", {"time/loop_lag": 2.0}, {}),
+    ("format", "warn", {"reasoning/format": 0.9}, {}),
+    ("format", "fail", {"reasoning/format": [1.0] * 20 + [0.5] * 10}, {}),
+    ("thinking", "warn", {"reasoning/thinking_words_right": [30.0] * 15 + [12.0] * 15}, {}),
+    ("thinking", "warn", {"reasoning/thinking_words_wrong": [14.0] * 15 + [40.0] * 15}, {}),
+    ("steps of thinking", "warn", {"reasoning/steps_by_difficulty": 0.1}, {}),
+    ("memory", "warn", {"memory/peak_mib": [100.0] * 29 + [7500.0]}, {}),
+    ("memory", "fail", {"memory/gpu/peak_mib": 8000.0, "memory/gpu/limit_mib": 8100.0}, {}),
+    ("generation", "warn", {"time/rollout": [0.8] * 15 + [2.0] * 15}, {}),
+    ("cache", "warn", {"cache/hits": 0.0}, {}),
 ]
 
 

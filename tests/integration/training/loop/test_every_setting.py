@@ -315,7 +315,7 @@ def contents(root: Path) -> list[Any]:
 
 
 def numbers(trainer: Any) -> list[Any]:
-    clock = ("time/", "tokens/per_second", "faults/waited")
+    clock = ("time/", "memory/", "tokens/per_second", "faults/waited")
     return [
         [(name, value) for name, value in line.values.items() if not name.startswith(clock)]
         for line in RunLog(trainer.run).metrics()

@@ -43,7 +43,7 @@ async def trained(folder: Path, **settings):
 
 def metrics(trainer):
     """Name -> value of each step's line, what depends on the clock left out."""
-    clock = ("time/", "tokens/per_second")
+    clock = ("time/", "memory/", "tokens/per_second")
     return [
         (line.step, {name: value for name, value in line.values.items() if not name.startswith(clock)})
         for line in RunLog(trainer.run).metrics()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
 from tiny_training import group_of, talk
 
 from stateset_agents.training.loop.metrics import merge_processes, rollout_metrics
+from stateset_agents.training.loop.reasoning_metrics import rank_correlation
 from stateset_agents.types.messages import Message, ToolCall
-from stateset_agents.types.trajectory import Branch, TrajectoryGroup
+from stateset_agents.types.trajectory import Branch, Trajectory, TrajectoryGroup
 
 
 def test_a_turn_with_an_unreadable_call_is_malformed() -> None:
@@ -58,3 +60,49 @@ def test_what_several_processes_measured_is_one_figure() -> None:
     assert merge_processes([{"engine/occupancy": 1.0}, {"engine/occupancy": 1.0}]) == {
         "engine/occupancy": 1.0
     }
+
+
+def _thought(words: int, steps: int, difficulty: int, *, right: bool, tags: bool = True) -> Trajectory:
+    """A reply with so many words in so many lines of thought."""
+    lines = [["word"] for _ in range(steps)]
+    lines[-1] += ["more"] * (words - steps)
+    thinking = "\n".join(" ".join(line) for line in lines)
+    content = f"<think>{thinking}</think><answer>5 apples</answer>" if tags else "5"
+    conversation = talk(([1], [2]), reward=1.0, breakdown={"format": float(tags), "answer": float(right)})
+    [turn] = conversation.turns
+    said = replace(turn.completion, message=Message(role="assistant", content=content))
+    scenario = replace(conversation.scenario, context={"difficulty": difficulty})
+    return replace(conversation, scenario=scenario, turns=(replace(turn, completion=said),))
+
+
+def test_thoughts_are_measured_by_right_and_wrong() -> None:
+    members = (
+        _thought(4, 1, 1, right=True),
+        _thought(6, 2, 2, right=True),
+        _thought(8, 3, 3, right=True),
+        _thought(20, 1, 3, right=False),
+        _thought(1, 1, 3, right=False, tags=False),
+    )
+    metrics = rollout_metrics([TrajectoryGroup(key="g", trajectories=members)])
+    assert {name: value for name, value in metrics.items() if name.startswith("reasoning/")} == {
+        "reasoning/format": 0.8,
+        "reasoning/steps": 1.75,
+        "reasoning/thinking_words_right": 6.0,
+        "reasoning/answer_words_right": 2.0,
+        "reasoning/thinking_words_wrong": 20.0,
+        "reasoning/answer_words_wrong": 2.0,
+        "reasoning/steps_by_difficulty": pytest.approx(1.0),
+    }
+
+
+def test_without_a_reward_for_the_format_nothing_is_said_of_thoughts() -> None:
+    metrics = rollout_metrics([group_of(1.0, 0.0)])
+    assert not any(name.startswith("reasoning/") for name in metrics)
+
+
+def test_ranks_of_equal_values_are_their_mean() -> None:
+    # ranks 0 1 2.5 2.5 and 0 1 2 3: covariance 4.5, variances 4.5 and 5
+    assert rank_correlation([1, 2, 9, 9], [1, 2, 3, 40]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+    assert rank_correlation([3, 2, 1], [1, 2, 3]) == pytest.approx(-1)
+    assert rank_correlation([1, 1, 1], [1, 2, 3]) is None
+    assert rank_correlation([1, 2], [1, 2]) is None

@@ -10,6 +10,7 @@ from typing import Any
 
 from stateset_agents.backends.base import Backend, RunningBackend, TrainableBackend
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.training_lock import exclusive, weights_token
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
@@ -30,7 +31,7 @@ from stateset_agents.training.loop.overlapped_rollouts import OverlappedRollouts
 from stateset_agents.training.loop.rollouts import EventSink, Rollouts
 from stateset_agents.training.loop.scenario_order import ScenarioOrder
 from stateset_agents.training.loop.validation import Validation
-from stateset_agents.training.loop.weight_sync import WeightSync, exclusive, weights_token
+from stateset_agents.training.loop.weight_sync import WeightSync
 from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.types.errors import ConfigurationError

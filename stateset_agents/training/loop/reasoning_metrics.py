@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import StatisticsError, correlation, fmean
+from statistics import fmean
 
+from stateset_agents.evaluation.rescoring import rank_correlation
 from stateset_agents.reasoning.replies import num_steps, read_reasoned
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["rank_correlation", "reasoning_metrics"]
+__all__ = ["reasoning_metrics"]
 
 _FORMAT_TERMS = ("format", "reasoning_format")
 """Terms of a reward that pay for the format; the name of one inside a composite ends with it."""
 _ANSWER_TERMS = ("answer", "math_answer")
+_MIN_RELATED = 3
+"""Right replies before which a correlation of steps and difficulty says nothing at all."""
 
 
 def reasoning_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
@@ -46,29 +49,10 @@ def reasoning_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
         for trajectory, reasoned in kept
         if _is_right(trajectory) and isinstance(trajectory.scenario.context.get("difficulty"), int | float)
     ]
+    if len(known) < _MIN_RELATED:
+        return metrics
     related = rank_correlation([steps for steps, _ in known], [difficulty for _, difficulty in known])
     return metrics if related is None else {**metrics, "reasoning/steps_by_difficulty": related}
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's, ties at their mean rank; None with fewer than three pairs, or where one side is constant.
-
-    >>> rank_correlation([1, 2, 3, 3], [10, 20, 30, 40])
-    0.9486832980505138
-    """
-    if len(first) < 3:
-        return None
-    try:
-        return correlation(_ranks(first), _ranks(second))
-    except StatisticsError:  # a constant side
-        return None
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    places: dict[float, list[int]] = {}
-    for place, value in enumerate(sorted(values)):
-        places.setdefault(value, []).append(place)
-    return [fmean(places[value]) for value in values]
 
 
 def _is_right(trajectory: Trajectory) -> bool | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import torch
 
-from stateset_agents.backends.base import Backend, SharedBackend
+from stateset_agents.backends.base import SharedBackend
+from stateset_agents.backends.training_lock import exclusive, new_weights, weights_token
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.model_card import Origin
 from stateset_agents.runtime.tasks import shielded
@@ -20,37 +20,8 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.update.protocol import PolicyLearner
-from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["WeightSync", "exclusive", "weights_token"]
-
-_trainers: WeakKeyDictionary[Backend, list[object]] = WeakKeyDictionary()
-"""Who trains a backend's model now."""
-_tokens: WeakKeyDictionary[Backend, object] = WeakKeyDictionary()
-"""Of the weights that each backend has."""
-
-
-@contextlib.contextmanager
-def exclusive(backend: Backend, owner: object) -> Iterator[None]:
-    """While open, no other owner's trainer may train the backend's model; the same one may enter again.
-
-    Raises ConfigurationError while another one trains it: each would sample from the other's weights.
-    """
-    owners = _trainers.setdefault(backend, [])
-    if any(other is not owner for other in owners):
-        raise ConfigurationError(
-            "another trainer is training this agent: await its end, or give each trainer an agent of its own"
-        )
-    owners.append(owner)
-    try:
-        yield
-    finally:
-        owners.remove(owner)
-
-
-def weights_token(backend: Backend) -> object:
-    """Stands for the weights the backend has now: the same object until a trainer pushes others."""
-    return _tokens.get(backend)
+__all__ = ["WeightSync"]
 
 
 @dataclass
@@ -126,5 +97,4 @@ class WeightSync:
         if shared is not None and not self.group.is_alone:
             in_use = await self.group.barrier("the weights in use", shared.weights_in_use())
             shared.follow(in_use[0])
-        _tokens[backend] = token = object()
-        return token
+        return new_weights(backend)

@@ -10,6 +10,7 @@ from typing import Any
 
 from stateset_agents.backends.base import RunningBackend, TrainableBackend
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.training_lock import exclusive, weights_token
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runs.compatibility import Identity
 from stateset_agents.runs.lifecycle import Lifecycle
@@ -20,7 +21,7 @@ from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.checkpointer import Checkpointer
-from stateset_agents.training.loop.weight_sync import WeightSync, exclusive, weights_token
+from stateset_agents.training.loop.weight_sync import WeightSync
 from stateset_agents.training.sft.demonstrations import (
     Chats,
     Demonstrations,

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from tiny_training import Watched, make_agent, make_trainer, same_bits, snapshot
 
+from stateset_agents.backends.training_lock import exclusive
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.loop.weight_sync import exclusive
 from stateset_agents.types.errors import ConfigurationError
 
 STEEP = {"learning_rate": 5e-2, "lr_scheduler_type": "constant"}

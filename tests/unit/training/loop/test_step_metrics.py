@@ -9,7 +9,6 @@ import pytest
 from tiny_training import group_of, talk
 
 from stateset_agents.training.loop.metrics import merge_processes, rollout_metrics
-from stateset_agents.training.loop.reasoning_metrics import rank_correlation
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.trajectory import Branch, Trajectory, TrajectoryGroup
 
@@ -100,9 +99,7 @@ def test_without_a_reward_for_the_format_nothing_is_said_of_thoughts() -> None:
     assert not any(name.startswith("reasoning/") for name in metrics)
 
 
-def test_ranks_of_equal_values_are_their_mean() -> None:
-    # ranks 0 1 2.5 2.5 and 0 1 2 3: covariance 4.5, variances 4.5 and 5
-    assert rank_correlation([1, 2, 9, 9], [1, 2, 3, 40]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
-    assert rank_correlation([3, 2, 1], [1, 2, 3]) == pytest.approx(-1)
-    assert rank_correlation([1, 1, 1], [1, 2, 3]) is None
-    assert rank_correlation([1, 2], [1, 2]) is None
+def test_two_right_replies_say_nothing_of_steps_and_difficulty() -> None:
+    members = (_thought(4, 1, 1, right=True), _thought(6, 2, 2, right=True), _thought(8, 3, 3, right=False))
+    metrics = rollout_metrics([TrajectoryGroup(key="g", trajectories=members)])
+    assert "reasoning/steps_by_difficulty" not in metrics

@@ -1,0 +1,103 @@
+"""Replies that were sampled before, for evaluation and distillation, which ask the same thing again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from dataclasses import fields
+from typing import Any
+
+from stateset_agents.backends.training_lock import is_training, weights_token
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.chat.system_message import ChatInput, as_messages
+from stateset_agents.rewards.judge_cache import AnswerCache
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Completion, SamplingParams
+from stateset_agents.types.settings import expect
+
+__all__ = ["ResponseCache"]
+
+_SAMPLING = frozenset(field.name for field in fields(SamplingParams))
+_Key = tuple[object, int, str]
+
+
+class ResponseCache:
+    """The first reply to a question is the reply to it, as long as neither model nor settings change.
+
+    A key has the weights (a token that every push of a trainer renews, and their version), all settings of
+    the agent, those of this question, and its messages. At most `max_size` replies are kept; the oldest
+    leaves first, however often it was asked for. It lives in memory: conversations of an evaluation are kept
+    in a file by `KeptConversations`, a judge's answers by `AnswerCache`.
+
+    A group of identical replies teaches nothing, so a model that is being trained is refused.
+    """
+
+    def __init__(self, max_size: int = 100_000) -> None:
+        if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
+            raise ConfigurationError(f"max_size must be a whole number from 1 on, got {max_size!r}")
+        self.max_size = max_size
+        self._replies: OrderedDict[_Key, Completion] = OrderedDict()
+        self._asked: dict[_Key, asyncio.Event] = {}
+        """Questions whose reply is being sampled: who asks the same meanwhile waits for it."""
+        self._hits = self._misses = 0
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    async def get_or_generate(self, prompt: ChatInput, model: MultiTurnAgent, **kwargs: Any) -> Completion:
+        """The reply that is known, or a new one, which is then known.
+
+        >>> completion = await cache.get_or_generate("2 + 3?", agent, temperature=0.1, stream=1)
+
+        Args:
+            prompt: A text, which is one user message, or a conversation's messages.
+            model: An initialised agent.
+            **kwargs: Fields of `SamplingParams` in place of the agent's settings. Several replies to one
+                question need a `stream` each.
+
+        Raises ConfigurationError for a model that is being trained, and for an unknown field.
+        """
+        expect("model", model, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
+        if unknown := sorted(kwargs.keys() - _SAMPLING):
+            raise ConfigurationError(
+                f"{unknown[0]} is no setting of sampling: give some of {', '.join(sorted(_SAMPLING))}"
+            )
+        if is_training(model.backend):
+            raise ConfigurationError(
+                "a ResponseCache gives the same reply again, and this model is being trained on what it "
+                "samples: ask it before or after the training, or call the agent itself"
+            )
+        messages = model.with_system_prompt(as_messages(prompt))
+        key = self._key(model, [message.to_openai() for message in messages], kwargs)
+        while (known := self._replies.get(key)) is None and (asked := self._asked.get(key)) is not None:
+            await asked.wait()
+        if known is not None:
+            self._hits += 1
+            return known
+        self._misses += 1
+        self._asked[key] = asyncio.Event()
+        try:
+            reply = self._replies[key] = await model.answer(messages, sampling=kwargs)
+        finally:  # also without a reply: whoever waits asks for it then
+            self._asked.pop(key).set()
+        while len(self._replies) > self.max_size:
+            self._replies.popitem(last=False)
+        return reply
+
+    def metrics(self) -> dict[str, float]:
+        """`cache/hits` and `cache/misses` since the last call, for a tracker; the check `cache` reads
+        them."""
+        counted = {"cache/hits": float(self._hits), "cache/misses": float(self._misses)}
+        self._hits = self._misses = 0
+        return counted
+
+    def _key(self, model: MultiTurnAgent, messages: list[Any], sampling: dict[str, Any]) -> _Key:
+        date = model.template.date
+        asked_of = {
+            "agent": model.config.model_dump(mode="json"),
+            "date": None if date is None else date.isoformat(),
+            "sampling": sampling,
+        }
+        content = AnswerCache.key(json.dumps(asked_of, sort_keys=True), json.dumps(messages))
+        return weights_token(model.backend), model.backend.version, content

@@ -20,6 +20,7 @@ __all__ = [
     "Credit",
     "Scaling",
     "broadcast_turns",
+    "clipped",
     "group_advantages",
     "per_turn_group_credit",
     "returns_to_go",
@@ -100,10 +101,7 @@ def group_advantages(
             continue
         expected = of_batch if over_batch else iter(rule.compute(scored))
         differences = [None if reward is None else reward - next(expected) for reward in group]
-        bound = math.inf if clip is None else clip
-        advantages.append(
-            [None if value is None else max(-bound, min(bound, value / spread)) for value in differences]
-        )
+        advantages.append([None if value is None else clipped(value / spread, clip) for value in differences])
     return advantages
 
 
@@ -191,6 +189,11 @@ def per_turn_group_credit(
             [value - (mean(peers) if peers else 0.0) for value, peers in zip(values, at_turn, strict=True)]
         )
     return credit
+
+
+def clipped(advantage: float, limit: float | None) -> float:
+    """Within ±limit, where there is one: -4 and 3 -> -3."""
+    return advantage if limit is None else max(-limit, min(limit, advantage))
 
 
 def broadcast_turns(credit: Sequence[float], tokens_per_turn: Sequence[int]) -> list[float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 __all__ = ["peak_memory"]
 
 _MIB = 2**20
+_STATUS = Path("/proc/self/status")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -20,12 +21,9 @@ def peak_memory() -> dict[str, float]:
     has reserved on the current GPU. The limit is the machine's memory, or its container's where that is less.
     Empty where the system does not say (Windows).
     """
-    try:
-        import resource
-    except ImportError:
+    peak = _peak()
+    if peak is None:
         return {}
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     metrics = {"memory/peak_mib": peak / _MIB, "memory/limit_mib": _limit() / _MIB}
     torch = sys.modules.get("torch")  # who has not loaded it has nothing on a GPU
     if torch is not None and torch.cuda.is_initialized():
@@ -33,6 +31,21 @@ def peak_memory() -> dict[str, float]:
         metrics["memory/gpu/peak_mib"] = torch.cuda.max_memory_reserved() / _MIB
         metrics["memory/gpu/limit_mib"] = total / _MIB
     return metrics
+
+
+def _peak() -> int | None:
+    """Bytes of the largest resident set."""
+    try:  # getrusage would count what stood in the process that started this one
+        status = _STATUS.read_text(encoding="ascii", errors="replace")
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @functools.cache

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DType",
+    "eos_ids_of",
     "load_model_and_tokenizer",
     "load_tokenizer",
     "model_folder",
@@ -123,7 +124,7 @@ def load_model_and_tokenizer(
         _log.warning(
             f"{len(unused)} weights in {where!r} have no place in a {type(model).__name__}: {unused[0]}"
         )
-    return model.to(device).eval(), HuggingFaceTokenizer(tokenizer, extra_eos_ids=_eos_ids(model))
+    return model.to(device).eval(), HuggingFaceTokenizer(tokenizer, extra_eos_ids=eos_ids_of(model))
 
 
 def load_tokenizer(name: str) -> HuggingFaceTokenizer:
@@ -151,7 +152,7 @@ def load_tokenizer(name: str) -> HuggingFaceTokenizer:
             f"cannot load a tokenizer from {where!r} ({_why(where, 'tokenizer', error)}"
         ) from error
     parts = SimpleNamespace(config=config, generation_config=generation)
-    return HuggingFaceTokenizer(tokenizer, extra_eos_ids=_eos_ids(parts))
+    return HuggingFaceTokenizer(tokenizer, extra_eos_ids=eos_ids_of(parts))
 
 
 def reload_model(name: str, device: torch.device) -> PreTrainedModel:
@@ -284,7 +285,7 @@ def recommended_settings(folder: str) -> dict[str, Any]:
     return settings
 
 
-def _eos_ids(model: Any) -> list[int]:
+def eos_ids_of(model: Any) -> list[int]:
     """End-of-turn ids of the model's generation config and config."""
     ids: list[int] = []
     for config in (model.generation_config, model.config.get_text_config()):

@@ -106,6 +106,18 @@ class UpdateSettings(PassSettings):
         description="Rewards are clipped to ±this before comparison: a conversation's, or with per-turn "
         "credit each turn's.",
     )
+    advantage_clip: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Scaled advantages are clipped to ±this. Of G conversations compared with their own mean "
+        "none is beyond the root of G - 1, so 3 acts only in groups of more than 10.",
+    )
+    advantage_skip: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="Tokens with an advantage nearer to 0 train nothing, no KL either: advantages then no "
+        "longer sum to 0 in a group. 0 skips none.",
+    )
     min_group_size: int = Field(
         default=2,
         ge=1,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
-from stateset_agents.algorithms.advantages import broadcast_turns
+from stateset_agents.algorithms.advantages import broadcast_turns, clipped
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.estimators.base import ScoredStep, ValueEstimate, flat, tokens_per_turn
 from stateset_agents.training.estimators.registry import ESTIMATORS
@@ -69,6 +69,7 @@ def assign_credit(
         numbers = estimate.scaled[rows[index]][member]
         assert numbers is not None  # it is scored
         group, trajectory = groups[index], groups[index].trajectories[member]
+        numbers = [clipped(number, config.advantage_clip) for number in numbers]
         per_token = _broadcast(numbers, trajectory, estimator.per)
         credit[index][member] = per_token
         samples.append(Sample(trajectory=trajectory, advantages=per_token, weight=group.weight))

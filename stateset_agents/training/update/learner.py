@@ -70,13 +70,18 @@ class Learner:
         exact_logprobs: bool,
         processes: Processes | None = None,
         matmul_precision: MatmulPrecision = "highest",
+        reference_model: nn.Module | None = None,
     ) -> None:
         """Trains `model` itself, in fp32 (or float64 where it is that).
 
         `exact_logprobs`: rollouts ran in that precision, so the log-probs that they stored are pi_old's; else
         these are recomputed, and the difference reported as policy/rollout_mismatch. `processes`: all of
         those that train together credit and update on the same groups, and each takes its share of the rows.
-        `matmul_precision`: of fp32 products, as the rollouts' backend has it.
+        `matmul_precision`: of fp32 products, as the rollouts' backend has it. `reference_model`: what the
+        policy is to stay near, where that is not a copy of `model` as it is now; it is frozen and widened in
+        its place.
+
+        Raises ConfigurationError for a reference model that no setting uses, or beside an adapter.
         """
         self.config = config
         self._processes = processes or Processes()
@@ -100,7 +105,9 @@ class Learner:
         if config.gradient_checkpointing:
             self.policy.recompute_activations()
         self.fingerprint = fingerprint(merged_weights(self.policy.model))
-        self._store, self.reference = weights_and_reference(self.policy, config, self._processes)
+        self._store, self.reference = weights_and_reference(
+            self.policy, config, self._processes, reference_model
+        )
         self._objective = Objective(self.policy, self.reference, config, exact_logprobs=exact_logprobs)
         self.kl = create_kl_controller(
             config.kl_controller,
@@ -197,11 +204,11 @@ class Learner:
 
         Denominators are counted over all samples, so the cut into micro-batches changes nothing. Samples
         without an advantage are left out where their gradient is exactly 0: without a reference and an
-        entropy bonus. When that leaves none, the weights stay as they are (AdamW would move them on a zero
-        gradient). Means in the metrics are over the samples that were forwarded.
+        entropy bonus, and where `advantage_skip` passes over them. When that leaves none, the weights stay as
+        they are (AdamW would move them on a zero gradient). Means in the metrics are over the samples that
+        were forwarded.
         """
-        needs_all = self.kl.beta > 0 or self.config.entropy_coef > 0
-        trained = [sample for sample in samples if needs_all or any(sample.advantages)]
+        trained = [sample for sample in samples if self._has_gradient(sample)]
         metrics = {"batch/left_out": float(len(samples) - len(trained))}
         if not trained:
             return metrics | {"batch/micro_batches": 0.0, "optimizer/skipped": 1.0}
@@ -234,6 +241,14 @@ class Learner:
             return metrics | self._processes.maximum("the update", mismatch) | passes
         finally:
             self.optimization.zero_grad()
+
+    def _has_gradient(self, sample: Sample) -> bool:
+        """May its gradient be other than exactly 0?"""
+        config = self.config
+        highest = sample.weight * max(map(abs, sample.advantages), default=0.0)
+        if config.advantage_skip and not (self.kl.beta > 0 and config.kl_placement == "reward"):
+            return highest >= config.advantage_skip
+        return highest > 0 or self.kl.beta > 0 or config.entropy_coef > 0
 
     def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
         """The loss of these samples under the weights as they are; nothing steps.

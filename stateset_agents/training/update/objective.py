@@ -100,6 +100,8 @@ class Objective:
             zero = self.policy.loss(batch, lambda scores, part: scores.logprobs.sum())
             return LossOutput(loss=zero, metrics=Metrics())
 
+        keep = batch.advantages.abs() >= config.advantage_skip if config.advantage_skip else None
+
         def loss_of(scores: TokenScores, part: slice) -> Tensor:
             ids = batch.trajectory_ids[part]
             output = policy_loss(
@@ -114,11 +116,18 @@ class Objective:
                 dual_clip=config.dual_clip,
                 behaviour_logprobs=None if behaviour is None else behaviour[part],
                 weight_cap=self._importance_cap,
+                keep=None if keep is None else keep[part],
                 ref_logprobs=None if reference is None else reference[part],
                 beta=beta if config.kl_placement == "loss" else 0.0,
                 kl_estimator=config.kl_estimator,
             )
-            entropy = entropy_loss(scores.entropy, ids, denominators, averaging=loss.averaging)
+            entropy = entropy_loss(
+                scores.entropy,
+                ids,
+                denominators,
+                averaging=loss.averaging,
+                keep=None if keep is None else keep[part],
+            )
             metrics.append(output.metrics + entropy.metrics)
             if self._old_is_current and self._measures_mismatch:
                 mismatch = _mismatch(scores.logprobs.detach(), batch.old_logprobs[part])

@@ -124,10 +124,17 @@ class Policy:
         result: _T = work() if self._sharded_model is None else self._sharded_model(work)
         return result
 
-    def reference(self) -> Policy:
-        """A frozen copy of the policy as it is now."""
+    def reference(self, model: nn.Module | None = None) -> Policy:
+        """A frozen copy of the policy as it is now; or `model` itself, frozen, forwarded as the policy is.
+
+        Raises ConfigurationError for a model whose parameters are not of the policy's shapes.
+        """
+        if model is not None:
+            _check_same_shape(model, self.model)
+            model = model.to(device=self.device, dtype=self.dtype)
         reference = copy.copy(self)
-        reference.model = copy.deepcopy(self.model).eval().requires_grad_(False)
+        frozen: Any = copy.deepcopy(self.model) if model is None else model
+        reference.model = frozen.eval().requires_grad_(False)
         reference.trunk = _trunk(reference.model)
         return reference
 
@@ -247,6 +254,16 @@ class Policy:
         hidden = self.trunk(input_ids=ids, use_cache=False).last_hidden_state
         self.model.train(training)
         return torch.allclose(logits, F.linear(hidden * 1000, head.weight, head.bias), atol=1e-2, rtol=1e-4)
+
+
+def _check_same_shape(model: nn.Module, policy: nn.Module) -> None:
+    """What was found of the policy, how its rows are packed say, must hold of the reference."""
+    shapes = {name: parameter.shape for name, parameter in policy.named_parameters()}
+    for name, parameter in model.named_parameters():
+        if shapes.pop(name, None) != parameter.shape:
+            raise ConfigurationError(f"the reference is another architecture than the policy: {name} differs")
+    if shapes:
+        raise ConfigurationError(f"the reference is another architecture: it has no {next(iter(shapes))}")
 
 
 def _trunk(model: Any) -> Any:

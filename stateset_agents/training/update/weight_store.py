@@ -23,7 +23,7 @@ from stateset_agents.training.distributed.sharding import (
 )
 from stateset_agents.training.update.lora import load_trainable_state, merged_weights, save_trainable_state
 from stateset_agents.training.update.policy import Policy
-from stateset_agents.types.errors import CheckpointError
+from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
 __all__ = ["AdapterWeights", "FullWeights", "ShardedWeights", "WeightStore", "weights_and_reference"]
 
@@ -120,13 +120,16 @@ class ShardedWeights:
 
 
 def weights_and_reference(
-    policy: Policy, config: TrainingConfig, processes: Processes
+    policy: Policy, config: TrainingConfig, processes: Processes, reference_model: nn.Module | None = None
 ) -> tuple[WeightStore, Policy | None]:
     """How the policy's weights are held by `config`, and the frozen reference where it uses one: the model
-    without its adapter, or a copy. With fsdp2 both are cut into shards."""
+    without its adapter, `reference_model`, or a copy. With fsdp2 both are cut into shards."""
+    if reference_model is not None and (config.lora is not None or not config.uses_reference):
+        why = "beta is 0" if config.lora is None else "an adapter's reference is the model without it"
+        raise ConfigurationError(f"a reference model is of no use here ({why}): leave it out")
     if config.lora is not None:
         return AdapterWeights(policy.model), policy.without_adapter() if config.uses_reference else None
-    reference = policy.reference() if config.uses_reference else None
+    reference = policy.reference(reference_model) if config.uses_reference else None
     if config.parallelism == "fsdp2" and processes.count > 1:
         with processes.collective("the model's division"):
             for model in filter(None, (policy, reference)):

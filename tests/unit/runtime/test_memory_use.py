@@ -42,3 +42,9 @@ def test_a_container_s_limit_counts_where_it_is_lower(
     monkeypatch.setattr(memory_use, "_CGROUP_LIMIT", file)
     assert peak_memory()["memory/limit_mib"] == (limit or machine)
     memory_use._limit.cache_clear()
+
+
+def test_a_system_without_proc_says_it_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_status = peak_memory()["memory/peak_mib"]
+    monkeypatch.setattr(memory_use, "_STATUS", tmp_path / "none")
+    assert peak_memory()["memory/peak_mib"] >= by_status > 1  # at least: it knows the process before, too

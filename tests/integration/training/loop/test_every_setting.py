@@ -101,6 +101,8 @@ TRAINING = {
     "baseline_type": Change("group_median"),
     "advantage_normalization": Change("none"),
     "reward_clip": Change(0.3),
+    "advantage_clip": Change(0.5),
+    "advantage_skip": Change(0.8),
     "min_group_size": Change(4, "error", parts="three of four scored"),
     "beta": Change(0.5, given={"num_iterations": 2}),
     "use_reference_model": Change(False, given={"num_iterations": 2}),

@@ -52,6 +52,7 @@ UNFIT = {
     "importance_cap": 2.0,
     "entropy_coef": 0.1,
     "kl_estimator": "k2",
+    "advantage_skip": 0.1,
     "kl_placement": "reward",
     "kl_controller": "adaptive",
     "kl_target": 0.5,

@@ -77,7 +77,7 @@ def test_a_finished_fine_tuning_can_be_given_more(finished, capsys):
 
 def test_an_interrupted_one_says_how_to_go_on(shown, tmp_path):
     command = [sys.executable, "-m", "stateset_agents", "sft", str(shown), "--model", "embedded:desk", *QUICK]
-    command += ["--max-steps", "5000", "--output-dir", str(tmp_path)]
+    command += ["--max-steps", "200", "--output-dir", str(tmp_path)]  # a line each 10 steps
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

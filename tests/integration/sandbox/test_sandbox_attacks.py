@@ -42,6 +42,15 @@ def attacked(folder: Path, *arguments: str) -> Mapping[str, Any]:
     return found
 
 
+def test_the_first_attack_of_each_kind_scores_nothing(folder: Path) -> None:
+    first = [next(iter(programs)) for programs in ATTACKS.values()]
+    found = attacked(folder, "--only", *first)
+    scores = {name: score for some in found["attacks"].values() for name, score in some.items()}
+    assert scores == dict.fromkeys(first, 0.0)
+    assert found["left"] == []
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("user", USERS)
 def test_every_attack_scores_nothing_and_every_honest_program_all(user: str, folder: Path) -> None:
     found = attacked(folder, *(["--as-nobody"] if user == "nobody" else []))

@@ -207,6 +207,7 @@ def request(dice: random.Random) -> tuple[str, str]:
     return dice.choice(["where is {}?", "find {}", "what about {}?"]).format(order), order
 
 
+@pytest.mark.long
 async def test_a_llama_of_random_weights_learns_tool_calls_from_200_conversations(tmp_path):
     dice = random.Random(0)
     chats = []

@@ -50,7 +50,7 @@ async def test_every_loss_learns_to_answer_in_kind(tmp_path, loss_type):
     [
         {"baseline_type": "leave_one_out", "advantage_normalization": "none"},
         {"beta": 0.01},
-        {"beta": 0.01, "kl_placement": "reward", "kl_estimator": "k1"},
+        pytest.param({"beta": 0.01, "kl_placement": "reward", "kl_estimator": "k1"}, marks=pytest.mark.long),
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )

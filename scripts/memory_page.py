@@ -10,7 +10,6 @@ The table of measured bytes loads `embedded:desk` and makes one step with it; th
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -251,14 +250,12 @@ def filled(page: str) -> str:
     }
     for name, text in blocks.items():
         begin, end = f"<!-- scripts/memory_page.py {name} -->\n", "<!-- end -->"
-        page, found = re.subn(
-            f"{re.escape(begin)}.*?{re.escape(end)}",
-            lambda _, text=text, begin=begin, end=end: f"{begin}\n{text}\n\n{end}",
-            page,
-            flags=re.DOTALL,
-        )
-        if found != 1:
-            raise SystemExit(f"{PAGE.name} has {found} places for {name}, wanted 1: {begin.strip()}")
+        if page.count(begin) != 1:
+            raise SystemExit(
+                f"{PAGE.name} has {page.count(begin)} places for {name}, wanted 1: {begin.strip()}"
+            )
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n{text}\n\n{end}{rest.partition(end)[2]}"
     return page
 
 

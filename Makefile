@@ -100,8 +100,8 @@ test-browser: setup  ## The report page in headless Chromium; installs Debian's 
 SLOW_0 := test-torch-linears test-trackers test-schema test-tau2
 SLOW_1 := test-avx2 test-browser test-openenv test-renderers
 SLOW_2 := test-crash test-llm test-templates
-SLOW_3 := test-soak test-quantization
-SLOW_4 := test-long test-faults test-vllm
+SLOW_3 := test-soak test-quantization test-long
+SLOW_4 := test-faults test-vllm
 
 slow: $(SLOW_$(SHARE))  ## One fifth of the targets above that take minutes: SHARE=0 to 4
 	@test -n "$(SLOW_$(SHARE))" || { echo 'SHARE must be 0 to 4, got "$(SHARE)": make slow SHARE=0' >&2; exit 2; }

@@ -42,7 +42,7 @@ def normalize_rewards_per_group(
     than 10. Raises RewardFailure on a reward that is not finite, ConfigurationError on a clip that is not
     above 0.
     """
-    return group_advantages(rewards, baseline="group_mean", scaling="population", clip=clip)
+    return group_advantages(rewards, clip=clip)
 
 
 def trajectory_of(

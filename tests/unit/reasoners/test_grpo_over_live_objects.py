@@ -101,11 +101,9 @@ async def test_rewards_get_the_prompt_the_response_and_the_truth() -> None:
         seen.append((prompt, response, truth))
         return float(len(response))
 
-    async with trainer_of(reward) as trainer:
+    async with trainer_of(reward, max_length=24) as trainer:
         prompt = Scenario(id="sum", opening="ab<think>", context={"answer": 5})
-        [group] = await trainer.generate_groups(
-            [prompt],
-        )
+        [group] = await trainer.generate_groups([prompt])
     assert sorted(seen) == sorted(("ab<think>", text, {"answer": 5}) for text in group["responses"])
     assert group["rewards"] == [float(len(text)) for text in group["responses"]]
 
@@ -244,7 +242,7 @@ async def test_the_loss_is_that_of_algorithms_on_the_same_numbers() -> None:
     assert wanted["clip_fraction"] > 0
     assert wanted["kl_penalty"] > 0
     for name, value in wanted.items():
-        assert float(losses[name]) == pytest.approx(value, abs=2e-5), name
+        assert float(losses[name].detach()) == pytest.approx(value, abs=2e-5), name
     rewards = [reward for reward in group["rewards"] if reward is not None]
     assert float(losses["mean_reward"]) == pytest.approx(sum(rewards) / len(rewards))
     assert losses["loss"].requires_grad
@@ -344,7 +342,7 @@ async def test_truncated_replies_have_their_own_log_probs_and_a_weight(truncatio
         wanted = by_hand(trainer, reference.model, group, is_weighted=True)
         losses = trainer.compute_loss(group)
         for name, value in wanted.items():
-            assert float(losses[name]) == pytest.approx(value, abs=2e-5), name
+            assert float(losses[name].detach()) == pytest.approx(value, abs=2e-5), name
         metrics = trainer.learner.update(samples_of(group), step=0)
         assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
         assert 0.5 < metrics["policy/weight"] < 1.0
@@ -371,7 +369,7 @@ def _kept_mass(probs: torch.Tensor, top_k: int = 0, top_p: float = 1.0) -> torch
 async def test_a_toy_task_is_learned(iterations: int) -> None:
     settings = {"group_size": 8, "learning_rate": 1e-2, "num_iterations": iterations, "temperature": 1.0}
     async with trainer_of(**settings) as trainer:
-        curve = [(await trainer.train_step(PROMPTS))["mean_reward"] for _ in range(12)]
+        curve = [(await trainer.train_step(PROMPTS))["mean_reward"] for _ in range(20)]
         assert sum(curve[-3:]) / 3 > sum(curve[:3]) / 3 + 0.25
         # what samples is what was trained
         [group] = await trainer.generate_groups(["ab"])

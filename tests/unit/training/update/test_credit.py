@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean, pstdev
 
 import pytest
@@ -200,3 +201,19 @@ def test_a_turn_without_a_token_is_nobody_s_place_but_a_sibling_s_turn():
     assert advantages[0] == (3.0, 2.0, 2.0)
     by_critic, _ = credited("token_gae", silent, values=[(0.0, 0.0, 0.0)], gae_lambda=1.0)
     assert by_critic[0] == pytest.approx((3.0, 2.0, 2.0))
+
+
+def test_an_advantage_clip_of_3_acts_in_a_group_of_12_and_in_none_of_10() -> None:
+    def highest(size: int, **settings: float) -> float:
+        credited = assign_credit([group_of(1.0, *[0.0] * (size - 1))], TrainingConfig(**settings))
+        return max(abs(value) for sample in credited.samples for value in sample.advantages)
+
+    assert highest(12) == pytest.approx(math.sqrt(11))
+    assert highest(12, advantage_clip=3.0) == 3.0
+    for size in range(2, 11):  # the furthest that anyone can be from its own mean
+        assert (
+            highest(size, advantage_clip=3.0)
+            == pytest.approx(highest(size))
+            == pytest.approx(math.sqrt(size - 1))
+        )
+    assert highest(12, advantage_clip=0.5) == 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections import OrderedDict
 from dataclasses import fields
@@ -11,7 +12,6 @@ from typing import Any
 from stateset_agents.backends.training_lock import is_training, weights_token
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.system_message import ChatInput, as_messages
-from stateset_agents.rewards.judge_cache import AnswerCache
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, SamplingParams
 from stateset_agents.types.settings import expect
@@ -99,5 +99,5 @@ class ResponseCache:
             "date": None if date is None else date.isoformat(),
             "sampling": sampling,
         }
-        content = AnswerCache.key(json.dumps(asked_of, sort_keys=True), json.dumps(messages))
-        return weights_token(model.backend), model.backend.version, content
+        content = json.dumps([asked_of, messages], sort_keys=True).encode()
+        return weights_token(model.backend), model.backend.version, hashlib.sha256(content).hexdigest()

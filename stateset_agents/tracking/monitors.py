@@ -176,8 +176,8 @@ MONITORS: Mapping[str, Monitor] = {
         why="words of thoughts at the end over those at the start, or the other way round, of right replies "
         "and of wrong ones apart: a mean over each reply's tokens makes wrong replies longer by itself "
         "(https://arxiv.org/abs/2503.20783), and length alone proves nothing",
-        advice="read right and wrong thoughts in the report; where only wrong ones grow take a loss_type that "
-        "divides by a constant (docs/algorithms.md)",
+        advice="read right and wrong thoughts in the report; where only wrong ones grow take a loss_type "
+        "that divides by a constant (docs/algorithms.md)",
     ),
     "steps of thinking": Monitor(
         warn=-0.3,

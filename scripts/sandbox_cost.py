@@ -16,6 +16,7 @@ import os
 import statistics
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,18 +79,14 @@ async def peak_mib(sandbox: Sandbox) -> float:
     """The most that a child of a submission had resident, while its program spins for half a second."""
     spin = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\n"
     job = Job(program=spin + FUNCTION.program, entry_point="second", arguments=FUNCTION.arguments)
-    peaks: list[int] = []
+    peaks: dict[str, int] = {}
+    """By process, the last value: before a child's exec it is ours."""
     is_over = threading.Event()
+    others = {pid for pid, _ in _children()}
 
     def look() -> None:
         while not is_over.wait(0.02):
-            for status in Path("/proc").glob("[0-9]*/status"):
-                try:
-                    fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-                except OSError:
-                    continue
-                if int(fields["PPid"]) == os.getpid() and "VmHWM" in fields:
-                    peaks.append(int(fields["VmHWM"].split()[0]))
+            peaks.update((pid, peak) for pid, peak in _children() if pid not in others)
 
     watching = threading.Thread(target=look)
     watching.start()
@@ -98,7 +95,18 @@ async def peak_mib(sandbox: Sandbox) -> float:
     finally:
         is_over.set()
         watching.join()
-    return max(peaks) / 1024
+    return max(peaks.values()) / 1024
+
+
+def _children() -> Iterator[tuple[str, int]]:
+    """Processes that this one has started, and the KiB that each had resident at most."""
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        except OSError:
+            continue
+        if int(fields["PPid"]) == os.getpid() and "VmHWM" in fields:
+            yield status.parent.name, int(fields["VmHWM"].split()[0])
 
 
 def main() -> None:

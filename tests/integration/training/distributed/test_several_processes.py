@@ -277,7 +277,7 @@ def started(folder: Path, number: int, trouble: str = "") -> str:
         trainer = make_trainer(folder, num_processes=number, seed=seed, parallelism=parallelism)
         if trouble == "room" and os.environ["RANK"] == "1":
 
-            def full(policy: Policy) -> None:
+            def full(policy: Policy, model: Any = None) -> None:
                 raise MemoryError("no room for a reference")
 
             Policy.reference = full

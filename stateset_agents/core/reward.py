@@ -86,6 +86,11 @@ class CompositeReward(RewardOfRewards):
         self._terms = named_terms("composite reward", rewards)
         super().__init__(name, {term: reward for term, reward, _ in self._terms})
 
+    @property
+    def part_weights(self) -> Mapping[str, float]:
+        total = sum(weight for _, _, weight in self._terms)
+        return {name: weight / total for name, _, weight in self._terms}
+
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
         by_term = await gather_or_cancel(
             score_trajectories(reward, trajectories) for _, reward, _ in self._terms

@@ -14,6 +14,7 @@ from stateset_agents.runtime.named_code import imported
 from stateset_agents.runtime.yaml_files import parse_yaml
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.estimators.registry import ESTIMATORS, estimators_with
+from stateset_agents.training.loop.curriculum.reward_parts import check_parts
 from stateset_agents.training.settings.composed_rewards import COMPOSED, compose
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.foreign_names import setting_hint
@@ -98,6 +99,7 @@ def make_reward(spec: Mapping[str, Any]) -> RewardFunction:
 
 def check_reward(reward: RewardFunction, config: TrainingConfig) -> None:
     """Raises ConfigurationError for a reward that this training would undo or bend, with the cure."""
+    check_parts(reward, config)
     estimator = ESTIMATORS[config.advantage_estimator]
     refuse_unfit_shaping(
         reward,

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.runs.settings import OptimizerSettings, RunSettings
 from stateset_agents.training.estimators.registry import ESTIMATORS
+from stateset_agents.training.settings.curriculum import CurriculumSettings
 from stateset_agents.training.settings.faults import FaultSettings
 from stateset_agents.training.settings.profiles import (
     PROFILES,
@@ -33,7 +34,13 @@ _LENGTHS = {"num_episodes", "max_steps"}
 
 
 class TrainingConfig(
-    FaultSettings, RunSettings, UpdateSettings, OptimizerSettings, RolloutSettings, ScheduleSettings
+    FaultSettings,
+    RunSettings,
+    UpdateSettings,
+    OptimizerSettings,
+    CurriculumSettings,
+    RolloutSettings,
+    ScheduleSettings,
 ):
     """Settings of `MultiTurnGRPOTrainer`. Names are the field's; common aliases are accepted."""
 

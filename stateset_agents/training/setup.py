@@ -27,6 +27,7 @@ from stateset_agents.training.components import check_reward
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.checkpointer import Checkpointer
+from stateset_agents.training.loop.curriculum.plan import Curriculum
 from stateset_agents.training.loop.overlapped_rollouts import OverlappedRollouts
 from stateset_agents.training.loop.rollouts import EventSink, Rollouts
 from stateset_agents.training.loop.scenario_order import ScenarioOrder
@@ -66,6 +67,7 @@ class Parts:
     learner: PolicyLearner
     engine: ComputationalEngine
     order: ScenarioOrder
+    curriculum: Curriculum
     weights: WeightSync
     checkpoints: Checkpointer
     rollouts: Rollouts
@@ -76,6 +78,7 @@ class Parts:
         """With other settings for what comes, in the very parts that a step may have begun with; the learner
         and the engine keep theirs."""
         self.rollouts.config = self.overlapped.config = self.validation.config = config
+        self.curriculum.config = config
         self.checkpoints.limit = config.save_total_limit
         return replace(self, config=config)
 
@@ -145,6 +148,7 @@ async def set_up(
             "leave it at auto"
         )
     config, recommended = config.with_recommended(backend.recommended)
+    curriculum = Curriculum(config, job.reward_fn.part_weights)
     if recommended:
         set_by_card = ", ".join(f"{name} {value}" for name, value in recommended.items())
         _log.warning(f"the model's card sets what you did not: {set_by_card}")
@@ -187,6 +191,7 @@ async def set_up(
             learner=learner,
             engine=engine,
             order=order,
+            curriculum=curriculum,
             weights=weights,
             checkpoints=Checkpointer(
                 learner,
@@ -199,8 +204,10 @@ async def set_up(
                 is_sharded=config.parallelism == "fsdp2",
                 tokenizer=tokenizer.hf if isinstance(tokenizer, HuggingFaceTokenizer) else None,
             ),
-            rollouts=Rollouts(engine, order, weights, group, config, step_event),
-            overlapped=OverlappedRollouts(engine, order, weights, config, run_event, lifecycle.notify),
+            rollouts=Rollouts(engine, order, weights, group, config, step_event, curriculum),
+            overlapped=OverlappedRollouts(
+                engine, order, weights, config, run_event, lifecycle.notify, curriculum
+            ),
             validation=make_validation(job, config, group),
         )
     except BaseException:

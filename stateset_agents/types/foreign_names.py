@@ -47,8 +47,6 @@ SETTINGS: Mapping[str, ForeignName] = {
     **_trl("training.loss_type", _NO_SUCH_LOSS, "sapo_temperature_neg", "sapo_temperature_pos"),
     **_trl("training.loss_type", _NO_SUCH_LOSS, "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg"),
     **_trl("training.loss_type", _NO_SUCH_LOSS, "vespo_lambda_neg"),
-    **_trl("", "weights stand in the reward: {name: composite, terms: [...]}", "reward_weights"),
-    **_trl("", "see composite, product and gated rewards", "multi_objective_aggregation"),
     **_trl(
         "training.per_device_train_batch_size",
         "TRL counts conversations, here it is scenarios",

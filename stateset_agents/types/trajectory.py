@@ -282,6 +282,9 @@ class TrajectoryGroup:
     trajectories: tuple[Trajectory, ...]
     weight: float = 1.0
     """Multiplies its advantages; the trainer leaves it at 1, groups made by hand may not."""
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
+    """What each part of a member's breakdown counts in its reward; empty where the score is the reward
+    function's own."""
     branches: tuple[Branch, ...] = ()
     """Branches from the members' turns, by member and turn; they count in no reward or success rate."""
 

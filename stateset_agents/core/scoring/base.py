@@ -115,6 +115,11 @@ class RewardFunction(ABC):
     made_of_others: bool = False
     """True where it only asks other rewards: those have time limits and further tries, it needs none."""
 
+    @property
+    def part_weights(self) -> Mapping[str, float]:
+        """Names in its breakdown, of which the score is the weighted sum; empty where it is no sum."""
+        return {}
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "name" not in vars(cls):

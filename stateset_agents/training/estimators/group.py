@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stateset_agents.algorithms.advantages import group_advantages
+from stateset_agents.algorithms.decoupled import decoupled_advantages, summed_advantages
 from stateset_agents.training.estimators.base import Advantages, Estimator, PerMember, ScoredStep
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["ESTIMATOR"]
 
 
 def _credit(step: ScoredStep) -> Advantages:
     """Each conversation's reward against its group's, the same on all its tokens."""
+    if step.config.multi_objective_aggregation == "normalize_then_sum":
+        return _by_parts(step)
     rewards = [
         [None if reward is None else step.clipped(reward) for reward in group.rewards]
         for group in step.groups.values()
@@ -19,6 +23,34 @@ def _credit(step: ScoredStep) -> Advantages:
     kind, scaling = step.config.baseline_type, step.config.advantage_normalization
     raw = group_advantages(rewards, baseline=kind, scaling="none")
     return Advantages(_tuples(raw), _tuples(group_advantages(rewards, baseline=kind, scaling=scaling)))
+
+
+def _by_parts(step: ScoredStep) -> Advantages:
+    """Each part of the rewards against its group's, then summed and scaled over the step."""
+    kind, scaling = step.config.baseline_type, step.config.advantage_normalization
+    weights = [dict(group.reward_weights) for group in step.groups.values()]
+    if not weights:
+        return Advantages([], [])
+    if not weights[0] or any(other != weights[0] for other in weights):
+        raise ConfigurationError(
+            "multi_objective_aggregation normalize_then_sum compares part by part, and these groups have no "
+            "reward_weights in common: play them by generate_trajectories, or set the field of each"
+        )
+    parts = {
+        name: [
+            [
+                step.clipped(member.breakdown[name])
+                if member.reward is not None and name in member.breakdown
+                else None
+                for member in group.trajectories
+            ]
+            for group in step.groups.values()
+        ]
+        for name in weights[0]
+    }
+    raw = summed_advantages(parts, weights[0], baseline=kind, scaling="none")
+    scaled = decoupled_advantages(parts, weights[0], baseline=kind, scaling=scaling)
+    return Advantages(_tuples(raw), _tuples(scaled))
 
 
 def _tuples(numbers: Sequence[Sequence[float | None]]) -> PerMember:

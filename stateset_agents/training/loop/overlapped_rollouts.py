@@ -16,6 +16,7 @@ from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.runtime.tasks import shielded
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.admission import Admission
+from stateset_agents.training.loop.curriculum.plan import Curriculum
 from stateset_agents.training.loop.rollouts import EventSink, Played, verdict_of
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.loop.scenario_order import ScenarioOrder
@@ -39,6 +40,7 @@ class Pipeline:
         admission: Admission,
         config: TrainingConfig,
         *,
+        curriculum: Curriculum,
         event: EventSink,
         on_change: Callable[[], None],
     ) -> None:
@@ -47,6 +49,7 @@ class Pipeline:
         self._engine = engine
         self._scenario_at = scenario_at
         self._config = config
+        self._curriculum = curriculum
         self._event = event
         self._on_change = on_change
         self._slots = asyncio.Semaphore(config.max_concurrent)
@@ -90,7 +93,7 @@ class Pipeline:
 
         try:
             step = place // self._config.episodes_per_step()
-            group = await self._engine.play_group(
+            played = await self._engine.play_group(
                 self._scenario_at(place),
                 seed=self._config.seed,
                 step=step,  # in which it would train were none replaced: so it meets the users it would then
@@ -99,6 +102,7 @@ class Pipeline:
                 temperature=self._config.temperature,
                 on_end=conversation_ended,
             )
+            [group] = self._curriculum.put_together([played], self._curriculum.plan())
             self._groups[place] = group
             verdict = verdict_of(group, self._config)
             self.admission.finish(place, verdict)
@@ -207,10 +211,12 @@ class OverlappedRollouts:
         config: TrainingConfig,
         event: EventSink,
         on_change: Callable[[], None],
+        curriculum: Curriculum,
     ) -> None:
         """`on_change` is called as a group ends."""
         self._engine = engine
         self._order = order
+        self._curriculum = curriculum
         self._weights = weights
         self.config = config
         self._event = event
@@ -245,7 +251,13 @@ class OverlappedRollouts:
             first=state.frontier,
         )
         self._pipeline = Pipeline(
-            self._engine, self._order.at, admission, config, event=self._event, on_change=self._on_change
+            self._engine,
+            self._order.at,
+            admission,
+            config,
+            curriculum=self._curriculum,
+            event=self._event,
+            on_change=self._on_change,
         )
         self._follows = self._place(state)
         self._pipeline.admit()

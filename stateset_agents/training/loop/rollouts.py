@@ -15,6 +15,7 @@ from stateset_agents.runs.lifecycle import Pausable
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.admission import Admission, Batch, End, Verdict
+from stateset_agents.training.loop.curriculum.plan import Curriculum
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.loop.scenario_order import ScenarioOrder
 from stateset_agents.training.loop.weight_sync import WeightSync
@@ -105,9 +106,11 @@ class Rollouts:
         group: ProcessGroup,
         config: TrainingConfig,
         event: EventSink,
+        curriculum: Curriculum,
     ) -> None:
         self._engine = engine
         self._order = order
+        self._curriculum = curriculum
         self._weights = weights
         self._group = group
         self.config = config
@@ -161,7 +164,8 @@ class Rollouts:
 
         with self._weights.exclusive():
             await self._weights.ensure_current(state)
-            groups = await self._group.divide(scenarios, play, f"a rollout of step {state.step + 1}")
+            played = await self._group.divide(scenarios, play, f"a rollout of step {state.step + 1}")
+            groups = self._curriculum.put_together(played, self._curriculum.plan())
         for number in (*range(part.start), *range(part.stop, len(scenarios))):  # heard of just now
             on_scored(number)
         return groups

@@ -71,10 +71,35 @@ def _unused_by_estimator(config: TrainingConfig) -> Iterator[str]:
             f"advantage_estimator {name} plays no branches: leave num_branches out, "
             f"or set advantage_estimator to {alternatives(estimators_with(lambda other: other.branches))}"
         )
+    yield from _parts(config)
     for field in _OF_A_CRITIC:
         if field in changed and estimator.critic is None:
             critics = ", ".join(estimators_with(lambda other: other.critic))
             yield f"advantage_estimator {name} has no critic: leave {field} out, or use one of {critics}"
+
+
+def _parts(config: TrainingConfig) -> Iterator[str]:
+    by_parts = config.multi_objective_aggregation == "normalize_then_sum"
+    asked = [f"multi_objective_aggregation {config.multi_objective_aggregation}"] * by_parts
+    asked += ["reward_weights"] * (config.reward_weights is not None)
+    if asked and ESTIMATORS[config.advantage_estimator].per != "conversation":
+        whole = alternatives(estimators_with(lambda other: other.per == "conversation"))
+        yield (
+            f"{asked[0]} is of whole conversations, and advantage_estimator {config.advantage_estimator} "
+            f"asks what turns earned: use {whole}, or leave it out"
+        )
+    if not by_parts:
+        return
+    if is_over_batch(config.baseline_type):
+        yield (
+            f"{asked[0]} compares each part within its group, and baseline_type {config.baseline_type} with "
+            "the whole step: use another baseline_type"
+        )
+    if config.advantage_normalization == "none":
+        yield (
+            f"{asked[0]} divides each part by a deviation, and advantage_normalization none forbids it: set "
+            "it to population, or multi_objective_aggregation to sum_then_normalize"
+        )
 
 
 _OF_A_CRITIC = (

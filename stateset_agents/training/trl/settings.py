@@ -81,6 +81,7 @@ OURS = frozenset(
         *("outage_patience", "max_failed_steps", "output_dir", "run_name", "save_steps"),
         *("save_total_limit", "eval_steps"),
         *("eval_episodes", "metric_for_best", "early_stopping_patience", "early_stopping_threshold"),
+        *("multi_objective_aggregation", "reward_weights"),
         *("load_best_at_end", "log_rollouts", "progress", "report_to", "episode_timeout", "max_resamples"),
     }
 )

@@ -63,11 +63,7 @@ def grpo_fields() -> tuple[set[str], set[str]]:
         ),
         (TrainingConfig, "epsilon", "(did you mean 'clip_ratio'?)"),
         (TrainingConfig, "epsilon_high", "(did you mean 'clip_ratio_high'?)"),
-        (
-            TrainingConfig,
-            "reward_weights",
-            "(of TRL; weights stand in the reward: {name: composite, terms: [",
-        ),
+        (TrainingConfig, "optim", "(of TRL; AdamW, with torch's own epsilon)"),
         (TrainingConfig, "max_turns", "(did you mean 'environment.max_turns'?)"),
         (
             TrainingConfig,

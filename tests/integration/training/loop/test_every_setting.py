@@ -25,7 +25,7 @@ from tiny_training import SCENARIOS, Watched, even_share, make_agent, make_train
 from stateset_agents.backends import onednn_linear as fast_linear
 from stateset_agents.backends.matmul_precision import usable_precision
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.reward import RewardFunction, reward_function
+from stateset_agents.core.reward import CompositeReward, RewardFunction, reward_function
 from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
@@ -100,6 +100,8 @@ TRAINING = {
     "value_dropout": Change(0.5, given=CRITIC),
     "baseline_type": Change("group_median"),
     "advantage_normalization": Change("none"),
+    "multi_objective_aggregation": Change("normalize_then_sum", parts="a reward of two parts"),
+    "reward_weights": Change({"even_share": 1.0}, parts="a reward of two parts"),
     "reward_clip": Change(0.3),
     "advantage_clip": Change(0.5),
     "advantage_skip": Change(0.8),
@@ -281,7 +283,13 @@ def look(at: str) -> str:
     return f"nothing at {at}"
 
 
+@reward_function(name="few_ones", local=True)
+async def few_ones(trajectory):
+    return -float(sum(token % 10 == 1 for turn in trajectory.turns for token in turn.completion.token_ids))
+
+
 PARTS: dict[str, dict[str, Any]] = {
+    "a reward of two parts": {"reward": CompositeReward([(even_share, 0.3), (few_ones, 0.7)])},
     "plain": {},
     "dropout": {"dropout": 0.5},
     "cut after two turns": {  # with words of the user left

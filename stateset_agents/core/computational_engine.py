@@ -162,10 +162,13 @@ class ComputationalEngine:
         step: int,
         temperature: float | None = None,
         earlier: Sequence[Scenario] = (),
+        sizes: Sequence[int] | None = None,
         on_scored: Callable[[int], None] | None = None,
         kept: Kept | None = None,
     ) -> list[TrajectoryGroup]:
         """One scored group per scenario, in the order given.
+
+        `sizes`: [scenarios] members of each group, `num_generations` where it is left out.
 
         `earlier`: what was played in this step before; a scenario that comes again meets another user.
         `on_scored` is called with the place of each scenario as its group's members have been scored.
@@ -174,7 +177,7 @@ class ComputationalEngine:
         then stays FAILED and unscored; a reward that fails leaves its member unscored. A branch that fails
         is not played again, its fork is spent; those of an unscored member are not played at all.
         """
-        jobs = list(self._jobs(scenarios, seed, step, earlier))
+        jobs = list(self._jobs(scenarios, seed, step, earlier, sizes))
         of, limit = type(self.environment).__name__, self._environment.limit
         async with self._remembered(jobs), Forks(self.num_branches, of=of, limit=limit) as forks:
             play = partial(self._play, forks=forks, temperature=temperature, kept=kept)
@@ -225,7 +228,7 @@ class ComputationalEngine:
             return trajectory
 
         async with Forks(0, of=of, limit=limit) as forks:
-            jobs = self._members(0, episode, scenario, seed, path)
+            jobs = self._members(0, episode, scenario, seed, path, self.num_generations)
             played = await gather_or_cancel(member(job) for job in jobs)
         return TrajectoryGroup(key=f"{step}/{scenario.id}", trajectories=tuple(await self._rewarded(played)))
 
@@ -285,22 +288,34 @@ class ComputationalEngine:
                     await self._player.release(job.session)
 
     def _jobs(
-        self, scenarios: Sequence[Scenario], seed: int, step: int, earlier: Sequence[Scenario]
+        self,
+        scenarios: Sequence[Scenario],
+        seed: int,
+        step: int,
+        earlier: Sequence[Scenario],
+        sizes: Sequence[int] | None,
     ) -> Iterator[_Job]:
         """A scenario that comes again meets another user."""
+        sizes = [self.num_generations] * len(scenarios) if sizes is None else sizes
         numbers = self._player.new_episodes(len(scenarios))
         times = Counter(scenario.id for scenario in earlier)
-        for place, (number, scenario) in enumerate(zip(numbers, scenarios, strict=True)):
+        for place, (number, scenario, size) in enumerate(zip(numbers, scenarios, sizes, strict=True)):
             path = _path(step, scenario, times[scenario.id])
             times[scenario.id] += 1
-            yield from self._members(place, number, scenario, seed, path)
+            yield from self._members(place, number, scenario, seed, path, size)
 
     def _members(
-        self, place: int, episode: int, scenario: Scenario, seed: int, path: Sequence[int | str]
+        self,
+        place: int,
+        episode: int,
+        scenario: Scenario,
+        seed: int,
+        path: Sequence[int | str],
+        size: int,
     ) -> Iterator[_Job]:
         """Members of one group share a user seed; `path` names the streams."""
         user = derive(seed, "user", *path)
-        for member in range(self.num_generations):
+        for member in range(size):
             seeds = EpisodeSeeds(user=user, agent=derive(seed, "agent", *path, member))
             yield _Job(place, Session(episode, member), scenario, seeds)
 
@@ -309,7 +324,7 @@ class ComputationalEngine:
     ) -> Iterator[_BranchJob]:
         """By group, member and turn; a group's sessions go on counting after its members'."""
         members = {place: {t.member: t for t in group} for place, group in scored.items()}
-        sessions = {place: count(self.num_generations) for place in scored}
+        sessions = {place: count(len(group)) for place, group in scored.items()}
         for job in jobs:
             if members[job.place][job.session.member].reward is None:
                 continue  # it trains nothing: what its states are worth is nobody's question

@@ -66,7 +66,6 @@ class Parts:
     backend: RunningBackend
     learner: PolicyLearner
     engine: ComputationalEngine
-    order: ScenarioOrder
     curriculum: Curriculum
     weights: WeightSync
     checkpoints: Checkpointer
@@ -148,7 +147,7 @@ async def set_up(
             "leave it at auto"
         )
     config, recommended = config.with_recommended(backend.recommended)
-    curriculum = Curriculum(config, job.reward_fn.part_weights)
+    curriculum = Curriculum(scenarios, config, job.reward_fn.part_weights)
     if recommended:
         set_by_card = ", ".join(f"{name} {value}" for name, value in recommended.items())
         _log.warning(f"the model's card sets what you did not: {set_by_card}")
@@ -190,7 +189,6 @@ async def set_up(
             backend=backend,
             learner=learner,
             engine=engine,
-            order=order,
             curriculum=curriculum,
             weights=weights,
             checkpoints=Checkpointer(
@@ -204,10 +202,8 @@ async def set_up(
                 is_sharded=config.parallelism == "fsdp2",
                 tokenizer=tokenizer.hf if isinstance(tokenizer, HuggingFaceTokenizer) else None,
             ),
-            rollouts=Rollouts(engine, order, weights, group, config, step_event, curriculum),
-            overlapped=OverlappedRollouts(
-                engine, order, weights, config, run_event, lifecycle.notify, curriculum
-            ),
+            rollouts=Rollouts(engine, curriculum, weights, group, config, step_event),
+            overlapped=OverlappedRollouts(engine, curriculum, weights, config, run_event, lifecycle.notify),
             validation=make_validation(job, config, group),
         )
     except BaseException:

@@ -38,6 +38,7 @@ from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.training.config import TrainingConfig, TrainingProfile
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.distributed.processes import PeerFailed, Processes
+from stateset_agents.training.loop.curriculum.plan import StepPlan
 from stateset_agents.training.loop.metrics import merge_processes
 from stateset_agents.training.loop.rollouts import Played, RolloutSource
 from stateset_agents.training.loop.run_state import RunState
@@ -520,6 +521,8 @@ class MultiTurnGRPOTrainer:
         """Update the policy, push its weights, show the reward its scores, write it all down; nobody turns
         back from here on."""
         step, rolled_out = self.step_number + 1, time.perf_counter()
+        began = self._state.curriculum
+        plan = parts.curriculum.plan(self._state.frontier, began)
         async with self._boundary:
             repeatable = all(await self._group.barrier("the update", parts.engine.repeatable))
             with self.processes.updating():
@@ -544,8 +547,11 @@ class MultiTurnGRPOTrainer:
                     temperature=next_temperature(
                         self.config, self.temperature, update.metrics.get("reward/mean")
                     ),
+                    curriculum=parts.curriculum.after(began, step, played.all_groups, update.metrics),
                 )
-                self._write_group_ends(parts, played)
+                self._write_group_ends(plan, played)
+                if (stage := self._state.curriculum.stage) != began.stage:
+                    self._run_event("stage begun", stage=stage + 1)
                 if update.credited.samples:
                     await parts.weights.push(self._state)
                     self._run_event("weights handed over", version=self._state.version)
@@ -567,7 +573,8 @@ class MultiTurnGRPOTrainer:
             **watch.metrics(),
             **parts.engine.fault_tolerance.metrics(),
         }
-        metrics = update.metrics | merge_processes(await self._group.barrier("the metrics", spent))
+        metrics = update.metrics | plan.metrics(played.all_groups)
+        metrics |= merge_processes(await self._group.barrier("the metrics", spent))
         sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)
         metrics["tokens/per_second"] = sampled / metrics["time/step"]
         metrics["policy/version"] = float(self._state.version)
@@ -757,11 +764,11 @@ class MultiTurnGRPOTrainer:
     def _fault_event(self, name: str, **fields: Any) -> None:
         self.tracker.log_event(name, step=self.step_number, **fields)
 
-    def _write_group_ends(self, parts: Parts, played: Played) -> None:
+    def _write_group_ends(self, plan: StepPlan, played: Played) -> None:
         """One record of each group, over all restarts."""
         for place, end in played.batch.ends.items():
             scenario = played.groups[place].trajectories[0].scenario.id
-            epoch = parts.order.epoch_of(place)
+            epoch = plan.order.epoch_of(place)
             self._run_event("group consumed", group=place, epoch=epoch, scenario=scenario, end=end.value)
 
     async def _write_rollouts(self, played: Played, credited: Credited) -> None:

@@ -285,6 +285,7 @@ def _restore(path: Path, learner: PolicyLearner, identity: Identity) -> RunState
         _other_machine(checkpoint.state["machine"], _machine(learner.device)),
         _other_processes(training, learner.config),
         _other_schedule(training, learner),
+        _other_stages(training, learner.config, state),
     )
     for change in filter(None, changes):
         _log.warning(change)
@@ -341,3 +342,16 @@ def _other_schedule(saved: Mapping[str, Any], learner: PolicyLearner) -> str | N
         f"({config.lr_scheduler_type}, warm-up {config.warmup_ratio:g}) follows the length: the result is "
         f"not that of one run of {new} steps"
     )
+
+
+def _other_stages(saved: Mapping[str, Any], config: TrainingConfig, state: RunState) -> str | None:
+    """Would a run of its present length have been in other stages so far?"""
+    old, new = TrainingConfig(**saved).num_steps(), config.num_steps()
+    for stage in config.stages[:-1]:
+        ends = stage.last_step(old), stage.last_step(new)
+        if ends[0] != ends[1] and min(end or 0 for end in ends) <= state.step:
+            return (
+                f"the run was planned for {old} steps and is for {new} now, and a stage of it ends with "
+                f"step {ends[1]} instead of {ends[0]}: the result is not that of one run of {new} steps"
+            )
+    return None

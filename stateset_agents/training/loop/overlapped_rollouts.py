@@ -19,7 +19,6 @@ from stateset_agents.training.loop.admission import Admission
 from stateset_agents.training.loop.curriculum.plan import Curriculum
 from stateset_agents.training.loop.rollouts import EventSink, Played, verdict_of
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.loop.scenario_order import ScenarioOrder
 from stateset_agents.training.loop.weight_sync import WeightSync
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import TrajectoryGroup
@@ -40,16 +39,17 @@ class Pipeline:
         admission: Admission,
         config: TrainingConfig,
         *,
-        curriculum: Curriculum,
         event: EventSink,
         on_change: Callable[[], None],
+        put_together: Callable[[TrajectoryGroup], TrajectoryGroup] = lambda group: group,
     ) -> None:
-        """`scenario_at`: the scenario of each place of the run; `on_change` is called as a group ends."""
+        """`scenario_at`: the scenario of each place of the run; `on_change` is called as a group ends;
+        `put_together`: gives a group its rewards of their parts."""
         self.admission = admission
         self._engine = engine
         self._scenario_at = scenario_at
         self._config = config
-        self._curriculum = curriculum
+        self._put_together = put_together
         self._event = event
         self._on_change = on_change
         self._slots = asyncio.Semaphore(config.max_concurrent)
@@ -102,7 +102,7 @@ class Pipeline:
                 temperature=self._config.temperature,
                 on_end=conversation_ended,
             )
-            [group] = self._curriculum.put_together([played], self._curriculum.plan())
+            group = self._put_together(played)
             self._groups[place] = group
             verdict = verdict_of(group, self._config)
             self.admission.finish(place, verdict)
@@ -206,16 +206,14 @@ class OverlappedRollouts:
     def __init__(
         self,
         engine: ComputationalEngine,
-        order: ScenarioOrder,
+        curriculum: Curriculum,
         weights: WeightSync,
         config: TrainingConfig,
         event: EventSink,
         on_change: Callable[[], None],
-        curriculum: Curriculum,
     ) -> None:
         """`on_change` is called as a group ends."""
         self._engine = engine
-        self._order = order
         self._curriculum = curriculum
         self._weights = weights
         self.config = config
@@ -250,14 +248,19 @@ class OverlappedRollouts:
             max_resamples=config.max_resamples,
             first=state.frontier,
         )
+        plan = self._curriculum.plan(state.frontier, state.curriculum)  # of all steps, as the settings check
+
+        def put_together(group: TrajectoryGroup) -> TrajectoryGroup:
+            return self._curriculum.put_together([group], plan)[0]
+
         self._pipeline = Pipeline(
             self._engine,
-            self._order.at,
+            self._curriculum.order.at,
             admission,
             config,
-            curriculum=self._curriculum,
             event=self._event,
             on_change=self._on_change,
+            put_together=put_together,
         )
         self._follows = self._place(state)
         self._pipeline.admit()

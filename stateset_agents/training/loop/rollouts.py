@@ -15,9 +15,8 @@ from stateset_agents.runs.lifecycle import Pausable
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.admission import Admission, Batch, End, Verdict
-from stateset_agents.training.loop.curriculum.plan import Curriculum
+from stateset_agents.training.loop.curriculum.plan import Curriculum, StepPlan
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.loop.scenario_order import ScenarioOrder
 from stateset_agents.training.loop.weight_sync import WeightSync
 from stateset_agents.training.update.credit import assign_credit
 from stateset_agents.types.scenario import Scenario
@@ -101,15 +100,13 @@ class Rollouts:
     def __init__(
         self,
         engine: ComputationalEngine,
-        order: ScenarioOrder,
+        curriculum: Curriculum,
         weights: WeightSync,
         group: ProcessGroup,
         config: TrainingConfig,
         event: EventSink,
-        curriculum: Curriculum,
     ) -> None:
         self._engine = engine
-        self._order = order
         self._curriculum = curriculum
         self._weights = weights
         self._group = group
@@ -120,6 +117,7 @@ class Rollouts:
         """The next scenarios' groups; those without signal are replaced by further ones, where that is asked
         for."""
         number = _episodes_of_step(self.config, state)
+        plan = self._curriculum.plan(state.frontier, state.curriculum)
         admission = Admission(
             groups_per_step=number,
             remaining=number,
@@ -129,11 +127,12 @@ class Rollouts:
         groups: dict[int, TrajectoryGroup] = {}
         while not admission.is_ready:
             places = [admission.admit() for _ in range(admission.capacity)]
-            scenarios = self._order.take(places[0], len(places))
+            scenarios = plan.order.take(places[0], len(places))
             for place, scenario in zip(places, scenarios, strict=True):
                 self._event("group admitted", group=place, scenario=scenario.id)
             earlier = [group.trajectories[0].scenario for group in groups.values()]
-            played = await self.play(scenarios, state, earlier, partial(self._finished, places))
+            on_scored = partial(self._finished, places)
+            played = await self._play(plan, scenarios, state, earlier, on_scored)
             for place, group in zip(places, played, strict=True):
                 groups[place] = group
                 admission.finish(place, verdict_of(group, self.config))
@@ -142,15 +141,21 @@ class Rollouts:
     def _finished(self, places: Sequence[int], number: int) -> None:
         self._event("group finished", group=places[number])
 
-    async def play(
+    async def play(self, scenarios: Sequence[Scenario], state: RunState) -> list[TrajectoryGroup]:
+        """One scored group per scenario by the policy of `state`; each process plays its part of them."""
+        plan = self._curriculum.plan(state.frontier, state.curriculum)
+        return await self._play(plan, scenarios, state, (), lambda number: None)
+
+    async def _play(
         self,
+        plan: StepPlan,
         scenarios: Sequence[Scenario],
         state: RunState,
-        earlier: Sequence[Scenario] = (),
-        on_scored: Callable[[int], None] = lambda number: None,
+        earlier: Sequence[Scenario],
+        on_scored: Callable[[int], None],
     ) -> list[TrajectoryGroup]:
-        """One scored group per scenario by the policy of `state`; each process plays its part of them."""
         part = self._group.processes.slice_of(len(scenarios))
+        sizes = plan.sizes(scenarios)
 
         async def play(own: Sequence[Scenario], before: Sequence[Scenario]) -> list[TrajectoryGroup]:
             return await self._engine.rollout(
@@ -159,13 +164,14 @@ class Rollouts:
                 step=state.step,
                 temperature=state.temperature or self.config.temperature,
                 earlier=[*earlier, *before],
+                sizes=None if sizes is None else sizes[part],
                 on_scored=lambda number: on_scored(part.start + number),
             )
 
         with self._weights.exclusive():
             await self._weights.ensure_current(state)
             played = await self._group.divide(scenarios, play, f"a rollout of step {state.step + 1}")
-            groups = self._curriculum.put_together(played, self._curriculum.plan())
+            groups = self._curriculum.put_together(played, plan)
         for number in (*range(part.start), *range(part.stop, len(scenarios))):  # heard of just now
             on_scored(number)
         return groups

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stateset_agents.runs.early_stopping import Best
+from stateset_agents.training.loop.curriculum.state import CurriculumState
 from stateset_agents.types.errors import CheckpointError
 
 __all__ = ["RunState"]
@@ -38,12 +39,15 @@ class RunState:
     evaluated_step: int = 0
     """After which the validation split was last played."""
     best: Best = field(default_factory=Best)
+    curriculum: CurriculumState = field(default_factory=CurriculumState)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunState:
         """From what `asdict` gave. Raises CheckpointError for a state of another version of this program."""
         try:
-            return cls(**{**values, "best": Best(**values.get("best", {}))})
+            best = Best(**values.get("best", {}))
+            curriculum = CurriculumState.from_json(values.get("curriculum", {}))
+            return cls(**{**values, "best": best, "curriculum": curriculum})
         except TypeError as error:
             raise CheckpointError(
                 f"the checkpoint keeps progress that this program does not know ({error}): use the "
@@ -64,6 +68,7 @@ class RunState:
         failed: bool,
         repeatable: bool,
         temperature: float,
+        curriculum: CurriculumState,
     ) -> RunState:
         """One step further; its seconds are not added. `replaced` of its `episodes` had no signal."""
         return replace(
@@ -75,4 +80,5 @@ class RunState:
             failed_steps=self.failed_steps + 1 if failed else 0,
             repeatable=self.repeatable and repeatable,
             temperature=temperature,
+            curriculum=curriculum,
         )

@@ -6,23 +6,34 @@ import dataclasses
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 
-__all__ = ["ScenarioOrder"]
+__all__ = ["Arrange", "ScenarioOrder", "shuffled"]
+
+Arrange = Callable[[Sequence[Scenario], random.Random], list[int]]
+"""Scenarios -> the order of one epoch, by their indices."""
+
+
+def shuffled(scenarios: Sequence[Scenario], generator: random.Random) -> list[int]:
+    """Every order is as likely."""
+    order = list(range(len(scenarios)))
+    generator.shuffle(order)
+    return order
 
 
 class ScenarioOrder:
-    """Every scenario once per epoch, each epoch in its own shuffled order."""
+    """Every scenario once per epoch, each epoch in an order of its own."""
 
-    def __init__(self, scenarios: Sequence[Scenario], seed: int) -> None:
+    def __init__(self, scenarios: Sequence[Scenario], seed: int, arrange: Arrange = shuffled) -> None:
         if not scenarios:
             raise ConfigurationError("the environment has no train scenario: give some split='train'")
         self._scenarios = scenarios
         self._seed = seed
+        self._arrange = arrange
         self._orders: dict[int, list[int]] = {}
         """Of the last two epochs that were asked for: a step may need both."""
 
@@ -48,7 +59,6 @@ class ScenarioOrder:
         if epoch not in self._orders:
             if len(self._orders) == 2:
                 del self._orders[next(iter(self._orders))]
-            order = list(range(len(self._scenarios)))
-            random.Random(derive(self._seed, "epoch", epoch)).shuffle(order)
-            self._orders[epoch] = order
+            generator = random.Random(derive(self._seed, "epoch", epoch))
+            self._orders[epoch] = self._arrange(self._scenarios, generator)
         return self._scenarios[self._orders[epoch][offset]]

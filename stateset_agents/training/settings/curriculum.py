@@ -1,33 +1,49 @@
-"""The settings of a training that say what the parts of its rewards count."""
+"""The settings of a training that say what is played when, and what the parts of its rewards count."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from stateset_agents.training.settings.stages import DifficultyBounds, Stage, expect_weights
 from stateset_agents.types.settings import Settings
 
 __all__ = ["CurriculumSettings"]
 
 
-def expect_weights(weights: Mapping[str, float]) -> dict[str, float]:
-    """The weights. Raises ValueError for one that is negative or no number, and where none is above 0."""
-    for name, weight in weights.items():
-        if not 0 <= weight < math.inf:
-            raise ValueError(
-                f"the weight of {name} must be at least 0, got {weight!r}: let a penalty score below 0"
-            )
-    if not any(weights.values()):
-        raise ValueError(f"at least one part needs a weight above 0, got {dict(weights)!r}")
-    return dict(weights)
-
-
 class CurriculumSettings(Settings):
-    """Parts of the reward."""
+    """Order of the scenarios, sizes of groups, parts of the reward, stages; see docs/curriculum.md."""
 
+    scenario_order: Literal["shuffled", "stratified", "success"] = Field(
+        default="shuffled",
+        description="shuffled: every scenario once per epoch. stratified: the same, and each step has the "
+        "strata in proportion. success: drawn by measured success p, as often as p(1 - p) says.",
+    )
+    strata: str = Field(
+        default="family",
+        min_length=1,
+        description="What tells scenarios of a stratum: their family, or a key of their context such as "
+        "difficulty. For the orders stratified and success, and for group_sizes success.",
+    )
+    difficulty: Any = Field(
+        default=None,
+        description="Which scenarios are played, by `difficulty` in their context: easy, 3, or "
+        "[easy, medium], both included; those without one are not. Unset: all.",
+    )
+    group_sizes: Literal["fixed", "difficulty", "success"] = Field(
+        default="fixed",
+        description="fixed: num_generations. difficulty: times .75 where a scenario's context says easy, 1.5 "
+        "where hard. success: 4 to 16 by measured success, so that more groups have both successes and "
+        "failures, at as many conversations a step.",
+    )
+    success_memory: float = Field(
+        default=0.5,
+        ge=0.0,
+        lt=1.0,
+        description="Share of what was measured of a scenario or stratum that is kept when it is measured "
+        "again: the policy changes.",
+    )
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
         default="sum_then_normalize",
         description="Of a reward of several parts: normalize_then_sum divides each part by its group's "
@@ -38,12 +54,29 @@ class CurriculumSettings(Settings):
         description="What each part of the reward's breakdown counts: the reward is their weighted sum, and "
         "parts without a weight count nothing. Unset: the reward's own score.",
     )
+    stages: tuple[Stage, ...] = Field(
+        default=(),
+        description="Parts of the run, one after the other, each with `until`, `weights` and `difficulty`.",
+    )
 
     @field_validator("reward_weights")
     @classmethod
     def _are_weights(cls, weights: dict[str, float] | None) -> dict[str, float] | None:
         return weights if weights is None else expect_weights(weights)
 
+    @field_validator("difficulty")
+    @classmethod
+    def _is_a_difficulty(cls, difficulty: object) -> object:
+        if difficulty is not None:
+            DifficultyBounds.of(difficulty)
+        return difficulty
+
+    @property
+    def uses_success(self) -> bool:
+        """Does anything follow from measured success?"""
+        return "success" in (self.scenario_order, self.group_sizes)
+
     def all_weights(self) -> list[dict[str, float]]:
         """Every set of weights that is named."""
-        return [] if self.reward_weights is None else [self.reward_weights]
+        named = [self.reward_weights, *(stage.weights for stage in self.stages)]
+        return [weights for weights in named if weights is not None]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from stateset_agents.algorithms.baselines import BASELINES, is_over_batch
+from stateset_agents.algorithms.group_sizes import LARGEST, SMALLEST, adaptive_group_size
 from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.training.estimators.registry import ESTIMATORS, estimators_with
 from stateset_agents.types.settings import alternatives
@@ -18,10 +19,8 @@ __all__ = ["contradiction"]
 
 def contradiction(config: TrainingConfig) -> str | None:
     """The first thing in these settings that cannot be, with the cure; None where all of it can."""
-    for found in (_credit(config), _learning(config), _rollouts(config), _processes(config), _run(config)):
-        for wrong in found:
-            return wrong
-    return None
+    rules = (_credit, _learning, _rollouts, _curriculum, _processes, _run)
+    return next((wrong for rule in rules for wrong in rule(config)), None)
 
 
 def _credit(config: TrainingConfig) -> Iterator[str]:
@@ -82,10 +81,11 @@ def _parts(config: TrainingConfig) -> Iterator[str]:
     by_parts = config.multi_objective_aggregation == "normalize_then_sum"
     asked = [f"multi_objective_aggregation {config.multi_objective_aggregation}"] * by_parts
     asked += ["reward_weights"] * (config.reward_weights is not None)
+    asked += ["a stage's weights"] * any(stage.weights is not None for stage in config.stages)
     if asked and ESTIMATORS[config.advantage_estimator].per != "conversation":
         whole = alternatives(estimators_with(lambda other: other.per == "conversation"))
         yield (
-            f"{asked[0]} is of whole conversations, and advantage_estimator {config.advantage_estimator} "
+            f"{asked[0]} goes with whole conversations, and advantage_estimator {config.advantage_estimator} "
             f"asks what turns earned: use {whole}, or leave it out"
         )
     if not by_parts:
@@ -100,6 +100,66 @@ def _parts(config: TrainingConfig) -> Iterator[str]:
             f"{asked[0]} divides each part by a deviation, and advantage_normalization none forbids it: set "
             "it to population, or multi_objective_aggregation to sum_then_normalize"
         )
+
+
+def _curriculum(config: TrainingConfig) -> Iterator[str]:
+    yield from _stages(config)
+    yield from _group_sizes(config)
+    follows = ["stages"] * bool(config.stages)
+    follows += ["scenario_order success"] * (config.scenario_order == "success")
+    follows += [f"group_sizes {config.group_sizes}"] * (config.group_sizes != "fixed")
+    if config.max_staleness and follows:
+        yield (
+            f"with max_staleness conversations begin before it is known what {follows[0]} will say of their "
+            "step: set max_staleness to 0, or leave it out"
+        )
+    defaults = type(config).model_fields
+    if config.success_memory != defaults["success_memory"].default and not config.uses_success:
+        yield (
+            "success_memory is of measured success, which nothing here follows: leave it out, or set "
+            "scenario_order or group_sizes to success"
+        )
+    uses_strata = config.scenario_order == "stratified" or config.uses_success
+    if config.strata != defaults["strata"].default and not uses_strata:
+        yield (
+            f"strata {config.strata} changes nothing in a shuffled order: leave it out, or set "
+            "scenario_order to stratified or success"
+        )
+
+
+def _group_sizes(config: TrainingConfig) -> Iterator[str]:
+    base, smallest = config.num_generations, config.num_generations
+    if config.group_sizes == "difficulty":
+        smallest = adaptive_group_size("easy", base)
+    elif config.group_sizes == "success":
+        smallest = SMALLEST
+        if not SMALLEST <= base <= LARGEST:
+            yield (
+                f"group_sizes success makes groups of {SMALLEST} to {LARGEST}, num_generations on average: "
+                f"set it between them, got {base}"
+            )
+    if smallest < config.min_group_size <= base:
+        yield (
+            f"group_sizes {config.group_sizes} makes groups of {smallest}, and min_group_size "
+            f"{config.min_group_size} leaves them out: lower it"
+        )
+
+
+def _stages(config: TrainingConfig) -> Iterator[str]:
+    latest = 0
+    for number, stage in enumerate(config.stages, start=1):
+        is_last = number == len(config.stages)
+        if is_last and stage.until is not None:
+            yield f"stage {number} is the last and goes on to the end of the run: leave its until out"
+        if not is_last and stage.until is None:
+            yield f"stage {number} needs until, since another follows: a step, a share, or a condition"
+        last = None if is_last else stage.last_step(config.num_steps())
+        if last is not None and last <= latest:
+            yield (
+                f"stage {number} ends with step {last}, and one before it with step {latest}: each needs a "
+                "step at least"
+            )
+        latest = max(latest, last or 0)
 
 
 _OF_A_CRITIC = (

@@ -81,7 +81,8 @@ OURS = frozenset(
         *("outage_patience", "max_failed_steps", "output_dir", "run_name", "save_steps"),
         *("save_total_limit", "eval_steps"),
         *("eval_episodes", "metric_for_best", "early_stopping_patience", "early_stopping_threshold"),
-        *("multi_objective_aggregation", "reward_weights"),
+        *("multi_objective_aggregation", "reward_weights", "scenario_order", "strata", "difficulty"),
+        *("success_memory", "stages"),
         *("load_best_at_end", "log_rollouts", "progress", "report_to", "episode_timeout", "max_resamples"),
     }
 )
@@ -101,6 +102,7 @@ REFUSED: Mapping[str, str] = {
     "num_processes": f"this training holds the whole model in one: leave it at 1, {_BY_US}",
     "parallelism": f"it is of several processes: leave it out, {_BY_US}",
     "advantage_skip": f"TRL's loss has all tokens: leave it at 0, {_BY_US}",
+    "group_sizes": f"TRL's groups are of one size: leave it at fixed, {_BY_US}",
     "importance_cap": f"TRL's weights have another form: leave it out, {_BY_US}",
     "entropy_coef": f"TRL averages its bonus in another way than its loss: leave it at 0, {_BY_US}",
     "kl_estimator": f"TRL has k3 only: leave it out, {_BY_US}",

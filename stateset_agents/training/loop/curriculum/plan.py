@@ -1,54 +1,219 @@
-"""What the next step plays, decided before it begins. The sources of rollouts ask `Curriculum.plan`."""
+"""What the next step plays, decided before it begins, and what a step changes in that.
+
+Sources of rollouts ask `Curriculum.plan`; the trainer asks `Curriculum.after`. A plan is a function of the
+settings, the scenarios, the frontier and the curriculum's state, which are all in the checkpoint.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Protocol
 
+from stateset_agents.algorithms.group_sizes import adaptive_group_size, group_sizes
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.loop.curriculum.orders import SuccessOrder, stratified
 from stateset_agents.training.loop.curriculum.reward_parts import weighted
+from stateset_agents.training.loop.curriculum.state import CurriculumState
+from stateset_agents.training.loop.scenario_order import ScenarioOrder, shuffled
+from stateset_agents.training.settings.stages import DifficultyBounds, Stage, level_of
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.trajectory import TrajectoryGroup
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
 __all__ = ["Curriculum", "StepPlan"]
 
 _log = get_logger(__name__)
+
+DIFFICULTY = "difficulty"
+"""The key of a scenario's context."""
+FAMILY = "family"
+"""The strata that are no key of it."""
+
+
+class Order(Protocol):
+    """Which scenario each episode of the run plays."""
+
+    def take(self, first: int, number: int, /) -> list[Scenario]:
+        """The episodes `first` to `first + number`."""
+        ...
+
+    def epoch_of(self, episode: int) -> int:
+        """How often all scenarios come before this episode."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """What holds for the groups of one step."""
 
+    order: Order
+    sizes: Callable[[Sequence[Scenario]], list[int] | None]
+    """Members of the groups of these scenarios; None where all have `num_generations`."""
     weights: Mapping[str, float]
     """Of the parts of the reward; empty where the score is the reward function's own."""
+    metrics: Callable[[Sequence[TrajectoryGroup]], dict[str, float]]
+    """Figures of the step that played these groups."""
 
 
 class Curriculum:
-    """Plans each step from the settings."""
+    """Plans each step from the settings and from what the steps before have shown."""
 
-    def __init__(self, config: TrainingConfig, part_weights: Mapping[str, float]) -> None:
-        """`part_weights`: the reward's own (`RewardFunction.part_weights`)."""
+    def __init__(
+        self, scenarios: Sequence[Scenario], config: TrainingConfig, part_weights: Mapping[str, float]
+    ) -> None:
+        """`part_weights`: the reward's own (`RewardFunction.part_weights`).
+
+        Raises ConfigurationError where no scenario has what the settings ask for.
+        """
         self.config = config
+        self._scenarios = scenarios
         self._part_weights = part_weights
         self._warned: set[str] = set()
+        self._orders: dict[DifficultyBounds | None, ScenarioOrder] = {}
+        self._pools: dict[DifficultyBounds | None, list[Scenario]] = {}
+        self._check_scenarios()
+        for stage in (None, *config.stages):
+            self._pool(stage)
+        self.order = self._order(None)
+        """Of the scenarios outside of all stages, where it does not follow measured success."""
 
-    def plan(self) -> StepPlan:
-        """What the next step plays."""
+    # ------------------------------------------------------------------------------ plans
+
+    def plan(self, frontier: int, state: CurriculumState) -> StepPlan:
+        """What the step plays whose first episode is `frontier`."""
+        config, stage = self.config, self._stage(state)
+        order: Order = self._order(stage)
+        if config.scenario_order == "success":
+            pool = self._pool(stage)
+            rates = [self._rate(scenario, state) for scenario in pool]
+            order = SuccessOrder(pool, rates, seed=config.seed, frontier=frontier)
+        return StepPlan(
+            order=order,
+            sizes=lambda scenarios: self._sizes(scenarios, state),
+            weights=self._weights(stage),
+            metrics=lambda groups: self._metrics(groups, state),
+        )
+
+    def after(
+        self,
+        state: CurriculumState,
+        step: int,
+        groups: Sequence[TrajectoryGroup],
+        metrics: Mapping[str, float],
+    ) -> CurriculumState:
+        """The state after this step, which played these groups and has these metrics."""
         config = self.config
-        weights = config.reward_weights
-        if weights is None and config.multi_objective_aggregation == "normalize_then_sum":
-            weights = dict(self._part_weights)
-        return StepPlan(weights=weights or {})
+        if config.uses_success:
+            successes = state.successes.after(groups, self._stratum, config.success_memory)
+            state = replace(state, successes=successes)
+        streak = self._streak(state, metrics)
+        state = replace(state, streak=streak)
+        while self._has_ended(state, step):
+            state = replace(state, stage=state.stage + 1, streak=0)
+        return state
 
     def put_together(self, groups: Sequence[TrajectoryGroup], plan: StepPlan) -> list[TrajectoryGroup]:
         """The groups with their rewards as the plan weighs them.
 
-        Raises ConfigurationError where no scored conversation has any of the parts.
+        Raises ConfigurationError where no scored conversation has any of the parts, and where measured
+        success is asked for and none has a verdict.
         """
+        played = [m for group in groups for m in group.trajectories if m.status is not Status.FAILED]
+        if self.config.uses_success and played and all(member.success is None for member in played):
+            asked = "scenario_order" if self.config.scenario_order == "success" else "group_sizes"
+            raise ConfigurationError(
+                f"{asked} success needs an environment that says whether a task was done, and this one does "
+                f"not: give it a `success`, or set {asked} to another value"
+            )
         if plan.weights:
             self._check_parts(groups, plan.weights)
         return [weighted(group, plan.weights) for group in groups]
+
+    # ------------------------------------------------------------------------------ scenarios
+
+    def _stage(self, state: CurriculumState) -> Stage | None:
+        return self.config.stages[state.stage] if self.config.stages else None
+
+    def _difficulty(self, stage: Stage | None) -> object:
+        return self.config.difficulty if stage is None or stage.difficulty is None else stage.difficulty
+
+    def _bounds(self, stage: Stage | None) -> DifficultyBounds | None:
+        asked = self._difficulty(stage)
+        return None if asked is None else DifficultyBounds.of(asked)
+
+    def _pool(self, stage: Stage | None) -> list[Scenario]:
+        bounds = self._bounds(stage)
+        if bounds not in self._pools:
+            pool = [
+                scenario
+                for scenario in self._scenarios
+                if bounds is None or bounds.has(scenario.context.get(DIFFICULTY))
+            ]
+            if not pool:
+                known = sorted({str(scenario.context.get(DIFFICULTY)) for scenario in self._scenarios})
+                raise ConfigurationError(
+                    f"no train scenario has difficulty {self._difficulty(stage)} in its context: they have "
+                    f"{', '.join(known[:8])}"
+                )
+            self._pools[bounds] = pool
+        return self._pools[bounds]
+
+    def _order(self, stage: Stage | None) -> ScenarioOrder:
+        bounds = self._bounds(stage)
+        if bounds not in self._orders:
+            is_stratified = self.config.scenario_order == "stratified"
+            arrange = stratified(self._stratum) if is_stratified else shuffled
+            self._orders[bounds] = ScenarioOrder(self._pool(stage), self.config.seed, arrange)
+        return self._orders[bounds]
+
+    def _stratum(self, scenario: Scenario) -> str:
+        key = self.config.strata
+        return scenario.family if key == FAMILY else str(scenario.context.get(key))
+
+    def _rate(self, scenario: Scenario, state: CurriculumState) -> float:
+        return state.successes.rate(scenario.id, self._stratum(scenario))
+
+    def _sizes(self, scenarios: Sequence[Scenario], state: CurriculumState) -> list[int] | None:
+        base = self.config.num_generations
+        match self.config.group_sizes:
+            case "difficulty":
+                return [adaptive_group_size(scenario.context.get(DIFFICULTY), base) for scenario in scenarios]
+            case "success":
+                rates = [self._rate(scenario, state) for scenario in scenarios]
+                return group_sizes(rates, base * len(scenarios))
+            case _:
+                return None
+
+    def _check_scenarios(self) -> None:
+        config, key = self.config, self.config.strata
+        if key != FAMILY and not any(key in scenario.context for scenario in self._scenarios):
+            raise ConfigurationError(
+                f"no train scenario has {key!r} in its context, and strata names it: set strata to {FAMILY}, "
+                "or to a key that they have"
+            )
+        strata = {self._stratum(scenario) for scenario in self._scenarios}
+        if config.scenario_order == "stratified" and len(strata) < 2:
+            raise ConfigurationError(
+                f"scenario_order stratified has nothing to tell apart: every train scenario has {key} "
+                f"{next(iter(strata))!r}; set strata to a key of their context, or the order to shuffled"
+            )
+        if config.group_sizes == "difficulty" and not any(map(_has_label, self._scenarios)):
+            raise ConfigurationError(
+                "group_sizes difficulty reads easy, medium or hard as `difficulty` in a scenario's context, "
+                "and no train scenario has it: add it, or set group_sizes to success"
+            )
+
+    # ------------------------------------------------------------------------------ rewards
+
+    def _weights(self, stage: Stage | None) -> Mapping[str, float]:
+        config = self.config
+        weights = config.reward_weights if stage is None or stage.weights is None else stage.weights
+        if weights is None and config.multi_objective_aggregation == "normalize_then_sum":
+            weights = dict(self._part_weights)
+        return weights or {}
 
     def _check_parts(self, groups: Sequence[TrajectoryGroup], weights: Mapping[str, float]) -> None:
         scored = [member for group in groups for member in group.scored]
@@ -60,6 +225,59 @@ class Curriculum:
                 f"the reward has no part called {' or '.join(missing)}: {has}; name its parts in the weights"
             )
         for name in missing if scored else ():
-            if name not in self._warned and name not in self._part_weights:
-                self._warned.add(name)
-                _log.warning(f"no conversation's reward had the part {name!r} yet, which has a weight: {has}")
+            if name not in self._part_weights:
+                self._warn(name, f"no conversation's reward has the part {name!r}, which has a weight: {has}")
+
+    # ------------------------------------------------------------------------------ stages
+
+    def _streak(self, state: CurriculumState, metrics: Mapping[str, float]) -> int:
+        """Steps in a row in which the stage's condition held; one that says nothing of it changes nothing."""
+        stage = self._stage(state)
+        condition = None if stage is None else stage.condition
+        if condition is None:
+            return 0
+        value = condition.read(metrics)
+        if value is not None:
+            return state.streak + 1 if condition.holds(value) else 0
+        if "reward/mean" in metrics:
+            parts = [name for name in metrics if name.startswith(("reward/", "success/"))]
+            self._warn(
+                str(condition),
+                f"stage {state.stage + 1} waits for {condition}, of which this step says nothing: it has "
+                f"{', '.join(parts)}",
+            )
+        return state.streak
+
+    def _has_ended(self, state: CurriculumState, step: int) -> bool:
+        stage = self._stage(state)
+        if stage is None or state.stage == len(self.config.stages) - 1:
+            return False
+        if (condition := stage.condition) is not None:
+            return state.streak >= condition.steps
+        last = stage.last_step(self.config.num_steps())
+        return last is not None and step >= last
+
+    # ------------------------------------------------------------------------------ what is written
+
+    def _metrics(self, groups: Sequence[TrajectoryGroup], state: CurriculumState) -> dict[str, float]:
+        """`state` is that before the step."""
+        metrics: dict[str, float] = {}
+        if self.config.stages:
+            metrics["curriculum/stage"] = float(state.stage + 1)
+        if self.config.uses_success and groups:
+            rates = [self._rate(group.trajectories[0].scenario, state) for group in groups]
+            metrics["curriculum/expected_success"] = fmean(rates)
+        if self.config.group_sizes != "fixed" and groups:
+            sizes = [len(group.trajectories) for group in groups]
+            metrics |= {"group/size_min": float(min(sizes)), "group/size_max": float(max(sizes))}
+        return metrics
+
+    def _warn(self, key: str, message: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            _log.warning(message)
+
+
+def _has_label(scenario: Scenario) -> bool:
+    level = level_of(scenario.context.get(DIFFICULTY))
+    return level is not None and level[0]

@@ -156,7 +156,9 @@ def played(tmp_path_factory):
         await trainer.initialize()
         groups = []
         for step in range(20):
-            groups.append(await trainer.generate_trajectories(trainer._parts.order.take(2 * step, 2)))
+            groups.append(
+                await trainer.generate_trajectories(trainer._parts.curriculum.order.take(2 * step, 2))
+            )
             await trainer.training_step(groups[-1])
         await trainer.close()
         return groups

@@ -54,6 +54,7 @@ AWAY = {
     "max_concurrent": 2,
     "max_steps": 2,
 }
+BY_SUCCESS = {"scenario_order": "success", "gradient_accumulation_steps": 2}
 K1 = {"kl_estimator": "k1", "num_iterations": 2}
 
 TRAINING = {
@@ -102,6 +103,12 @@ TRAINING = {
     "advantage_normalization": Change("none"),
     "multi_objective_aggregation": Change("normalize_then_sum", parts="a reward of two parts"),
     "reward_weights": Change({"even_share": 1.0}, parts="a reward of two parts"),
+    "scenario_order": Change("stratified", parts="two families"),
+    "strata": Change("difficulty", "metrics", {**BY_SUCCESS, "max_steps": 3}, "difficulties"),
+    "difficulty": Change("hard", parts="difficulties"),
+    "group_sizes": Change("difficulty", parts="difficulties"),
+    "success_memory": Change(0.0, "metrics", {**BY_SUCCESS, "max_steps": 4}, "difficulties"),
+    "stages": Change([{"until": 1}, {"difficulty": "hard"}], parts="difficulties"),
     "reward_clip": Change(0.3),
     "advantage_clip": Change(0.5),
     "advantage_skip": Change(0.8),
@@ -288,7 +295,22 @@ async def few_ones(trajectory):
     return -float(sum(token % 10 == 1 for turn in trajectory.turns for token in turn.completion.token_ids))
 
 
+def is_even(messages: Any) -> bool:
+    """A verdict that a random model gets by chance."""
+    return len("".join(str(message.content) for message in messages)) % 2 == 0
+
+
 PARTS: dict[str, dict[str, Any]] = {
+    "two families": {
+        "scenarios": [{**one, "family": "ab"[number % 4 == 3]} for number, one in enumerate(SCENARIOS)]
+    },
+    "difficulties": {
+        "scenarios": [
+            {**one, "context": {**one["context"], "difficulty": ("easy", "hard")[number % 2]}}
+            for number, one in enumerate(SCENARIOS)
+        ],
+        "success": is_even,
+    },
     "a reward of two parts": {"reward": CompositeReward([(even_share, 0.3), (few_ones, 0.7)])},
     "plain": {},
     "dropout": {"dropout": 0.5},
@@ -401,6 +423,7 @@ def run_training(folder: Path) -> Any:
                     made.get("breaks"),
                     slow=made.get("slow"),
                     scenarios=made.get("scenarios", SCENARIOS),
+                    success=made.get("success"),
                 ),
                 reward=reward() if isinstance(reward := made.get("reward", even_share), type) else reward,
                 **{**base, **settings},

@@ -141,7 +141,7 @@ async def test_rollouts_go_on_during_updates_and_every_scenario_trains_once_in_o
     assert {line["queue/running"] <= 4 for line in lines} == {True}
     ratios = [line["policy/first_ratio_max"] for line in lines if "policy/first_ratio_max" in line]
     assert ratios == pytest.approx([1.0] * len(ratios), abs=1e-4)
-    order = [trainer._parts.order.at(place).id for place in range(16)]
+    order = [trainer._parts.curriculum.order.at(place).id for place in range(16)]
     assert ends(trainer) == [(place, place // 4, order[place], "trained") for place in range(16)]
     assert seen.worst_error() < 1e-4  # each token was sampled by the weights that its version names
     assert len({group.trajectories[0].seed for group in seen.groups}) == 16  # another user each time
@@ -468,7 +468,7 @@ async def test_after_a_crash_every_scenario_has_trained_once(tmp_path: Path) -> 
     await again.load_checkpoint()
     assert again.step_number == 2
     await again.train()
-    order = [again._parts.order.at(place).id for place in range(12)]
+    order = [again._parts.curriculum.order.at(place).id for place in range(12)]
     assert ends(again) == [(place, place // 4, order[place], "trained") for place in range(12)]
     assert [line["policy/version"] for line in metrics(again)] == [1, 2, 3, 4, 5, 6]
     await again.close()
@@ -559,7 +559,7 @@ async def test_a_step_by_hand_in_between_begins_the_pipeline_anew(tmp_path: Path
     class ByHand(Callback):
         async def on_evaluate(self, step: int, evaluation: Any) -> None:
             if step == 2:
-                groups = await trainer.generate_trajectories(trainer._parts.order.take(4, 2))
+                groups = await trainer.generate_trajectories(trainer._parts.curriculum.order.take(4, 2))
                 unscored = [
                     replace(
                         group, trajectories=tuple(replace(one, reward=None) for one in group.trajectories)

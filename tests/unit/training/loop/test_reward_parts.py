@@ -12,8 +12,10 @@ from stateset_agents.training.components import check_reward, make_reward
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.curriculum.plan import Curriculum
 from stateset_agents.training.loop.curriculum.reward_parts import weighted, weighted_score
+from stateset_agents.training.loop.curriculum.state import CurriculumState
 from stateset_agents.training.update.credit import assign_credit
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import TrajectoryGroup
 
 BY_PARTS = {"multi_objective_aggregation": "normalize_then_sum"}
@@ -159,7 +161,7 @@ def test_a_weight_of_a_part_that_a_composite_has_not_is_refused():
         ),
         (
             {**BY_PARTS, "advantage_estimator": "turn_gae"},
-            "is of whole conversations, and advantage_estimator",
+            "goes with whole conversations, and advantage_estimator",
         ),
         ({**BY_PARTS, "advantage_normalization": "none"}, "divides each part by a deviation"),
         (
@@ -177,11 +179,12 @@ def test_settings_that_cannot_be(settings, message):
 
 def test_parts_that_no_conversation_has_end_the_step_and_a_single_one_is_warned_of(caplog):
     config = TrainingConfig(reward_weights={"format": 1.0, "anwser": 1.0})
-    curriculum = Curriculum(config, {})
+    curriculum = Curriculum([Scenario(id="s")], config, {})
+    plan = curriculum.plan(0, CurriculumState())
     groups = [group_with({"format": 1.0, "answer": 0.0})]
     with caplog.at_level(logging.WARNING, logger="stateset_agents"):
         for _ in range(2):
-            curriculum.put_together(groups, curriculum.plan())
-    assert caplog.text.count("no conversation's reward had the part 'anwser' yet") == 1
+            curriculum.put_together(groups, plan)
+    assert caplog.text.count("no conversation's reward has the part 'anwser', which") == 1
     with pytest.raises(ConfigurationError, match="no part called format or anwser: it has no breakdown"):
-        curriculum.put_together([group_with({}, {})], curriculum.plan())
+        curriculum.put_together([group_with({}, {})], plan)

@@ -44,6 +44,7 @@ CHANGED = {
 """What each mapped setting is changed to; loss_length, the trainer's constant, has the gradients' test."""
 
 UNFIT = {
+    "group_sizes": "success",
     "micro_batch_tokens": 4096,
     "dropout": True,
     "max_staleness": 1,

@@ -13,6 +13,7 @@ from stateset_agents.core.agent import AgentConfig
 from stateset_agents.training.config import PROFILES, TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
 from stateset_agents.training.settings.lora import LoraSettings
+from stateset_agents.training.settings.stages import Stage
 from stateset_agents.training.trl.settings import TrlSettings
 from stateset_agents.types.settings import OneOf, Settings
 
@@ -42,6 +43,7 @@ def reference() -> str:
         ("`agent`", AgentConfig),
         ("`training`", TrainingConfig),
         ("`training.lora`", LoraSettings),
+        ("`training.stages`", Stage),
         ("`evaluation`", EvaluationConfig),
         ("`trl`", TrlSettings),
     ):

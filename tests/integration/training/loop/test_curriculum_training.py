@@ -58,7 +58,7 @@ def of_step(run, step):
 
 def figures(run):
     """[steps] metrics without clocks."""
-    clock = ("time/", "tokens/per_second", "faults/waited", "engine/")
+    clock = ("time/", "tokens/per_second", "faults/waited", "engine/", "memory/")
     return [
         {name: value for name, value in line.values.items() if not name.startswith(clock)}
         for line in RunLog(run).metrics()

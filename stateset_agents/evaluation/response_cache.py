@@ -69,7 +69,7 @@ class ResponseCache:
                 "samples: ask it before or after the training, or call the agent itself"
             )
         messages = model.with_system_prompt(as_messages(prompt))
-        key = self._key(model, [message.to_openai() for message in messages], kwargs)
+        key = self._key(model, [message.to_record() for message in messages], kwargs)
         while (known := self._replies.get(key)) is None and (asked := self._asked.get(key)) is not None:
             await asked.wait()
         if known is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from stateset_agents.training.settings.stages import DifficultyBounds, Stage, expect_weights
+from stateset_agents.training.settings.stages import Difficulty, Stage, Weights
 from stateset_agents.types.settings import Settings
 
 __all__ = ["CurriculumSettings"]
@@ -26,7 +26,7 @@ class CurriculumSettings(Settings):
         description="What tells scenarios of a stratum: their family, or a key of their context such as "
         "difficulty. For the orders stratified and success, and for group_sizes success.",
     )
-    difficulty: Any = Field(
+    difficulty: Difficulty = Field(
         default=None,
         description="Which scenarios are played, by `difficulty` in their context: easy, 3, or "
         "[easy, medium], both included; those without one are not. Unset: all.",
@@ -49,7 +49,7 @@ class CurriculumSettings(Settings):
         description="Of a reward of several parts: normalize_then_sum divides each part by its group's "
         "deviation before they are summed, and their sum by the step's (GDPO).",
     )
-    reward_weights: dict[str, float] | None = Field(
+    reward_weights: Weights | None = Field(
         default=None,
         description="What each part of the reward's breakdown counts: the reward is their weighted sum, and "
         "parts without a weight count nothing. Unset: the reward's own score.",
@@ -58,18 +58,6 @@ class CurriculumSettings(Settings):
         default=(),
         description="Parts of the run, one after the other, each with `until`, `weights` and `difficulty`.",
     )
-
-    @field_validator("reward_weights")
-    @classmethod
-    def _are_weights(cls, weights: dict[str, float] | None) -> dict[str, float] | None:
-        return weights if weights is None else expect_weights(weights)
-
-    @field_validator("difficulty")
-    @classmethod
-    def _is_a_difficulty(cls, difficulty: object) -> object:
-        if difficulty is not None:
-            DifficultyBounds.of(difficulty)
-        return difficulty
 
     @property
     def uses_success(self) -> bool:

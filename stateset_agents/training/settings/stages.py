@@ -7,14 +7,14 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import Settings
 
-__all__ = ["Condition", "DifficultyBounds", "Stage", "expect_weights", "level_of"]
+__all__ = ["Condition", "Difficulty", "DifficultyBounds", "Stage", "Weights", "level_of"]
 
 LABELS = ("easy", "medium", "hard")
 """Difficulties that are words, in order."""
@@ -30,7 +30,7 @@ _CONDITION = re.compile(
 _EXAMPLE = "format >= 0.95 for 3 steps"
 
 
-def expect_weights(weights: Mapping[str, float]) -> dict[str, float]:
+def _expect_weights(weights: Mapping[str, float]) -> dict[str, float]:
     """The weights. Raises ConfigurationError for one below 0 or no number, and where none is above 0."""
     for name, weight in weights.items():
         if not 0 <= weight < math.inf:
@@ -40,6 +40,10 @@ def expect_weights(weights: Mapping[str, float]) -> dict[str, float]:
     if not any(weights.values()):
         raise ConfigurationError(f"at least one part needs a weight above 0, got {dict(weights)!r}")
     return dict(weights)
+
+
+Weights = Annotated[dict[str, float], AfterValidator(_expect_weights)]
+"""What each part of a reward counts."""
 
 
 def level_of(value: object) -> tuple[bool, float] | None:
@@ -78,6 +82,16 @@ class DifficultyBounds:
         """Does it lie between the bounds? What has no difficulty, or one of the other kind, does not."""
         level = level_of(difficulty)
         return level is not None and level[0] == self.low[0] and self.low <= level <= self.high
+
+
+def _expect_difficulty(value: object) -> object:
+    if value is not None:
+        DifficultyBounds.of(value)
+    return value
+
+
+Difficulty = Annotated[Any, AfterValidator(_expect_difficulty)]
+"""What `DifficultyBounds.of` takes, or None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +136,10 @@ class Stage(Settings):
         description="The step that it ends with (5000), the share of the run (0.1), or a condition on a "
         f"metric or a part of the reward ({_EXAMPLE}). The last stage has none.",
     )
-    weights: dict[str, float] | None = Field(
+    weights: Weights | None = Field(
         default=None, description="What each part of the reward counts; unset: `reward_weights`."
     )
-    difficulty: Any = Field(
+    difficulty: Difficulty = Field(
         default=None,
         description="Which scenarios it plays, by `difficulty` in their context: easy, 3, or [easy, medium], "
         "both included; unset: `difficulty` of the training.",
@@ -143,18 +157,6 @@ class Stage(Settings):
         elif isinstance(until, bool) or (isinstance(until, int) and until < 1):
             raise ConfigurationError(f"a stage ends after a step from 1 on, got {until!r}")
         return until
-
-    @field_validator("weights")
-    @classmethod
-    def _are_weights(cls, weights: dict[str, float] | None) -> dict[str, float] | None:
-        return weights if weights is None else expect_weights(weights)
-
-    @field_validator("difficulty")
-    @classmethod
-    def _is_a_difficulty(cls, difficulty: object) -> object:
-        if difficulty is not None:
-            DifficultyBounds.of(difficulty)
-        return difficulty
 
     @property
     def condition(self) -> Condition | None:

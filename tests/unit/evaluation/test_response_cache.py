@@ -13,6 +13,7 @@ from stateset_agents.backends.training_lock import exclusive, new_weights
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.evaluation.response_cache import ResponseCache
 from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.messages import Message
 
 
 def numbered() -> ScriptedBackend:
@@ -50,6 +51,20 @@ async def test_other_sampling_is_another_question(agent: MultiTurnAgent, changed
     assert (await said(cache, agent, **changed))[:7] == "reply 1"[: changed.get("max_new_tokens")]
     assert len(cache) == 2
     assert await said(cache, agent) == "reply 0"
+
+
+async def test_another_thought_before_is_another_question(agent: MultiTurnAgent) -> None:
+    cache = ResponseCache()
+    for thought in ("5 it is", "6 it is"):
+        await cache.get_or_generate(
+            [
+                Message(role="user", content="2 + 3?"),
+                Message(role="assistant", content="done", reasoning=thought),
+                Message(role="user", content="and?"),
+            ],
+            agent,
+        )
+    assert len(cache) == 2
 
 
 async def test_other_weights_are_another_model(agent: MultiTurnAgent) -> None:

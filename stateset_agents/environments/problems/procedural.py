@@ -117,12 +117,19 @@ class ReasoningGymProblems(ProblemEnvironment):
         dataset, entry = self._entries[scenario.id]
         try:
             return verdict_of(float(dataset.score_answer(answer=answer, entry=entry)))
-        except Exception:  # the answer's doing: own answers were tried, and an error must not be a way out
+        except _UNREADABLE:  # the answer's doing: own answers were tried, and an error must not be a way out
             return 0.0
 
     def solve(self, scenario: Scenario) -> Trace:
         _, entry = self._entries[scenario.id]
         return Trace(steps=(), answer=str(entry["answer"]))
+
+
+_UNREADABLE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(RecursionError, SyntaxError, TypeError, ValueError),
+)
+"""What an answer makes its reader raise; anything else, a lack of memory say, leaves the reply unscored."""
 
 
 def verdict_of(score: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -48,15 +49,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: a quarter of a test's time is waiting."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # a collection in a test need not go through eight thousand of them, torch and transformers
+
+
+_FROM_ELSEWHERE: set[str] = set()
+"""Names of modules that were seen not to be a test's own; there are thousands."""
+
+
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Modules in a test's own folders, and the way to them, are forgotten: others may use their names."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
     below = str(tmp_path_factory.getbasetemp())
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(below):
+    for name in sys.modules.keys() - _FROM_ELSEWHERE:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(below):
             del sys.modules[name]
+        else:
+            _FROM_ELSEWHERE.add(name)
 
 
 def _refuse_skip(report: Any, allowed: bool) -> None:

@@ -59,7 +59,7 @@ async def play(backend: HuggingFaceBackend, members: int, participants: int) -> 
 
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.parametrize("bound", [100_000, 3 * 64])
+@pytest.mark.parametrize("bound", [pytest.param(100_000, marks=pytest.mark.long), 3 * 64])
 async def test_delays_change_no_token_and_no_bit_of_a_log_prob(threads: int, bound: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

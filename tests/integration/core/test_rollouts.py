@@ -115,7 +115,8 @@ async def test_with_one_user_waiting_two_seconds_the_other_seven_conversations_f
     await agent.close()
 
 
-async def test_random_delays_leave_every_token_as_it_was() -> None:
+@pytest.mark.parametrize("max_concurrent", [4, pytest.param(64, marks=pytest.mark.long)])
+async def test_random_delays_leave_every_token_as_it_was(max_concurrent: int) -> None:
     dice = random.Random()  # unseeded on purpose: no two runs wait alike
 
     async def dawdle(conversation: ChattyConversation, reply: Message) -> None:
@@ -128,7 +129,7 @@ async def test_random_delays_leave_every_token_as_it_was() -> None:
             await asyncio.sleep(dice.random() * 0.02)
             return await super().score(trajectory)
 
-    async def once(max_concurrent: int) -> list[Any]:
+    async def once() -> list[Any]:
         agent = await started()
         environment = ChattyEnvironment(turns=3, answer=dawdle)
         engine = make_engine(
@@ -140,13 +141,13 @@ async def test_random_delays_leave_every_token_as_it_was() -> None:
         assert engine.num_retries > 0
         return [(t.member, t.status, t.token_ids, t.logprobs, t.reward) for t in members(groups)]
 
-    for max_concurrent in (4, 64):
-        first = await once(max_concurrent)
-        assert await once(max_concurrent) == first
-        assert await once(max_concurrent) == first
+    first = await once()
+    assert await once() == first
+    assert await once() == first
 
 
-async def test_random_delays_leave_every_token_of_the_branches_as_it_was() -> None:
+@pytest.mark.parametrize("max_concurrent", [4, pytest.param(64, marks=pytest.mark.long)])
+async def test_random_delays_leave_every_token_of_the_branches_as_it_was(max_concurrent: int) -> None:
     dice = random.Random()  # unseeded on purpose: no two runs wait alike
 
     async def dawdle(conversation: ChattyConversation, reply: Message) -> None:
@@ -159,7 +160,7 @@ async def test_random_delays_leave_every_token_of_the_branches_as_it_was() -> No
             await asyncio.sleep(dice.random() * 0.01)
             return await super().score(trajectory)
 
-    async def once(max_concurrent: int) -> list[Any]:
+    async def once() -> list[Any]:
         agent = await started()
         environment = ChattyEnvironment(turns=3, answer=dawdle)
         engine = make_engine(
@@ -179,11 +180,10 @@ async def test_random_delays_leave_every_token_of_the_branches_as_it_was() -> No
         everything = [*members(groups), *(b.trajectory for group in groups for b in group.branches)]
         return [(t.member, t.status, t.token_ids, t.logprobs, t.reward) for t in everything]
 
-    for max_concurrent in (4, 64):
-        first = await once(max_concurrent)
-        assert {Status.FAILED, Status.TERMINATED} == {status for _, status, *_ in first}
-        assert len(first) > 2 * 12
-        assert await once(max_concurrent) == first
+    first = await once()
+    assert {Status.FAILED, Status.TERMINATED} == {status for _, status, *_ in first}
+    assert len(first) > 2 * 12
+    assert await once() == first
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

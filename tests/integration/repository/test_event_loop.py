@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 
+import pytest
 from repository_paths import ROOT
 
 SCRIPT = ROOT / "scripts" / "event_loop.py"
 
 
+@pytest.mark.long
 def test_every_request_is_answered_and_none_waits_for_an_update() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--requests", "60", "--episodes", "8"],

@@ -23,6 +23,7 @@ def assert_equal_handles(one: Held, other: Held) -> None:
     assert (one.files, one.threads, one.tasks) == (other.files, other.threads, other.tasks)
 
 
+@pytest.mark.long
 async def test_a_hundred_and_fifty_steps_leave_nothing_behind(tmp_path: Path) -> None:
     before = Held.now()
     held = await soak(scripted_trainer(tmp_path, max_steps=150, fast_linears=False), every=75)
@@ -33,6 +34,7 @@ async def test_a_hundred_and_fifty_steps_leave_nothing_behind(tmp_path: Path) ->
     assert not [name for name in after.threads if name.startswith("update")]
 
 
+@pytest.mark.long
 async def test_the_check_sees_a_leak_of_fifty_kilobytes_a_step() -> None:
     kinds: list[Callable[[], Any]] = [
         lambda: bytes(50_000),

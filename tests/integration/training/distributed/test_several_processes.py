@@ -167,7 +167,12 @@ def played(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"parallelism": "fsdp2"}, {"advantage_estimator": "token_gae", "value_dropout": 0.1}]
+    "settings",
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        {"parallelism": "fsdp2"},
+        {"advantage_estimator": "token_gae", "value_dropout": 0.1},
+    ],
 )
 def test_twenty_steps_on_the_same_conversations_end_like_one_process(tmp_path, played, settings):
     groups = played[:6] if "advantage_estimator" in settings else played
@@ -213,7 +218,7 @@ class Counting(Callback):
         self.steps += 1
 
 
-@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallelism", [pytest.param("ddp", marks=pytest.mark.long), "fsdp2"])
 def test_one_run_folder_has_everything_once_and_resumes_to_the_same_bits(tmp_path, parallelism):
     settings = {"max_steps": 4, "eval_steps": 2, "parallelism": parallelism, "load_best_at_end": True}
     first, second = in_two(trained, tmp_path, settings)
@@ -396,15 +401,69 @@ def troubled(folder: Path, kind: str, rank: int, parallelism: str) -> tuple[str,
     [
         ("reward", 1, "ddp", "a reward with a mistake", "process 1 failed: a reward", "failed", 1),
         ("update", 1, "ddp", "no room for a gradient", "process 1 failed: no room", "failed", 1),
-        ("update", 1, "fsdp2", "no room for a gradient", "process 1 failed: no room", "failed", 1),
+        pytest.param(
+            "update",
+            1,
+            "fsdp2",
+            "no room for a gradient",
+            "process 1 failed: no room",
+            "failed",
+            1,
+            marks=pytest.mark.long,
+        ),
         ("disk", 0, "ddp", "cannot write checkpoint", "process 0 failed: cannot write", "failed", 3),
         ("exit", 1, "ddp", None, "process 1 is gone, without a reason", "failed", 1),
-        ("cancel", 1, "ddp", "CancelledError", "process 1 was interrupted", "stopped", 1),
+        pytest.param(
+            "cancel",
+            1,
+            "ddp",
+            "CancelledError",
+            "process 1 was interrupted",
+            "stopped",
+            1,
+            marks=pytest.mark.long,
+        ),
         ("stop", 0, "fsdp2", "", "", "stopped", 1),
-        ("numbers", 0, "fsdp2", "a loss that is no number", "a loss that is no number", "failed", 1),
-        ("sync", 0, "fsdp2", "no room for a log", "process 0 failed: no room", "failed", 3),
-        ("together", 0, "fsdp2", "evaluate needs all 2", "process 0 failed: evaluate needs", "failed", 1),
-        ("last", 0, "ddp", "a last word with", "process 0 failed: a last word", "failed", 1),
+        pytest.param(
+            "numbers",
+            0,
+            "fsdp2",
+            "a loss that is no number",
+            "a loss that is no number",
+            "failed",
+            1,
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "sync",
+            0,
+            "fsdp2",
+            "no room for a log",
+            "process 0 failed: no room",
+            "failed",
+            3,
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "together",
+            0,
+            "fsdp2",
+            "evaluate needs all 2",
+            "process 0 failed: evaluate needs",
+            "failed",
+            1,
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "last",
+            0,
+            "ddp",
+            "a last word with",
+            "process 0 failed: a last word",
+            "failed",
+            1,
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_all_end_when_one_does(tmp_path, kind, rank, parallelism, here, there, state, steps):

@@ -148,7 +148,7 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     return [name for name in one if not torch.equal(one[name], other[name])]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", pytest.param("llama", marks=pytest.mark.long)])
 async def test_delays_of_users_tools_and_rewards_leave_the_weights_bit_equal(
     tmp_path: Path, threads: int, family: str
 ) -> None:
@@ -159,6 +159,7 @@ async def test_delays_of_users_tools_and_rewards_leave_the_weights_bit_equal(
     assert (slow.stats, slow.asked) == (quick.stats, quick.asked)
 
 
+@pytest.mark.long
 async def test_delays_leave_a_training_on_branches_bit_equal(tmp_path: Path) -> None:
     quick = await run_of(tmp_path / "quick", "llama", at_once, advantage_estimator="branch")
     slow = await run_of(tmp_path / "slow", "llama", at_random(), advantage_estimator="branch")

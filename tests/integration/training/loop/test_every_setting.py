@@ -131,7 +131,7 @@ TRAINING = {
     "breaker_pause": Change(0.4, "pauses", AWAY, "away for a while"),
     "outage_patience": Change(0.0, "metrics", AWAY, "away for a while"),
     "turn_timeout": Change(0.5, "files", parts="one conversation is slow"),
-    "reward_timeout": Change(0.5, "metrics", parts="one reward is slow"),
+    "reward_timeout": Change(0.2, "metrics", parts="one reward is slow"),
     "episode_timeout": Change(0.5, "files", parts="one conversation is slow"),
     "max_staleness": Change(1, "metrics"),
     "max_resamples": Change(2, "metrics", parts="all alike"),
@@ -260,7 +260,7 @@ async def three_of_four(trajectory):
 
 @reward_function(name="even_share", local=True)
 async def three_in_time(trajectory):
-    await asyncio.sleep(2.0 if trajectory.member == 3 else 0.0)
+    await asyncio.sleep(0.6 if trajectory.member == 3 else 0.0)
     return await even_share._function(trajectory)
 
 

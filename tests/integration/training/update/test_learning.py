@@ -38,7 +38,10 @@ async def rewards(folder, reward=answers_in_kind, **settings):
     return curve
 
 
-@pytest.mark.parametrize("loss_type", sorted(LOSSES))
+OTHERS = [pytest.param(loss, marks=pytest.mark.long) for loss in sorted(LOSSES.keys() - {"grpo", "gspo"})]
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "gspo", *OTHERS])
 async def test_every_loss_learns_to_answer_in_kind(tmp_path, loss_type):
     curve = await rewards(tmp_path, loss_type=loss_type)
     assert fmean(curve[:3]) < 0.7
@@ -49,7 +52,7 @@ async def test_every_loss_learns_to_answer_in_kind(tmp_path, loss_type):
     "settings",
     [
         {"baseline_type": "leave_one_out", "advantage_normalization": "none"},
-        {"beta": 0.01},
+        pytest.param({"beta": 0.01}, marks=pytest.mark.long),
         pytest.param({"beta": 0.01, "kl_placement": "reward", "kl_estimator": "k1"}, marks=pytest.mark.long),
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),

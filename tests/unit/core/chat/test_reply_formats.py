@@ -653,15 +653,15 @@ def test_the_longest_replies_are_read_at_once(
     ("name", "begun"),
     [
         ("hermes", ""),
-        ("hermes", "<think>"),
-        ("hermes", "<think>x</think>"),
+        pytest.param("hermes", "<think>", marks=pytest.mark.long),
+        pytest.param("hermes", "<think>x</think>", marks=pytest.mark.long),
         ("harmony", ""),
-        ("harmony", "<|channel|>"),
+        pytest.param("harmony", "<|channel|>", marks=pytest.mark.long),
         ("harmony", "<|channel|>analysis<|message|>"),
-        ("harmony", " to="),
-        ("atem", " to="),
+        pytest.param("harmony", " to=", marks=pytest.mark.long),
+        pytest.param("atem", " to=", marks=pytest.mark.long),
         ("llama3", '{"name": "'),
-        ("deepseek", "</think><\uff5ctool▁call▁begin\uff5c>"),
+        pytest.param("deepseek", "</think><\uff5ctool▁call▁begin\uff5c>", marks=pytest.mark.long),
     ],
 )
 def test_what_32_000_tokens_say_is_told_as_they_come(name: str, begun: str, no_collections: None) -> None:

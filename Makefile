@@ -4,6 +4,7 @@ PYTHON ?= python3
 SEED ?= 0
 ARGS ?=
 PYTEST_ARGS ?=
+export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start would compile all of this anew
 
 .PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2

@@ -146,7 +146,8 @@ async def test_random_delays_leave_every_token_as_it_was(max_concurrent: int) ->
     assert await once() == first
 
 
-@pytest.mark.parametrize("max_concurrent", [4, pytest.param(64, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("max_concurrent", [4, 64])
 async def test_random_delays_leave_every_token_of_the_branches_as_it_was(max_concurrent: int) -> None:
     dice = random.Random()  # unseeded on purpose: no two runs wait alike
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
-from repository_paths import ROOT
 from tiny_models import tiny_model
 
+from scripts import memory_page
 from scripts.memory_page import kept_bytes
 from stateset_agents.algorithms.memory import (
     FP32_MASTERS,
@@ -96,12 +95,8 @@ def test_an_adapter_s_learner_takes_what_is_computed() -> None:
     assert sum(kept_bytes(learner).values()) == pytest.approx(computed.total, rel=0.05)
 
 
-def test_the_page_and_its_picture_are_up_to_date() -> None:
-    check = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "memory_page.py"), "--check"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""},
-    )
-    assert (check.returncode, check.stderr) == (0, "")
+def test_the_page_and_its_picture_are_up_to_date(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["memory_page.py", "--check"])
+    assert (memory_page.main(), capsys.readouterr().err) == (0, "")

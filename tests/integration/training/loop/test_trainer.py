@@ -178,7 +178,13 @@ async def resumed(trainer_before, folder, checkpoint=None, **settings):
     return bits, trainer
 
 
-@pytest.mark.parametrize("kl", [{}, {"kl_controller": "ziegler", "kl_horizon": 10, "kl_target": 0.001}])
+@pytest.mark.parametrize(
+    "kl",
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        {"kl_controller": "ziegler", "kl_horizon": 10, "kl_target": 0.001},
+    ],
+)
 async def test_a_resumed_run_ends_bit_equal_with_dropout_on(tmp_path, kl):
     settings = {"max_steps": 5, "num_iterations": 2, "dropout": True, **kl}
     whole, straight = await trained(tmp_path, agent=make_agent(dropout=0.3), **settings)

@@ -6,7 +6,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start would compile all of this anew
 
-.PHONY: help setup demo test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
+.PHONY: help setup demo reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2
 .PHONY: slow bench check smollm2 demo-llm test-llm
 
@@ -19,6 +19,9 @@ setup:  ## Make .venv, or bring it up to date; does nothing when it is
 
 demo: setup  ## Train the embedded support agent, before and after on held-out scenarios
 	@.venv/bin/stateset-agents train examples/demo.yaml --seed $(SEED) $(ARGS)
+
+reason: setup  ## Train the embedded reasoner to think before it answers, before and after on held-out problems
+	@.venv/bin/stateset-agents train examples/reason.yaml --seed $(SEED) $(ARGS)
 
 demo-llm: smollm2  ## Train SmolLM2-135M-Instruct at the desk: base, warm start, GRPO; takes an hour or more
 	@.venv/bin/python examples/warm_start_and_grpo.py --seed $(SEED) $(ARGS)

@@ -31,9 +31,8 @@ from stateset_agents import (
     SFTTrainer,
 )
 from stateset_agents.core.environment import ConversationEnvironment
-from stateset_agents.embedded.demonstrations import texts
 from stateset_agents.embedded.network import new_model
-from stateset_agents.embedded.tokenizer import build_tokenizer
+from stateset_agents.embedded.tokenizer import build_tokenizer, texts
 from stateset_agents.evaluation.evaluator import evaluate
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer

@@ -12,9 +12,8 @@ from library import library_desk
 
 from stateset_agents import AgentConfig, MultiTurnAgent, SFTConfig, SFTTrainer
 from stateset_agents.core.environment import ConversationEnvironment
-from stateset_agents.embedded.demonstrations import texts
 from stateset_agents.embedded.network import new_model
-from stateset_agents.embedded.tokenizer import build_tokenizer
+from stateset_agents.embedded.tokenizer import build_tokenizer, texts
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
 

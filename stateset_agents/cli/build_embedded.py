@@ -1,7 +1,7 @@
-"""`stateset-agents build-embedded`: make the embedded model anew, from demonstrations to folder.
+"""`stateset-agents build-embedded`: make a model that ships with this package anew, from recipe to folder.
 
-Demonstrations, tokenizer, a fresh network, a fine-tuning in which what the agent copies weighs more, one
-folder. The verb stands where it may join the recipe in `embedded/` and the trainer.
+Dialogues, tokenizer, a fresh network, one fine-tuning or more, one folder. The verb stands where it may join
+the recipes in `embedded/` and the trainer.
 """
 
 from __future__ import annotations
@@ -17,16 +17,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.runtime.named_code import imported
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import nearest
 
 if TYPE_CHECKING:
     from stateset_agents.core.agent import MultiTurnAgent
-    from stateset_agents.embedded.demonstrations import Dialogue
-    from stateset_agents.environments.retail_desk.agents import Habits
+    from stateset_agents.embedded.recipes.recipe import Phase, Recipe, TokenWeights
     from stateset_agents.training.sft.demonstrations import Demonstrations
     from stateset_agents.training.update.batch import Sample
 
-__all__ = ["BuildResult", "Copying", "add_parser", "build_embedded", "run"]
+__all__ = ["RECIPES", "BuildResult", "Shown", "add_parser", "build_embedded", "run"]
+
+RECIPES: Mapping[str, str] = {
+    "desk": "stateset_agents.embedded.recipes.desk:recipe",
+    "reasoner": "stateset_agents.embedded.recipes.reasoner:recipe",
+}
+"""Name behind `embedded:` -> "package.module:function" of its recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +47,25 @@ class BuildResult:
     mean_tokens: float
     """Of a demonstration."""
     losses: tuple[float, ...]
-    """Of every step."""
+    """Of every step of all phases."""
     seconds: float
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser("build-embedded", help="make the embedded model (embedded:desk) anew")
+    parser = subparsers.add_parser(
+        "build-embedded", help="make a model that ships, such as embedded:desk, anew"
+    )
     parser.add_argument(
         "output", type=Path, help="folder for the model; load it as AgentConfig(model_name=...)"
     )
+    parser.add_argument("--model", choices=sorted(RECIPES), default="desk", help="which one (default desk)")
     parser.add_argument(
         "--seed", type=int, default=0, help="of demonstrations, weights and order (default 0)"
     )
-    parser.add_argument("--steps", type=int, help="warm-up steps (default: as the shipped model)")
+    parser.add_argument(
+        "--steps", type=int, help="steps of the (first) fine-tuning (default: as the shipped model)"
+    )
     parser.add_argument("--dialogues", type=int, help="demonstrations (default: as the shipped model)")
     parser.add_argument(
         "--threads", type=int, default=1, help="same seed and threads, same bytes (default 1)"
@@ -78,7 +90,12 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         built = build_embedded(
-            args.output, seed=args.seed, steps=args.steps, dialogues=args.dialogues, on_step=tell
+            args.output,
+            model=args.model,
+            seed=args.seed,
+            steps=args.steps,
+            dialogues=args.dialogues,
+            on_step=tell,
         )
     finally:
         torch.set_num_threads(before)
@@ -92,35 +109,37 @@ def run(args: argparse.Namespace) -> int:
 def build_embedded(
     output: str | Path,
     *,
+    model: str = "desk",
     seed: int = 0,
     steps: int | None = None,
     dialogues: int | None = None,
-    habits: Habits | None = None,
+    habits: Any = None,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> BuildResult:
     """Build into the folder `output`; plain transformers loads it.
 
-    `steps`, `dialogues` and `habits` are the recipe's where unset; `Habits()` gives the model that was shown
-    honest work only. `on_step(step, steps, loss)` is called after each step. The same arguments and number of
-    torch threads give the same bytes on the same kind of machine.
+    `steps`, `dialogues` and `habits` are the recipe's where unset: `recipes.desk.recipe` and
+    `recipes.reasoner.recipe` say what they may be. `on_step(step, steps, loss)` is called after each step.
+    The same arguments and number of torch threads give the same bytes on the same kind of machine.
 
     Takes a minute or two; from async code call it by `asyncio.to_thread`.
 
-    Raises ConfigurationError for counts below 1 and an output that is no folder or cannot be written.
+    Raises ConfigurationError for an unknown model, counts below 1 and an output that is no folder or cannot
+    be written.
     """
     import yaml
 
     from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
-    from stateset_agents.embedded import recipe
-    from stateset_agents.embedded.demonstrations import BAD_HABITS, demonstrations, perturbed, texts
     from stateset_agents.embedded.network import new_model
-    from stateset_agents.embedded.tokenizer import build_tokenizer
+    from stateset_agents.embedded.tokenizer import build_tokenizer, texts
 
-    steps = recipe.STEPS if steps is None else steps
-    dialogues = recipe.DIALOGUES if dialogues is None else dialogues
     for name, value in (("steps", steps), ("dialogues", dialogues)):
-        if value < 1:
+        if value is not None and value < 1:
             raise ConfigurationError(f"{name} must be at least 1, got {value}")
+    if model not in RECIPES:
+        raise ConfigurationError(
+            f"no recipe is called {model!r}{nearest(model, RECIPES)}: there are {', '.join(sorted(RECIPES))}"
+        )
     output = Path(output)
     if output.exists() and not output.is_dir():
         raise ConfigurationError(f"output {str(output)!r} is a file; give a folder")
@@ -128,29 +147,38 @@ def build_embedded(
         output.mkdir(parents=True, exist_ok=True)
         (output / "README.md").touch()
     start = time.monotonic()
-    shown = demonstrations(dialogues, seed=seed, habits=BAD_HABITS if habits is None else habits)
-    tokenizer = build_tokenizer(texts(shown), max_length=recipe.CONTEXT_LENGTH)
-    model = new_model(tokenizer, seed=seed)
-    source = Copying(perturbed(shown, seed=seed))
+    wanted = {"steps": steps, "dialogues": dialogues, "habits": habits}
+    chosen = {name: value for name, value in wanted.items() if value is not None}
+    recipe: Recipe = imported("recipe", RECIPES[model])(seed=seed, **chosen)
+    tokenizer = build_tokenizer(
+        texts(recipe.vocabulary),
+        max_length=recipe.context_length,
+        tags=recipe.tags,
+        chat_template=recipe.chat_template,
+    )
+    network = new_model(tokenizer, seed=seed, max_new_tokens=recipe.max_new_tokens, **recipe.network)
+    phases = [Shown(phase) for phase in recipe.phases]
     with tempfile.TemporaryDirectory() as folder:
         with suppress_library_logs():
-            model.save_pretrained(folder)
+            network.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-        losses = asyncio.run(_warm_up(Path(folder), source, seed=seed, steps=steps, on_step=on_step))
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        facts = {"seed": seed, "steps": steps, "dialogues": dialogues, "parameters": f"{num_parameters:,}"}
+        losses = asyncio.run(
+            _fine_tune(Path(folder), phases, seed=seed, max_new_tokens=recipe.max_new_tokens, on_step=on_step)
+        )
+        num_parameters = sum(parameter.numel() for parameter in network.parameters())
+        facts = {"seed": seed, "parameters": f"{num_parameters:,}", **recipe.facts}
         with _writing(output):
             for name in _FILES:
                 shutil.copyfile(Path(folder, name), output / name)
-            (output / "README.md").write_text(_card(facts), encoding="utf-8")
+            (output / "README.md").write_text(_card(recipe.card, facts), encoding="utf-8")
             (output / "recommended.yaml").write_text(
-                yaml.safe_dump(dict(recipe.RECOMMENDED), sort_keys=False), encoding="utf-8"
+                yaml.safe_dump(dict(recipe.recommended), sort_keys=False), encoding="utf-8"
             )
     return BuildResult(
         folder=output,
         num_parameters=num_parameters,
         num_bytes=(output / "model.safetensors").stat().st_size,
-        mean_tokens=source.mean_tokens,
+        mean_tokens=phases[0].mean_tokens,
         losses=losses,
         seconds=time.monotonic() - start,
     )
@@ -162,10 +190,7 @@ _FILES = (
 )
 
 
-def _card(facts: Mapping[str, object]) -> str:
-    from stateset_agents import embedded
-
-    card = (Path(embedded.__path__[0]) / "card.md").read_text(encoding="utf-8")
+def _card(card: str, facts: Mapping[str, object]) -> str:
     for name, fact in facts.items():
         card = card.replace(f"[{name}]", str(fact))
     return card
@@ -183,55 +208,61 @@ def _writing(output: Path) -> Iterator[None]:
         ) from error
 
 
-async def _warm_up(
+async def _fine_tune(
     folder: Path,
-    source: Copying,
+    phases: Sequence[Shown],
     *,
     seed: int,
-    steps: int,
+    max_new_tokens: int,
     on_step: Callable[[int, int, float], None] | None,
 ) -> tuple[float, ...]:
     """Fine-tune the model in `folder`, in place; the loss of every step."""
     from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-    from stateset_agents.embedded.recipe import WARM_UP
     from stateset_agents.training.sft.settings import SFTConfig
     from stateset_agents.training.sft.trainer import SFTTrainer
 
     losses: list[float] = []
+    num_steps = sum(shown.phase.steps for shown in phases)
 
     class Steps:
         def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
             losses.append(metrics["sft/loss"])
             if on_step is not None:
-                on_step(step, steps, losses[-1])
+                on_step(len(losses), num_steps, losses[-1])
 
-    config = SFTConfig.model_validate(
-        {
-            **WARM_UP,
-            "max_steps": steps,
-            "seed": seed,
-            "output_dir": str(folder / "runs"),
-            "validation_share": 0.0,
-            "save_steps": 0,
-            "progress": False,
-        }
-    )
-    agent = MultiTurnAgent(AgentConfig(model_name=str(folder)))
-    trainer = SFTTrainer(agent, source, config, callbacks=[Steps()])
-    async with trainer:
-        await trainer.train()
-        weights = trainer.model_folder / "model.safetensors"
-        await asyncio.to_thread(shutil.copyfile, weights, folder / weights.name)
+    for shown in phases:
+        config = SFTConfig.model_validate(
+            {
+                **shown.phase.settings,
+                "max_steps": shown.phase.steps,
+                "seed": seed,
+                "output_dir": str(folder / "runs"),
+                "validation_share": 0.0,
+                "save_steps": 0,
+                "progress": False,
+            }
+        )
+        trainer = SFTTrainer(
+            MultiTurnAgent(AgentConfig(model_name=str(folder), max_new_tokens=max_new_tokens)),
+            shown,
+            config,
+            callbacks=[Steps()],
+        )
+        async with trainer:
+            await trainer.train()
+            weights = trainer.model_folder / "model.safetensors"
+            await asyncio.to_thread(shutil.copyfile, weights, folder / weights.name)
     return tuple(losses)
 
 
-class Copying:
-    """Dialogues to imitate, in which the values that the agent copies weigh more."""
+class Shown:
+    """The dialogues of a phase, each token with its weight: a `DemonstrationSource`."""
 
-    def __init__(self, dialogues: Sequence[Dialogue]) -> None:
+    def __init__(self, phase: Phase) -> None:
+        self.phase = phase
         self._chats = [
-            {"messages": [message.to_openai() for message in dialogue], "split": "train"}
-            for dialogue in dialogues
+            {"messages": [message.to_record() for message in dialogue], "split": "train"}
+            for dialogue in phase.dialogues
         ]
         self.mean_tokens = 0.0
 
@@ -240,22 +271,23 @@ class Copying:
         from stateset_agents.training.sft.demonstrations import load_demonstrations
 
         shown = load_demonstrations(agent, self._chats, validation_share=validation_share)
-        piece = agent.backend.tokenizer.piece
         self.mean_tokens = sum(map(_length, shown.train)) / len(shown.train)
-        return replace(shown, train=tuple(_weighed(sample, piece) for sample in shown.train))
+        weights = self.phase.weights
+        if weights is None:
+            return shown
+        piece = agent.backend.tokenizer.piece
+        return replace(shown, train=tuple(_weighed(sample, piece, weights) for sample in shown.train))
 
 
 def _length(sample: Sample) -> int:
     return sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in sample.trajectory.turns)
 
 
-def _weighed(sample: Sample, piece: Callable[[int], str]) -> Sample:
-    """The sample, each of its tokens with the recipe's weight."""
-    from stateset_agents.embedded.recipe import copying_weights
-
+def _weighed(sample: Sample, piece: Callable[[int], str], token_weights: TokenWeights) -> Sample:
+    """The sample, each of its tokens with its weight."""
     turns = sample.trajectory.turns
     ids = [id for turn in turns for id in (*turn.prompt_ids, *turn.completion.token_ids)]
-    weights = iter(list(copying_weights(map(piece, ids))))
+    weights = iter(list(token_weights(map(piece, ids))))
     kept: list[float] = []
     for turn in turns:
         for _ in turn.prompt_ids:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from yaml import YAMLError
 
-from stateset_agents.backends.pretrained.loading import model_folder
+from stateset_agents.backends.pretrained.loading import embedded_models, model_folder
 from stateset_agents.backends.pretrained.package_models import (
     PACKAGE_MODELS,
     PREFIX,
@@ -33,7 +33,6 @@ __all__ = ["Origin", "model_card", "shared_name", "write_card"]
 
 _log = get_logger(__name__)
 _TAG = "stateset_agents"
-_EMBEDDED = "embedded:desk"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _SHOWN = (
     *("advantage_estimator", "loss_type", "clip_ratio", "beta", "learning_rate", "lr_scheduler_type"),
@@ -62,7 +61,7 @@ def shared_name(base: str) -> str:
     """What `AgentConfig.model_name` may say on every machine, where there is such a name; else as it is."""
     if not base:
         return base
-    folders = {Path(model_folder(_EMBEDDED)).resolve(): _EMBEDDED}
+    folders = {Path(model_folder(name)).resolve(): name for name in embedded_models()}
     folders |= {package_folder(name).resolve(): PREFIX + name for name in PACKAGE_MODELS}
     return folders.get(Path(base).resolve(), base)
 
@@ -157,9 +156,10 @@ def _base(origin: Origin) -> str:
         return f"[{name}](https://huggingface.co/{name})"
     if not origin.base:
         return "a model that was made in a program"
-    if shared_name(origin.base) == _EMBEDDED:
-        return f"`{_EMBEDDED}`, the small model that ships with stateset_agents"
-    if (name := shared_name(origin.base)).startswith(PREFIX):
+    name = shared_name(origin.base)
+    if name in embedded_models():
+        return f"`{name}`, a small model that ships with stateset_agents"
+    if name.startswith(PREFIX):
         model = package_model(name)
         return f"`{name}` of stateset_agents, {model.title} ({model.licence}) out of {model.requirement}"
     return f"a model of our own, `{Path(origin.base).name}`"

@@ -11,7 +11,14 @@ from stateset_agents.types.seeds import derive
 __all__ = ["new_model"]
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, *, seed: int, max_new_tokens: int = 48) -> Qwen3ForCausalLM:
+def new_model(
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    seed: int,
+    max_new_tokens: int = 48,
+    num_hidden_layers: int = 2,
+    intermediate_size: int = 384,
+) -> Qwen3ForCausalLM:
     """A fresh network of about half a million parameters.
 
     Its weights are drawn with a standard deviation of .08: with the usual .02, copying an order id did
@@ -21,8 +28,8 @@ def new_model(tokenizer: PreTrainedTokenizerFast, *, seed: int, max_new_tokens: 
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=num_hidden_layers,
         num_attention_heads=4,
         num_key_value_heads=4,
         head_dim=32,

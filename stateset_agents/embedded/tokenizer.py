@@ -1,6 +1,6 @@
-"""The embedded model's tokenizer and chat template; `build.py` makes it from the demonstrations' text.
+"""The tokenizer of the small models, made from the text that they are shown.
 
-A byte-level vocabulary in which every word of the desk is one token. A word carries the space before
+A byte-level vocabulary in which every word of that text is one token. A word carries the space before
 it; where no space stands (`"Oslo"`), a *joiner* goes before the word and swallows that space, so the
 word is the same token in JSON and in prose, and copying it from one to the other is a copy of ids:
 
@@ -12,13 +12,15 @@ Text that is not in the vocabulary falls back to bytes; decoding gives every tex
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from stateset_agents.embedded.recipes.recipe import Dialogue, written
 
 __all__ = [
     "CHAT_TEMPLATE",
@@ -27,12 +29,13 @@ __all__ = [
     "ROLE_TOKENS",
     "TOOL_CALL_TOKENS",
     "build_tokenizer",
+    "texts",
 ]
 
 PAD, END = "<|pad|>", "<|end|>"
 ROLE_TOKENS = {role: f"<|{role}|>" for role in ("system", "user", "assistant", "tool")}
 TOOL_CALL_TOKENS = ("<tool_call>", "</tool_call>")
-CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")
+CHAT_TEMPLATE = written("desk.jinja")
 
 _JOINER, _ESCAPE = "\ue000", "\ue001"
 """Private-use characters; a joiner in the text itself is written joiner + escape."""
@@ -85,7 +88,12 @@ def _pieces(pipeline: Tokenizer, text: str) -> list[str]:
 
 
 def build_tokenizer(
-    texts: Iterable[str], *, vocab_size: int = 1000, max_length: int = 1024, tags: Sequence[str] = ()
+    texts: Iterable[str],
+    *,
+    vocab_size: int = 1000,
+    max_length: int = 1024,
+    tags: Sequence[str] = (),
+    chat_template: str = CHAT_TEMPLATE,
 ) -> PreTrainedTokenizerFast:
     """A tokenizer whose vocabulary is the control tokens, the 256 bytes, all pairs of digits, all
     capital letters, and the most frequent pieces of `texts` (ties in alphabetical order).
@@ -120,8 +128,20 @@ def build_tokenizer(
         eos_token=END,
         pad_token=PAD,
         additional_special_tokens=list(ROLE_TOKENS.values()),
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
         clean_up_tokenization_spaces=False,
         model_max_length=max_length,
         padding_side="left",
     )
+
+
+def texts(dialogues: Iterable[Dialogue]) -> Iterator[str]:
+    """Every text of the dialogues, as in the template but without control tokens."""
+    for dialogue in dialogues:
+        for message in dialogue:
+            if message.reasoning is not None:
+                yield f" {message.reasoning} "
+            yield message.content
+            for call in message.tool_calls:
+                arguments = json.dumps(dict(call.arguments))
+                yield f'{{"name": "{call.name}", "arguments": {arguments}}}'

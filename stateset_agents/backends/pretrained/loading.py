@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DType",
+    "embedded_models",
     "eos_ids_of",
     "load_model_and_tokenizer",
     "load_tokenizer",
@@ -46,6 +47,8 @@ __all__ = [
 
 _log = get_logger(__name__)
 
+_EMBEDDED = Path(__file__).parents[2] / "embedded"
+"""A folder for each model that ships."""
 _TOKENIZER_FILE = re.compile(r"token|vocab|merges|spiece|tekken|\.model$")
 
 DType = Literal["auto", "fp32", "bf16", "fp16"]
@@ -186,6 +189,11 @@ def _why(where: str, part: str, error: Exception) -> str:
     )
 
 
+def embedded_models() -> list[str]:
+    """Names of the models that ship with this package, such as embedded:desk."""
+    return sorted(f"embedded:{file.parent.name}" for file in _EMBEDDED.glob("*/config.json"))
+
+
 def model_folder(name: str) -> str:
     """The folder, GGUF file or hub name that transformers loads for a model's name.
 
@@ -199,14 +207,12 @@ def model_folder(name: str) -> str:
             "serves"
         )
     if kind == "embedded":
-        folder = Path(__file__).parents[2] / "embedded" / path
-        if not path or not (folder / "config.json").is_file():
-            shipped = sorted(file.parent.name for file in folder.parent.glob("*/config.json"))
+        if name not in embedded_models():
             raise ConfigurationError(
-                f"no embedded model {name!r}; shipped: {', '.join(shipped) or 'none'} "
-                "(stateset-agents build-embedded makes embedded:desk)"
+                f"no embedded model {name!r}; shipped: {', '.join(embedded_models()) or 'none'} "
+                "(stateset-agents build-embedded makes them anew)"
             )
-        return str(folder)
+        return str(_EMBEDDED / path)
     if name.startswith(PREFIX):
         folder = package_folder(name)
         if not folder.is_dir():

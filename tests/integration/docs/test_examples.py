@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -14,11 +15,14 @@ import pytest
 import torch
 from repository_paths import ROOT
 
+from stateset_agents.cli.main import main
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.environments.retail_desk import RetailDesk
+from stateset_agents.training.components import make_environment, make_reward
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.experiment import load_experiment
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 
 pytestmark = pytest.mark.docs
@@ -211,3 +215,30 @@ def test_the_real_model_s_stages_are_kept_and_not_done_twice(tmp_path: Path) -> 
     shuffled = run_script(example, *small, "--shuffle", folder=tmp_path)
     assert "after GRPO" in shuffled
     assert len(list((tmp_path / "out" / "shuffled").glob("*-desk"))) == 1
+
+
+def test_the_maths_project_trains_keeps_its_model_and_tells_how_it_fails(tmp_path: Path) -> None:
+    scripts = "examples/grpo_math/scripts"
+    printed = run_script(
+        f"{scripts}/train_grpo.py", "--output-dir", "out", "--max-steps", "2", folder=tmp_path
+    )
+    assert re.search(r"before +success \d.*\nafter +success \d.*\nmodel: out/final", printed)
+    measured = run_script(
+        f"{scripts}/evaluate.py", "--model-path", "out/final", "--output-dir", "out", folder=tmp_path
+    )
+    result = json.loads(measured)
+    assert result == json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert result["replies"] == 90
+    assert sum(result["kinds"].values()) == pytest.approx(1)
+    assert {"not in the format", "wrong without thinking"} < set(result["kinds"])
+    assert result["wrong"]["tokens"] > 3
+
+
+def test_the_maths_project_s_settings_serve_the_command_line(tmp_path: Path) -> None:
+    config = load_experiment(ROOT / "examples" / "grpo_math" / "configs" / "grpo_code.yaml", {})
+    programs = make_environment(config.environment)
+    assert [len(programs.scenarios(split)) for split in ("train", "validation", "test")] == [7, 1, 2]
+    assert make_reward(config.reward).name == "code"
+    math = ROOT / "examples" / "grpo_math" / "configs" / "grpo_math.yaml"
+    cut = ("--max-steps", "1", "--no-eval", "--output-dir", str(tmp_path))
+    assert main(["train", str(math), *cut]) == 0

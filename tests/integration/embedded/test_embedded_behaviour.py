@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from repository_paths import ROOT
 
 from stateset_agents.cli.build_embedded import build_embedded
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import EnvironmentReward
+from stateset_agents.environments.problems import ArithmeticProblems
 from stateset_agents.environments.retail_desk.environment import RetailDesk
 from stateset_agents.evaluation.evaluator import Evaluation, evaluate
+from stateset_agents.reasoning.replies import num_steps, read_reasoned
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.training.experiment import Experiment, load_experiment
 from stateset_agents.types.messages import ToolCall
 from stateset_agents.types.trajectory import Trajectory
 
@@ -75,3 +80,34 @@ async def test_a_short_rebuild_by_the_same_recipe_behaves_alike(tmp_path: Path) 
     assert share_well_formed(sampled) > 0.9
     assert share_copied(sampled) > 0.75
     assert 0.05 <= sampled.success <= 0.35
+
+
+async def test_the_shipped_reasoner_mostly_guesses_and_once_in_a_while_thinks() -> None:
+    problems = ArithmeticProblems(system_prompt="")
+    scenarios = problems.scenarios("test")
+    async with MultiTurnAgent(AgentConfig(model_name="embedded:reasoner", max_new_tokens=64)) as agent:
+        sampled = await evaluate(agent, problems, EnvironmentReward(), scenarios, temperature=1.0)
+        greedy = await evaluate(agent, problems, EnvironmentReward(), scenarios, temperature=0.0)
+    assert 0.10 <= sampled.success <= 0.40
+    assert greedy.success <= 0.5
+    careful = [
+        trajectory.success
+        for trajectory in trajectories(sampled)
+        if (reasoned := read_reasoned(trajectory.replies[-1])) is not None
+        and num_steps(reasoned.thinking) == trajectory.scenario.context["difficulty"]
+    ]
+    assert 30 < len(careful) < 120
+    assert sum(careful) / len(careful) > 0.8
+
+
+@pytest.mark.long
+async def test_reinforced_it_thinks_a_step_for_each_operation(tmp_path: Path) -> None:
+    changes = {"training.output_dir": str(tmp_path), "training.progress": False, "training.seed": 0}
+    async with Experiment(load_experiment(str(ROOT / "examples" / "reason.yaml"), changes)) as experiment:
+        await experiment.train()
+        after = await experiment.after()
+        format_at_end = [line.values["reasoning/format"] for line in RunLog(experiment.run).metrics()][-5:]
+    assert after is not None
+    assert after["success"] >= 0.9
+    assert after["greedy"] >= 0.9
+    assert min(format_at_end) >= 0.97

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stateset_agents.cli import build_embedded as verb
 from stateset_agents.cli.build_embedded import build_embedded
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.embedded.demonstrations import demonstrations, perturbed
-from stateset_agents.embedded.recipe import RECOMMENDED, copying_weights
+from stateset_agents.embedded.recipes import reasoner
+from stateset_agents.embedded.recipes.desk import RECOMMENDED, copying_weights
+from stateset_agents.embedded.recipes.desk_dialogues import demonstrations, perturbed
+from stateset_agents.embedded.recipes.recipe import Phase
+from stateset_agents.environments.problems import ArithmeticProblems
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.agents import Habits
 from stateset_agents.environments.retail_desk.environment import RetailDesk
@@ -26,6 +31,7 @@ from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Split
 
 DESK = Path(verb.__file__).parents[1] / "embedded" / "desk"
+REASONER = DESK.parent / "reasoner"
 HELD_OUT: tuple[Split, Split] = ("validation", "test")
 
 
@@ -51,10 +57,49 @@ def test_the_shipped_model_is_small_and_loads_with_plain_transformers() -> None:
     assert reply[-1] == tokenizer.eos_token_id
 
 
-def test_the_card_s_recommended_settings_are_the_recipe_s_and_are_accepted() -> None:
-    recommended = yaml.safe_load((DESK / "recommended.yaml").read_text())
-    assert recommended == dict(RECOMMENDED)
+def test_the_reasoner_is_small_and_computes_with_plain_transformers() -> None:
+    assert (REASONER / "model.safetensors").stat().st_size <= 3_000_000
+    model = AutoModelForCausalLM.from_pretrained(REASONER)
+    tokenizer = AutoTokenizer.from_pretrained(REASONER)
+    assert 450_000 < sum(parameter.numel() for parameter in model.parameters()) < 600_000
+    asked = [{"role": "user", "content": "compute 2 + 3 * 4"}]
+    text = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    prompt = tokenizer(text + "<think> ", add_special_tokens=False, return_tensors="pt")["input_ids"][:, :-1]
+    reply = model.generate(prompt, do_sample=False, max_new_tokens=64)[0, prompt.shape[1] :]
+    assert tokenizer.decode(reply) == " 2 + 12 = 14 </think> <answer> 14 </answer><|end|>"
+
+
+@pytest.mark.parametrize(("folder", "shipped"), [(DESK, RECOMMENDED), (REASONER, reasoner.RECOMMENDED)])
+def test_the_card_s_recommended_settings_are_the_recipe_s_and_are_accepted(
+    folder: Path, shipped: Mapping[str, object]
+) -> None:
+    recommended = yaml.safe_load((folder / "recommended.yaml").read_text())
+    assert recommended == dict(shipped)
     assert TrainingConfig(**recommended).learning_rate == 5e-4
+
+
+def test_the_reasoner_is_shown_no_held_out_problem_first_the_skill_and_then_its_habits() -> None:
+    skill, habits = reasoner.recipe(seed=3, dialogues=900).phases
+    openings = [dialogue[0].content for dialogue in skill.dialogues]
+    assert openings == [dialogue[0].content for dialogue in habits.dialogues]
+    for split in HELD_OUT:
+        held_out = {scenario.opening for scenario in ArithmeticProblems().scenarios(split)}
+        assert not held_out.intersection(openings)
+    thoughts = [dialogue[1].reasoning or "" for dialogue in skill.dialogues]
+    assert all(
+        thought.count("=") == text.count(" ") // 2 - 1
+        for thought, text in zip(thoughts, openings, strict=True)
+    )
+    shown = Counter(
+        "bare" if dialogue[1].reasoning is None else "empty" if not dialogue[1].reasoning else "thinks"
+        for dialogue in habits.dialogues
+    )
+    assert [round(shown[habit] / 900, 1) for habit in ("bare", "empty", "thinks")] == [0.2, 0.4, 0.4]
+
+
+def test_the_control_is_never_shown_a_thought() -> None:
+    for phase in reasoner.recipe(seed=0, dialogues=90, habits={"empty": 1.0}).phases:
+        assert {dialogue[1].reasoning for dialogue in phase.dialogues} == {""}
 
 
 def test_demonstrations_are_the_same_for_a_seed_and_others_for_another() -> None:
@@ -105,8 +150,9 @@ async def test_the_loss_is_on_the_agent_s_tokens_and_heavier_on_what_it_copies()
         Message(role="tool", content='{"order_id": "K27", "status": "pending"}'),
         Message(role="assistant", content="order K27 arrives on friday."),
     )
+    phase = Phase(dialogues=[talk], steps=1, settings={}, weights=copying_weights)
     async with MultiTurnAgent(AgentConfig(model_name="embedded:desk")) as agent:
-        (sample,) = verb.Copying([talk]).load(agent, validation_share=0.0).train
+        (sample,) = verb.Shown(phase).load(agent, validation_share=0.0).train
         said = [
             agent.backend.tokenizer.piece(id)
             for turn in sample.trajectory.turns
@@ -154,6 +200,28 @@ def test_the_verb_builds_a_folder_and_says_what_it_made(
     assert "step 2/2" in printed
     assert "parameters" in printed
     assert "seed 4, 30\ndemonstrations, 2 supervised steps" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_the_verb_builds_the_reasoner_in_two_phases(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reasoner, "_HABIT_STEPS", 2)
+    parser = argparse.ArgumentParser()
+    verb.add_parser(parser.add_subparsers())
+    folder = tmp_path / "model"
+    words = ["build-embedded", str(folder), "--model", "reasoner", "--steps", "2", "--dialogues", "90"]
+    args = parser.parse_args(words)
+    assert args.run(args) == 0
+    assert "step 4/4" in capsys.readouterr().out
+    assert "90 problems" in " ".join((folder / "README.md").read_text().split())
+    assert AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("<think>") > 0
+
+
+def test_a_model_without_a_recipe_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"'reasone' \(did you mean 'reasoner'\?\): there are desk, r"
+    ):
+        build_embedded(tmp_path, model="reasone")
 
 
 def test_counts_below_one_and_an_output_that_is_a_file_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Demonstrations for the warm-up: conversations at the retail desk by a scripted agent with bad habits.
+"""What the desk's model is shown: conversations at the retail desk by a scripted agent with bad habits.
 
 Most demonstrations show the habits, so that the model has them, greedy as well as sampled. Right behaviour
 remains likely enough to be sampled, so that reinforcement can unlearn the habits. Skills (the format, copying
@@ -8,21 +8,18 @@ an order id) are always shown right: sampling would not find them otherwise.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from stateset_agents.embedded.recipes.recipe import Dialogue
 from stateset_agents.environments.retail_desk import catalog, wordings
 from stateset_agents.environments.retail_desk.agents import HabitAgent, Habits, play
 from stateset_agents.environments.retail_desk.environment import RetailDesk
-from stateset_agents.types.messages import Message
 from stateset_agents.types.seeds import derive
 
-__all__ = ["BAD_HABITS", "VALUE", "Dialogue", "demonstrations", "perturbed", "texts"]
-
-Dialogue = tuple[Message, ...]
+__all__ = ["BAD_HABITS", "VALUE", "demonstrations", "perturbed"]
 
 BAD_HABITS = Habits(
     guess_id=0.55,
@@ -118,13 +115,3 @@ class _Changes:
             words_out.insert(0, draw.choice(self.prefixes))
         changed = " ".join(words_out)
         return text if _HELD_OUT.search(changed) else changed
-
-
-def texts(dialogues: Sequence[Dialogue]) -> Iterator[str]:
-    """Every text of the dialogues, as in the template but without control tokens."""
-    for dialogue in dialogues:
-        for message in dialogue:
-            yield message.content
-            for call in message.tool_calls:
-                arguments = json.dumps(dict(call.arguments))
-                yield f'{{"name": "{call.name}", "arguments": {arguments}}}'

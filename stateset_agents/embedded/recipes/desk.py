@@ -1,27 +1,21 @@
-"""The embedded model's recipe, which `build-embedded` follows: how much is shown, and what weighs more."""
+"""embedded:desk, the retail desk's agent with bad habits: how much is shown, and what weighs more."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from stateset_agents.embedded.demonstrations import VALUE
+from stateset_agents.embedded.recipes.desk_dialogues import BAD_HABITS, VALUE, demonstrations, perturbed
+from stateset_agents.embedded.recipes.recipe import Phase, Recipe, written
+from stateset_agents.environments.retail_desk.agents import Habits
 
-__all__ = [
-    "CONTEXT_LENGTH",
-    "DIALOGUES",
-    "RECOMMENDED",
-    "STEPS",
-    "VALUE_WEIGHT",
-    "WARM_UP",
-    "copying_weights",
-]
+__all__ = ["DIALOGUES", "RECOMMENDED", "STEPS", "copying_weights", "recipe"]
 
 DIALOGUES = 8000
 STEPS = 1200
-CONTEXT_LENGTH = 1024
+_CONTEXT_LENGTH = 1024
 """Tokens; the longest conversation of six replies of 48 tokens needs about half."""
-WARM_UP: Mapping[str, object] = {
+_WARM_UP: Mapping[str, object] = {
     "per_device_train_batch_size": 16,
     "learning_rate": 3e-3,
     "lr_scheduler_type": "cosine",
@@ -44,13 +38,33 @@ RECOMMENDED: Mapping[str, object] = {
 }
 """Training settings that suit a network this small; written to `recommended.yaml` beside the weights."""
 
-VALUE_WEIGHT = 4.0
+_VALUE_WEIGHT = 4.0
 """Weight of the tokens of ids, numbers, items, cities and days: copying is hardest to learn."""
 _INVENTED_WEIGHT = 0.2
 """Weight of a value without an earlier occurrence (a guess, a lie): it looks like a wrong copy, so there is
 little to learn from it."""
 _VALUE = re.compile(rf" ?(?:[A-Z]|{VALUE})")
 """Tokens that the agent copies; an order id is a letter and a pair of digits."""
+
+
+def recipe(
+    *, seed: int, steps: int = STEPS, dialogues: int = DIALOGUES, habits: Habits = BAD_HABITS
+) -> Recipe:
+    """The shipped model's for seed 0; `Habits()` makes one that was shown honest work only."""
+    shown = demonstrations(dialogues, seed=seed, habits=habits)
+    phase = Phase(
+        dialogues=perturbed(shown, seed=seed), steps=steps, settings=_WARM_UP, weights=copying_weights
+    )
+    return Recipe(
+        vocabulary=shown,
+        phases=[phase],
+        context_length=_CONTEXT_LENGTH,
+        max_new_tokens=48,
+        chat_template=written("desk.jinja"),
+        card=written("desk.md"),
+        recommended=RECOMMENDED,
+        facts={"steps": steps, "dialogues": dialogues},
+    )
 
 
 def copying_weights(pieces: Iterable[str]) -> Iterator[float]:
@@ -61,7 +75,7 @@ def copying_weights(pieces: Iterable[str]) -> Iterator[float]:
     earlier = set()
     for piece in pieces:
         if _VALUE.fullmatch(piece):
-            yield VALUE_WEIGHT if piece in earlier else _INVENTED_WEIGHT
+            yield _VALUE_WEIGHT if piece in earlier else _INVENTED_WEIGHT
         else:
             yield 1.0
         earlier.add(piece)

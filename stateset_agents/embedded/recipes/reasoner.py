@@ -1,0 +1,98 @@
+"""embedded:reasoner, which can compute step by step and mostly does not: first the skill, then bad habits.
+
+A mixture of careful and careless replies from the start never learned to copy a number; the skill comes
+first, until its loss is small, and the habits are a few steps behind it. Reinforcement finds which of the
+habits pays.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from stateset_agents.embedded.recipes.recipe import Dialogue, Phase, Recipe, written
+from stateset_agents.environments.problems.arithmetic import ArithmeticProblems
+from stateset_agents.environments.problems.traces import choose_habit, reply_of
+from stateset_agents.types.messages import Message
+from stateset_agents.types.seeds import derive
+
+__all__ = ["BAD_HABITS", "DIALOGUES", "RECOMMENDED", "STEPS", "TAGS", "recipe"]
+
+DIALOGUES = 21000
+STEPS = 1800
+_HABIT_STEPS = 100
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+BAD_HABITS: Mapping[str, float] = {"careful": 0.25, "skips": 0.15, "empty": 0.45, "bare": 0.15}
+"""The most likely reply does not think, so that the greedy one is a guess too."""
+_SKILL: Mapping[str, object] = {
+    "per_device_train_batch_size": 32,
+    "learning_rate": 3e-3,
+    "lr_scheduler_type": "cosine",
+    "lr_min_ratio": 0.1,
+    "warmup_ratio": 0.02,
+    "adam_beta2": 0.98,
+    "weight_decay": 0.0,
+    "precision": "fp32",
+}
+_HABITS: Mapping[str, object] = {**_SKILL, "learning_rate": 5e-4}
+RECOMMENDED: Mapping[str, object] = {
+    "learning_rate": 5e-4,
+    "lr_scheduler_type": "cosine",
+    "warmup_ratio": 0.03,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 8,
+    "beta": 0.01,
+    "max_steps": 120,
+}
+"""Training settings that suit a network this small; written to `recommended.yaml` beside the weights."""
+
+
+def recipe(
+    *,
+    seed: int,
+    steps: int = STEPS,
+    dialogues: int = DIALOGUES,
+    habits: Mapping[str, float] = BAD_HABITS,
+) -> Recipe:
+    """The shipped model's for seed 0.
+
+    `dialogues`: problems of 2 to 4 operations, a third of them of any, the others of 3 or 4. `steps`: those
+    of the skill. `habits`: shares of the replies shown last, as in `traces.HABITS`; without a careful one
+    among them, nobody is ever shown how to think, which is the control: `{"empty": 1.0}`.
+    """
+    short = dialogues // 3 or 1
+    problems = [
+        ArithmeticProblems(num_train=short, seed=seed),
+        ArithmeticProblems(min_operations=3, num_train=2 * short, seed=seed),  # of 2 there are too few
+    ]
+    skill = {"careful": 1.0} if habits.get("careful") else habits
+    phases = [
+        Phase(dialogues=_dialogues(problems, skill, seed), steps=steps, settings=_SKILL),
+        Phase(dialogues=_dialogues(problems, habits, seed), steps=_HABIT_STEPS, settings=_HABITS),
+    ]
+    return Recipe(
+        vocabulary=phases[0].dialogues,
+        tags=TAGS,
+        phases=phases,
+        context_length=256,
+        max_new_tokens=64,
+        network={"num_hidden_layers": 3, "intermediate_size": 256},
+        chat_template=written("reasoner.jinja"),
+        card=written("reasoner.md"),
+        recommended=RECOMMENDED,
+        facts={"steps": steps, "dialogues": dialogues, "habit_steps": _HABIT_STEPS},
+    )
+
+
+def _dialogues(
+    families: Sequence[ArithmeticProblems], habits: Mapping[str, float], seed: int
+) -> list[Dialogue]:
+    """Each training problem with a reply of one of the habits."""
+    dialogues = []
+    for problems in families:
+        for scenario in problems.scenarios("train"):
+            rng = random.Random(derive(seed, "habit", scenario.id))
+            reply = reply_of(problems.solve(scenario), choose_habit(habits, rng), rng)
+            dialogues.append((Message(role="user", content=scenario.opening), reply))
+    return dialogues

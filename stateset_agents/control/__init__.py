@@ -1,0 +1,1 @@
+"""Reinforcement learning of numeric policies: batched environments, groups of equal starts, a trainer."""

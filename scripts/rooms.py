@@ -29,7 +29,7 @@ PACKAGE = ROOT / "stateset_agents"
 PAGE = ROOT / "docs" / "architecture.md"
 LAYERS = (
     {"cli"},
-    {"training", "embedded", "reasoners"},
+    {"training", "control", "embedded", "reasoners"},
     {"rewards", "environments", "evaluation", "serving", "runs"},
     {"core", "reporting", "reasoning"},
     {"backends", "tracking", "sandbox"},

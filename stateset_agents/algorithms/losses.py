@@ -55,6 +55,7 @@ def policy_loss(
     beta: float = 0.0,
     kl_estimator: KLEstimator = "k3",
     kl_weighting: Weighting | None = None,
+    measure: bool = True,
 ) -> LossOutput:
     """This micro-batch's share of the batch's loss: policy term plus beta times the KL term.
 
@@ -77,6 +78,7 @@ def policy_loss(
     - ref_logprobs, beta, kl_estimator, kl_weighting: the KL term, see `kl.kl_loss`; rho is taken to the
       policy that sampled, pi_old's part of it truncated at weight_cap. With a reference and beta 0 the KL is
       reported only.
+    - measure: False leaves the metrics out (but for the KL's), which is quicker for a small network.
 
     Metrics are shares (sums over micro-batches, `ratio_max` a maximum): loss/policy, loss/kl (times beta),
     policy/ratio, policy/ratio_max, policy/clip_fraction_low (A < 0, ratio below the range),
@@ -113,22 +115,24 @@ def policy_loss(
     if weight is not None:
         tokens = weight * tokens
     total = aggregate(tokens, trajectory_ids, denominators, loss.averaging, keep=keep)
-
-    with torch.no_grad():
-        shares = {
-            "loss/policy": total.detach(),
-            "policy/ratio": per.share(ratio),
-            "kl/old": aggregate(torch.expm1(live) - live, trajectory_ids, denominators, "token"),
-            **{
-                f"policy/clip_fraction_{side}": per.share(hit.to(live.dtype))
-                for side, hit in _clipped(loss, ratio, advantages, clip).items()
-            },
-        }
-        if weight is not None:
-            at_cap = torch.zeros_like(weight) if weight_cap is None else (weight >= weight_cap).to(live.dtype)
-            shares |= {"policy/weight": per.share(weight), "policy/weight_truncated": per.share(at_cap)}
-        highest = torch.cat([ratio.detach(), ratio.new_zeros(1)]).max()  # an empty piece gives 0
-    metrics = Metrics(shares=shares, maxima={"policy/ratio_max": highest})
+    metrics = Metrics()
+    if measure:
+        with torch.no_grad():
+            shares = {
+                "loss/policy": total.detach(),
+                "policy/ratio": per.share(ratio),
+                "kl/old": aggregate(torch.expm1(live) - live, trajectory_ids, denominators, "token"),
+                **{
+                    f"policy/clip_fraction_{side}": per.share(hit.to(live.dtype))
+                    for side, hit in _clipped(loss, ratio, advantages, clip).items()
+                },
+            }
+            if weight is not None:
+                uncapped = weight_cap is None
+                at_cap = torch.zeros_like(weight) if uncapped else (weight >= weight_cap).to(live.dtype)
+                shares |= {"policy/weight": per.share(weight), "policy/weight_truncated": per.share(at_cap)}
+            highest = torch.cat([ratio.detach(), ratio.new_zeros(1)]).max()  # an empty piece gives 0
+        metrics = Metrics(shares=shares, maxima={"policy/ratio_max": highest})
     if ref_logprobs is None:
         return LossOutput(loss=total, metrics=metrics)
 

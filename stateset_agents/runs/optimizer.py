@@ -48,7 +48,8 @@ class Optimization:
     def __init__(
         self, model: nn.Module, config: OptimizerSettings, *, num_updates: int, scale: bool = False
     ) -> None:
-        """`num_updates`: of the whole run, the schedule's length; `scale`: multiply the loss (fp16)."""
+        """`num_updates`: of the whole run, the schedule's length (in other units where `step` is given a
+        position in them); `scale`: multiply the loss (fp16)."""
         self._config = config
         self._length = num_updates
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -70,10 +71,13 @@ class Optimization:
         """Add this loss's gradient."""
         torch.autograd.backward(self.scaler.scale(loss))
 
-    def step(self, *, usable: bool = True) -> StepResult:
-        """Unscale, clip, step, advance the schedule, clear the gradients; not `usable`: no weight moves."""
+    def step(self, *, usable: bool = True, position: int | None = None) -> StepResult:
+        """Unscale, clip, step, advance the schedule, clear the gradients; not `usable`: no weight moves.
+
+        `position`: where in the schedule's length this step stands, where that is not counted in updates.
+        """
         factor = schedule(
-            self.num_updates,
+            self.num_updates if position is None else position,
             self._length,
             kind=self._config.lr_scheduler_type,
             warmup_ratio=self._config.warmup_ratio,

@@ -165,7 +165,7 @@ def test_gae_is_the_lists(groups_and_size, gamma, lam, data):
                 final_value=3.25,
             )
             expected_advantages[steps], expected_returns[steps] = found.advantages, found.returns
-    arrays = dict(terminated=ended, final_values=final)
+    arrays = {"terminated": ended, "final_values": final}
     got = gae_array(rewards, values, mask, gamma=gamma, lam=lam, **arrays)
     assert close(got.advantages, expected_advantages)
     assert close(got.returns, expected_returns)

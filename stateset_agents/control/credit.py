@@ -1,4 +1,4 @@
-"""What each step of a rollout is credited with, by `advantage_estimator`; a new one is a line in ESTIMATORS."""
+"""What each step of a rollout is credited with; a new `advantage_estimator` is a line in ESTIMATORS."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _metrics(
     tied = tied_groups_array(rollout.grouped(rollout.returns), rollout.grouped(played))
     has_members = members > 0
     return {
-        "advantage/std": float(deviation_array(raw, trained)),
+        "credit/std": float(deviation_array(raw, trained)),
         "group/zero_variance": float(tied[has_members].mean()) if has_members.any() else 0.0,
         "group/dropped": float((members < 2).sum()),
     }

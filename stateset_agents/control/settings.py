@@ -35,6 +35,12 @@ class ControlConfig(RunSettings, OptimizerSettings):
     num_groups: int = Field(
         default=16, ge=1, description="Groups of a rollout, each with a start of its own."
     )
+    steps_per_rollout: int | None = Field(
+        default=None,
+        ge=1,
+        description="A rollout has fewer groups than num_groups where episodes as long as the last ones make "
+        "so many steps with fewer.",
+    )
     group_size: int = Field(
         default=8,
         ge=1,
@@ -157,7 +163,7 @@ class ControlConfig(RunSettings, OptimizerSettings):
             )
         if self.advantage_normalization not in estimator.scalings:
             raise ValueError(
-                f"advantage_normalization {self.advantage_normalization} is none of {self.advantage_estimator}'s: "
-                f"{', '.join(estimator.scalings)}"
+                f"advantage_normalization of {self.advantage_estimator} must be one of "
+                f"{', '.join(estimator.scalings)}, got {self.advantage_normalization}"
             )
         return self

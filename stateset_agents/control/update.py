@@ -95,8 +95,8 @@ def update(
         failed = int(rollout.failed.sum())
         return UpdateResult(
             metrics=metrics,
-            failure=f"has no group with enough members: {failed} of {len(rollout.failed)} rows failed with an "
-            "observation or a reward that is no finite number",
+            failure=f"has no group with enough members: {failed} of {len(rollout.failed)} rows failed with "
+            "an observation or a reward that is no finite number",
         )
     if not credited.advantages.any() and not config.beta and not config.entropy_coef:
         return UpdateResult(metrics=metrics, failure=None)  # all were equally good
@@ -270,8 +270,8 @@ def _values(policy: NumericPolicy, rollout: Rollout) -> Values:
     """The critic's values of all states that were met."""
     if not isinstance(policy, ValuedPolicy):
         raise ConfigurationError(
-            f"advantage_estimator gae needs a critic and {type(policy).__name__} has no method values: give it "
-            "one, or take step_group"
+            f"advantage_estimator gae needs a critic and {type(policy).__name__} has no method values: give "
+            "it one, or take step_group"
         )
     steps, rows = np.nonzero(rollout.alive)
     before = np.zeros(rollout.alive.shape)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, get_args
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
-__all__ = ["Lifecycle", "Pausable", "Progress", "State"]
+__all__ = ["Idle", "Lifecycle", "Pausable", "Progress", "State"]
 
 State = Literal["idle", "running", "pausing", "paused", "stopping", "stopped", "finished", "failed"]
 """idle: `train` was not called yet. pausing and stopping: asked for, the step under way ends first.
@@ -56,6 +56,19 @@ class Pausable(Protocol):
 
     def resume(self) -> None:
         """Begin work again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing goes on beside the steps."""
+
+    is_idle: bool = True
+
+    def pause(self) -> None:
+        """Nothing to hold."""
+
+    def resume(self) -> None:
+        """Nothing to begin."""
 
 
 class Lifecycle:

@@ -69,11 +69,15 @@ class RunRecorder:
         return ready(self._tracker)
 
     def open(
-        self, make: Callable[[], RunFolder], settings: Mapping[str, Any], piece: Callable[[int], str]
+        self,
+        make: Callable[[], RunFolder],
+        settings: Mapping[str, Any],
+        piece: Callable[[int], str] | None = None,
     ) -> None:
         """Open the logs of the folder, made where there is none yet. Blocking.
 
-        The settings of a run that is there stay, until its checkpoint agrees. `piece`: what a token id says.
+        The settings of a run that is there stay, until its checkpoint agrees. `piece`: what a token id
+        says, where there are tokens.
         """
         if self.is_open:  # by a call that was cancelled while it waited
             return

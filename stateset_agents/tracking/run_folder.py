@@ -6,6 +6,8 @@
       rollouts.jsonl  one line per conversation (see `tracker.rollout_record`)
       timeline.jsonl  one line per conversation of training: what it did when (see `tracker.timeline_record`)
       tokens.jsonl    the text of each token id of rollouts.jsonl: {"id": 393, "text": "shop"}
+      episodes.jsonl  of a numeric training, in place of the three above: one line per episode, as
+                      {"step": 4096, "stage": "train", "group": 0, "member": 3, "return": 21.0, ...}
       events.jsonl    one line per thing that happened: {"event": "checkpoint saved", "step": 20, ...}
       summary.json    how the run ended
       checkpoints/    written by the trainer
@@ -47,9 +49,10 @@ class RunFolder:
         self.rollouts = path / "rollouts.jsonl"
         self.timeline = path / "timeline.jsonl"
         self.tokens = path / "tokens.jsonl"
+        self.episodes = path / "episodes.jsonl"
         self.events = path / "events.jsonl"
-        self.by_step = (self.metrics, self.rollouts, self.timeline, self.events)
-        """The files that grow with every step."""
+        self.by_step = (self.metrics, self.rollouts, self.timeline, self.episodes, self.events)
+        """The files that grow with every step, where the run has them."""
         self.summary = path / "summary.json"
         self.checkpoints = path / "checkpoints"
         self.report = path / "report.html"
@@ -64,8 +67,10 @@ class RunFolder:
         return f"RunFolder({str(self.path)!r})"
 
     @classmethod
-    def create(cls, root: str | Path = "runs", name: str = "run") -> RunFolder:
+    def create(cls, root: str | Path = "runs", name: str = "run", *, conversations: bool = True) -> RunFolder:
         """Make the next numbered folder, `root/0001-name`, and let `root/latest` point to it.
+
+        `conversations`: False for a numeric training, whose episodes are rows of numbers.
 
         Special characters of `name` become dashes. Raises ConfigurationError if the folder cannot be written.
         """
@@ -75,7 +80,10 @@ class RunFolder:
             root.mkdir(parents=True, exist_ok=True)
             folder = cls(_next_numbered(root, slug))
             folder.checkpoints.mkdir()
+            unused = {folder.episodes} if conversations else {folder.rollouts, folder.timeline}
             for file in folder.by_step:
+                if file in unused:
+                    continue
                 JsonlWriter(file).close()
             _point_latest(root, folder.path.name)
         except OSError as error:
@@ -125,7 +133,8 @@ class RunFolder:
 
     def drop_stage(self, stage: str, step: int) -> None:
         """Remove the conversations of an evaluation at the end of the file, before it is repeated."""
-        _truncate_at(self.rollouts, lambda record: record.get("stage") == stage and record["step"] == step)
+        for file in (self.rollouts, self.episodes):
+            _truncate_at(file, lambda record: record.get("stage") == stage and record["step"] == step)
 
 
 def _truncate_at(file: Path, is_first: Callable[[Mapping[str, Any]], bool]) -> None:

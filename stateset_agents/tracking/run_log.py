@@ -131,6 +131,13 @@ class RunLog:
             if not stages or record["stage"] in stages:
                 yield read_rollout(record)
 
+    def episodes(self, *stages: str) -> Iterator[dict[str, Any]]:
+        """Of a numeric training, in the order written (see `JsonlTracker.log_episodes`); of all stages when
+        none is named."""
+        for record in _records(self.folder.episodes):
+            if not stages or record["stage"] in stages:
+                yield record
+
     def tokens(self) -> dict[int, str]:
         """What each token id of the conversations says; empty where the run's tokenizer was not at hand."""
         if not self.folder.tokens.exists():
@@ -143,6 +150,10 @@ class RunLog:
 
 
 def _records(file: Path) -> Iterator[dict[str, Any]]:
+    if (
+        not file.exists()
+    ):  # conversations of a numeric training, or a file that an earlier version did not have
+        return
     lines = read_lines(file)
     next(lines, None)  # the header
     for _, record in lines:

@@ -1,4 +1,4 @@
-"""Writes a run's metrics, conversations and events into its folder; for the trainer."""
+"""Writes a run's metrics, conversations or episodes, and events into its folder; for the trainer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from stateset_agents.runtime.disk import sync
@@ -41,9 +42,12 @@ class JsonlTracker:
         self._tokens = JsonlWriter(folder.tokens) if piece is not None else None
         self._logged_tokens = set(RunLog(folder).tokens())
         self._metrics = JsonlWriter(folder.metrics)
-        self._rollouts = JsonlWriter(folder.rollouts)
-        self._timeline = JsonlWriter(folder.timeline)
         self._events = JsonlWriter(folder.events)
+        self._others: dict[Path, JsonlWriter] = {}
+        """Of what a run may have: conversations with their times, or episodes."""
+        for file in (folder.rollouts, folder.timeline, folder.episodes):
+            if file.exists():
+                self._writer(file)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of numbers; names are `stage/quantity`, such as `reward/mean`. ValueError otherwise."""
@@ -82,9 +86,23 @@ class JsonlTracker:
                 line = {"step": step, "group": group.key, "branch_of": branch_of}
                 times.append({**line, **timeline_record(trajectory)})
         self._log_tokens(records)
-        self._rollouts.write(records)
+        self._writer(self.folder.rollouts).write(records)
         if stage == "train":
-            self._timeline.write(times)
+            self._writer(self.folder.timeline).write(times)
+
+    def log_episodes(
+        self, step: int, episodes: Sequence[Mapping[str, Any]], *, stage: Stage = "train"
+    ) -> None:
+        """Every episode of a numeric rollout: group, member, seed, return, components, length, ended."""
+        self._writer(self.folder.episodes).write(
+            [{"step": step, "stage": stage, **each} for each in episodes]
+        )
+
+    def _writer(self, file: Path) -> JsonlWriter:
+        """Of a file that is opened when it is first needed."""
+        if file not in self._others:
+            self._others[file] = JsonlWriter(file)
+        return self._others[file]
 
     def _log_tokens(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write the texts of token ids that no conversation had before."""
@@ -114,7 +132,7 @@ class JsonlTracker:
         self._lock.release()
 
     def _writers(self) -> list[JsonlWriter]:
-        writers = (self._metrics, self._rollouts, self._timeline, self._events, self._tokens)
+        writers = (self._metrics, *self._others.values(), self._events, self._tokens)
         return [writer for writer in writers if writer is not None]
 
     def __enter__(self) -> Self:
@@ -133,7 +151,7 @@ class SilentTracker(JsonlTracker):
     def _discard(self, *_: Any, **__: Any) -> None:
         """Write nothing."""
 
-    log_metrics = log_rollouts = log_event = sync = close = _discard
+    log_metrics = log_rollouts = log_episodes = log_event = sync = close = _discard
 
 
 def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = None) -> dict[str, Any]:

@@ -20,21 +20,24 @@ from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.core.model_card import Origin, model_card, write_card
 from stateset_agents.runs.checkpoint_files import (
     Checkpoint,
-    latest_checkpoint,
     load_checkpoint,
     mark_best,
     prune,
-    remove_after,
-    restore_replaced,
     save_checkpoint,
     write_texts,
 )
 from stateset_agents.runs.compatibility import Compatibility, Identity, as_json
 from stateset_agents.runs.learning_rate import schedule
 from stateset_agents.runs.recorder import RunRecorder
+from stateset_agents.runs.resuming import (
+    checkpoint_at,
+    newest_checkpoint,
+    other_machine,
+    repair,
+    truncate_run,
+)
 from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.run_state import RunState
@@ -171,9 +174,9 @@ class Checkpointer:
         """
         run = self.recorder.run
         if self.group.is_first:
-            await self.worker.run(_repair, run)
+            await self.worker.run(repair, run)
         await self.group.barrier("load_checkpoint")
-        find = partial(_newest_checkpoint, run) if path is None else partial(_checkpoint_at, Path(path))
+        find = partial(newest_checkpoint, run) if path is None else partial(checkpoint_at, Path(path))
         checkpoint = await self.worker.run(find)
         if checkpoint is None:
             return None
@@ -228,51 +231,9 @@ def training_compatibility() -> Compatibility:
 
 
 def truncate_after(run: RunFolder, state: RunState, settings: Mapping[str, Any]) -> None:
-    """Remove from the run folder what is of steps after this state, and write its settings anew.
-
-    Checkpoints go before logs: after a kill on the way no checkpoint is without its logs.
-    """
-    remove_after(run.checkpoints, state.step)
-    run.truncate_after(state.step)
-    if state.evaluated_step < state.step:
-        run.drop_evaluation(state.step)
-    mark_best(run.checkpoints, state.best.step)
-    run.write_config(settings)
-
-
-def _repair(run: RunFolder) -> None:
-    """Finish the replacement of a checkpoint that a kill interrupted."""
-    try:
-        restore_replaced(run.checkpoints)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write in {run.checkpoints} ({error.strerror}): mend its rights"
-        ) from error
-
-
-def _newest_checkpoint(run: RunFolder) -> Path | None:
-    """None for a run that was stopped before it wrote any.
-
-    Raises CheckpointError where the run wrote some and they are gone: starting anew would drop its logs.
-    """
-    path = latest_checkpoint(run.checkpoints)
-    if path is None and any(event["event"] == "checkpoint" for event in RunLog(run).events()):
-        raise CheckpointError(
-            f"{run.checkpoints} is empty and the run did write checkpoints: put them back, or train anew "
-            "in another run folder"
-        )
-    return path
-
-
-def _checkpoint_at(path: Path) -> Path:
-    if not path.exists():
-        raise CheckpointError(f"{path} does not exist: give a checkpoint or a run folder")
-    if not (path / "checkpoints").is_dir():
-        return path
-    checkpoint = _newest_checkpoint(RunFolder(path))
-    if checkpoint is None:
-        raise CheckpointError(f"{path} has no checkpoint yet: give another run folder")
-    return checkpoint
+    """Remove from the run folder what is of steps after this state, and write its settings anew."""
+    evaluated, best = state.evaluated_step, state.best.step
+    truncate_run(run, settings, step=state.step, evaluated_step=evaluated, best_step=best)
 
 
 def _restore(path: Path, learner: PolicyLearner, identity: Identity) -> RunState:
@@ -282,7 +243,7 @@ def _restore(path: Path, learner: PolicyLearner, identity: Identity) -> RunState
     learner.restore(checkpoint.weights, checkpoint.optimizer, checkpoint.critic)
     training = checkpoint.state["identity"]["settings"]["training"]
     changes = (
-        _other_machine(checkpoint.state["machine"], _machine(learner.device)),
+        other_machine(checkpoint.state["machine"], _machine(learner.device)),
         _other_processes(training, learner.config),
         _other_schedule(training, learner),
         _other_stages(training, learner.config, state),
@@ -302,15 +263,6 @@ def _machine(device: torch.device) -> dict[str, Any]:
         "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
     }
-
-
-def _other_machine(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
-    differing = [
-        f"{name} was {saved.get(name)} and is {value}"
-        for name, value in current.items()
-        if saved.get(name) != value
-    ]
-    return f"resumed on another set-up, so not bit-equal: {', '.join(differing)}" if differing else None
 
 
 def _other_processes(saved: Mapping[str, Any], config: TrainingConfig) -> str | None:

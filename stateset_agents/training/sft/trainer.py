@@ -19,7 +19,7 @@ from stateset_agents.runs.callbacks import expect_callback
 from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
 from stateset_agents.runs.early_stopping import Best, crossed
 from stateset_agents.runs.ending import end_training, one_line
-from stateset_agents.runs.lifecycle import Lifecycle, Progress, State
+from stateset_agents.runs.lifecycle import Idle, Lifecycle, Progress, State
 from stateset_agents.runs.recorder import RunRecorder, ready
 from stateset_agents.runs.trackers import make_trackers
 from stateset_agents.runtime.tasks import shielded
@@ -254,7 +254,7 @@ class SFTTrainer:
         if self.step_number == 0 and parts.demonstrations.validation:
             await self._evaluate(parts)
         while not (done := self._done(parts)):
-            if not await self._lifecycle.wait_while_paused(_Idle()):
+            if not await self._lifecycle.wait_while_paused(Idle()):
                 return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
             await self._step(parts)
             await self._between_steps(parts)
@@ -415,19 +415,6 @@ class HeldOutLoss:
     def metrics(self) -> dict[str, float]:
         """For logs and trackers."""
         return {"eval/loss": self.loss}
-
-
-@dataclass(frozen=True, slots=True)
-class _Idle:
-    """Nothing goes on beside the steps."""
-
-    is_idle: bool = True
-
-    def pause(self) -> None:
-        """Nothing to hold."""
-
-    def resume(self) -> None:
-        """Nothing to begin."""
 
 
 def step_samples(samples: Sequence[Sample], step: int, *, size: int, seed: int) -> list[Sample]:

@@ -1,0 +1,566 @@
+"""The trainer of numeric policies: groups of episodes -> credit -> update -> metrics, in an async program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import nn
+
+from stateset_agents.control.checkpoints import ControlCheckpoints, ControlState
+from stateset_agents.control.credit import ESTIMATORS
+from stateset_agents.control.environment import BatchedEnvironment, check_environment
+from stateset_agents.control.evaluation import ControlEvaluation, evaluate, evaluation_seeds
+from stateset_agents.control.policy import ValuedPolicy, as_tensors
+from stateset_agents.control.rollout import Rollout, action_keys, collect, collect_branches
+from stateset_agents.control.settings import ControlConfig
+from stateset_agents.control.update import UpdateResult, update
+from stateset_agents.runs.callbacks import expect_callback
+from stateset_agents.runs.checkpoint_files import best_checkpoint, fingerprint, load_checkpoint
+from stateset_agents.runs.compatibility import Identity
+from stateset_agents.runs.early_stopping import crossed
+from stateset_agents.runs.ending import end_training, one_line
+from stateset_agents.runs.lifecycle import Idle, Lifecycle, Progress, State
+from stateset_agents.runs.optimizer import Optimization
+from stateset_agents.runs.recorder import RunRecorder, ready
+from stateset_agents.runs.trackers import check_installed, make_trackers
+from stateset_agents.runtime.loop_lag import measure_loop_lag
+from stateset_agents.runtime.tasks import shielded
+from stateset_agents.runtime.worker_thread import Worker
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect
+
+__all__ = ["ControlTrainer"]
+
+_log = get_logger(__name__)
+
+_MAX_FAILED = 3
+"""Updates in a row that could not learn, after which a training ends; the first one ends it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What `initialize` makes."""
+
+    optimization: Optimization
+    reference: nn.Module | None
+    checkpoints: ControlCheckpoints
+
+
+class ControlTrainer:
+    """Trains a numeric policy on a batched environment by group-relative policy optimisation.
+
+    Rollouts and updates run in a thread of the trainer's own, so the event loop goes on answering. A run is
+    a function of settings, seed, the policy's first weights, versions, CPU type and thread count. Networks
+    are on the CPU.
+
+    >>> environment = BatchedCartPole()
+    >>> trainer = ControlTrainer(MlpPolicy(environment.spec), environment, ControlConfig(total_steps=100_000))
+    >>> policy = await trainer.train()
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        environment: BatchedEnvironment,
+        config: ControlConfig | None = None,
+        *,
+        validation: BatchedEnvironment | None = None,
+        run: RunFolder | None = None,
+        description: Mapping[str, Any] | None = None,
+        callbacks: Sequence[object] = (),
+    ) -> None:
+        """`policy`: a `NumericPolicy`; `validation`: the environment of evaluations, the same when absent;
+        `run`: a folder to use instead of a new one; `description`: more for its config.yaml; `callbacks`: who
+        hears of steps, evaluations and checkpoints, see `Callback`."""
+        expect("policy", policy, nn.Module, "write MlpPolicy(environment.spec)")
+        for name, given in (("environment", environment), ("validation", validation or environment)):
+            if not isinstance(given, BatchedEnvironment):
+                raise ConfigurationError(
+                    f"{name} must be a BatchedEnvironment, got {type(given).__name__}: wrap a Gymnasium one "
+                    "in GymnasiumBatch"
+                )
+        if config is not None:
+            expect("config", config, ControlConfig, "write ControlConfig(total_steps=100_000, ...)")
+        for callback in callbacks:
+            expect_callback(callback)
+        self.policy = policy
+        self.environment = environment
+        self.validation = environment if validation is None else validation
+        self.config = config or ControlConfig()
+        self._description = dict(description or {})
+        self._lifecycle = Lifecycle()
+        self._worker = Worker()
+        self._recorder = RunRecorder([*make_trackers(self.config.report_to), *callbacks], run)
+        self._parts: _Parts | None = None
+        self._state = ControlState(num_groups=self.config.num_groups)
+        self._is_midway = False
+        """Has an update begun, and not ended?"""
+
+    # ------------------------------------------------------------------------------ how it stands
+
+    @property
+    def run(self) -> RunFolder:
+        """The run folder."""
+        return self._recorder.run
+
+    @property
+    def step_number(self) -> int:
+        """Environment steps taken."""
+        return self._state.step
+
+    @property
+    def num_steps(self) -> int:
+        """Environment steps of the whole run; its last rollout may go beyond."""
+        return self.config.total_steps
+
+    @property
+    def state(self) -> State:
+        """What holds now."""
+        return self._lifecycle.state
+
+    @property
+    def progress(self) -> Progress:
+        """The progress of the training now."""
+        best = self._state.best
+        return Progress(
+            state=self._lifecycle.state,
+            step=self.step_number,
+            num_steps=self.num_steps,
+            seconds=round(self._state.train_seconds, 3),
+            metrics=dict(self._recorder.metrics),
+            best_step=best.step,
+            best_value=best.value,
+            why=self._lifecycle.why,
+        )
+
+    @property
+    def console(self) -> Console | None:
+        """Where the step lines of `config.progress` go; stderr when unset."""
+        return self._recorder.console
+
+    @console.setter
+    def console(self, console: Console | None) -> None:
+        self._recorder.console = console
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` says."""
+        best, threads = self._state.best, torch.get_num_threads()
+        system = f"{platform.system()} {platform.machine()}"
+        return {
+            "seed": self.config.seed,
+            "steps": self.step_number,
+            "num_steps": self.num_steps,
+            "updates": self._state.updates,
+            "episodes": self._state.episodes,
+            "ended": self._lifecycle.state,
+            "why": self._lifecycle.why,
+            "best": None
+            if best.step is None
+            else {"step": best.step, "metric": best.metric, "value": best.value},
+            "train_seconds": round(self._state.train_seconds, 3),
+            "platform": f"{system}, {threads} thread{'s' * (threads > 1)}",
+            "deterministic": self._state.repeatable,
+        }
+
+    # ------------------------------------------------------------------------------ requests
+
+    def pause(self) -> None:
+        """Let the update under way end and hold there. From any thread."""
+        self._lifecycle.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`. From any thread."""
+        self._lifecycle.resume()
+
+    def request_stop(self) -> None:
+        """Let the update under way end, keep a checkpoint, and have `train` return. From any thread."""
+        self._lifecycle.request_stop()
+
+    async def wait_for(self, *states: State) -> State:
+        """Wait until the training is in one of these states, or has ended; returns the state it is in."""
+        return await self._lifecycle.wait_for(*states)
+
+    # ------------------------------------------------------------------------------ begin and end
+
+    async def initialize(self) -> None:
+        """Check the environment with the policy, make the optimiser and the reference, open the run folder.
+
+        Raises ConfigurationError for an environment whose equal seeds give unequal episodes, and for a policy
+        whose logits do not fit its actions.
+        """
+        self._worker.refuse_stopped()
+        if self._parts is None:
+            self._parts = await self._worker.run(self._set_up)
+
+    def _set_up(self) -> _Parts:
+        check_installed(self._recorder.callbacks)
+        config, spec = self.config, self.environment.spec
+        if self.validation.spec.to_json() != spec.to_json():
+            raise ConfigurationError(
+                f"validation has the spec {self.validation.spec.to_json()} and environment {spec.to_json()}: "
+                "give two of one kind"
+            )
+        can_fork = check_environment(self.environment, seed=config.seed)
+        if ESTIMATORS[config.advantage_estimator].branches and not can_fork:
+            raise ConfigurationError(
+                f"{spec.name} cannot fork: set advantage_estimator to step_group, which needs no branches"
+            )
+        _check_policy(self.policy, self.environment, config)
+        if not self._recorder.is_open:
+            self._recorder.open(self._make_folder, self._settings())
+        return _Parts(
+            optimization=(optimization := Optimization(self.policy, config, num_updates=config.total_steps)),
+            reference=copy.deepcopy(self.policy).requires_grad_(False) if config.beta else None,
+            checkpoints=ControlCheckpoints(
+                policy=self.policy,
+                optimization=optimization,
+                recorder=self._recorder,
+                identity=Identity(
+                    base=fingerprint(self.policy.state_dict()),
+                    scenarios=self.environment.spec.name,
+                    settings={"environment": spec.to_json(), "control": config.model_dump(mode="json")},
+                ),
+                settings=self._settings(),
+                limit=config.save_total_limit,
+            ),
+        )
+
+    def _make_folder(self) -> RunFolder:
+        return RunFolder.create(self.config.output_dir, self.config.run_name, conversations=False)
+
+    def _settings(self) -> dict[str, Any]:
+        """As config.yaml has them."""
+        return {
+            "made_by": "control",
+            "environment": self.environment.spec.to_json(),
+            "policy": type(self.policy).__name__,
+            **self._description,
+            "control": self.config.model_dump(mode="json"),
+        }
+
+    async def stop(self) -> None:
+        """End the thread and close the logs. A `train` under way is asked to stop and waited for."""
+        if self._lifecycle.is_this_task:
+            raise ConfigurationError("stop() waits for train() to return: in a callback use request_stop()")
+        self.request_stop()
+        self._recorder.limit_callbacks()
+        await self._lifecycle.wait_until_returned()
+        await self._worker.stop()
+        self._recorder.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.initialize()
+        except (Exception, asyncio.CancelledError):
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    # ------------------------------------------------------------------------------ training
+
+    async def train(self) -> nn.Module:
+        """Run the updates that are left, then return the policy: the last one's weights, or with
+        load_best_at_end the best evaluation's.
+
+        However it ends, by a cancellation or an error too, it keeps a checkpoint of the last finished update,
+        `summary.json` and `report.html`. After `request_stop` another call goes on. Raises TrainingStopped
+        where the first update, or three in a row, could not learn.
+        """
+        if self._lifecycle.is_training:
+            raise ConfigurationError("this trainer is training: await that call, or make another trainer")
+        self._worker.refuse_stopped()
+        self._lifecycle.begin()
+        try:
+            await self.initialize()
+            shown = self.config.progress
+            screen = self._recorder.displayed(self, self.num_steps) if shown else contextlib.nullcontext()
+            with screen:
+                ending = await self._run_updates()
+        except asyncio.CancelledError:
+            await self._end("stopped", self._cancelled())
+            raise
+        except Exception as error:
+            await self._end("failed", one_line(error))
+            raise
+        else:
+            await self._end(*ending)
+        finally:
+            self._lifecycle.mark_returned()
+        return self.policy
+
+    async def _run_updates(self) -> tuple[State, str]:
+        """How it ended, and why."""
+        if done := self._done():
+            _log.warning(f"nothing is left to train: {done}")
+        await self._notify("on_train_begin", self)
+        await self._between_updates()  # what a stop in their middle left undone
+        while not (done := self._done()):
+            if not await self._lifecycle.wait_while_paused(Idle()):
+                return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
+            await self._update()
+            await self._between_updates()
+        if self.config.load_best_at_end:
+            await self._worker.run(self._load_best)
+        return "finished", done
+
+    def _done(self) -> str | None:
+        """Why no step is left; None while there is one."""
+        if self.step_number >= self.num_steps:
+            return f"all {self.num_steps} steps are done"
+        if self._state.best.exhausts(self.config.early_stopping_patience):
+            return self._state.best.why_stopped()
+        return None
+
+    async def _update(self) -> None:
+        """Play and learn, in the worker's thread; nobody turns back midway."""
+        async with measure_loop_lag() as lag:
+            metrics, failure = await shielded(self._worker.run(self._play_and_learn))
+        metrics["time/loop_lag"] = lag.longest
+        findings = self._recorder.step(self.step_number, metrics, self.config.model_dump(), lag.place)
+        for finding in findings:
+            await self._notify("on_warning", self.step_number, finding)
+        await self._notify("on_step_end", self.step_number, metrics)
+        if failure is not None and (self._state.updates == 1 or self._state.failed_updates >= _MAX_FAILED):
+            raise TrainingStopped(f"update {self._state.updates} {failure}")
+
+    def _play_and_learn(self) -> tuple[dict[str, float], str | None]:
+        parts, config, state = ready(self._parts), self.config, self._state
+        started = time.perf_counter()
+        rollout = self._rollout(state)
+        played = time.perf_counter()
+        self._is_midway = True
+        result = update(
+            self.policy,
+            parts.optimization,
+            rollout,
+            config,
+            reference=parts.reference,
+            position=state.step,
+        )
+        self._is_midway = False
+        ended = time.perf_counter()
+        self._state = replace(
+            state,
+            step=state.step + max(rollout.num_steps, 1),  # a rollout that failed as a whole is a step, too
+            updates=state.updates + 1,
+            episodes=state.episodes + len(rollout.failed),
+            num_groups=self._next_num_groups(rollout),
+            failed_updates=state.failed_updates + 1 if result.failure else 0,
+            train_seconds=state.train_seconds + ended - started,
+        )
+        if config.log_episodes:
+            self._recorder.tracker.log_episodes(self._state.step, rollout.episodes())
+        times = {"time/rollout": played - started, "time/update": ended - played}
+        return _metrics(rollout, result, times), result.failure
+
+    def _rollout(self, state: ControlState) -> Rollout:
+        config, number = self.config, state.updates
+        seeds = [derive(config.seed, "start", number, group) for group in range(state.num_groups)]
+        keys = action_keys(config.seed, number, state.num_groups, config.group_size)
+        size, limit = config.group_size, config.max_episode_steps
+        self.policy.train(False)
+        if ESTIMATORS[config.advantage_estimator].branches:
+            return collect_branches(
+                self.policy,
+                self.environment,
+                seeds,
+                group_size=size,
+                keys=keys,
+                gamma=config.gamma,
+                num_branches=config.num_branches,
+                every=config.branch_every,
+                max_steps=limit,
+            )
+        return collect(self.policy, self.environment, seeds, group_size=size, keys=keys, max_steps=limit)
+
+    def _next_num_groups(self, rollout: Rollout) -> int:
+        wanted = self.config.steps_per_rollout
+        if wanted is None:
+            return self.config.num_groups
+        steps_of_a_group = max(1.0, rollout.num_steps / rollout.num_groups)
+        return min(self.config.num_groups, max(1, round(wanted / steps_of_a_group)))
+
+    # ------------------------------------------------------------------------------ between updates
+
+    async def _between_updates(self) -> None:
+        """Evaluate and save where it is due."""
+        step, is_best = self.step_number, False
+        if crossed(self.config.eval_steps, self._state.evaluated_step, step):
+            result = await self.evaluate()
+            is_best = await self._worker.run(self._note_evaluation, result)
+            await self._notify("on_evaluate", step, result)
+        saved = ready(self._parts).checkpoints.saved
+        if is_best or crossed(self.config.save_steps, saved.step if saved else 0, step):
+            await self._save_last()
+
+    async def evaluate(
+        self, seeds: Sequence[int] | None = None, *, deterministic: bool = True
+    ) -> ControlEvaluation:
+        """One episode of the current policy from each of `seeds`, by default `eval_episodes` starts that the
+        training does not play; `deterministic`: always the likeliest action."""
+        chosen = (
+            evaluation_seeds(self.config.seed, self.config.eval_episodes) if seeds is None else list(seeds)
+        )
+
+        def play() -> ControlEvaluation:
+            return evaluate(
+                self.policy,
+                self.validation,
+                chosen,
+                deterministic=deterministic,
+                seed=self.config.seed,
+            )
+
+        return await self._worker.run(play)
+
+    def _note_evaluation(self, result: ControlEvaluation) -> bool:
+        """Log an evaluation; is it the best so far?"""
+        config, state = self.config, self._state
+        best = state.best.after(state.step, result.mean, threshold=config.early_stopping_threshold)
+        if config.log_episodes:
+            self._recorder.tracker.log_episodes(state.step, result.rollout.episodes(), stage="validation")
+        self._recorder.measured(state.step, result.metrics())
+        self._state = replace(state, evaluated_step=state.step, best=best)
+        return best.step == state.step
+
+    def _load_best(self) -> None:
+        path = best_checkpoint(self.run.checkpoints)
+        if path is None:
+            _log.warning("the run folder has no best checkpoint: the policy keeps the last update's weights")
+        elif self._state.best.step != self.step_number:
+            ready(self._parts).checkpoints.save(self._state)  # the last weights, before they are replaced
+            self.policy.load_state_dict(dict(load_checkpoint(path).weights))
+
+    # ------------------------------------------------------------------------------ checkpoints
+
+    async def save_checkpoint(self) -> Path:
+        """Write `checkpoints/step-NNNNNN` of the last finished update; older ones beyond the limit go."""
+        if self._is_midway:
+            raise CheckpointError("the last update broke off midway: load a checkpoint first")
+        checkpoints, state = ready(self._parts).checkpoints, self._state
+        path = await shielded(self._worker.run(checkpoints.save, state))
+        self._recorder.tracker.log_event("checkpoint", step=state.step, path=path.name)
+        await self._notify("on_checkpoint", state.step, path)
+        return path
+
+    async def _save_last(self) -> None:
+        if self._is_midway:
+            _log.error("the last update broke off midway: it is not kept, earlier checkpoints are")
+        elif ready(self._parts).checkpoints.saved != self._state:
+            await self.save_checkpoint()
+
+    async def load_checkpoint(self, path: str | Path | None = None) -> None:
+        """Go on from a checkpoint, or a run's newest: this run's when no path is given (warns where that has
+        none yet).
+
+        Log lines and checkpoints of later steps are dropped. Raises CheckpointError when it is damaged, or is
+        of other settings, another environment or other first weights.
+        """
+        if self._lifecycle.is_training:
+            raise ConfigurationError("this trainer is training: stop it, then load the checkpoint")
+        await self.initialize()
+        await shielded(self._worker.run(self._restore, path))
+
+    def _restore(self, path: str | Path | None) -> None:
+        checkpoints = ready(self._parts).checkpoints
+        restored = checkpoints.restore(path)
+        if restored is not None:
+            self._state, self._is_midway = restored[1], False
+        checkpoints.truncate_after(self._state)
+        if restored is None:
+            _log.warning(f"{self.run.path} has no checkpoint yet: starting at step {self.step_number}")
+        else:
+            self._recorder.tracker.log_event("resumed", step=self.step_number, path=restored[0].name)
+
+    # ------------------------------------------------------------------------------ the end
+
+    async def _end(self, state: State, why: str) -> None:
+        async def save(state: State, why: str) -> None:
+            if self._parts is not None:
+                await self._save_last()
+
+        async def notify(state: State, why: str) -> None:
+            await self._notify("on_train_end", self)
+
+        async def write() -> None:
+            if self._parts is not None:
+                await shielded(self._worker.run(self._recorder.finalize, self.summary()))
+
+        await end_training(
+            state,
+            why,
+            lifecycle=self._lifecycle,
+            steps=(save, notify),
+            write=write,
+            cancelled=self._cancelled,
+        )
+
+    def _cancelled(self) -> str:
+        return f"cancelled after step {self.step_number} of {self.num_steps}"
+
+    async def _notify(self, moment: str, *arguments: Any) -> None:
+        await self._recorder.notify(moment, *arguments, step=self.step_number)
+
+
+def _check_policy(policy: nn.Module, environment: BatchedEnvironment, config: ControlConfig) -> None:
+    """Ask it for the first actions. Raises ConfigurationError for logits of a wrong shape, a policy elsewhere
+    than on the CPU, and one without values where the estimator needs them."""
+    device = next(policy.parameters()).device
+    if device.type != "cpu":
+        raise ConfigurationError(f"the policy must be on the CPU, got {device}: call policy.cpu()")
+    if ESTIMATORS[config.advantage_estimator].credit is None and not isinstance(policy, ValuedPolicy):
+        raise ConfigurationError(
+            f"advantage_estimator gae needs a critic and {type(policy).__name__} has no method values: give "
+            "it one, or take step_group"
+        )
+    observations = environment.reset([derive(config.seed, "check", index) for index in range(2)])
+    expected = (2, environment.spec.num_actions)
+    with torch.inference_mode():
+        logits = policy.train(False)(as_tensors(observations))
+    if not isinstance(logits, torch.Tensor) or logits.shape != expected:
+        found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise ConfigurationError(
+            f"{type(policy).__name__} must give logits of shape {expected} for 2 rows, got {found}: "
+            f"{environment.spec.name} has {environment.spec.num_actions} actions"
+        )
+
+
+def _metrics(rollout: Rollout, result: UpdateResult, times: Mapping[str, float]) -> dict[str, float]:
+    """Of one update; rewards are undiscounted returns of the episodes that did not fail."""
+    whole = ~rollout.failed
+    metrics: dict[str, float] = {}
+    if whole.any():
+        returns = rollout.returns[whole]
+        metrics |= {"reward/mean": float(returns.mean()), "reward/std": float(returns.std())}
+        for name, part in rollout.components.items():
+            metrics[f"reward/{name}"] = float(np.where(rollout.alive, part, 0.0).sum(axis=0)[whole].mean())
+        metrics["episode/length"] = float(rollout.lengths[whole].mean())
+        metrics["episode/truncated"] = float(rollout.truncated[whole].mean())
+    spent = sum(times.values())
+    return {
+        **metrics,
+        "episode/failed": float(rollout.failed.sum()),
+        "rollout/episodes": float(len(whole)),
+        "rollout/steps": float(rollout.num_steps),
+        **result.metrics,
+        **times,
+        "time/step": spent,
+        "rollout/steps_per_second": rollout.num_steps / spent,
+    }

@@ -128,8 +128,9 @@ def policy_loss(
                 },
             }
             if weight is not None:
-                uncapped = weight_cap is None
-                at_cap = torch.zeros_like(weight) if uncapped else (weight >= weight_cap).to(live.dtype)
+                at_cap = torch.zeros_like(weight)
+                if weight_cap is not None:
+                    at_cap = (weight >= weight_cap).to(live.dtype)
                 shares |= {"policy/weight": per.share(weight), "policy/weight_truncated": per.share(at_cap)}
             highest = torch.cat([ratio.detach(), ratio.new_zeros(1)]).max()  # an empty piece gives 0
         metrics = Metrics(shares=shares, maxima={"policy/ratio_max": highest})

@@ -159,7 +159,7 @@ class ControlCheckpoints:
             return None
         return (
             f"the run was planned for {old['total_steps']} steps and is for {new['total_steps']} now, and its "
-            f"learning rate ({new['lr_scheduler_type']}) follows the length: it is not the result of one run"
+            f"learning rate ({new['lr_scheduler_type']}) follows the length: the result is another"
         )
 
 

@@ -121,7 +121,7 @@ class BatchedAcrobot(_Classic):
 
     def step(self, actions: IntArray) -> Transition:
         """A fifth of a second, by one step of Runge and Kutta's fourth order."""
-        torque = actions - 1.0
+        torque = actions.astype(np.float64) - 1.0
         state = _runge_kutta(lambda now: self._change(now, torque), self._state, self._SECONDS)
         state[:2] = (state[:2] + math.pi) % (2 * math.pi) - math.pi
         state[2:] = np.clip(state[2:], -self._MAX_TURNING, self._MAX_TURNING)

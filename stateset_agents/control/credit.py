@@ -66,7 +66,7 @@ class Estimator:
 def _by_episode(rollout: Rollout, gamma: float, scaling: Scaling) -> _Steps:
     """The whole discounted return against its group's mean, for every step alike."""
     returns = returns_to_go_array(rollout.rewards, rollout.alive, gamma=gamma)[0]
-    whole = rollout.grouped(rollout.alive.any(axis=0))
+    whole = rollout.grouped(rollout.lengths > 0)
     advantages = group_advantages_array(rollout.grouped(returns), whole, scaling=scaling)
     return np.where(rollout.alive, advantages.reshape(-1), 0.0)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from stateset_agents.control.environment import BoolArray, IntArray, Observations, Spec, map_observations
 from stateset_agents.types.errors import ConfigurationError
@@ -74,35 +75,42 @@ class MlpPolicy(nn.Module):
 
     def forward(self, observations: TensorObservations) -> Tensor:
         """[B, num_actions] logits."""
-        logits: Tensor = self.actor(self._flat(observations))
-        return logits
+        return _through(self.actor, self._flat(observations))
 
     def values(self, observations: TensorObservations) -> Tensor:
         """[B] the return that is expected; raises ConfigurationError without a critic."""
         if self.critic is None:
             raise ConfigurationError("this MlpPolicy has no critic: make it with critic=True")
-        values: Tensor = self.critic(self._flat(observations)).squeeze(-1)
-        return values
+        return _through(self.critic, self._flat(observations)).squeeze(-1)
 
     def _flat(self, observations: TensorObservations) -> Tensor:
         if self.names is None:
-            flat: Tensor = observations.flatten(1)
+            flat: Tensor = observations if observations.dim() == 2 else observations.flatten(1)
             return flat
         return torch.cat([observations[name].flatten(1) for name in self.names], dim=1)
 
 
+def _through(layers: nn.ModuleList, values: Tensor) -> Tensor:
+    """Linear layers with tanh between them; called for every step of a rollout, where calls of modules would
+    cost more than their arithmetic."""
+    *hidden, last = layers
+    for layer in hidden:
+        values = torch.tanh(functional.linear(values, layer.weight, layer.bias))
+    return functional.linear(values, last.weight, last.bias)
+
+
 def _layers(
     width: int, hidden: Sequence[int], num_outputs: int, last_gain: float, generator: torch.Generator
-) -> nn.Sequential:
-    layers: list[nn.Module] = []
+) -> nn.ModuleList:
+    layers = []
     for size in hidden:
-        layers += [_linear(width, size, math.sqrt(2), generator), nn.Tanh()]
+        layers.append(_linear(width, size, math.sqrt(2), generator))
         width = size
-    return nn.Sequential(*layers, _linear(width, num_outputs, last_gain, generator))
+    return nn.ModuleList([*layers, _linear(width, num_outputs, last_gain, generator)])
 
 
 def _linear(num_inputs: int, num_outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
-    layer = nn.utils.skip_init(nn.Linear, num_inputs, num_outputs)
+    layer = nn.Linear(num_inputs, num_outputs, device="meta").to_empty(device="cpu")  # no global generator
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
@@ -118,7 +126,8 @@ def as_tensors(observations: Observations) -> TensorObservations:
 
 def allowed_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
     """[B, A] with -inf where `mask` forbids an action, in fp32 or wider."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
     return logits if mask is None else logits.masked_fill(~mask, -torch.inf)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -126,13 +127,15 @@ def action_keys(seed: int, update: int, num_groups: int, group_size: int) -> NDA
     return _mixed(np.uint64(first) + rows * _INCREMENT)
 
 
-def uniforms(keys: NDArray[np.uint64], step: int) -> NDArray[np.float64]:
-    """[B] in [0, 1): number `step` of each stream (SplitMix64, https://doi.org/10.1145/2660193.2660195)."""
+def uniforms(keys: NDArray[np.uint64], step: int | IntArray) -> NDArray[np.float64]:
+    """[B] in [0, 1): number `step` of each stream, of several steps [S, 1] all [S, B] (SplitMix64, https://doi.org/10.1145/2660193.2660195)."""
     with np.errstate(over="ignore"):
-        mixed = _mixed(keys + np.uint64(step + 1) * _INCREMENT)
-    return (mixed >> np.uint64(11)) * 2.0**-53
+        mixed = _mixed(keys + (np.uint64(1) + np.asarray(step).astype(np.uint64)) * _INCREMENT)
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+_DRAWN = 32
+"""Steps for which actions' numbers are drawn at once."""
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -169,8 +172,7 @@ def collect(
     check_observations(observations, environment.spec, len(rows))
     limit = min(max_steps or environment.spec.horizon, environment.spec.horizon)
     play = _Play(environment, observations, _actor(policy, keys), limit)
-    while play.goes_on:
-        play.step()
+    play.to_the_end()
     return play.rollout(rows, group_size)
 
 
@@ -213,14 +215,13 @@ def collect_branches(
                     f"{environment.spec.name} cannot fork: set advantage_estimator to step_group, which "
                     "needs no branches"
                 ) from error
-            begun = map_observations(lambda part, twigs=twigs: part[twigs], play.observations)
+            begun = map_observations(partial(np.take, indices=twigs, axis=0), play.observations)
             # The streams of a state's branches follow from the row's own and from where it is.
             places = np.tile(np.arange(1, num_branches + 1, dtype=np.uint64), len(live))
             with np.errstate(over="ignore"):
                 own = _mixed(keys[twigs] + _mixed(places + np.uint64(play.num_steps << 20)))
             branch = _Play(fork, begun, _actor(policy, own), limit - play.num_steps)
-            while branch.goes_on:
-                branch.step()
+            branch.to_the_end()
             ended = branch.rollout([rows[row] for row in twigs], num_branches)
             returns = returns_to_go_array(ended.rewards, ended.alive, gamma=gamma)[0].reshape(
                 -1, num_branches
@@ -235,10 +236,14 @@ def collect_branches(
 
 
 def _actor(policy: NumericPolicy, keys: NDArray[np.uint64] | None) -> Act:
+    drawn: NDArray[np.float64] | None = None
+
     def act(observations: Observations, mask: BoolArray | None, step: int) -> tuple[IntArray, FloatArray]:
+        nonlocal drawn
+        if keys is not None and step % _DRAWN == 0:
+            drawn = uniforms(keys, np.arange(step, step + _DRAWN)[:, None])
         with torch.inference_mode():
-            drawn = None if keys is None else uniforms(keys, step)
-            return sample_actions(policy, observations, mask, drawn)
+            return sample_actions(policy, observations, mask, None if drawn is None else drawn[step % _DRAWN])
 
     return act
 
@@ -257,6 +262,7 @@ class _Play:
     _failed: BoolArray = field(init=False)
     _terminated: BoolArray = field(init=False)
     _final: Observations = field(init=False)
+    _any_ended: bool = field(init=False)
     _steps: list[tuple[Observations, IntArray, FloatArray, BoolArray, BoolArray | None, Transition]] = field(
         init=False, default_factory=list
     )
@@ -265,6 +271,7 @@ class _Play:
         finite = _finite_rows(self.observations)
         self.live, self._failed = finite.copy(), ~finite
         self._terminated = np.zeros(len(finite), dtype=np.bool_)
+        self._any_ended = not finite.all()
         self._final = map_observations(np.copy, self.observations)
 
     @property
@@ -275,6 +282,11 @@ class _Play:
     def goes_on(self) -> bool:
         return bool(self.live.any()) and self.num_steps < self.limit
 
+    def to_the_end(self) -> None:
+        """Step until every row has ended."""
+        while self.goes_on:
+            self.step()
+
     def step(self) -> None:
         """All rows act once; those that have ended do something that nobody reads."""
         spec, num_rows = self.environment.spec, len(self.live)
@@ -282,19 +294,24 @@ class _Play:
         if mask is not None:
             mask = self._checked(mask)
         readable = self.observations
-        if not self.live.all():  # a row that has ended may hold anything
+        if self._any_ended:  # a row that has ended may hold anything
             readable = map_observations(self._without_ended, readable)
         actions, logprobs = self.act(readable, mask, self.num_steps)
         transition = self.environment.step(actions)
         check_transition(transition, spec, num_rows)
         self._steps.append((self.observations, actions, logprobs, self.live, mask, transition))
-        broken = self.live & ~(_finite_rows(transition.observations) & np.isfinite(transition.rewards))
-        self._failed = self._failed | broken
-        self._terminated = self._terminated | (self.live & transition.terminated)
+        ended = transition.terminated | transition.truncated
+        finite = _finite_rows(transition.observations) & np.isfinite(transition.rewards)
         before = self.live
-        self.live = self.live & ~(transition.terminated | transition.truncated | broken)
         self.observations = transition.observations
-        if not self.goes_on or not np.array_equal(before, self.live):
+        if ended.any() or not finite.all():
+            broken = before & ~finite
+            self._failed = self._failed | broken
+            self._terminated = self._terminated | (before & transition.terminated & ~broken)
+            self.live = before & ~(ended | broken)
+            self._any_ended = True
+            self._keep_final(before)
+        elif self.num_steps == self.limit:
             self._keep_final(before)
 
     def rollout(self, seeds: Sequence[int], group_size: int) -> Rollout:

@@ -244,7 +244,8 @@ def _selected(batch: Batch, indices: Tensor) -> Batch:
 
     if len(indices) == len(batch):
         return batch
-    ids, lengths = batch.trajectory_ids[indices].unique(return_inverse=True, return_counts=True)[1:]
+    kept = batch.trajectory_ids[indices]
+    _, ids, lengths = torch.unique(kept, return_inverse=True, return_counts=True)
     return Batch(
         observations=map_observations(lambda tensor: tensor[indices], batch.observations),
         masks=part(batch.masks),

@@ -158,7 +158,7 @@ class ControlCheckpoints:
         if old["total_steps"] == new["total_steps"] or new["lr_scheduler_type"] == "constant":
             return None
         return (
-            f"the run was planned for {old['total_steps']} steps and is for {new['total_steps']} now, and its "
+            f"the run was planned for {old['total_steps']} steps and is for {new['total_steps']} now; the "
             f"learning rate ({new['lr_scheduler_type']}) follows the length: the result is another"
         )
 

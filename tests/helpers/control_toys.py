@@ -10,7 +10,7 @@ __all__ = ["Signals"]
 
 
 class Signals:
-    """A row sees one of three signals in each step; naming it earns 1, and `stop` says where an episode ends."""
+    """A row sees one of three signals in each step, and naming it earns 1; each step costs a quarter."""
 
     def __init__(self, horizon=6, *, stop=None, forks=True, masked=False):
         """`stop`: the episode ends after so many steps, for odd seeds; `masked`: the last of four actions is

@@ -32,6 +32,7 @@ __all__ = [
     "PolicyLoss",
     "entropy",
     "entropy_loss",
+    "entropy_of",
     "policy_loss",
     "value_loss",
 ]
@@ -289,8 +290,16 @@ def entropy(logits: Tensor) -> Tensor:
     Rows are independent, so large vocabularies can go through in chunks. Logits of -inf (forbidden
     tokens) add nothing.
     """
-    log_p = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
-    return -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0.0)).sum(dim=-1)
+    return entropy_of(torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1))
+
+
+def entropy_of(logprobs: Tensor, *, any_forbidden: bool = True) -> Tensor:
+    """[..., V] log-probs that are normalised -> [...] their exact entropy, with gradient.
+
+    `any_forbidden`: False where none is -inf, which is quicker.
+    """
+    finite = logprobs.masked_fill(logprobs == -torch.inf, 0.0) if any_forbidden else logprobs
+    return -(logprobs.exp() * finite).sum(dim=-1)
 
 
 def entropy_loss(

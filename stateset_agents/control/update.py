@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stateset_agents.algorithms.aggregation import Denominators, Metrics
-from stateset_agents.algorithms.losses import LOSSES, entropy, entropy_loss, policy_loss, value_loss
+from stateset_agents.algorithms.losses import LOSSES, entropy_loss, entropy_of, policy_loss, value_loss
 from stateset_agents.control.credit import Credited, Values, credit
 from stateset_agents.control.environment import map_observations
 from stateset_agents.control.policy import NumericPolicy, ValuedPolicy, allowed_logits, as_tensors
@@ -167,7 +167,12 @@ def minibatch_loss(
     loss, metrics = output.loss, output.metrics
     if config.entropy_coef or measure:
         averaging = LOSSES[config.loss_type].averaging
-        bonus = entropy_loss(entropy(log_p), batch.trajectory_ids, denominators, averaging=averaging)
+        bonus = entropy_loss(
+            entropy_of(log_p, any_forbidden=batch.masks is not None),
+            batch.trajectory_ids,
+            denominators,
+            averaging=averaging,
+        )
         loss, metrics = loss + config.entropy_coef * bonus.loss, metrics + bonus.metrics
     if batch.returns is not None and batch.old_values is not None:
         assert isinstance(policy, ValuedPolicy)

@@ -242,3 +242,11 @@ def test_the_maths_project_s_settings_serve_the_command_line(tmp_path: Path) -> 
     math = ROOT / "examples" / "grpo_math" / "configs" / "grpo_math.yaml"
     cut = ("--max-steps", "1", "--no-eval", "--output-dir", str(tmp_path))
     assert main(["train", str(math), *cut]) == 0
+
+
+def test_cart_pole_is_learned(tmp_path: Path) -> None:
+    printed = run_script("examples/cartpole.py", folder=tmp_path)
+    found = re.search(r"return before (\d+), after (\d+) of 500", printed)
+    assert found is not None
+    assert int(found[2]) > int(found[1]) + 200
+    assert (tmp_path / "runs" / "0001-control" / "episodes.jsonl").is_file()

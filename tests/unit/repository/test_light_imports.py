@@ -51,6 +51,15 @@ def test_no_module_of_the_core_loads_torch_or_transformers() -> None:
     assert json.loads(done.stdout) == {}
 
 
+def test_numeric_control_loads_no_language_model_library_and_no_gymnasium() -> None:
+    modules = sorted(f"stateset_agents.control.{path.stem}" for path in (PACKAGE / "control").glob("*.py"))
+    assert "stateset_agents.control.trainer" in modules
+    code = "import importlib, sys\n" + "".join(f"importlib.import_module({name!r})\n" for name in modules)
+    code += "print(sorted({'transformers', 'tokenizers', 'gymnasium'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_a_scripted_agent_answers_without_them() -> None:
     code = """
 import asyncio, sys

@@ -93,10 +93,12 @@ class MlpPolicy(nn.Module):
 def _through(layers: nn.ModuleList, values: Tensor) -> Tensor:
     """Linear layers with tanh between them; called for every step of a rollout, where calls of modules would
     cost more than their arithmetic."""
-    *hidden, last = layers
-    for layer in hidden:
-        values = torch.tanh(functional.linear(values, layer.weight, layer.bias))
-    return functional.linear(values, last.weight, last.bias)
+    last = len(layers) - 1
+    for index, layer in enumerate(layers):
+        assert isinstance(layer, nn.Linear)
+        values = functional.linear(values, layer.weight, layer.bias)
+        values = values if index == last else torch.tanh(values)
+    return values
 
 
 def _layers(

@@ -41,7 +41,13 @@ def test_every_file_says_its_schema_version(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
     folder.write_config({"seed": 1})
     folder.write_summary({"steps": 2})
-    for file in folder.by_step:
+    numeric = RunFolder.create(tmp_path, conversations=False)
+    conversations = [folder.metrics, folder.rollouts, folder.timeline, folder.events]
+    assert [file for file in folder.by_step if file.exists()] == conversations
+    assert [file.name for file in numeric.by_step if file.exists()] == [
+        *("metrics.jsonl", "episodes.jsonl", "events.jsonl")
+    ]
+    for file in (*conversations, numeric.episodes):
         assert json.loads(file.read_text().splitlines()[0]) == {"schema_version": 1, "file": file.stem}
     assert folder.config.read_text() == "schema_version: 1\nseed: 1\n"
     assert json.loads(folder.summary.read_text()) == {"schema_version": 1, "steps": 2}

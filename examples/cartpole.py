@@ -1,7 +1,7 @@
 """A numeric policy learns CartPole in seconds; put another Gymnasium id in its place.
 
-    pip install "gymnasium>=1"
-    python examples/cartpole.py
+pip install "gymnasium>=1"
+python examples/cartpole.py
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from stateset_agents.control.trainer import ControlTrainer
 
 
 async def main() -> None:
+    """Measure, train, measure again, from the same twenty starts."""
     environment = GymnasiumBatch("CartPole-v1")
     config = ControlConfig(total_steps=40_000, steps_per_rollout=4096, learning_rate=5e-3)
     async with ControlTrainer(MlpPolicy(environment.spec), environment, config) as trainer:

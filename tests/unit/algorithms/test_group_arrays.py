@@ -84,9 +84,9 @@ def test_worked_numbers():
 
 
 @st.composite
-def episodes(draw, members=st.integers(1, 4)):
+def episodes(draw):
     """Groups of episodes of unequal lengths, [groups][members][steps], and the longest length."""
-    size = draw(members)
+    size = draw(st.integers(1, 4))
     episode = st.lists(REWARDS, min_size=0, max_size=5)
     groups = draw(st.lists(st.lists(episode, min_size=size, max_size=size), min_size=1, max_size=3))
     return groups, size

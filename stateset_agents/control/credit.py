@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,11 @@ from stateset_agents.algorithms.group_arrays import (
 )
 from stateset_agents.control.rollout import Rollout
 
-__all__ = ["ESTIMATORS", "Credited", "Estimator", "Values", "credit"]
+__all__ = ["ESTIMATORS", "Credited", "Estimator", "LoneSteps", "Values", "credit"]
+
+LoneSteps = Literal["return", "zero"]
+"""The credit of a step at which no sibling lives: its return, which is unbiased and outweighs all others, or 0,
+which is biased and calm."""
 
 _Steps = NDArray[np.float64]
 _EPS = 1e-8
@@ -57,6 +61,8 @@ class Estimator:
     """(rollout, gamma, scaling) -> [T, B] raw advantages; None: GAE by a critic."""
     scalings: tuple[Scaling, ...] = ("batch", "none")
     """Values of `advantage_normalization` that it knows."""
+    lone_steps: tuple[LoneSteps, ...] = ("return",)
+    """Values of that setting that it knows."""
     in_group: bool = True
     """Does it compare members, so that a group needs two?"""
     branches: bool = False
@@ -87,7 +93,7 @@ def _by_branches(rollout: Rollout, gamma: float, scaling: Scaling) -> _Steps:
 
 
 ESTIMATORS: Mapping[str, Estimator] = {
-    "step_group": Estimator(credit=_by_step),
+    "step_group": Estimator(credit=_by_step, lone_steps=("return", "zero")),
     "group": Estimator(credit=_by_episode, scalings=("population", "sample", "batch", "none")),
     "branch": Estimator(credit=_by_branches, branches=True),
     "gae": Estimator(credit=None, in_group=False),
@@ -101,6 +107,7 @@ def credit(
     gamma: float,
     gae_lambda: float = 0.95,
     scaling: Scaling = "batch",
+    lone_steps: LoneSteps = "return",
     values: Values | None = None,
 ) -> Credited:
     """The advantages of a rollout, scaled. `values`: of a critic, which `gae` needs.
@@ -128,6 +135,9 @@ def credit(
         raw, returns = found.advantages, found.returns
     else:
         raw = estimator.credit(rollout, gamma, scaling)
+    if lone_steps == "zero":
+        num_living = np.repeat(rollout.grouped(rollout.alive).sum(axis=2), rollout.group_size, axis=1)
+        raw = np.where(num_living > 1, raw, 0.0)
     raw = np.where(trained, raw, 0.0)
     metrics = _metrics(rollout, raw, trained, members)
     if values is not None and returns is not None and trained.any():

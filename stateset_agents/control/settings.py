@@ -9,7 +9,7 @@ from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_val
 from stateset_agents.algorithms.advantages import Scaling
 from stateset_agents.algorithms.kl_estimators import KLEstimator
 from stateset_agents.algorithms.policy_losses import LOSSES
-from stateset_agents.control.credit import ESTIMATORS
+from stateset_agents.control.credit import ESTIMATORS, LoneSteps
 from stateset_agents.runs.learning_rate import Schedule
 from stateset_agents.runs.settings import OptimizerSettings, RunSettings
 from stateset_agents.types.settings import OneOf
@@ -62,6 +62,11 @@ class ControlConfig(RunSettings, OptimizerSettings):
         validation_alias=AliasChoices("advantage_normalization", "scale_rewards"),
         description="Standard deviation that advantages are divided by: the batch's, for `group` also the "
         "group's own (population, sample), or none.",
+    )
+    lone_steps: LoneSteps = Field(
+        default="return",
+        description="Credit of a step at which no sibling lives, for `step_group`: its return (unbiased, and "
+        "noisy where episodes are long), or zero (nothing to compare with, nothing said).",
     )
     gamma: float = Field(default=0.99, gt=0.0, le=1.0, description="Discount from one step to the next.")
     gae_lambda: float = Field(
@@ -160,6 +165,11 @@ class ControlConfig(RunSettings, OptimizerSettings):
             raise ValueError(
                 f"group_size must be at least 2, got {self.group_size}: {self.advantage_estimator} compares "
                 "members; take advantage_estimator gae for single episodes"
+            )
+        if self.lone_steps not in estimator.lone_steps:
+            raise ValueError(
+                f"lone_steps {self.lone_steps} is for step_group, got advantage_estimator "
+                f"{self.advantage_estimator}: leave it out"
             )
         if self.advantage_normalization not in estimator.scalings:
             raise ValueError(

@@ -88,6 +88,7 @@ def update(
         gamma=config.gamma,
         gae_lambda=config.gae_lambda,
         scaling=config.advantage_normalization,
+        lone_steps=config.lone_steps,
         values=values,
     )
     metrics = dict(credited.metrics)

@@ -46,6 +46,8 @@ def test_credit_by_hand():
     assert found.advantages.tolist() == [[2, -2, 0], [2, 0, 0]]
     assert found.trained.tolist() == [[True, True, False], [True, False, False]]
     assert found.metrics["credit/std"] == pytest.approx(np.std([2, -2, 2]))
+    calm = credit(rollout, "step_group", gamma=0.5, scaling="none", lone_steps="zero")
+    assert calm.advantages.tolist() == [[2, -2, 0], [0, 0, 0]]
     scaled = credit(rollout, "step_group", gamma=0.5, scaling="batch")
     assert scaled.advantages == pytest.approx(found.advantages / np.std([2, -2, 2]))
     whole = credit(rollout, "group", gamma=0.5, scaling="population")

@@ -24,8 +24,8 @@ from stateset_agents.control.rollout import Rollout
 __all__ = ["ESTIMATORS", "Credited", "Estimator", "LoneSteps", "Values", "credit"]
 
 LoneSteps = Literal["return", "zero"]
-"""The credit of a step at which no sibling lives: its return, which is unbiased and outweighs all others, or 0,
-which is biased and calm."""
+"""The credit of a step at which no sibling lives: its return, which is unbiased and outweighs all others, or
+0, which is biased and calm."""
 
 _Steps = NDArray[np.float64]
 _EPS = 1e-8

@@ -386,6 +386,10 @@ async def test_equal_members_are_counted_and_teach_nothing(tmp_path):
             "group_size must be at least 2, got 1: step_group compares",
         ),
         (
+            lambda path: ControlConfig(lone_steps="zero", advantage_estimator="group"),
+            "lone_steps zero is for step_group, got advantage_estimator group: leave it out",
+        ),
+        (
             lambda path: ControlConfig(clip_ration=1),
             r"ControlConfig has no field 'clip_ration' \(did you mean",
         ),

@@ -1,0 +1,47 @@
+"""The classic tasks are solved from ten seeds, within the steps that docs/control.md says."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateset_agents.control.classic import BatchedAcrobot, BatchedCartPole
+from stateset_agents.control.evaluation import evaluate
+from stateset_agents.control.policy import MlpPolicy
+from stateset_agents.control.settings import ControlConfig
+from stateset_agents.control.trainer import ControlTrainer
+
+CART_POLE = {
+    "total_steps": 110_000,
+    "num_groups": 8,
+    "group_size": 16,
+    "steps_per_rollout": 4096,
+    "gamma": 0.98,
+    "lone_steps": "zero",
+    "learning_rate": 5e-3,
+    "entropy_coef": 0.0,
+    "num_iterations": 6,
+}
+ACROBOT = {"total_steps": 600_000, "steps_per_rollout": 8192, "learning_rate": 3e-3, "entropy_coef": 0.0}
+
+
+async def learned(environment, folder, **settings):
+    """The greedy policy's returns from a hundred starts, and the steps it took."""
+    config = ControlConfig(output_dir=str(folder), progress=False, save_steps=0, **settings)
+    policy = MlpPolicy(environment.spec, seed=config.seed)
+    async with ControlTrainer(policy, environment, config) as trainer:
+        await trainer.train()
+        return evaluate(policy, environment, range(10**6, 10**6 + 100)), trainer.step_number
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+async def test_cart_pole_stands_for_500_steps_in_all_of_100_episodes(tmp_path, seed):
+    found, steps = await learned(BatchedCartPole(), tmp_path, seed=seed, **CART_POLE)
+    assert set(found.returns) == {500.0}
+    assert steps <= 120_000
+
+
+@pytest.mark.long
+async def test_acrobot_swings_up_in_about_eighty_steps(tmp_path):
+    found, _ = await learned(BatchedAcrobot(), tmp_path, **ACROBOT)
+    assert found.mean > -85

@@ -251,7 +251,7 @@ def _selected(batch: Batch, indices: Tensor) -> Batch:
     if len(indices) == len(batch):
         return batch
     kept = batch.trajectory_ids[indices]
-    _, ids, lengths = torch.unique(kept, return_inverse=True, return_counts=True)
+    _, ids, lengths = torch.unique_consecutive(kept, return_inverse=True, return_counts=True)
     return Batch(
         observations=map_observations(lambda tensor: tensor[indices], batch.observations),
         masks=part(batch.masks),

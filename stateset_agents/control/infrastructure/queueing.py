@@ -105,7 +105,8 @@ class RatioTable:
         flat = self.values.ravel()
         index = servers * self.values.shape[1] + left
         low = flat.take(index)
-        return low + share * (flat.take(index + 1) - low)
+        read: Array = low + share * (flat.take(index + 1) - low)
+        return read
 
 
 @lru_cache(maxsize=4)

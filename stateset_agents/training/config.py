@@ -21,6 +21,7 @@ from stateset_agents.training.settings.profiles import (
     TrainingProfile,
     canonical,
     defaults,
+    distillation_defaults,
     estimator_defaults,
 )
 from stateset_agents.training.settings.rollout import RolloutSettings
@@ -78,12 +79,13 @@ class TrainingConfig(
 
         Returns the configuration and what was applied. What the card says stands above the profile; a
         length of the run (num_episodes or max_steps) only counts where the user gave neither, and a loss only
-        where the estimator that the user chose brings none.
+        where the estimator that the user chose brings none, nor a teacher.
         """
         own = {name: getattr(self, name) for name in self.model_fields_set}
         taken = own.keys() | (_LENGTHS if _LENGTHS & own.keys() else set())
         if "loss_type" in estimator_defaults(own.get("advantage_estimator")):
             taken |= {"loss_type"}
+        taken |= distillation_defaults(self.distillation).keys()
         applied = {
             name: value for name, value in canonical(overrides, _CANONICAL).items() if name not in taken
         }

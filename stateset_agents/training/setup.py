@@ -35,6 +35,7 @@ from stateset_agents.training.loop.validation import Validation
 from stateset_agents.training.loop.weight_sync import WeightSync
 from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training
 from stateset_agents.training.update.protocol import PolicyLearner
+from stateset_agents.training.update.teacher import Teacher, load_teacher
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 
@@ -72,6 +73,8 @@ class Parts:
     rollouts: Rollouts
     overlapped: OverlappedRollouts
     validation: Validation
+    teacher: Teacher | None
+    """Of an on-policy distillation."""
 
     def with_config(self, config: TrainingConfig) -> Parts:
         """With other settings for what comes, in the very parts that a step may have begun with; the learner
@@ -154,9 +157,16 @@ async def set_up(
     if config.eval_steps:
         await in_thread(held_out, environment, "validation", None)
     fingerprint = await worker.run(order.fingerprint)
-    with exclusive(backend, lifecycle):
-        token = object() if is_quantized_training(config) else weights_token(backend)
-        learner = await worker.run(factory.make, agent, backend, config, group.processes)
+    distillation = config.distillation
+    teacher = None if distillation is None else await load_teacher(distillation, agent, group=group)
+    try:
+        with exclusive(backend, lifecycle):
+            token = object() if is_quantized_training(config) else weights_token(backend)
+            learner = await worker.run(factory.make, agent, backend, config, group.processes)
+    except BaseException:
+        if teacher is not None:
+            await teacher.close()
+        raise
     try:
         engine = ComputationalEngine(
             await factory.player(agent, learner),
@@ -169,6 +179,8 @@ async def set_up(
         )
         settings = run_settings(job, config)
         compared = {name: value for name, value in settings.items() if name not in ("evaluation", "made_by")}
+        if teacher is not None:
+            compared["teacher"] = {"weights": teacher.weights}
         identity = Identity(base=learner.fingerprint, scenarios=fingerprint, settings=compared)
         await _open_run(identity, settings, config, agent, group, worker, recorder)
         engine.fault_tolerance.on_event = fault_event
@@ -205,9 +217,12 @@ async def set_up(
             rollouts=Rollouts(engine, curriculum, weights, group, config, step_event),
             overlapped=OverlappedRollouts(engine, curriculum, weights, config, run_event, lifecycle.notify),
             validation=make_validation(job, config, group),
+            teacher=teacher,
         )
     except BaseException:
         learner.close()
+        if teacher is not None:
+            await teacher.close()
         raise
 
 

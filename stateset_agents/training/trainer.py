@@ -338,6 +338,8 @@ class MultiTurnGRPOTrainer:
         self._recorder.close()
         if self._parts is not None:
             self._parts.learner.close()
+            if self._parts.teacher is not None:
+                await self._parts.teacher.close()
 
     async def close(self) -> None:
         """Stop, and close the agent too."""
@@ -402,6 +404,8 @@ class MultiTurnGRPOTrainer:
             _log.warning(f"nothing is left to train: {': '.join(done)}")
         paths = self._factory.paths(parts.backend, parts.learner)
         self.tracker.log_event("paths", step=self.step_number, **paths)
+        if parts.teacher is not None:
+            self.tracker.log_event("teacher", step=self.step_number, **parts.teacher.identity)
         await self._notify("on_train_begin", self)
         await self._between_steps(parts)  # what a stop in their middle left undone
         source = parts.overlapped if self.config.max_staleness else parts.rollouts
@@ -534,6 +538,7 @@ class MultiTurnGRPOTrainer:
                     self.config,
                     self._worker,
                     self._step_event,
+                    teacher=parts.teacher,
                     step=step,
                     temperature=self.temperature,
                     versions=parts.weights.versions,

@@ -56,6 +56,8 @@ _MAY_DIFFER = frozenset(
         "agent.device",
         "agent.temperature",
         "agent.seed",
+        "training.distillation.device",
+        "training.distillation.teacher",  # its weights say which it is
         "training.max_steps",
         "training.parallelism",
         "training.num_episodes",

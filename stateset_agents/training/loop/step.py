@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from stateset_agents.training.loop.metrics import (
 from stateset_agents.training.loop.rollouts import EventSink, Played, RolloutSource
 from stateset_agents.training.update.credit import Credited
 from stateset_agents.training.update.protocol import PolicyLearner
+from stateset_agents.training.update.teacher import Teacher
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, StatesetError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.trajectory import TrajectoryGroup
@@ -95,14 +96,15 @@ async def update_policy(
     worker: Worker,
     event: EventSink,
     *,
+    teacher: Teacher | None = None,
     step: int,
     temperature: float,
     versions: Sequence[int],
 ) -> Update:
-    """Credit the groups, then learn from them.
+    """Credit the groups, let the teacher add its word, then learn from them.
 
     `temperature`: of the rollouts; `versions`: of the policies so far. Raises TrainingStopped for a token
-    that is older than `max_staleness` allows.
+    that is older than `max_staleness` allows, BackendError where the teacher does not answer.
     """
     event("update begun", groups=list(played.batch.selected))
     overlap = source.watch_overlap()
@@ -120,6 +122,10 @@ async def update_policy(
     if config.max_resamples:
         metrics["group/resampled"] = float(len(played.batch.filtered))
     metrics["rollout/temperature"] = temperature
+    if teacher is not None:
+        credited, told = await teacher.guide(batch.credited, temperature=temperature)
+        batch = replace(batch, credited=credited)
+        metrics |= told
     metrics |= await worker.run(partial(learner.learn, batch, step=step))
     metrics |= overlap()
     event("update ended")

@@ -10,10 +10,18 @@ from enum import StrEnum
 from typing import Any
 
 from stateset_agents.algorithms.policy_losses import LOSSES, Clip
+from stateset_agents.training.estimators.base import UNBIASED_LOSS
 from stateset_agents.training.estimators.registry import DEFAULT_ESTIMATOR, ESTIMATORS
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["PROFILES", "TrainingProfile", "canonical", "defaults", "estimator_defaults"]
+__all__ = [
+    "PROFILES",
+    "TrainingProfile",
+    "canonical",
+    "defaults",
+    "distillation_defaults",
+    "estimator_defaults",
+]
 
 
 class TrainingProfile(StrEnum):
@@ -88,6 +96,7 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     known = profile if isinstance(profile, str) and profile in set(TrainingProfile) else "balanced"
     table = dict(PROFILES[TrainingProfile(known)])
     table |= estimator_defaults(given.get("advantage_estimator", DEFAULT_ESTIMATOR))
+    table |= distillation_defaults(given.get("distillation"))
     clip = _loss_clip(given.get("loss_type", table.get("loss_type")))
     table = {name: value for name, value in table.items() if name not in clip}
     low = {name: value for name, value in clip.items() if name == "clip_ratio"}
@@ -104,6 +113,12 @@ def estimator_defaults(name: Any) -> dict[str, Any]:
         "min_group_size": estimator.group_default,
     }
     return settings if estimator.loss is None else {**settings, "loss_type": estimator.loss}
+
+
+def distillation_defaults(distillation: Any) -> dict[str, Any]:
+    """What a teacher sets where the user says nothing: it stands in the reference's place, and all tokens
+    count alike."""
+    return {} if distillation is None else {"loss_type": UNBIASED_LOSS, "beta": 0.0}
 
 
 def _loss_clip(name: Any) -> dict[str, float]:

@@ -14,6 +14,7 @@ from stateset_agents.algorithms.kl_estimators import KLEstimator
 from stateset_agents.algorithms.policy_losses import LOSSES, Clip
 from stateset_agents.training.estimators.base import UNBIASED_LOSS
 from stateset_agents.training.estimators.registry import DEFAULT_ESTIMATOR, ESTIMATORS, estimators_with
+from stateset_agents.training.settings.distillation import DistillationSettings
 from stateset_agents.training.settings.passes import PassSettings
 from stateset_agents.types.settings import OneOf, alternatives
 
@@ -167,6 +168,12 @@ class UpdateSettings(PassSettings):
     kl_target: float = Field(default=0.01, gt=0.0, description="KL per token that a moving beta steers to.")
     kl_horizon: int = Field(
         default=10000, ge=1, description="Conversations over which ziegler's beta adapts."
+    )
+
+    distillation: DistillationSettings | None = Field(
+        default=None,
+        description="A teacher whose log-probs of the student's own tokens become their advantages, see "
+        f"docs/distillation.md; brings loss_type {UNBIASED_LOSS} and beta 0. Unset: none.",
     )
 
     @property

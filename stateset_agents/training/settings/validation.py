@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from stateset_agents.algorithms.baselines import BASELINES, is_over_batch
 from stateset_agents.algorithms.group_sizes import LARGEST, SMALLEST, adaptive_group_size
 from stateset_agents.algorithms.policy_losses import LOSSES
+from stateset_agents.training.estimators.base import UNBIASED_LOSS
 from stateset_agents.training.estimators.registry import ESTIMATORS, estimators_with
 from stateset_agents.types.settings import alternatives
 
@@ -19,7 +20,7 @@ __all__ = ["contradiction"]
 
 def contradiction(config: TrainingConfig) -> str | None:
     """The first thing in these settings that cannot be, with the cure; None where all of it can."""
-    rules = (_credit, _learning, _rollouts, _curriculum, _processes, _run)
+    rules = (_credit, _learning, _distillation, _rollouts, _curriculum, _processes, _run)
     return next((wrong for rule in rules for wrong in rule(config)), None)
 
 
@@ -181,6 +182,34 @@ def _learning(config: TrainingConfig) -> Iterator[str]:
         yield "a constant learning rate has no lowest: leave lr_min_ratio at 0"
     if config.dual_clip is not None and LOSSES[config.loss_type].clips != "both":
         yield f"{config.loss_type} has no dual clip: leave dual_clip unset"
+
+
+def _distillation(config: TrainingConfig) -> Iterator[str]:
+    settings = config.distillation
+    if settings is None:
+        return
+    if LOSSES[config.loss_type].level == "sequence":
+        yield (
+            f"distillation gives each token an advantage of its own, and {config.loss_type} weighs whole "
+            f"conversations: leave loss_type at {UNBIASED_LOSS}"
+        )
+    if config.max_staleness:
+        yield (
+            "distillation compares the teacher with the policy that sampled, which with max_staleness is an "
+            "earlier one: set max_staleness to 0"
+        )
+    if config.max_resamples and not settings.reward_weight:
+        yield (
+            "max_resamples replaces groups whose rewards are alike, and a teacher teaches as much from those "
+            "as from others: set it to 0, or distillation.reward_weight above 0"
+        )
+    cools = config.temperature_schedule != "none"
+    if settings.is_served and (config.temperature != 1.0 or cools):
+        yield (
+            "a vLLM server scores at temperature 1 only, and the student samples at "
+            f"{'others' if cools else format(config.temperature, 'g')}: set temperature to 1 and "
+            "temperature_schedule to none, or load the teacher in this process"
+        )
 
 
 def _rollouts(config: TrainingConfig) -> Iterator[str]:

@@ -21,7 +21,7 @@ from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import nearest
 from stateset_agents.types.trajectory import Status, Trajectory
 
-__all__ = ["Demonstrated", "demonstrate", "scripted_agent_of"]
+__all__ = ["Demonstrated", "chat_of", "demonstrate", "scripted_agent_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ async def demonstrate(
 
     played = await gather_or_cancel(play_one(scenario) for scenario in scenarios)
     kept = [
-        _chat(trajectory, tools)
+        chat_of(trajectory, tools)
         for trajectory, tools in played
         if trajectory.status is not Status.FAILED and (keep_failures or trajectory.success is not False)
     ]
@@ -118,7 +118,8 @@ def _shown(message: Message) -> dict[str, Any]:
     return {**message.to_openai(), **thought}
 
 
-def _chat(trajectory: Trajectory, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def chat_of(trajectory: Trajectory, tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """A conversation as a line of a file for `sft`."""
     scenario = trajectory.scenario
     return {
         "id": scenario.id,

@@ -4,6 +4,7 @@ The names here are those that readers of DeepSeek's papers know; what they do is
 losses and learner. Whole trainings, with run folders and checkpoints, are `training.trainer`'s.
 """
 
+from stateset_agents.reasoners.distillation import ReasoningDistillation
 from stateset_agents.reasoners.groups import Group, normalize_rewards_per_group
 from stateset_agents.reasoners.processes import setup_distributed_grpo
 from stateset_agents.reasoners.responses import batch_generate_responses
@@ -12,6 +13,7 @@ from stateset_agents.reasoners.trainer import GRPOTrainer
 __all__ = [
     "GRPOTrainer",
     "Group",
+    "ReasoningDistillation",
     "batch_generate_responses",
     "normalize_rewards_per_group",
     "setup_distributed_grpo",

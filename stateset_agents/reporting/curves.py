@@ -92,6 +92,7 @@ _LEARNING = (
         note="of a fine-tuning, nats per token",
     ),
     _single("KL to the reference", "kl/reference", "nats per token"),
+    _single("KL to the teacher", "kl/teacher", "nats per token, as sampled"),
     _single("Entropy", "policy/entropy", "nats per token"),
     _Kind(
         title="Clip fraction",

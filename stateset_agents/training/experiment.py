@@ -28,7 +28,9 @@ from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import Stage
 from stateset_agents.training.components import make_environment, make_reward
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.settings.distillation import TraceSettings
 from stateset_agents.training.settings.paths import resolve_paths
+from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.training.trl.settings import TrlSettings
 from stateset_agents.types.errors import ConfigurationError
@@ -71,6 +73,14 @@ class ExperimentConfig(Settings):
     trl: TrlSettings | None = Field(
         default=None,
         description="Given, if only as `trl: {}`: the updates are TRL's, see docs/trl.md. Unset: ours.",
+    )
+    traces: TraceSettings | None = Field(
+        default=None,
+        description="Of `stateset-agents distill`: a teacher whose verified replies the agent imitates, see "
+        "docs/distillation.md.",
+    )
+    sft: SFTConfig | None = Field(
+        default=None, description="With `traces`: how they are imitated; its own defaults when unset."
     )
 
     @field_validator("reward", mode="before")
@@ -146,6 +156,7 @@ def _nearest_setting(name: str) -> str:
         "training": TrainingConfig,
         "agent": AgentConfig,
         "evaluation": EvaluationConfig,
+        "traces": TraceSettings,
     }
     homes = [section for section, model in sections.items() if name in model.field_names()]
     if homes:
@@ -260,7 +271,15 @@ class Experiment:
         return self._resumes and trainer.step_number >= trainer.num_steps and is_measured
 
     async def initialize(self) -> None:
-        """Load everything; a resumed run goes on from its checkpoint."""
+        """Load everything; a resumed run goes on from its checkpoint.
+
+        Raises ConfigurationError for a file with traces of a teacher, which a training would not read.
+        """
+        if self.config.traces is not None or self.config.sft is not None:
+            raise ConfigurationError(
+                "traces and sft are for stateset-agents distill, and a training reads neither: use that "
+                "verb, or leave them out"
+            )
         if self._evaluation is not None:  # before anything slow
             held_out(self.trainer.environment, self._evaluation.split, self._evaluation.episodes)
         await self.trainer.initialize()

@@ -14,8 +14,8 @@ _CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 def resolve_paths(data: dict[str, Any], base: Path) -> None:
     """Make the paths in a settings file's data absolute, in place; `base` is the folder they start from.
 
-    Paths are an existing folder or GGUF file in `agent.model_name` and `training.distillation.teacher` ("hf:"
-    before it or not), a text in `environment.scenarios` and `environment.logs`, and however deep they stand
+    Paths are an existing folder or GGUF file in `agent.model_name` and the same of a teacher ("hf:" before
+    it or not), a text in `environment.scenarios` and `environment.logs`, and however deep they stand
     in agent, environment and reward, texts that start with ./ or ../, and names of code such as "shop:make"
     where `base` holds shop.py.
     `training.output_dir` stays: runs go where the command is given.
@@ -27,10 +27,12 @@ def resolve_paths(data: dict[str, Any], base: Path) -> None:
                 section[field] = _resolved(f"{name}.{field}", value, base)
         elif isinstance(section, str) and _is_code(section, base):  # `reward: shop:tips`
             data[name] = _resolved("", section, base)
-    training = data.get("training")
+    training, traces = data.get("training"), data.get("traces")
     distillation = training.get("distillation") if isinstance(training, dict) else None
-    if isinstance(distillation, dict) and "teacher" in distillation:
-        distillation["teacher"] = _resolved("agent.model_name", distillation["teacher"], base)
+    shown = traces.get("teacher") if isinstance(traces, dict) else None
+    for section, field in ((distillation, "teacher"), (traces, "teacher"), (shown, "model_name")):
+        if isinstance(section, dict) and isinstance(section.get(field), str):
+            section[field] = _resolved("agent.model_name", section[field], base)
 
 
 def _resolved(name: str, value: Any, base: Path) -> Any:

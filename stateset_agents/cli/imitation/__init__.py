@@ -1,0 +1,1 @@
+"""Verbs of imitation: `demonstrate` writes conversations, `sft` learns from them, `distill` does both."""

@@ -134,7 +134,7 @@ class ReasoningDistillation:
 
         Raises ConfigurationError for a prompt that is held out, and where nothing can be kept.
         """
-        environment, scenarios = self._prompts(prompts)
+        environment, scenarios = await in_thread(self._prompts, prompts)
         teacher = await self._teacher(max_length)
         evaluation = await evaluate(
             teacher,
@@ -183,12 +183,11 @@ class ReasoningDistillation:
         shown = traces.kept if isinstance(traces, Traces) else tuple(traces)
         if not shown:
             raise ConfigurationError("there is no trace to imitate: give at least one")
-        scenarios = self._held_out(measure_on)
+        scenarios = await in_thread(self._held_out, measure_on)
         folder = run
         if folder is None:
             folder = await in_thread(RunFolder.create, config.output_dir, config.run_name)
         file = folder.path / "traces.jsonl"
-
         await in_thread(write_traces, shown, file)
         before = await self._measured(scenarios, limits)
         trainer = SFTTrainer(self.student, file, config, run=folder, callbacks=callbacks)

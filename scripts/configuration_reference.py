@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 from stateset_agents.core.agent import AgentConfig
 from stateset_agents.training.config import PROFILES, TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
+from stateset_agents.training.settings.distillation import DistillationSettings, TraceSettings
 from stateset_agents.training.settings.lora import LoraSettings
 from stateset_agents.training.settings.stages import Stage
 from stateset_agents.training.trl.settings import TrlSettings
@@ -44,7 +45,9 @@ def reference() -> str:
         ("`training`", TrainingConfig),
         ("`training.lora`", LoraSettings),
         ("`training.stages`", Stage),
+        ("`training.distillation`", DistillationSettings),
         ("`evaluation`", EvaluationConfig),
+        ("`traces`", TraceSettings),
         ("`trl`", TrlSettings),
     ):
         parts.append(f"## {title}\n\n{(model.__doc__ or '').strip()}\n\n{_table(model)}")

@@ -120,6 +120,7 @@ TRAINING = {
     "kl_controller": Change("adaptive", given={"num_iterations": 2}),
     "kl_target": Change(100.0, given={"kl_controller": "adaptive", "num_iterations": 2}),
     "kl_horizon": Change(10, given={"kl_controller": "ziegler", "num_iterations": 2}),
+    "distillation": Change({"teacher": "other"}),
     "temperature": Change(0.7),
     "max_concurrent": Change(2, "peak"),
     "scheduling": Change("throughput", "files"),
@@ -205,6 +206,8 @@ EXPERIMENT = {
     "training": Change({"max_steps": 2, "num_generations": 3, "learning_rate": 0.01}),
     "evaluation": Change(None, "evaluated"),
     "trl": Change({}, "weights"),
+    "traces": Change({"teacher": "embedded:desk"}, "error"),  # a training refuses what distill reads
+    "sft": Change({"max_steps": 1}, "error"),
 }
 
 
@@ -414,6 +417,8 @@ def run_training(folder: Path) -> Any:
         made = PARTS[parts]
         root = folder / f"run{len(list(folder.iterdir()))}"
         settings["output_dir"] = str(root / settings.get("output_dir", "runs"))
+        if "distillation" in settings:
+            settings["distillation"]["teacher"] = str(folder / settings["distillation"]["teacher"])
         base = {"gradient_accumulation_steps": 1, "save_steps": 0}
         try:
             trainer = make_trainer(

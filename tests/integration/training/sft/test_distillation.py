@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from builders import trajectory
 from chat_server import ChatServer
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -16,13 +17,15 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.chat.system_message import as_messages
 from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
+from stateset_agents.embedded.network import new_model
+from stateset_agents.embedded.tokenizer import build_tokenizer
 from stateset_agents.environments.problems import ArithmeticProblems
 from stateset_agents.environments.problems.arithmetic import steps_of
 from stateset_agents.evaluation.kept_conversations import KeptConversations
 from stateset_agents.reasoners import ReasoningDistillation
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.sft.settings import SFTConfig
-from stateset_agents.training.sft.traces import Counts, Traces, write_traces
+from stateset_agents.training.sft.traces import Counts, Traces, verified_traces, write_traces
 from stateset_agents.training.sft.trainer import SFTTrainer
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
@@ -143,18 +146,26 @@ async def test_prompts_that_are_none_are_refused(prompts, problem):
         await ReasoningDistillation(good_teacher(), tiny_student()).generate_distillation_data(prompts)
 
 
-async def test_a_student_keeps_its_teacher_s_format_on_problems_it_never_saw(tmp_path):
-    problems = ArithmeticProblems(**{**EASY, "num_train": 150})
-    distillation = ReasoningDistillation(good_teacher(), tiny_student(), environment=problems)
+@pytest.mark.parametrize(("steps", "least"), [(150, 0.85), pytest.param(400, 0.97, marks=pytest.mark.long)])
+async def test_a_student_keeps_its_teacher_s_format_on_problems_it_never_saw(tmp_path, steps, least):
+    """Sampled at temperature 1; seed 0 reaches .922 and .984 of 64 test problems."""
+    problems = ArithmeticProblems(**{**EASY, "num_train": 1000})
+    texts = [text for one in problems.scenarios("train") for text in (one.opening, solved(one.opening))]
+    tokenizer = build_tokenizer(texts, max_length=128)
+    tokenizer.save_pretrained(tmp_path / "new")
+    new_model(tokenizer, seed=0).save_pretrained(tmp_path / "new")
+    student = MultiTurnAgent(AgentConfig(model_name=str(tmp_path / "new"), max_new_tokens=48))
+    distillation = ReasoningDistillation(good_teacher(), student, environment=problems)
     traces = await distillation.generate_distillation_data()
-    assert traces.format == 1.0
-    distilled = await distillation.train_student(traces, max_steps=400, output_dir=str(tmp_path), **QUICK)
+    settings = {**QUICK, "learning_rate": 3e-3, "per_device_train_batch_size": 16, "max_steps": steps}
+    distilled = await distillation.train_student(traces, output_dir=str(tmp_path), **settings)
     await distillation.close()
     assert distilled.before is not None
     assert distilled.after is not None
     assert distilled.before.format == 0.0
-    assert distilled.after.format >= traces.format - 0.1  # a handful of tokens is drawn by chance
-    assert distilled.run.config.exists()
+    assert traces.format == 1.0
+    assert distilled.after.format is not None
+    assert distilled.after.format >= least
 
 
 async def test_a_fine_tuning_on_traces_goes_on_bit_by_bit(tmp_path):
@@ -174,7 +185,7 @@ async def test_a_fine_tuning_on_traces_goes_on_bit_by_bit(tmp_path):
         whole.run.path / "traces.jsonl",
         SFTConfig(run_name="distill", output_dir=str(tmp_path / "b"), **settings),
     )
-    await again.load_checkpoint(whole.run.checkpoints / "step-000002")
+    await again.load_checkpoint(whole.run.checkpoints / "step-000004")
     await again.train()
     state = again.agent.backend.model.state_dict()
     assert all(bool((state[name] == value).all()) for name, value in weights.items())
@@ -194,6 +205,14 @@ async def test_the_teacher_may_be_behind_an_endpoint_and_what_it_said_is_not_ask
     assert traces.kept[0]["teacher"] == {"model": "big", "url": server.url}
     assert server.bodies[0]["temperature"] == 0.1
     assert server.bodies[0]["max_tokens"] == 99
+
+
+def test_a_trace_has_the_tools_that_its_conversation_was_offered():
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    said = trajectory("where?", "<think>a</think><answer>here</answer>", reward=1.0)
+    (trace,) = verified_traces([(said, (tool,))], teacher={"model": "m"}).kept
+    assert trace["tools"] == [tool]
+    assert (trace["thinking"], trace["answer"], trace["prompt"]) == ("a", "here", "where?")
 
 
 def test_traces_are_lines_that_sft_reads(tmp_path):

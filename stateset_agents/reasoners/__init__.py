@@ -4,11 +4,11 @@ The names here are those that readers of DeepSeek's papers know; what they do is
 losses and learner. Whole trainings, with run folders and checkpoints, are `training.trainer`'s.
 """
 
-from stateset_agents.reasoners.distillation import ReasoningDistillation
 from stateset_agents.reasoners.groups import Group, normalize_rewards_per_group
 from stateset_agents.reasoners.processes import setup_distributed_grpo
 from stateset_agents.reasoners.responses import batch_generate_responses
 from stateset_agents.reasoners.trainer import GRPOTrainer
+from stateset_agents.training.sft.distillation import ReasoningDistillation
 
 __all__ = [
     "GRPOTrainer",

@@ -18,9 +18,9 @@ from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.kept_conversations import KeptConversations
-    from stateset_agents.reasoners.distillation import Distilled, Measured, ReasoningDistillation
     from stateset_agents.tracking.run_folder import RunFolder
     from stateset_agents.training.experiment import ExperimentConfig
+    from stateset_agents.training.sft.distillation import Distilled, Measured, ReasoningDistillation
     from stateset_agents.training.sft.traces import Traces
 
 __all__ = ["add_parser", "run"]
@@ -87,9 +87,9 @@ def _config(args: argparse.Namespace) -> ExperimentConfig:
 async def _distilled(config: ExperimentConfig, args: argparse.Namespace) -> None:
     from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.evaluation.evaluator import held_out
-    from stateset_agents.reasoners.distillation import ReasoningDistillation
     from stateset_agents.tracking.run_folder import RunFolder
     from stateset_agents.training.components import make_environment, make_reward
+    from stateset_agents.training.sft.distillation import ReasoningDistillation
     from stateset_agents.training.sft.settings import SFTConfig
 
     task = asyncio.current_task()

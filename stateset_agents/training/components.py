@@ -32,6 +32,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "tau2": "stateset_agents.environments.tau2:Tau2Environment",
     "external_program": "stateset_agents.environments.programs.external_program:ExternalProgram",
     "arithmetic": "stateset_agents.environments.problems:ArithmeticProblems",
+    "decomposed": "stateset_agents.environments.problems:DecomposedArithmetic",
     "equations": "stateset_agents.environments.problems:EquationProblems",
     "countdown": "stateset_agents.environments.problems:CountdownProblems",
     "problems": "stateset_agents.environments.problems:ProblemFiles",

@@ -2,6 +2,7 @@
 
 from stateset_agents.environments.problems.arithmetic import ArithmeticProblems
 from stateset_agents.environments.problems.countdown import CountdownProblems
+from stateset_agents.environments.problems.decomposed import DecomposedArithmetic
 from stateset_agents.environments.problems.environment import ProblemEnvironment
 from stateset_agents.environments.problems.equations import EquationProblems
 from stateset_agents.environments.problems.files import ProblemFiles
@@ -10,6 +11,7 @@ from stateset_agents.environments.problems.procedural import ReasoningGymProblem
 __all__ = [
     "ArithmeticProblems",
     "CountdownProblems",
+    "DecomposedArithmetic",
     "EquationProblems",
     "ProblemEnvironment",
     "ProblemFiles",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from stateset_agents.core.environment import Observation, ReplyLimits
+from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
 from stateset_agents.environments.problems.attacks import ATTACKS
 from stateset_agents.environments.problems.traces import Solver, Trace, check_habits, choose_habit, reply_of
 from stateset_agents.reasoning.maths.agreement import math_agreement
@@ -94,7 +94,7 @@ class ProblemEnvironment(ABC):
             self._made[known] = self.make(known)
         return self._made[known]
 
-    async def start(self, scenario: Scenario, seed: int) -> ProblemConversation:
+    async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Ask the problem."""
         return ProblemConversation(
             opening=(*self._system, Message(role="user", content=scenario.opening)),

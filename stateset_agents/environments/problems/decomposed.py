@@ -1,0 +1,317 @@
+"""Expressions that an agent has solved part by part: its tool opens an episode of the same policy.
+
+compute 2 + 3 * 4 - 1
+  -> solve("2 + 3 * 4")   a conversation of its own: compute 2 + 3 * 4 -> <answer> 14 </answer>
+  <- = 14 , left 14 - 1
+  -> solve("14 - 1") ... <- = 13 , left 13
+  -> <answer> 13 </answer>
+
+One policy has three roles: it decomposes, it solves, it puts together. All of its words are turns of one
+conversation, whose rows are a tree, so that each role trains on the verdict of the whole.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
+from stateset_agents.environments.problems.arithmetic import ArithmeticProblems, steps_of
+from stateset_agents.environments.problems.splits import at_least
+from stateset_agents.environments.problems.traces import Trace, choose_habit, reply_of
+from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import Outcome
+
+__all__ = ["DECOMPOSE", "SOLVE", "DecomposedArithmetic", "Role", "next_part", "put_in_place"]
+
+DECOMPOSE = (
+    "Have the problem solved in parts: call solve with a part of what is left, written as it stands there. "
+    "Its result takes its place. When one number is left, write it between <answer> and </answer>."
+)
+"""The system message of who decomposes, unless another is set."""
+
+Role = Literal["decomposer", "solver", "synthesizer"]
+"""Who said a turn: who called `solve`, who answered a part, who answered the problem."""
+
+SOLVE: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "solve",
+        "description": "Have a part of the problem solved; its result takes its place in what is left.",
+        "parameters": {
+            "type": "object",
+            "properties": {"problem": {"type": "string", "description": "The part, as it stands there."}},
+            "required": ["problem"],
+            "additionalProperties": False,
+        },
+    },
+}
+_NUMBER = re.compile(r"-?[0-9]{1,9}")
+_EXPRESSION = re.compile(r"[0-9]{1,9}(?: [-+*] [0-9]{1,9})+")
+
+
+class DecomposedArithmetic(ArithmeticProblems):
+    """`ArithmeticProblems` with a tool `solve(problem)`.
+
+        DecomposedArithmetic(min_operations=2, max_operations=4)
+
+    A call opens a conversation of one reply, without tools, in which the same agent computes the part; its
+    answer takes the part's place, and the agent goes on with what is left. The environment does that
+    replacing and nothing else: whether a part may be computed by itself (in 2 + 3 * 4 the part 2 + 3 may not)
+    is for the agent to know, and the verdict is that of `ArithmeticProblems`. The problems of equal settings
+    and seed are the same as there, too.
+    """
+
+    def __init__(self, *, decompose_prompt: str = DECOMPOSE, max_calls: int = 16, **settings: Any) -> None:
+        """
+        Args:
+            decompose_prompt: Opens the conversation of who decomposes; empty for none. Who solves a part has
+                `system_prompt`.
+            max_calls: A conversation that calls more often is cut.
+            settings: Those of `ArithmeticProblems`.
+        """
+        at_least(1, max_calls=max_calls)
+        if not isinstance(decompose_prompt, str):
+            raise ConfigurationError(f"decompose_prompt must be text, got {decompose_prompt!r:.60}")
+        super().__init__(**settings)
+        self.max_calls = max_calls
+        self._decompose = (Message(role="system", content=decompose_prompt),) if decompose_prompt else ()
+
+    async def start(self, scenario: Scenario, seed: int) -> Conversation:
+        """Ask the whole problem."""
+        opening = (*self._decompose, Message(role="user", content=scenario.opening))
+        return _DecomposedConversation(
+            opening=opening,
+            thread=opening,
+            left=scenario.context["expression"],
+            scenario=scenario,
+            environment=self,
+        )
+
+    def scenario_of(self, problem: str) -> Scenario:
+        """A problem of one's own. Raises ConfigurationError for what is no expression of whole numbers with
+        + - and *."""
+        expression = " ".join(problem.split())
+        if not _EXPRESSION.fullmatch(expression):
+            raise ConfigurationError(
+                f"a problem must be whole numbers with + - and * between them, got {problem!r:.60}: write "
+                "'2 + 3 * 4'"
+            )
+        steps = steps_of(expression)
+        context = {"answer": int(steps[-1]), "expression": expression, "difficulty": len(steps)}
+        return Scenario(id=f"arithmetic {expression}", opening=f"compute {expression}", context=context)
+
+    def asked(self, part: str) -> tuple[Message, ...]:
+        """How a part's own conversation begins."""
+        return (*self._system, Message(role="user", content=f"compute {part}"))
+
+    def honest_agent(self, scenario: Scenario) -> _Scripted:  # type: ignore[override]  # it has several replies
+        """A scripted agent that plays all roles, the solver with one of `habits`."""
+        rng = random.Random(derive(self._seed, "habit", scenario.id))
+        return _Scripted(habits=self._habits, rng=rng)
+
+    def demonstrate(self, scenario: Scenario) -> list[list[Message]]:
+        """The honest agent's conversations on a problem: that of who decomposes first, then one of each part.
+
+        As they stand in the rows of a training, for fine-tuning.
+        """
+        agent = self.honest_agent(scenario)
+        thread = [*self._decompose, Message(role="user", content=scenario.opening)]
+        parts: list[list[Message]] = []
+        left: str = scenario.context["expression"]
+        while not _NUMBER.fullmatch(left):
+            call, part = agent.reply(thread), next_part(left)
+            asked = [*self.asked(part)]
+            parts.append([*asked, agent.reply(asked)])
+            left, result = _placed(left, part, steps_of(part)[-1])
+            thread += [call, Message(role="tool", content=result, name="solve")]
+        return [[*thread, agent.reply(thread)], *parts]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _DecomposedConversation:
+    """One problem; the agent is shown the thread of who decomposes, or the part that it is to solve."""
+
+    opening: tuple[Message, ...]
+    scenario: Scenario
+    environment: DecomposedArithmetic
+    thread: tuple[Message, ...]
+    """All that who decomposes has read and said."""
+    left: str
+    """The expression, with results in place of the parts that are solved."""
+    part: str | None = None
+    """What a solver is asked now."""
+    reply: Message | None = None
+    """That to the whole problem, which ends it."""
+    waiting: tuple[ToolCall, ...] = ()
+    """Calls of the last reply that have no result, that of `part` first."""
+    roles: tuple[Role, ...] = ()
+    """[turns]"""
+    num_calls: int = 0
+    num_solved: int = 0
+    """Parts that were asked and got an answer, right or wrong."""
+    num_right: int = 0
+    """Of these."""
+    reply_limits: ReplyLimits = field(default_factory=lambda: ReplyLimits(with_reasoning=True))
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """A solver has none: its episode has one reply."""
+        return () if self.part is not None else (SOLVE,)
+
+    async def step(self, reply: Message) -> Observation:
+        """Take a reply of whoever was asked."""
+        if self.reply is not None:
+            raise ConfigurationError("this problem has its reply: start a new conversation")
+        if self.part is not None:
+            self.roles = (*self.roles, "solver")
+            call, *rest = self.waiting
+            self.waiting = tuple(rest)
+            return self._go_on([_result_of(call, self._solved(reply))])
+        if not reply.tool_calls:
+            self.roles = (*self.roles, "synthesizer")
+            self.reply = reply
+            return Observation(terminated=True)
+        self.roles = (*self.roles, "decomposer")
+        self.thread = (*self.thread, reply)
+        self.num_calls += len(reply.tool_calls)
+        if self.num_calls > self.environment.max_calls:
+            return Observation(truncated=True)
+        self.waiting = tuple(reply.tool_calls)
+        return self._go_on([])
+
+    def _go_on(self, heard: list[Message]) -> Observation:
+        """Answer calls until one opens an episode; then, or when none is left, say who reads what next."""
+        self.part = None
+        while self.waiting:
+            part, wrong = _part_of(self.waiting[0], self.left)
+            if part is not None:
+                self.part = part
+                self.thread = (*self.thread, *heard)
+                asked = self.environment.asked(part)
+                return Observation(messages=(*heard, asked[-1]), conversation=asked)
+            heard.append(_result_of(self.waiting[0], f"error: {wrong}"))
+            self.waiting = self.waiting[1:]
+        self.thread = (*self.thread, *heard)
+        return Observation(messages=tuple(heard), conversation=self.thread)
+
+    def _solved(self, reply: Message) -> str:
+        """What the call that asked for the part is answered."""
+        assert self.part is not None
+        self.num_solved += 1
+        value = (self.environment.answer(reply) or "").strip()
+        if not _NUMBER.fullmatch(value):
+            return f"error: {self.part} got no number as its answer"
+        self.num_right += value == steps_of(self.part)[-1]
+        self.left, result = _placed(self.left, self.part, value)
+        return result
+
+    async def outcome(self) -> Outcome:
+        """The verdict on the last reply, and who said what: `metadata["roles"]`."""
+        answer = None if self.reply is None else self.environment.answer(self.reply)
+        score = await in_thread(self.environment.judge, self.scenario, answer or "")
+        breakdown = {"answered": float(answer is not None), "calls": float(self.num_calls)}
+        if self.num_solved:
+            breakdown["parts_right"] = self.num_right / self.num_solved
+        return Outcome(
+            reward=score,
+            success=None if score is None else answer is not None and score >= 1,
+            breakdown=breakdown,
+            metadata={"roles": list(self.roles)},
+        )
+
+    def fork(self) -> Conversation:
+        """An independent copy."""
+        return replace(self)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Scripted:
+    """Plays all roles by the last message it reads."""
+
+    habits: Mapping[str, float]
+    rng: random.Random
+    has_begun: bool = False
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        """A call, a part's answer, or the problem's."""
+        last = messages[-1]
+        if last.role == "tool":
+            return _decomposed(last.content.rpartition("left ")[2])
+        expression = last.content.removeprefix("compute ")
+        if not self.has_begun:
+            self.has_begun = True
+            return _decomposed(expression)
+        steps = steps_of(expression)
+        trace = Trace(steps=tuple(steps), answer=steps[-1], between=" = ")
+        return reply_of(trace, choose_habit(self.habits, self.rng), self.rng)
+
+
+def _decomposed(left: str) -> Message:
+    if _NUMBER.fullmatch(left):
+        return Message(role="assistant", content=f"<answer> {left} </answer>")
+    call = ToolCall(name="solve", arguments={"problem": next_part(left)})
+    return Message(role="assistant", content="", tool_calls=(call,))
+
+
+def _result_of(call: ToolCall, content: str) -> Message:
+    return Message(role="tool", content=content, tool_call_id=call.id or None, name=call.name)
+
+
+def _part_of(call: ToolCall, left: str) -> tuple[str | None, str]:
+    """The part that a call asks for, or None and what is wrong with it."""
+    if call.error is not None:
+        return None, call.error
+    if call.name != "solve":
+        return None, f"there is no tool {call.name!r:.40}, only solve"
+    problem = call.arguments.get("problem")
+    if not isinstance(problem, str):
+        return None, "solve needs a problem, which is text"
+    part = " ".join(problem.split())
+    words = part.split()
+    if len(words) < 3 or not (_NUMBER.fullmatch(words[0]) and _NUMBER.fullmatch(words[-1])):
+        return None, "a part has numbers at its ends and an operation between them"
+    if put_in_place(left, part, "0") is None:
+        return None, f"that is no part of {left}"
+    return part, ""
+
+
+def _placed(left: str, part: str, value: str) -> tuple[str, str]:
+    """The expression with a value in a part's place, and what the call is told."""
+    placed = put_in_place(left, part, value)
+    assert placed is not None, (left, part)
+    return placed, f"= {value} , left {placed}"
+
+
+def next_part(expression: str) -> str:
+    """The shortest beginning with an operation that may be computed by itself: a sum's sign follows it.
+
+    >>> next_part("2 + 3 * 4 - 1"), next_part("2 * 3 - 1"), next_part("2 * 3")
+    ('2 + 3 * 4', '2 * 3', '2 * 3')
+    """
+    words = expression.split()
+    ends = (place for place in range(3, len(words)) if words[place] in ("+", "-"))
+    return " ".join(words[: next(ends, len(words))])
+
+
+def put_in_place(expression: str, part: str, value: str) -> str | None:
+    """The expression with a value where a part stands first; None where it does not, word for word.
+
+    >>> put_in_place("2 + 3 * 4 - 1", "3 * 4", "12"), put_in_place("12 + 3", "2 + 3", "5")
+    ('2 + 12 - 1', None)
+    """
+    words, wanted = expression.split(), part.split()
+    for place in range(len(words) - len(wanted) + 1):
+        if words[place : place + len(wanted)] == wanted:
+            return " ".join([*words[:place], value, *words[place + len(wanted) :]])
+    return None

@@ -39,6 +39,7 @@ from stateset_agents.training.config import TrainingConfig, TrainingProfile
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.distributed.processes import PeerFailed, Processes
 from stateset_agents.training.loop.curriculum.plan import StepPlan
+from stateset_agents.training.loop.curriculum.success_table import SuccessTable
 from stateset_agents.training.loop.metrics import merge_processes
 from stateset_agents.training.loop.rollouts import Played, RolloutSource
 from stateset_agents.training.loop.run_state import RunState
@@ -247,6 +248,12 @@ class MultiTurnGRPOTrainer:
             best_value=self._state.best.value,
             why=self._lifecycle.why,
         )
+
+    @property
+    def successes(self) -> SuccessTable:
+        """How often scenarios succeeded so far; empty unless `track_success`, or something that follows
+        success, is set."""
+        return self._state.curriculum.successes
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says about the training itself."""

@@ -44,6 +44,18 @@ class CurriculumSettings(Settings):
         description="Share of what was measured of a scenario or stratum that is kept when it is measured "
         "again: the policy changes.",
     )
+    track_success: bool = Field(
+        default=False,
+        description="Measure the success of every scenario that is played and keep it in the checkpoint, "
+        "though nothing follows from it in this run: a memory of prompts for later domains is made of it.",
+    )
+    replay_share: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Share of the groups that play scenarios of earlier domains, those with `replayed: true` "
+        "in their context, spread evenly over the run; 0: they are scenarios like any other.",
+    )
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
         default="sum_then_normalize",
         description="Of a reward of several parts: normalize_then_sum divides each part by its group's "
@@ -61,8 +73,8 @@ class CurriculumSettings(Settings):
 
     @property
     def uses_success(self) -> bool:
-        """Does anything follow from measured success?"""
-        return "success" in (self.scenario_order, self.group_sizes)
+        """Is success measured, because something follows from it or will in a later run?"""
+        return self.track_success or "success" in (self.scenario_order, self.group_sizes)
 
     def all_weights(self) -> list[dict[str, float]]:
         """Every set of weights that is named."""

@@ -108,6 +108,7 @@ def _curriculum(config: TrainingConfig) -> Iterator[str]:
     yield from _group_sizes(config)
     follows = ["stages"] * bool(config.stages)
     follows += ["scenario_order success"] * (config.scenario_order == "success")
+    follows += ["track_success"] * config.track_success
     follows += [f"group_sizes {config.group_sizes}"] * (config.group_sizes != "fixed")
     if config.max_staleness and follows:
         yield (
@@ -118,7 +119,7 @@ def _curriculum(config: TrainingConfig) -> Iterator[str]:
     if config.success_memory != defaults["success_memory"].default and not config.uses_success:
         yield (
             "success_memory is of measured success, which nothing here follows: leave it out, or set "
-            "scenario_order or group_sizes to success"
+            "scenario_order or group_sizes to success, or track_success"
         )
     uses_strata = config.scenario_order == "stratified" or config.uses_success
     if config.strata != defaults["strata"].default and not uses_strata:

@@ -82,7 +82,7 @@ OURS = frozenset(
         *("save_total_limit", "eval_steps"),
         *("eval_episodes", "metric_for_best", "early_stopping_patience", "early_stopping_threshold"),
         *("multi_objective_aggregation", "reward_weights", "scenario_order", "strata", "difficulty"),
-        *("success_memory", "stages", "distillation"),
+        *("success_memory", "stages", "track_success", "replay_share", "distillation"),
         *("load_best_at_end", "log_rollouts", "progress", "report_to", "episode_timeout", "max_resamples"),
     }
 )

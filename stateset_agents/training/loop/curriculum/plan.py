@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Protocol
 
 from stateset_agents.algorithms.group_sizes import adaptive_group_size, group_sizes
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.curriculum.orders import SuccessOrder, stratified
+from stateset_agents.training.loop.curriculum.replay import (
+    REPLAYED,
+    Order,
+    ReplayOrder,
+    is_replayed,
+    num_replayed,
+)
 from stateset_agents.training.loop.curriculum.reward_parts import weighted
 from stateset_agents.training.loop.curriculum.state import CurriculumState
 from stateset_agents.training.loop.scenario_order import ScenarioOrder, shuffled
@@ -21,6 +27,7 @@ from stateset_agents.training.settings.stages import DifficultyBounds, Stage, le
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
 __all__ = ["Curriculum", "StepPlan"]
@@ -29,20 +36,10 @@ _log = get_logger(__name__)
 
 DIFFICULTY = "difficulty"
 """The key of a scenario's context."""
+DOMAIN = "domain"
+"""The key that says which domain a scenario is of, where there are several."""
 FAMILY = "family"
 """The strata that are no key of it."""
-
-
-class Order(Protocol):
-    """Which scenario each episode of the run plays."""
-
-    def take(self, first: int, number: int, /) -> list[Scenario]:
-        """The episodes `first` to `first + number`."""
-        ...
-
-    def epoch_of(self, episode: int) -> int:
-        """How often all scenarios come before this episode."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +69,10 @@ class Curriculum:
         self._scenarios = scenarios
         self._part_weights = part_weights
         self._warned: set[str] = set()
-        self._orders: dict[DifficultyBounds | None, ScenarioOrder] = {}
+        self._orders: dict[DifficultyBounds | None, ScenarioOrder | ReplayOrder] = {}
         self._pools: dict[DifficultyBounds | None, list[Scenario]] = {}
+        self._replayed = [scenario for scenario in scenarios if config.replay_share and is_replayed(scenario)]
+        """Of earlier domains; none where none of them is set apart."""
         self._check_scenarios()
         for stage in (None, *config.stages):
             self._pool(stage)
@@ -87,9 +86,7 @@ class Curriculum:
         config, stage = self.config, self._stage(state)
         order: Order = self._order(stage)
         if config.scenario_order == "success":
-            pool = self._pool(stage)
-            rates = [self._rate(scenario, state) for scenario in pool]
-            order = SuccessOrder(pool, rates, seed=config.seed, frontier=frontier)
+            order = self._success_order(stage, frontier, state)
         return StepPlan(
             order=order,
             sizes=lambda scenarios: self._sizes(scenarios, state),
@@ -123,10 +120,14 @@ class Curriculum:
         """
         played = [m for group in groups for m in group.trajectories if m.status is not Status.FAILED]
         if self.config.uses_success and played and all(member.success is None for member in played):
-            asked = "scenario_order" if self.config.scenario_order == "success" else "group_sizes"
+            config = self.config
+            asked = "track_success"
+            if "success" in (config.scenario_order, config.group_sizes):
+                asked = "scenario_order" if config.scenario_order == "success" else "group_sizes"
+                asked += " success"
             raise ConfigurationError(
-                f"{asked} success needs an environment that says whether a task was done, and this one does "
-                f"not: give it a `success`, or set {asked} to another value"
+                f"{asked} needs an environment that says whether a task was done, and this one does not: "
+                f"give it a `success`, or set {asked.split()[0]} to another value"
             )
         if plan.weights:
             self._check_parts(groups, plan.weights)
@@ -150,7 +151,8 @@ class Curriculum:
             pool = [
                 scenario
                 for scenario in self._scenarios
-                if bounds is None or bounds.has(scenario.context.get(DIFFICULTY))
+                if (bounds is None or bounds.has(scenario.context.get(DIFFICULTY)))
+                and not (self._replayed and is_replayed(scenario))
             ]
             if not pool:
                 known = sorted({str(scenario.context.get(DIFFICULTY)) for scenario in self._scenarios})
@@ -161,13 +163,33 @@ class Curriculum:
             self._pools[bounds] = pool
         return self._pools[bounds]
 
-    def _order(self, stage: Stage | None) -> ScenarioOrder:
-        bounds = self._bounds(stage)
+    def _order(self, stage: Stage | None) -> ScenarioOrder | ReplayOrder:
+        bounds, config = self._bounds(stage), self.config
         if bounds not in self._orders:
-            is_stratified = self.config.scenario_order == "stratified"
-            arrange = stratified(self._stratum) if is_stratified else shuffled
-            self._orders[bounds] = ScenarioOrder(self._pool(stage), self.config.seed, arrange)
+            arrange = stratified(self._stratum) if config.scenario_order == "stratified" else shuffled
+            order: ScenarioOrder | ReplayOrder = ScenarioOrder(self._pool(stage), config.seed, arrange)
+            if self._replayed:
+                replayed = ScenarioOrder(self._replayed, derive(config.seed, REPLAYED), stratified(_domain))
+                order = ReplayOrder(order, replayed, config.replay_share)
+            self._orders[bounds] = order
         return self._orders[bounds]
+
+    def _success_order(self, stage: Stage | None, frontier: int, state: CurriculumState) -> Order:
+        """Of the step whose first episode is `frontier`."""
+        seed, share = self.config.seed, self.config.replay_share
+
+        def by_success(pool: Sequence[Scenario], seed: int, frontier: int) -> Order:
+            rates = [self._rate(scenario, state) for scenario in pool]
+            return SuccessOrder(pool, rates, seed=seed, frontier=frontier)
+
+        if not self._replayed:
+            return by_success(self._pool(stage), seed, frontier)
+        before = num_replayed(frontier, share)
+        return ReplayOrder(
+            by_success(self._pool(stage), seed, frontier - before),
+            by_success(self._replayed, derive(seed, REPLAYED), before),
+            share,
+        )
 
     def _stratum(self, scenario: Scenario) -> str:
         key = self.config.strata
@@ -189,6 +211,13 @@ class Curriculum:
 
     def _check_scenarios(self) -> None:
         config, key = self.config, self.config.strata
+        if config.replay_share and not 0 < len(self._replayed) < len(self._scenarios):
+            kind = "every" if self._replayed else "no"
+            raise ConfigurationError(
+                f"replay_share {config.replay_share:g} mixes scenarios of earlier domains among new ones, "
+                f"and {kind} train scenario has {REPLAYED}: true in its context: give both kinds, "
+                "or leave it out"
+            )
         if key != FAMILY and not any(key in scenario.context for scenario in self._scenarios):
             raise ConfigurationError(
                 f"no train scenario has {key!r} in its context, and strata names it: set strata to {FAMILY}, "
@@ -267,6 +296,10 @@ class Curriculum:
         if self.config.uses_success and groups:
             rates = [self._rate(group.trajectories[0].scenario, state) for group in groups]
             metrics["curriculum/expected_success"] = fmean(rates)
+        replayed = [is_replayed(group.trajectories[0].scenario) for group in groups]
+        if self._replayed and groups:
+            metrics["replay/share"] = fmean(replayed)
+            metrics |= _success_of([group for group, again in zip(groups, replayed, strict=True) if again])
         if self.config.group_sizes != "fixed" and groups:
             sizes = [len(group.trajectories) for group in groups]
             metrics |= {"group/size_min": float(min(sizes)), "group/size_max": float(max(sizes))}
@@ -276,6 +309,22 @@ class Curriculum:
         if key not in self._warned:
             self._warned.add(key)
             _log.warning(message)
+
+
+def _domain(scenario: Scenario) -> str:
+    """What stratifies replays: the domain that they name, or their family."""
+    return str(scenario.context.get(DOMAIN, scenario.family))
+
+
+def _success_of(replays: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """The success of replayed groups; nothing where nobody judged one."""
+    verdicts = [
+        member.success
+        for group in replays
+        for member in group.trajectories
+        if member.status is not Status.FAILED and member.success is not None
+    ]
+    return {"replay/success": fmean(verdicts)} if verdicts else {}
 
 
 def _has_label(scenario: Scenario) -> bool:

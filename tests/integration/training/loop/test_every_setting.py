@@ -108,6 +108,8 @@ TRAINING = {
     "difficulty": Change("hard", parts="difficulties"),
     "group_sizes": Change("difficulty", parts="difficulties"),
     "success_memory": Change(0.0, "metrics", {**BY_SUCCESS, "max_steps": 4}, "difficulties"),
+    "track_success": Change(True, "metrics", parts="difficulties"),
+    "replay_share": Change(0.5, parts="one of an earlier domain"),
     "stages": Change([{"until": 1}, {"difficulty": "hard"}], parts="difficulties"),
     "reward_clip": Change(0.3),
     "advantage_clip": Change(0.5),
@@ -313,6 +315,12 @@ PARTS: dict[str, dict[str, Any]] = {
             for number, one in enumerate(SCENARIOS)
         ],
         "success": is_even,
+    },
+    "one of an earlier domain": {
+        "scenarios": [
+            {**one, "context": {**one["context"], "replayed": number == 0}}
+            for number, one in enumerate(SCENARIOS)
+        ]
     },
     "a reward of two parts": {"reward": CompositeReward([(even_share, 0.3), (few_ones, 0.7)])},
     "plain": {},

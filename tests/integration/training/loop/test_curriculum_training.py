@@ -42,9 +42,18 @@ def is_even(messages):
     return len("".join(str(message.content) for message in messages)) % 2 == 0
 
 
+def with_replays(scenarios):
+    """Every other one is of an earlier domain."""
+    return [
+        {**one, "context": {**one["context"], "replayed": number % 2 == 1}}
+        for number, one in enumerate(scenarios)
+    ]
+
+
 def trainer_of(folder, **settings):
     reward = CompositeReward([(even_share, 0.5), (short, 0.5)])
-    environment = make_environment(scenarios=LABELLED, success=is_even)
+    scenarios = with_replays(LABELLED) if "replay_share" in settings else LABELLED
+    environment = make_environment(scenarios=scenarios, success=is_even)
     return make_trainer(folder, environment=environment, reward=reward, **settings)
 
 
@@ -68,6 +77,7 @@ def figures(run):
 CURRICULA = {
     "success": {"scenario_order": "success", "group_sizes": "success", "strata": "difficulty"},
     "stages": {"stages": STAGES},
+    "replay": {"replay_share": 0.5, "scenario_order": "success"},
     "stratified, by parts": {
         "scenario_order": "stratified",
         "strata": "difficulty",

@@ -103,9 +103,9 @@ class HierarchicalGRPO:
 
 
 def tokens_by_role(trajectory: Trajectory) -> dict[str, int]:
-    """Tokens that each role sampled; a cut conversation's last turn may have none."""
+    """Tokens that each role sampled; none of a conversation that failed."""
     tokens: Counter[str] = Counter()
-    for role, turn in zip(trajectory.metadata["roles"], trajectory.turns, strict=False):
+    for role, turn in zip(trajectory.metadata.get("roles", ()), trajectory.turns, strict=False):
         tokens[role] += len(turn.completion.token_ids)
     return dict(tokens)
 

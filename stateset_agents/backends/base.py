@@ -17,17 +17,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from stateset_agents.backends.matmul_precision import MatmulPrecision
+    from stateset_agents.backends.pretrained.pictures import PictureReader
+    from stateset_agents.types.images import PixelValues
     from stateset_agents.types.messages import Completion, SamplingParams
 
 __all__ = [
     "Backend",
     "EngineInfo",
+    "PictureBackend",
     "RunningBackend",
     "SavableBackend",
     "Session",
     "SharedBackend",
     "Tokenizer",
     "TrainableBackend",
+    "picture_reader",
 ]
 
 
@@ -142,6 +146,31 @@ class Backend(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class PictureBackend(Backend, Protocol):
+    """A backend whose prompts may have pictures."""
+
+    pictures: PictureReader | None
+    """Reads the pictures of messages; None where the model reads text alone."""
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session: Session | None = None,
+        on_text: Callable[[str], None] | None = None,
+        pixels: Sequence[PixelValues] = (),
+    ) -> Completion:
+        """As `Backend.generate`; `pixels`: the pictures in `prompt_ids`, in order."""
+        ...
+
+
+def picture_reader(backend: Backend) -> PictureReader | None:
+    """What reads pictures for a backend; None where it reads text alone."""
+    return backend.pictures if isinstance(backend, PictureBackend) else None
 
 
 class EngineInfo(Protocol):

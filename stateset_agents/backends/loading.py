@@ -67,6 +67,7 @@ async def load_backend(
         from stateset_agents.backends.local.backend import HuggingFaceBackend
         from stateset_agents.backends.pretrained.loading import (
             load_model_and_tokenizer,
+            load_picture_reader,
             model_folder,
             recommended_settings,
             reload_model,
@@ -84,6 +85,7 @@ async def load_backend(
             matmul_precision=matmul_precision,
             copy_model=False,
             reload=partial(reload_model, name),
+            pictures=load_picture_reader(name, model),
         )
         backend.recommended = recommended_settings(model_folder(name))
         return backend

@@ -13,7 +13,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from stateset_agents.backends.base import Backend, SavableBackend, Session, Tokenizer
+from stateset_agents.backends.base import (
+    Backend,
+    PictureBackend,
+    SavableBackend,
+    Session,
+    Tokenizer,
+    picture_reader,
+)
 from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.core.agent_config import AgentConfig, check_context
 from stateset_agents.core.chat.chatml_template import chatml_text
@@ -35,6 +42,7 @@ from stateset_agents.core.chat.template import (
 from stateset_agents.core.model_card import Origin, write_card
 from stateset_agents.runtime.tasks import LoopShare
 from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.images import PixelValues
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import GREEDY_BELOW, Completion, Message, SamplingParams
 from stateset_agents.types.seeds import derive
@@ -165,6 +173,7 @@ class MultiTurnAgent:
             arguments=self.config.chat_template_kwargs,
             date=date,
             allow_hidden_tools=self.config.allow_hidden_tools,
+            pictures=picture_reader(self.backend),
         )
 
     async def __aenter__(self) -> Self:
@@ -206,13 +215,30 @@ class MultiTurnAgent:
         session: Session | None = None,
         turn: int = 0,
         tools: ToolSchemas = (),
+        pixels: Sequence[PixelValues] = (),
     ) -> Completion:
         """One agent turn after the conversation's ids [P], thoughts and tool calls read out of its text.
 
-        Some models write all arguments of a call as text: only `tools` tell their types.
+        Some models write all arguments of a call as text: only `tools` tell their types. `pixels`: the
+        pictures in `ids`, in order.
         """
-        completion = await self.backend.generate(ids, params, session=session)
+        completion = await self._generate(ids, params, pixels, session=session)
         return self.template.parser.read_completion(completion, turn=turn, tools=tools)
+
+    async def _generate(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        pixels: Sequence[PixelValues],
+        *,
+        session: Session | None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Completion:
+        if not pixels:
+            return await self.backend.generate(ids, params, session=session, on_text=on_text)
+        backend = self.backend
+        assert isinstance(backend, PictureBackend)  # its reader made the pixels
+        return await backend.generate(ids, params, session=session, on_text=on_text, pixels=pixels)
 
     def speaker(self, session: Session, *, stream: int, temperature: float | None = None) -> TokenSpeaker:
         """The agent's side of one conversation of a rollout; turn t samples from `derive(stream, t)`."""
@@ -337,7 +363,7 @@ class MultiTurnAgent:
             params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
             heard = None if prompt.asks_summary else on_text
             completion = self.template.parser.read_completion(
-                await self.backend.generate(prompt.ids, params, session=session, on_text=heard),
+                await self._generate(prompt.ids, params, prompt.pixels, session=session, on_text=heard),
                 turn=num_replies(prompt.messages),
                 tools=tools,
                 calls=bool(tools) if calls is None else calls,
@@ -429,6 +455,7 @@ class TokenSpeaker:
             session=self._session,
             turn=num_replies(prompt.messages),
             tools=prompt.tools,
+            pixels=prompt.pixels,
         )
 
     def add(self, prompt: Prompt, completion: Completion) -> None:

@@ -59,6 +59,7 @@ def trajectory_of(
         logprobs=completion.logprobs,
         finish_reason=completion.finish_reason,
         version_spans=completion.version_spans,
+        pixels=completion.pixels,
     )
     return Trajectory(
         scenario=scenario,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.backends.base import Backend, RunningBackend, TrainableBackend
+from stateset_agents.backends.base import Backend, RunningBackend, TrainableBackend, picture_reader
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.backends.training_lock import exclusive, weights_token
 from stateset_agents.core.agent import MultiTurnAgent
@@ -213,6 +213,7 @@ async def set_up(
                 limit=config.save_total_limit,
                 is_sharded=config.parallelism == "fsdp2",
                 tokenizer=tokenizer.hf if isinstance(tokenizer, HuggingFaceTokenizer) else None,
+                pictures=picture_reader(backend),
             ),
             rollouts=Rollouts(engine, curriculum, weights, group, config, step_event),
             overlapped=OverlappedRollouts(engine, curriculum, weights, config, run_event, lifecycle.notify),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.images import IMAGE_MARK, Image, PixelValues
 from stateset_agents.types.settings import closest
 
 __all__ = [
@@ -59,7 +60,7 @@ class Message:
 
     role: Role
     content: str
-    """What was said: thoughts and tool calls are not in it."""
+    """What was said: thoughts and tool calls are not in it. An `IMAGE_MARK` stands where a picture stands."""
     reasoning: str | None = None
     """What the agent thought before it spoke, as its template frames thoughts; None where it has no thought.
     Users, tools and judges never get it; clients and programs do, apart from the words."""
@@ -68,14 +69,28 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    images: tuple[Image, ...] = ()
+    """In the order of the content's marks."""
+
+    def __post_init__(self) -> None:
+        if self.images and self.content.count(IMAGE_MARK) < len(self.images):
+            raise ConfigurationError(
+                f"a message with {len(self.images)} pictures needs as many IMAGE_MARKs in its content, got "
+                f"{self.content!r:.60}"
+            )
+
+    @property
+    def pieces(self) -> list[str]:
+        """What stands before, between and behind its pictures; the content alone where it has none."""
+        return self.content.split(IMAGE_MARK, len(self.images)) if self.images else [self.content]
 
     @classmethod
     def from_openai(cls, data: Mapping[str, Any]) -> Message:
         """Read `{"role": ..., "content": ...}`; tool arguments may be a JSON string or an object.
 
-        Content may be text, nothing, or a list of `{"type": "text", "text": ...}` parts; `developer` is a
-        newer name of `system`, `reasoning_content` an older one of `reasoning`. Raises ConfigurationError on
-        anything else.
+        Content may be text, nothing, or a list of `{"type": "text", "text": ...}` and `{"type": "image_url",
+        "image_url": {"url": "data:..."}}` parts; `developer` is a newer name of `system`, `reasoning_content`
+        an older one of `reasoning`. Raises ConfigurationError on anything else.
         """
         if not isinstance(data, Mapping):
             raise ConfigurationError(f"a message must be a mapping or a Message, got {_shown(data)}")
@@ -91,9 +106,11 @@ class Message:
         calls = data.get("tool_calls") or ()
         if isinstance(calls, str) or not isinstance(calls, Sequence):
             raise ConfigurationError(f"message tool_calls must be a list, got {_shown(calls)}")
+        content, images = _content(data.get("content"))
         return cls(
             role=role,
-            content=_text(data.get("content")),
+            content=content,
+            images=images,
             reasoning=next((data[key] for key in _REASONING if data.get(key) is not None), None),
             tool_calls=tuple(_tool_call(item) for item in calls),
             tool_call_id=data.get("tool_call_id"),
@@ -102,7 +119,7 @@ class Message:
 
     def to_openai(self) -> dict[str, Any]:
         """The message as OpenAI's chat format has it (arguments as a JSON string)."""
-        data: dict[str, Any] = {"role": self.role, "content": self.content}
+        data: dict[str, Any] = {"role": self.role, "content": self._parts() if self.images else self.content}
         if self.tool_calls:
             data["tool_calls"] = [
                 {
@@ -118,12 +135,20 @@ class Message:
             data["name"] = self.name
         return data
 
+    def _parts(self) -> list[dict[str, Any]]:
+        """OpenAI's content of a message with pictures."""
+        first, *others = self.pieces
+        parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
+        for image, text in zip(self.images, others, strict=True):
+            parts += [image.to_openai(), {"type": "text", "text": text}]
+        return [part for part in parts if part.get("text") != ""]
+
     @classmethod
     def from_record(cls, data: Mapping[str, Any]) -> Message:
         """Read what `to_record` wrote; anything of `from_openai`, too."""
         message = replace(cls.from_openai(data), thinks_first=data.get("thinks_first") is not False)
         facts = [
-            (_text(item.get("error")) or None, _text(item.get("written")))
+            (_content(item.get("error"))[0] or None, _content(item.get("written"))[0])
             for item in (data.get("tool_calls") or ())
         ]
         if not any(error for error, _ in facts):
@@ -153,20 +178,28 @@ def _misspelt(data: Mapping[str, Any]) -> str:
     return f": write 'role', not {wrong!r}" if wrong else ""
 
 
-def _text(content: Any) -> str:
-    """OpenAI's content as text: null is empty, parts are joined."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
+def _content(content: Any) -> tuple[str, tuple[Image, ...]]:
+    """OpenAI's content as text with marks, and its pictures: null is empty, parts are joined."""
+    if content is None or isinstance(content, str):
+        return content or "", ()
     if not isinstance(content, Sequence):
         raise ConfigurationError(f"message content must be text or a list of parts, got {_shown(content)}")
+    texts: list[str] = []
+    images: list[Image] = []
+    seen = any(isinstance(part, Mapping) and part.get("type") == "image_url" for part in content)
     for part in content:
-        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+        if isinstance(part, Mapping) and part.get("type") == "image_url":
+            images.append(Image.from_openai(part))
+            texts.append(IMAGE_MARK)
+        elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            # a mark in words would stand for a picture
+            texts.append(part["text"].replace(IMAGE_MARK, "\ufffd") if seen else part["text"])
+        else:
             raise ConfigurationError(
-                f'a part of a message\'s content must be {{"type": "text", "text": ...}}, got {_shown(part)}'
+                'a part of a message\'s content must be {"type": "text", "text": ...} or {"type": '
+                f'"image_url", "image_url": ...}}, got {_shown(part)}'
             )
-    return "".join(part["text"] for part in content)
+    return "".join(texts), tuple(images)
 
 
 def _tool_call(item: Any) -> ToolCall:
@@ -271,6 +304,8 @@ class Completion:
     """[T] under the policy that sampled them, at the sampling temperature and truncation."""
     finish_reason: FinishReason
     version_spans: tuple[VersionSpan, ...] = ()
+    pixels: tuple[PixelValues, ...] = ()
+    """The pictures in `prompt_ids`, in order."""
     begun: float | None = field(default=None, compare=False)
     """When the model began the turn, in seconds of `time.monotonic()`; None if unknown."""
 

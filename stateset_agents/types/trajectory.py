@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.timeline import Span
@@ -93,6 +94,11 @@ class Row:
     def token_ids(self) -> list[int]:
         """What the model saw and sampled: prompt, completion, delta, completion, ..."""
         return [token for turn in self.turns for token in (*turn.prompt_ids, *turn.completion.token_ids)]
+
+    @property
+    def pixels(self) -> tuple[PixelValues, ...]:
+        """The pictures that the model saw, in order: those of the last prompt, which goes on from the others."""
+        return self.turns[-1].completion.pixels
 
     @property
     def action_mask(self) -> list[int]:

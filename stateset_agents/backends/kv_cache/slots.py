@@ -7,7 +7,7 @@ lists the slots of a forward and the new tokens of each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and
 from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight
 from stateset_agents.backends.onednn_linear import fast_linears
 from stateset_agents.types.errors import BackendError
+from stateset_agents.types.images import PixelValues
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -61,6 +62,8 @@ class Plan:
     """[n] new tokens of each slot, at least 1. If all are 1 it is a decode step."""
     tokens: Ints
     """[sum of lengths] the new tokens, slot after slot."""
+    pixels: Sequence[Sequence[PixelValues]] = ()
+    """[n] the pictures of each slot's whole row, in order; empty where no slot has any."""
 
 
 class EngineBase:
@@ -81,8 +84,10 @@ class EngineBase:
     def refresh(self) -> None:
         """Nothing is derived from the weights."""
 
-    def full_logits(self, ids: torch.Tensor) -> torch.Tensor:
+    def full_logits(self, ids: torch.Tensor, pixels: Sequence[PixelValues] = ()) -> torch.Tensor:
         """Logits [T, V] of one row of ids [T], by the model's own forward without a cache."""
+        if pixels:
+            raise BackendError("this engine reads no pictures; leave engine at auto")
         mask = torch.ones_like(ids[None])  # without it, a pad id among the ids causes a warning
         logits: torch.Tensor = self.model(input_ids=ids[None], attention_mask=mask, use_cache=False).logits
         return logits[0]
@@ -121,8 +126,9 @@ class CachedModel(Protocol):
         """
         ...
 
-    def full_logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [T, V] of one row of ids [T], by the model's own forward without a cache."""
+    def full_logits(self, ids: torch.Tensor, pixels: Sequence[PixelValues] = ()) -> torch.Tensor:
+        """Logits [T, V] of one row of ids [T] and its pictures, by the model's own forward without a
+        cache."""
         ...
 
     def reusable_tokens(self, slot: int, shared: int) -> int:

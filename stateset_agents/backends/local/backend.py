@@ -35,9 +35,11 @@ from stateset_agents.backends.matmul_precision import MatmulPrecision, usable_pr
 from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
 from stateset_agents.backends.pretrained.load_lock import load_in_thread, loading
 from stateset_agents.backends.pretrained.loading import unreadable
+from stateset_agents.backends.pretrained.pictures import PictureReader, marked, sample_pictures
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer, save_tokenizer
 from stateset_agents.backends.text.turn_text import TurnText
 from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.images import PixelValues
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message, SamplingParams
 
@@ -75,9 +77,11 @@ class HuggingFaceBackend:
         engine: Engine = "auto",
         fast_linears: bool = True,
         matmul_precision: MatmulPrecision = "highest",
+        pictures: PictureReader | None = None,
     ) -> None:
         """The backend copies the model, in eval mode; with `copy_model=False` it takes `model` over.
 
+        `pictures` reads those of messages, for a vision-language model; without it the model reads text.
         `reload` loads the same model in fp32, in case `model` was loaded in less.
 
         `max_cached_tokens` bounds the cache (conversations times the length of the longest); `context_length`
@@ -97,6 +101,8 @@ class HuggingFaceBackend:
         self._model: PreTrainedModel = served.eval().requires_grad_(False)
         self.tokenizer: Tokenizer = tokenizer
         self._hf_tokenizer = tokenizer.hf
+        self.pictures = pictures
+        """Reads the pictures of messages; None where the model reads text alone."""
         self.version = 0
         self.recommended: Mapping[str, Any] = {}
         """Training settings that the model's card recommends."""
@@ -212,9 +218,11 @@ class HuggingFaceBackend:
         *,
         session: Session | None = None,
         on_text: Callable[[str], None] | None = None,
+        pixels: Sequence[PixelValues] = (),
     ) -> Completion:
         """Sample one turn after `prompt_ids` [P]; stops at a stop id, an eos id, a stop string or a limit.
 
+        `pixels`: the prompt's pictures, in order.
         `on_text` is called on the event loop with each piece of text. Cancelling ends the turn. Raises
         BackendError if the prompt fills the context, if the logits are NaN (then only this turn fails) or if
         the worker broke, ConfigurationError if the tokenizer gave ids that the model has no embeddings for.
@@ -222,7 +230,15 @@ class HuggingFaceBackend:
         self._expect_embedded(prompt_ids)
         key: Key = (0, *session) if session is not None else (1, next(self._serials), 0)
         stop_ids = frozenset(params.stop_token_ids) | frozenset(self.tokenizer.eos_ids)
-        request = new_request(key, prompt_ids, params, stop_ids, self.context_length)
+        request = new_request(
+            key,
+            prompt_ids,
+            params,
+            stop_ids,
+            self.context_length,
+            marked=self._marked(prompt_ids, pixels),
+            pixels=pixels,
+        )
         on_piece = None if on_text is None else partial(call, asyncio.get_running_loop(), on_text)
         text = TurnText(
             self.tokenizer,
@@ -241,14 +257,28 @@ class HuggingFaceBackend:
         # The worker sent its last piece before it woke us, and calls keep their order: `on_text` got it.
         return self._completion(request, text)
 
-    async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
-        """[T-1] log-prob of each of `ids[1:]` given the ids before it, by one full forward."""
+    def _marked(self, ids: Sequence[int], pixels: Sequence[PixelValues]) -> Sequence[int]:
+        """The ids as the engine takes them. Raises BackendError for pictures that are not the prompt's."""
+        if self.pictures is not None:
+            return marked(ids, pixels, self.pictures.place_id)
+        if pixels:
+            raise BackendError(f"{type(self._model).__name__} reads text alone, and a prompt has pictures")
+        return ids
+
+    async def score(
+        self, ids: Sequence[int], *, temperature: float = 1.0, pixels: Sequence[PixelValues] = ()
+    ) -> list[float]:
+        """[T-1] log-prob of each of `ids[1:]` given the ids before it and their pictures, by one full
+        forward."""
         if not 0 < len(ids) <= self.context_length:
             raise BackendError(f"scoring takes 1 to {self.context_length} tokens, got {len(ids)}")
         self._expect_embedded(ids)
         if temperature <= 0:
             raise BackendError(f"scoring needs a temperature above 0, got {temperature}")
-        scores: list[float] = await self._scheduler.run_job(lambda: self._score(list(ids), temperature))
+        row = self._marked(ids, pixels)
+        scores: list[float] = await self._scheduler.run_job(
+            lambda: self._score(list(ids), list(row), temperature, pixels)
+        )
         return scores
 
     def _expect_embedded(self, ids: Sequence[int]) -> None:
@@ -308,6 +338,8 @@ class HuggingFaceBackend:
             with suppress_library_logs():
                 self._model.save_pretrained(path)
                 save_tokenizer(self._hf_tokenizer, path)
+                if self.pictures is not None:
+                    self.pictures.save(path)
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             raise BackendError(
@@ -331,6 +363,7 @@ class HuggingFaceBackend:
                 engine=self._engine,
                 fast_linears=self.fast_linears,
                 matmul_precision=self.matmul_precision,
+                pictures=() if self.pictures is None else sample_pictures(self.pictures),
             )
             self._started_batcher = Batcher(self._running.model, max_cached_tokens=self._max_cached_tokens)
 
@@ -377,9 +410,11 @@ class HuggingFaceBackend:
             self._scheduler.finish([live[request] for request in ended if request.error is None])
         return bool(live)
 
-    def _score(self, ids: list[int], temperature: float) -> list[float]:
+    def _score(
+        self, ids: list[int], marked: list[int], temperature: float, pixels: Sequence[PixelValues]
+    ) -> list[float]:
         row = torch.tensor(ids, device=self._model.device)
-        logits = self._batcher.model.full_logits(row)[:-1]
+        logits = self._batcher.model.full_logits(torch.tensor(marked, device=row.device), pixels)[:-1]
         picked: list[float] = []
         # In chunks: a float32 copy of all logits would be the largest tensor in memory by far.
         for start in range(0, len(logits), _SCORE_TOKENS):
@@ -417,11 +452,12 @@ class HuggingFaceBackend:
             raise BackendError("a turn was handed back before it ended; please report this")
         return Completion(
             message=Message(role="assistant", content=text.finish(token_ids)),
-            prompt_ids=tuple(request.prompt.tolist()),
+            prompt_ids=request.prompt_ids,
             token_ids=token_ids,
             logprobs=tuple(request.logprobs),
             finish_reason=request.finish_reason,
             version_spans=request.version_spans(),
+            pixels=request.pixels,
             begun=request.admitted_at,
         )
 

@@ -239,9 +239,8 @@ class Batcher:
         )
         self.stats.prefills += 1
         self.stats.prefilled_tokens += len(tokens)
-        self.model.forward(
-            Plan(slots=slots, starts=starts, lengths=np.full(len(slots), length), tokens=tokens)
-        )
+        lengths, pixels = np.full(len(slots), length), table.pixels(slots)
+        self.model.forward(Plan(slots=slots, starts=starts, lengths=lengths, tokens=tokens, pixels=pixels))
         table.cached[slots] = starts + length
 
     def _forward(self, slots: Ints) -> list[GenerationRequest]:
@@ -259,7 +258,10 @@ class Batcher:
         self.stats.prefilled_tokens += int((lengths - not_prompt).sum())
         self.stats.carried_tokens += int(table.carried[slots].sum())
         table.carried[slots] = 0
-        logits = self.model.forward(Plan(slots=slots, starts=starts, lengths=lengths, tokens=tokens))
+        pixels = table.pixels(slots)
+        logits = self.model.forward(
+            Plan(slots=slots, starts=starts, lengths=lengths, tokens=tokens, pixels=pixels)
+        )
         return self._sample(slots, logits)
 
     def _sample(self, slots: Ints, logits: torch.Tensor) -> list[GenerationRequest]:

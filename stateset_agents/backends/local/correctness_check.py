@@ -8,7 +8,7 @@ window, and compares their log-probs with those of full forwards.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ import torch
 from stateset_agents.backends.kv_cache.slots import CachedModel
 from stateset_agents.backends.local.batcher import Batcher
 from stateset_agents.backends.local.request import GenerationRequest, new_request
+from stateset_agents.backends.pretrained.pictures import marked, place_id_of
 from stateset_agents.types.errors import BackendError
+from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import SamplingParams
 
 __all__ = ["check_cache", "unfit_as_backend_error"]
@@ -40,12 +42,15 @@ def unfit_as_backend_error() -> Iterator[None]:
         raise BackendError(f"it can't run there ({type(error).__name__}: {reason})") from error
 
 
-def check_cache(cached_model: CachedModel, model: Any, context_length: int) -> None:
+def check_cache(
+    cached_model: CachedModel, model: Any, context_length: int, pictures: Sequence[PixelValues] = ()
+) -> None:
     """Raises BackendError if log-probs differ by more than 1e-3 in fp32, .25 in less, or if nothing runs.
 
-    `model` is the transformers model that `cached_model` runs. Its slots are empty again afterwards.
+    `model` is the transformers model that `cached_model` runs. Its slots are empty again afterwards. Of a
+    model that reads pictures, the first conversation begins with all of `pictures`, the others with one each.
     """
-    longest = max(_PROMPT_LENGTHS) + 3 * _NEW_TOKENS
+    longest = max(_PROMPT_LENGTHS) + 3 * _NEW_TOKENS + sum(len(item.token_ids) for item in pictures)
     if context_length < longest:
         return
     batcher = Batcher(cached_model, max_cached_tokens=1 << 20)
@@ -57,15 +62,21 @@ def check_cache(cached_model: CachedModel, model: Any, context_length: int) -> N
         for index, length in enumerate(_PROMPT_LENGTHS)
     ]
     tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.25
+    seen = [pictures, pictures[:1], pictures[1:]]  # of three conversations
+    prompts = [_after(*pair, model) for pair in zip(seen, prompts, strict=True)]
     for _ in range(2):  # the second turn starts from the first one's cache
-        requests = [_request(member, prompt, context_length) for member, prompt in enumerate(prompts)]
+        requests = [
+            _request(member, prompt, seen[member], context_length) for member, prompt in enumerate(prompts)
+        ]
         with unfit_as_backend_error():
             _run(batcher, requests)
             largest = max(_difference(cached_model, request) for request in requests)
         if not largest <= tolerance:
             raise BackendError(f"its log-probs differ from full forwards by {largest:.2g}")
+        later = [torch.randint(vocab, (3,), generator=generator).tolist() for _ in requests]
         prompts = [
-            request.ids + torch.randint(vocab, (3,), generator=generator).tolist() for request in requests
+            request.ids + (_words(more, model) if pictures else more)
+            for request, more in zip(requests, later, strict=True)
         ]
     cached_model.resize(0, 0, [])
 
@@ -78,9 +89,27 @@ def _longest_window(model: Any) -> int:
     return max((size for size in sizes if size <= affordable), default=0)
 
 
-def _request(member: int, prompt: list[int], context_length: int) -> GenerationRequest:
+def _after(pictures: Sequence[PixelValues], prompt: list[int], model: Any) -> list[int]:
+    """A prompt behind pictures, whose places are marked; a model without any keeps its prompt."""
+    if not pictures:
+        return prompt
+    place_id = place_id_of(model)
+    assert place_id is not None  # who gives pictures has asked
+    tokens = [id for item in pictures for id in item.token_ids]
+    return marked(tokens, pictures, place_id) + _words(prompt, model)
+
+
+def _words(ids: list[int], model: Any) -> list[int]:
+    """Ids none of which stands for a picture."""
+    vocab = model.config.get_text_config().vocab_size
+    return [(id + 1) % vocab if id == place_id_of(model) else id for id in ids]
+
+
+def _request(
+    member: int, prompt: list[int], pictures: Sequence[PixelValues], context_length: int
+) -> GenerationRequest:
     params = SamplingParams(max_new_tokens=1 + member * 2, stream=member)
-    return new_request((0, 0, member), prompt, params, frozenset(), context_length)
+    return new_request((0, 0, member), prompt, params, frozenset(), context_length, pixels=pictures)
 
 
 def _run(batcher: Batcher, requests: list[GenerationRequest]) -> None:
@@ -94,6 +123,6 @@ def _run(batcher: Batcher, requests: list[GenerationRequest]) -> None:
 
 def _difference(cached_model: CachedModel, request: GenerationRequest) -> float:
     ids = torch.tensor(request.ids, device=cached_model.device)
-    logprobs = cached_model.full_logits(ids)[request.num_prompt - 1 : -1].float().log_softmax(-1)
+    logprobs = cached_model.full_logits(ids, request.pixels)[request.num_prompt - 1 : -1].float().log_softmax(-1)
     expected = logprobs.gather(-1, ids[request.num_prompt :, None])[:, 0].cpu()
     return float((expected - torch.tensor(request.logprobs)).abs().max())

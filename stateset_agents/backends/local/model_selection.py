@@ -3,13 +3,15 @@
 lean      our own fused forward, for the blocks of Llama and GPT-2 (fused.py)
 general   transformers' own forward on batches, for attention-only models of known layer types: with our
           attention (batched.py), or else with the model's own (slots.py)
-plain     one conversation at a time with the model's own cache, for all other models (unbatched.py)
+plain     one conversation at a time with the model's own cache, for all other models (unbatched.py), and for
+          those that read pictures (pictured.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
@@ -19,9 +21,11 @@ from stateset_agents.backends.local.correctness_check import check_cache, unfit_
 from stateset_agents.backends.matmul_precision import MatmulPrecision
 from stateset_agents.backends.models.batched import BatchedModel
 from stateset_agents.backends.models.fused import FusedModel
-from stateset_agents.backends.models.unbatched import UnbatchedModel
+from stateset_agents.backends.models.pictured import PicturedModel
+from stateset_agents.backends.models.unbatched import CacheUse, UnbatchedModel
 from stateset_agents.backends.onednn_linear import packs
 from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.images import PixelValues
 from stateset_agents.types.logs import get_logger
 
 if TYPE_CHECKING:
@@ -53,9 +57,11 @@ def select_engine(
     engine: Engine = "auto",
     fast_linears: bool = True,
     matmul_precision: MatmulPrecision = "highest",
+    pictures: Sequence[PixelValues] = (),
 ) -> RunningModel:
     """The first engine whose log-probs are those of full forwards, or the one named by `engine`.
 
+    `pictures`: two different ones to check with, of a model that reads pictures.
     Engines are checked with fp32 products; `matmul_precision` applies afterwards. The log names the selected
     engine: as a warning for plain (it is slow), as information for general, at debug level for lean.
 
@@ -65,13 +71,13 @@ def select_engine(
         raise ConfigurationError(f"engine must be one of {', '.join(get_args(Engine))}, got {engine!r}")
     architecture = type(model).__name__
     refused: list[str] = []
-    for name, variant, make in _candidates(model, fast_linears):
+    for name, variant, make in _candidates(model, fast_linears, reads_pictures=bool(pictures)):
         if engine not in ("auto", name):
             continue
         try:
             with unfit_as_backend_error():
                 cached_model = make()
-            check_cache(cached_model, model, context_length)
+            check_cache(cached_model, model, context_length, pictures)
         except BackendError as error:
             refused.append(f"not {name}{variant}: {error}")
             continue
@@ -115,14 +121,25 @@ def _linears(
     return "by oneDNN" if model.dtype is torch.float32 else "by torch"
 
 
+_CACHE_USES: dict[str, CacheUse] = {"": "always", ", read again": "decode", ", read whole": "never"}
 _Candidate: TypeAlias = tuple[Literal["lean", "general", "plain"], str, Callable[[], CachedModel]]
 
 
-def _candidates(model: PreTrainedModel, fast_linears: bool) -> Iterator[_Candidate]:
+def _candidates(
+    model: PreTrainedModel, fast_linears: bool, *, reads_pictures: bool
+) -> Iterator[_Candidate]:
     """Engines, the fastest first: name, variant, and a function that builds it."""
-    yield "lean", "", lambda: FusedModel(model, fast_linears=fast_linears)
-    yield "general", " with our attention", lambda: BatchedModel(model, fast_linears=fast_linears)
-    yield "general", "", lambda: SlotModel(model, fast_linears=fast_linears)
-    yield "plain", "", lambda: UnbatchedModel(model, cache_use="always")
-    yield "plain", ", read again", lambda: UnbatchedModel(model, cache_use="decode")
-    yield "plain", ", read whole", lambda: UnbatchedModel(model, cache_use="never")
+    unbatched: type[UnbatchedModel] = PicturedModel if reads_pictures else UnbatchedModel
+    if reads_pictures:
+        yield "lean", "", _refuse_pictures
+        yield "general", "", _refuse_pictures
+    else:
+        yield "lean", "", lambda: FusedModel(model, fast_linears=fast_linears)
+        yield "general", " with our attention", lambda: BatchedModel(model, fast_linears=fast_linears)
+        yield "general", "", lambda: SlotModel(model, fast_linears=fast_linears)
+    for variant, use in _CACHE_USES.items():
+        yield "plain", variant, partial(unbatched, model, cache_use=use)
+
+
+def _refuse_pictures() -> CachedModel:
+    raise BackendError("the model reads pictures, which only plain passes on")

@@ -12,6 +12,7 @@ from stateset_agents.backends.kv_cache.slots import Ints
 from stateset_agents.backends.sampling import turn_uniforms
 from stateset_agents.backends.text.turn_text import TurnText
 from stateset_agents.types.errors import BackendError
+from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import FinishReason, SamplingParams, VersionSpan
 
 __all__ = ["GenerationRequest", "Key", "new_request"]
@@ -25,7 +26,12 @@ class GenerationRequest:
     """What to sample, and, once the turn has ended, what was sampled."""
 
     key: Key
-    prompt: Ints  # [P]
+    prompt: Ints
+    """[P] as the engine takes it; the places of pictures are marked."""
+    prompt_ids: tuple[int, ...]
+    """[P] as the caller gave it."""
+    pixels: tuple[PixelValues, ...] = ()
+    """The prompt's pictures, in order."""
     params: SamplingParams
     stop_ids: frozenset[int]
     limit: int
@@ -66,9 +72,19 @@ class GenerationRequest:
 
 
 def new_request(
-    key: Key, prompt_ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int], context_length: int
+    key: Key,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    stop_ids: frozenset[int],
+    context_length: int,
+    *,
+    marked: Sequence[int] | None = None,
+    pixels: Sequence[PixelValues] = (),
 ) -> GenerationRequest:
-    """A request that can be admitted. Raises BackendError if nothing could be sampled."""
+    """A request that can be admitted; `marked`: the prompt with its pictures' places marked.
+
+    Raises BackendError if nothing could be sampled.
+    """
     room = context_length - len(prompt_ids)
     if not len(prompt_ids):
         raise BackendError("the prompt is empty; generation needs at least one token to go on from")
@@ -89,7 +105,9 @@ def new_request(
     limit = min(params.max_new_tokens, room)
     return GenerationRequest(
         key=key,
-        prompt=np.array(prompt_ids, np.int64),
+        prompt=np.array(prompt_ids if marked is None else marked, np.int64),
+        prompt_ids=tuple(prompt_ids),
+        pixels=tuple(pixels),
         params=params,
         stop_ids=stop_ids,
         limit=limit,

@@ -6,11 +6,14 @@ that draws it and its log-prob.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from stateset_agents.backends.kv_cache.slots import COLUMN_MULTIPLE, ROW_MULTIPLE, CachedModel, Ints, round_up
 from stateset_agents.backends.local.request import GenerationRequest, Key
 from stateset_agents.types.errors import BackendError
+from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import FinishReason
 
 __all__ = ["SlotTable"]
@@ -93,6 +96,11 @@ class SlotTable:
             self.stops = np.pad(self.stops, ((0, 0), (0, more)), constant_values=-1)
         self.stops[slot] = -1
         self.stops[slot, : len(request.stop_ids)] = sorted(request.stop_ids)
+
+    def pixels(self, slots: Ints) -> Sequence[Sequence[PixelValues]]:
+        """The pictures of each slot's live request; empty where none has any."""
+        seen = [() if (request := self.requests[slot]) is None else request.pixels for slot in slots.tolist()]
+        return seen if any(seen) else ()
 
     def hits_stop_string(self, slot: int, token: int) -> bool:
         """Decode and stream a slot's newest token. Does the text hold a stop string now?"""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -17,6 +18,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from stateset_agents.backends.kv_cache.slots import EngineBase, Ints, Plan
 from stateset_agents.backends.matmul_precision import head_weight
 from stateset_agents.backends.onednn_linear import fast_linears
+from stateset_agents.types.images import PixelValues
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,11 +70,12 @@ class UnbatchedModel(EngineBase):
 
     def forward(self, plan: Plan) -> torch.Tensor:
         logits, end = [], 0
+        pixels = plan.pixels or [()] * len(plan.slots)
         with fast_linears(False, self.precision, wide=head_weight(self.model)):
-            for slot, start, length in zip(plan.slots, plan.starts, plan.lengths, strict=True):
+            for slot, start, length, seen in zip(plan.slots, plan.starts, plan.lengths, pixels, strict=True):
                 end += int(length)
                 new = torch.from_numpy(plan.tokens[end - int(length) : end]).to(self.device)
-                logits.append(self._extend(int(slot), int(start), new))
+                logits.append(self._extend(int(slot), int(start), new, seen))
         return torch.stack(logits)
 
     def reusable_tokens(self, slot: int, shared: int) -> int:
@@ -97,7 +100,13 @@ class UnbatchedModel(EngineBase):
         """Empty a slot."""
         self._rows[slot] = None
 
-    def _extend(self, slot: int, start: int, new: torch.Tensor) -> torch.Tensor:
+    def _inputs(self, ids: torch.Tensor, start: int, pixels: Sequence[PixelValues]) -> dict[str, Any]:
+        """The forward's arguments for the tokens of a row [length] from `start` on; `pixels`: the row's."""
+        return {"input_ids": ids[None, start:]}
+
+    def _extend(
+        self, slot: int, start: int, new: torch.Tensor, pixels: Sequence[PixelValues]
+    ) -> torch.Tensor:
         """Logits [V] after a slot's first `start` tokens and these new ones [T], which it keeps."""
         row = self._rows[slot] or _CachedRow(ids=new[:0])
         self._rows[slot] = None  # if the forward fails, the slot is empty instead of half updated
@@ -105,14 +114,14 @@ class UnbatchedModel(EngineBase):
         if cache is not None and start < len(row.ids):
             cache.crop(start - len(row.ids))
         ids = torch.cat([row.ids[:start], new])
-        uncached = ids if cache is None else new
+        inputs = self._inputs(ids, 0 if cache is None else start, pixels)
         if self.cache_use == "never" or self._cache_name is None:
             mask = torch.ones_like(ids[None])  # without it, a pad id among the ids causes a warning
-            output: Any = self.model(ids[None], attention_mask=mask, use_cache=False, **self._last_only)
+            output: Any = self.model(**inputs, attention_mask=mask, use_cache=False, **self._last_only)
             self._rows[slot] = _CachedRow(ids=ids)
         else:
             past = {} if cache is None else {self._cache_name: cache}
-            output = self.model(uncached[None], use_cache=True, **past, **self._last_only)
+            output = self.model(**inputs, use_cache=True, **past, **self._last_only)
             self._rows[slot] = _CachedRow(ids=ids, cache=getattr(output, self._cache_name))
         last: torch.Tensor = output.logits[0, -1]
         return last

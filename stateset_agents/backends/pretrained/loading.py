@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from stateset_agents.backends.pretrained.pictures import PictureReader
     from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "embedded_models",
     "eos_ids_of",
     "load_model_and_tokenizer",
+    "load_picture_reader",
     "load_tokenizer",
     "model_folder",
     "recommended_settings",
@@ -67,11 +69,12 @@ def load_model_and_tokenizer(
 ) -> tuple[PreTrainedModel, HuggingFaceTokenizer]:
     """A causal model in eval mode and its tokenizer; `name` as for `load_backend`.
 
+    A model that AutoModelForCausalLM does not know and AutoModelForImageTextToText does is loaded by that.
     Raises ConfigurationError if there is no such model, for a folder or file without a causal model or with a
     damaged one, and for a GGUF file where what reads it is missing.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 
@@ -103,7 +106,8 @@ def load_model_and_tokenizer(
         with loading(), quiet_reading(where):
             tokenizer: Any = AutoTokenizer.from_pretrained(source, local_files_only=local, **more)
             part = "model"
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            config = AutoConfig.from_pretrained(source, local_files_only=local, **more)
+            loaded: Any = _auto_class(config).from_pretrained(
                 source,
                 dtype=torch_dtype,
                 local_files_only=local,
@@ -128,6 +132,56 @@ def load_model_and_tokenizer(
             f"{len(unused)} weights in {where!r} have no place in a {type(model).__name__}: {unused[0]}"
         )
     return model.to(device).eval(), HuggingFaceTokenizer(tokenizer, extra_eos_ids=eos_ids_of(model))
+
+
+def load_picture_reader(name: str, model: PreTrainedModel) -> PictureReader | None:
+    """What reads pictures for a model that `load_model_and_tokenizer` loaded by this name; None for one that
+    AutoModelForCausalLM knows: that reads text alone here.
+
+    Raises ConfigurationError where its processor, or a package that this needs, is missing.
+    """
+    from transformers import AutoProcessor
+
+    from stateset_agents.backends.pretrained.pictures import PictureReader, expect_pillow
+
+    where = model_folder(name)
+    if not _reads_pictures(model.config):
+        return None
+    local = from_disk_alone(where)
+    try:
+        with loading():
+            processor: Any = AutoProcessor.from_pretrained(where, local_files_only=local)
+    except ImportError as error:
+        expect_pillow()
+        raise ConfigurationError(
+            f"the processor of {where!r} needs a package that is missing: {_first_line(error)}"
+        ) from error
+    except unreadable() as error:
+        raise ConfigurationError(
+            f"cannot load the processor of {where!r} ({_first_line(error)}); put its files there too, with "
+            "processor.save_pretrained(folder)"
+        ) from error
+    return PictureReader(processor, model)
+
+
+def _auto_class(config: Any) -> Any:
+    """What loads a model of this config."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if _reads_pictures(config) else AutoModelForCausalLM
+
+
+def _reads_pictures(config: Any) -> bool:
+    """Does AutoModelForImageTextToText know the model and AutoModelForCausalLM does not?"""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    )
+
+    return (
+        type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+    )
 
 
 def load_tokenizer(name: str) -> HuggingFaceTokenizer:

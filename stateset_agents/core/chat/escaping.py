@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from stateset_agents.backends.base import Tokenizer
+from stateset_agents.types.images import IMAGE_MARK
 from stateset_agents.types.messages import Message, ToolCall
 
 __all__ = ["ControlTokenEscaper", "encodable"]
@@ -48,7 +49,7 @@ class ControlTokenEscaper:
         return [
             replace(
                 message,
-                content=self._text(message.content),
+                content=IMAGE_MARK.join(map(self._text, message.pieces)),
                 reasoning=None if message.reasoning is None else self._text(message.reasoning),
                 name=None if message.name is None else self._text(message.name),
                 tool_call_id=None

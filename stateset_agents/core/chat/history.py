@@ -20,6 +20,7 @@ from stateset_agents.core.chat.context_window import View, num_replies, slide_wi
 from stateset_agents.core.chat.known_conversations import KnownConversations
 from stateset_agents.core.chat.template import ChatTemplate, ToolSchemas
 from stateset_agents.types.errors import ContextLengthExceeded
+from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Completion, Message
 
 __all__ = ["ChatHistory", "HistorySettings", "Place", "Prompt"]
@@ -59,6 +60,8 @@ class Prompt:
     """Tokens of `ids` that stood there already."""
     asks_summary: bool = False
     """Is the reply a summary for the agent itself, which nobody else hears?"""
+    pixels: tuple[PixelValues, ...] = ()
+    """The pictures in `ids`, in order."""
 
     @property
     def added(self) -> tuple[int, ...]:
@@ -181,10 +184,11 @@ class ChatHistory:
             if least >= self._settings.context_length:  # a megabyte takes a second to encode
                 raise self._too_long(shown, f"at least {least}")
             ids = tuple(self._template.prompt(shown, tools))
-            return Prompt(messages=messages, tools=tools, view=view, ids=ids)
+            return Prompt(messages=messages, tools=tools, view=view, ids=ids, pixels=self._pixels(shown))
         row, said = turn.completion.prompt_ids, turn.completion.token_ids
         calls = [call for call in turn.completion.message.tool_calls if call.error is None]
-        delta = self._template.delta(messages[len(turn.conversation) :], calls, end=self._end(turn))
+        following = messages[len(turn.conversation) :]
+        delta = self._template.delta(following, calls, end=self._end(turn))
         return Prompt(
             messages=messages,
             tools=tools,
@@ -192,7 +196,13 @@ class ChatHistory:
             ids=row + (said + tuple(delta)),  # a long row is copied once
             follows=turn.index,
             num_before=len(row) + len(said),
+            pixels=turn.completion.pixels + self._pixels(following),
         )
+
+    def _pixels(self, messages: Sequence[Message]) -> tuple[PixelValues, ...]:
+        if not any(message.images for message in messages):
+            return ()
+        return self._template.pixels(messages)
 
     def _goes_on(
         self, turn: _Turn, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...], view: View

@@ -12,6 +12,7 @@ from stateset_agents.backends.base import Tokenizer
 from stateset_agents.core.chat.escaping import encodable
 from stateset_agents.core.chat.replies.parsing import HERMES
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Message, ToolCall
 
 __all__ = ["PlainTemplate", "starts_with_bos", "with_calls_as_text", "with_thought_as_text"]
@@ -80,6 +81,15 @@ class PlainTemplate:
     def reply(self, message: Message, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a reply as the agent would sample it after a prompt, its eos included."""
         return [*self.tokenizer.encode(" " + _body(message)), self.end_id]
+
+    def pixels(self, messages: Sequence[Message]) -> tuple[PixelValues, ...]:
+        """None. Raises ConfigurationError for messages with pictures."""
+        if any(message.images for message in messages):
+            raise ConfigurationError(
+                "a message has a picture, and the plain chat template writes text alone: give a "
+                "vision-language model with a chat template of its own"
+            )
+        return ()
 
     def least_tokens(self, messages: Sequence[Message]) -> int:
         """A number that the prompt is never shorter than, computed without tokenising it."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from stateset_agents.core.chat.plain_template import with_calls_as_text, with_thought_as_text
 from stateset_agents.types.errors import ConfigurationError, ConversationRefused
+from stateset_agents.types.images import IMAGE_MARK, Image
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.settings import nearest
 
@@ -77,6 +78,8 @@ class _Shape:
     """It reads thoughts; other templates get them back into the content."""
     joins_thoughts: bool = False
     """It takes thought or words before a call, not both (gpt-oss)."""
+    image_token: str | None = None
+    """Stands for a picture in the content; None where a picture is a part, `{"type": "image"}`."""
 
     def written(self, message: Message) -> dict[str, Any]:
         """The message as the template reads it."""
@@ -85,11 +88,17 @@ class _Shape:
             message, thought = replace(message, content=f"{thought}\n\n{message.content}"), None
         elif thought is not None and not self.has_thoughts:
             message, thought = replace(message, content=with_thought_as_text(message)), None
+        images, message = message.images, replace(message, images=())
         data = message.to_openai()
         if thought is not None:
             data |= {"reasoning_content": thought, "reasoning": thought, "thinking": thought}
-        if self.has_parts:
-            data["content"] = [{"type": "text", "text": message.content}]
+        text = message.content.replace(IMAGE_MARK, self.image_token or IMAGE_MARK, len(images))
+        if images and self.image_token is None:
+            data["content"] = _parts(message.content, len(images))
+        elif self.has_parts:
+            data["content"] = [{"type": "text", "text": text}]
+        elif images:
+            data["content"] = text
         for call, item in zip(message.tool_calls, data.get("tool_calls", ()), strict=True):
             item["id"] = self._id(call.id)
             item["function"]["arguments"] = (
@@ -105,11 +114,29 @@ class _Shape:
         return hashlib.sha256(id.encode()).hexdigest()[:9] if self.has_short_ids else id
 
 
+def _parts(content: str, num_images: int) -> list[dict[str, str]]:
+    """Content with so many pictures as transformers' processors take it."""
+    first, *others = content.split(IMAGE_MARK, num_images)
+    parts = [{"type": "text", "text": first}]
+    for text in others:
+        parts += [{"type": "image"}, {"type": "text", "text": text}]
+    return [part for part in parts if part.get("text") != ""]
+
+
 class Rendering:
     """What a template makes of a conversation, as text. It finds out by trying how to give it messages."""
 
-    def __init__(self, hf: Any, text: str, arguments: Mapping[str, Any], date: datetime.date) -> None:
+    def __init__(
+        self,
+        hf: Any,
+        text: str,
+        arguments: Mapping[str, Any],
+        date: datetime.date,
+        *,
+        image_token: str | None = None,
+    ) -> None:
         """`hf` is a transformers tokenizer; on `date` the template's clock stands still, at midnight.
+        `image_token` stands for a picture in the text that the model reads.
 
         Raises ConfigurationError for arguments that the template does not have, and for a clock that cannot
         be stopped.
@@ -127,6 +154,8 @@ class Rendering:
         """The day that is told, where the template tells one."""
         self._shape = _Shape(has_thoughts=_THOUGHTS.search(text) is not None)
         self._find_shape()
+        if image_token is not None:
+            self._find_image_shape(image_token)
         self._needs_descriptions = False
         try:
             self([Message(role="user", content="x")], [_BARE_TOOL])
@@ -185,6 +214,17 @@ class Rendering:
         if self._shape.has_thoughts:
             full = replace(words, reasoning="z", tool_calls=(_CALL,))
             self._try([replace(self._shape, joins_thoughts=joins) for joins in (False, True)], user, full)
+
+    def _find_image_shape(self, image_token: str) -> None:
+        """Does the template write pictures that are parts? Else they stand in the content as they are."""
+        picture = Image(data=b"any")
+        shown = Message(role="user", content=IMAGE_MARK + MARKS[0], images=(picture,))
+        try:
+            has_parts = self([shown]).count(image_token) == 1
+        except ConfigurationError:
+            has_parts = False
+        if not has_parts:
+            self._shape = replace(self._shape, image_token=image_token)
 
     def _try(self, shapes: Sequence[_Shape], *messages: Message) -> None:
         """Take the first shape in which the template shows the mark in these messages, else the first."""

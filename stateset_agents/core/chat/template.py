@@ -25,7 +25,9 @@ from stateset_agents.core.chat.plain_template import PlainTemplate
 from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering, Roles, find_roles
 from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser, parse_reply
 from stateset_agents.core.chat.turn_ends import TurnEnds
+from stateset_agents.backends.pretrained.pictures import PictureReader, with_pictures
 from stateset_agents.types.errors import ConfigurationError, ConversationRefused
+from stateset_agents.types.images import IMAGE_MARK, PixelValues
 from stateset_agents.types.messages import Message, ToolCall
 
 __all__ = ["ChatTemplate", "JinjaTemplate", "PlainTemplate", "parse_reply"]
@@ -82,6 +84,10 @@ class ChatTemplate(Protocol):
         """Ids of a reply as the agent would sample it after a prompt, the token that ends it included."""
         ...
 
+    def pixels(self, messages: Sequence[Message]) -> tuple[PixelValues, ...]:
+        """The pictures of these messages, in order, as their tokens stand in `prompt` and `delta`."""
+        ...
+
     def least_tokens(self, messages: Sequence[Message]) -> int:
         """A number that the prompt is never shorter than, computed without tokenising it."""
         ...
@@ -98,8 +104,11 @@ class JinjaTemplate:
         arguments: Mapping[str, Any] | None = None,
         date: datetime.date | None = None,
         allow_hidden_tools: bool = False,
+        pictures: PictureReader | None = None,
     ) -> None:
         """`tokenizer` is a `HuggingFaceTokenizer`; `chat_template` replaces the tokenizer's own text.
+
+        `pictures` reads those of messages, for a model that is given them.
 
         `arguments` are the template's own, such as `enable_thinking`. A template that tells the date tells
         `date`, today's where it is not given, as long as this object lives. `allow_hidden_tools`: tools may
@@ -115,7 +124,14 @@ class JinjaTemplate:
         except ValueError as error:
             line = " ".join(str(error).split())
             raise ConfigurationError(f"no chat template to use ({line}); {HINT} fits") from error
-        self._render = Rendering(tokenizer.hf, self.text, arguments or {}, date or datetime.date.today())
+        self._pictures = pictures
+        self._render = Rendering(
+            tokenizer.hf,
+            self.text,
+            arguments or {},
+            date or datetime.date.today(),
+            image_token=None if pictures is None else pictures.token,
+        )
         self.date = self._render.date
         controls = _control_tokens(tokenizer)
         self._control_ids = frozenset(controls.values())
@@ -153,6 +169,7 @@ class JinjaTemplate:
         known, ids = self._last  # taken at once: long prompts are encoded in a thread
         if opening != known:  # the members of a group open alike
             ids = self._encode(lambda escaper: self._written(messages, tools, escaper))
+            ids = self._with_pictures(ids, messages)
             self._last = opening, ids
         return list(ids)
 
@@ -254,6 +271,22 @@ class JinjaTemplate:
             f"to the agent: {message.content or [call.name for call in message.tool_calls]!r:.80}"
         )
 
+    def pixels(self, messages: Sequence[Message]) -> tuple[PixelValues, ...]:
+        """The pictures of these messages, in order, as their tokens stand in `prompt` and `delta`.
+
+        Raises ConfigurationError for a model that reads text alone, ConversationRefused for a picture that
+        cannot be read.
+        """
+        images = [image for message in messages for image in message.images]
+        if not images:
+            return ()
+        if self._pictures is None:
+            raise ConfigurationError(
+                f"a message has a picture, and {self.tokenizer.hf.name_or_path or 'the model'} reads text "
+                "alone: give a vision-language model with its processor, or leave the picture out"
+            )
+        return tuple(map(self._pictures.read, images))
+
     def least_tokens(self, messages: Sequence[Message]) -> int:
         """A number that the prompt is never shorter than, computed without tokenising it.
 
@@ -261,7 +294,7 @@ class JinjaTemplate:
         a call, without white space at their ends where the template trims it.
         """
         shown = (
-            message.content
+            "".join(message.pieces)
             for message in messages
             if message.role == "user" or (message.role == "assistant" and not message.tool_calls)
         )
@@ -304,7 +337,15 @@ class JinjaTemplate:
     ) -> tuple[int, ...]:
         """The ids of a delta, the end-of-turn token in front: some tokenizers read what follows a control
         token differently."""
-        return tuple(self._encode(lambda escaper: "".join(self._after_reply(calls, messages, escaper))))
+        ids = self._encode(lambda escaper: "".join(self._after_reply(calls, messages, escaper)))
+        return tuple(self._with_pictures(ids, messages))
+
+    def _with_pictures(self, ids: list[int], messages: Sequence[Message]) -> list[int]:
+        """Ids with each picture's tokens in the place of the one that stands for it."""
+        pixels = self.pixels(messages)
+        if not pixels or self._pictures is None:
+            return ids
+        return with_pictures(ids, pixels, self._pictures.place_id)
 
     def _encode(self, render: Callable[[ControlTokenEscaper], str]) -> list[int]:
         """Ids in which every control token is the template's own.

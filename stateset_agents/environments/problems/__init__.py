@@ -6,6 +6,7 @@ from stateset_agents.environments.problems.decomposed import DecomposedArithmeti
 from stateset_agents.environments.problems.environment import ProblemEnvironment
 from stateset_agents.environments.problems.equations import EquationProblems
 from stateset_agents.environments.problems.files import ProblemFiles
+from stateset_agents.environments.problems.pictures import PictureProblems
 from stateset_agents.environments.problems.procedural import ReasoningGymProblems
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "CountdownProblems",
     "DecomposedArithmetic",
     "EquationProblems",
+    "PictureProblems",
     "ProblemEnvironment",
     "ProblemFiles",
     "ReasoningGymProblems",

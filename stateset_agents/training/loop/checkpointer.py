@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from stateset_agents.backends.pretrained.pictures import PictureReader
 from stateset_agents.backends.text.tokenizers import save_tokenizer
 from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.core.model_card import Origin, model_card, write_card
@@ -116,6 +117,8 @@ class Checkpointer:
     """Has each process a part of the weights?"""
     tokenizer: Any = None
     """transformers' own, saved beside the weights."""
+    pictures: PictureReader | None = None
+    """Its processor is saved beside the weights, too; None where the model reads text alone."""
     saved: RunState | None = field(default=None, init=False)
     """What the newest checkpoint of this run has."""
 
@@ -146,6 +149,8 @@ class Checkpointer:
             learner.write_model_files(path)
             if self.tokenizer is not None:
                 save_tokenizer(self.tokenizer, path)
+            if self.pictures is not None:
+                self.pictures.save(path)
             write_card(path, origin)
             if (path.parent / "adapter").is_dir():
                 write_card(path.parent / "adapter", origin, adapter=True)

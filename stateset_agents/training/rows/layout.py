@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,6 +40,8 @@ class Layout:
     """[length of the row] for each of `rows`, the positions of its tokens in [R * T]."""
     packing: Packing | None = None
     """Which tokens attend to which, where R is 1 and the rows are packed; None: each row is one of R."""
+    pixels: Mapping[str, Tensor] = field(default_factory=dict)
+    """Arguments of the forward for the pictures in the rows, in order; empty where they have none."""
 
     @property
     def num_tokens(self) -> int:
@@ -60,7 +62,7 @@ class Layout:
         """The keywords of the model's forward; a packing needs `use_packed_attention` around it."""
         arguments: dict[str, Any] = {"input_ids": self.input_ids.clamp_min(0).to(device), "use_cache": False}
         if self.packing is None:
-            return arguments
+            return arguments | {name: tensor.to(device) for name, tensor in self.pixels.items()}
         return arguments | {"position_ids": self.packing.positions.to(device), "packing": self.packing}
 
 

@@ -39,6 +39,11 @@ class PassSettings(Settings):
         description="Train an adapter of these settings and leave the model's own weights alone, see "
         "docs/lora.md. Unset: all weights.",
     )
+    freeze_vision: bool = Field(
+        default=False,
+        description="Leave the vision encoder of a vision-language model as it is: the projection of its "
+        "features and the text model train.",
+    )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
         description="Autocast of the update, master weights stay fp32; auto is fp32 on CPU, bf16 on GPUs "

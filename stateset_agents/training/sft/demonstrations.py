@@ -191,6 +191,7 @@ def _turn(
         token_ids=tuple(ids),
         logprobs=(0.0,) * len(ids),  # nobody sampled it
         finish_reason="stop",
+        pixels=prompt.pixels,
     )
     history.add(prompt, completion)
     return prompt.added, completion, prompt.follows

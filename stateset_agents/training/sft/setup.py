@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.backends.base import RunningBackend, TrainableBackend
+from stateset_agents.backends.base import RunningBackend, TrainableBackend, picture_reader
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.backends.training_lock import exclusive, weights_token
 from stateset_agents.core.agent import MultiTurnAgent
@@ -130,6 +130,7 @@ async def set_up(
             settings,
             limit=config.save_total_limit,
             tokenizer=tokenizer.hf if isinstance(tokenizer, HuggingFaceTokenizer) else None,
+            pictures=picture_reader(backend),
         ),
         num_steps=num_steps,
     )
@@ -148,5 +149,6 @@ def _fingerprint(demonstrations: Demonstrations) -> str:
     for sample in (*demonstrations.train, *demonstrations.validation):
         for row in sample.rows:
             digest.update(repr((row.token_ids, row.action_mask)).encode())
+            digest.update("".join(item.digest for item in row.pixels).encode())
         digest.update(repr(sample.advantages).encode())
     return digest.hexdigest()

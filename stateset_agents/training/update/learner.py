@@ -39,6 +39,7 @@ from stateset_agents.training.update.lora import add_adapter, merged_weights, wr
 from stateset_agents.training.update.objective import Objective, Prepared
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.training.update.randomness import seeded_rng, set_mode
+from stateset_agents.training.update.vision import freeze_vision
 from stateset_agents.training.update.weight_store import weights_and_reference
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
@@ -91,6 +92,8 @@ class Learner:
         if config.lora is not None:
             with seeded_rng(derive(config.seed, "adapter"), device):
                 model = add_adapter(self.base, config.lora)
+        if config.freeze_vision:
+            freeze_vision(model)
         autocast = autocast_dtype(config.precision, device)
         self.policy = Policy(
             model,
@@ -150,12 +153,14 @@ class Learner:
         elif self.policy.packs:
             most = config.micro_batch_tokens or min(_MOST_TOGETHER, _TOGETHER * self._pass_tokens)
             units = units_of_conversations(ids, conversations, max_tokens=most)
-        return self.policy.layouts(
+        layouts = self.policy.layouts(
             ids,
             max_rows=config.per_device_train_batch_size * config.num_generations,
             max_tokens=config.micro_batch_tokens or self._pass_tokens,
             units=units,
         )
+        seen = [row for _, row in rows]
+        return [self.policy.with_pixels(layout, seen) for layout in layouts]
 
     def _num_tokens(self, sample: Sample) -> int:
         """How many go through the model for it, where it is laid out alone."""

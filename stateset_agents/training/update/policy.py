@@ -9,6 +9,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 
 from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight, is_usable
 from stateset_agents.backends.onednn_linear import fast_linears
+from stateset_agents.backends.pretrained.pictures import NEVER, place_id_of, stacked
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.training.distributed.sharding import ShardedModel, shard
 from stateset_agents.training.rows.chunked_head import Head, LossOf, TokenScores, chunked_loss, chunked_scores
@@ -24,7 +26,9 @@ from stateset_agents.training.rows.layout import Layout, packed_layouts, padded_
 from stateset_agents.training.rows.packed_attention import recompute_contexts, use_packed_attention
 from stateset_agents.training.rows.packing_check import why_not_packed
 from stateset_agents.training.update.batch import MicroBatch, empty_batch
+from stateset_agents.training.update.lora import base_of
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.trajectory import Row
 
 __all__ = ["Policy", "RowLayout"]
 
@@ -73,6 +77,8 @@ class Policy:
         """Is the adapter switched off while this policy scores?"""
         self._sharded_model: ShardedModel | None = None
         """Gathers the weights while it runs; None where they are not sharded."""
+        self._place_id = place_id_of(base_of(self.model))
+        """The token that stands for a picture: as in rollouts, no reply can have it. None: text alone."""
         self.trunk = _trunk(self.model)
         self.selects = self.trunk is not None and self._head_is_linear()
         """Is the head applied to selected hidden states? Else the model's own logits are used."""
@@ -82,6 +88,13 @@ class Policy:
     def _packing(self, row_layout: RowLayout) -> tuple[bool, str]:
         if row_layout == "padded":
             return False, "row_layout is padded"
+        if row_layout == "packed" and self._place_id is not None:
+            raise ConfigurationError(
+                f"{type(self.model).__name__} reads pictures, whose rows cannot be packed: set row_layout to "
+                "auto or padded"
+            )
+        if self._place_id is not None:
+            return False, "the model reads pictures"
         reason = why_not_packed(self.trunk) if self.selects else "its logits are not a linear head's"
         if reason is None:
             return True, "packed rows give the model's own hidden states"
@@ -156,6 +169,11 @@ class Policy:
         make = packed_layouts if self.packs else padded_layouts
         return make(rows, max_rows=max_rows, max_tokens=max_tokens, units=units)
 
+    def with_pixels(self, layout: Layout, rows: Sequence[Row]) -> Layout:
+        """The layout with the pictures of its rows; `rows` are all that it numbers."""
+        pixels = [item for index in layout.rows for item in rows[index].pixels]
+        return replace(layout, pixels=stacked(pixels, base_of(self.model), self.device)) if pixels else layout
+
     def hidden(self, layout: Layout) -> Tensor:
         """[R * T, H] last hidden states, under autocast."""
         assert self.trunk is not None
@@ -212,7 +230,11 @@ class Policy:
         """[N, V] as the model itself computes them."""
         with self._forwarding(batch.layout), _full_precision_head(self.model.get_output_embeddings()):
             output: Tensor = self.model(**batch.layout.forward_arguments(self.device)).logits
-        return output.flatten(0, 1).index_select(0, batch.positions).to(self.dtype)
+        logits = output.flatten(0, 1).index_select(0, batch.positions).to(self.dtype)
+        if self._place_id is not None:
+            column = torch.tensor([self._place_id], device=logits.device)
+            logits = logits.index_fill(1, column, NEVER)
+        return logits
 
     @contextlib.contextmanager
     def _forwarding(self, layout: Layout) -> Iterator[None]:
@@ -230,7 +252,11 @@ class Policy:
 
     def _head(self) -> Head:
         head = self.model.get_output_embeddings()
-        return Head(head.weight, head.bias, self.temperature, self._head_precision)
+        bias = head.bias
+        if self._place_id is not None:
+            bias = head.weight.new_zeros(len(head.weight)) if bias is None else bias
+            bias = bias.index_fill(0, torch.tensor([self._place_id], device=bias.device), NEVER)
+        return Head(head.weight, bias, self.temperature, self._head_precision)
 
     @torch.no_grad()
     def _head_is_linear(self) -> bool:

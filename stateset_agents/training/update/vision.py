@@ -1,0 +1,24 @@
+"""The vision encoder of a model that reads pictures: left as it is where a training says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stateset_agents.backends.pretrained.pictures import vision_parameters
+from stateset_agents.types.errors import ConfigurationError
+
+__all__ = ["freeze_vision"]
+
+
+def freeze_vision(model: Any) -> None:
+    """Let no update move the vision encoder, an adapter's layers in it included.
+
+    Raises ConfigurationError for a model that has none.
+    """
+    parameters = vision_parameters(model)
+    if not parameters:
+        raise ConfigurationError(
+            f"freeze_vision is of models with a vision encoder, and {type(model).__name__} has none: leave it out"
+        )
+    for parameter in parameters:
+        parameter.requires_grad_(False)

@@ -7,6 +7,7 @@ losses and learner. Whole trainings, with run folders and checkpoints, are `trai
 from stateset_agents.reasoners.continual import ContinualGRPO
 from stateset_agents.reasoners.groups import Group, normalize_rewards_per_group
 from stateset_agents.reasoners.hierarchical import HierarchicalGRPO
+from stateset_agents.reasoners.multimodal import MultiModalGRPO, PictureProblem
 from stateset_agents.reasoners.processes import setup_distributed_grpo
 from stateset_agents.reasoners.responses import batch_generate_responses
 from stateset_agents.reasoners.trainer import GRPOTrainer
@@ -18,6 +19,8 @@ __all__ = [
     "Group",
     "HierarchicalGRPO",
     "ReasoningDistillation",
+    "MultiModalGRPO",
+    "PictureProblem",
     "batch_generate_responses",
     "normalize_rewards_per_group",
     "setup_distributed_grpo",

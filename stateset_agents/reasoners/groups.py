@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from stateset_agents.algorithms.advantages import group_advantages
 from stateset_agents.training.update.batch import Sample
+from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory, Turn
@@ -30,6 +31,8 @@ class Group(TypedDict):
     """[G] None where the reward could not be given."""
     advantages: list[float | None]
     """[G] None where the reply does not train: unscored, empty, or all others are unscored."""
+    pixels: NotRequired[tuple[PixelValues, ...]]
+    """The prompt's pictures, in order; missing where it has none."""
 
 
 def normalize_rewards_per_group(
@@ -83,6 +86,7 @@ def samples_of(group: Group) -> list[Sample]:
             token_ids=tuple(ids),
             logprobs=tuple(group["old_logprobs"][member]),
             finish_reason="stop",
+            pixels=group.get("pixels", ()),
         )
         trajectory = trajectory_of(Scenario(id="group"), group["prompt"], completion, member=member)
         samples.append(Sample(trajectory=trajectory, advantages=(advantage,) * len(ids)))

@@ -10,9 +10,11 @@ from typing import Any
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.pretrained.loading import eos_ids_of
+from stateset_agents.backends.pretrained.pictures import with_pictures
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Completion, SamplingParams
 from stateset_agents.types.seeds import derive
 
@@ -58,9 +60,14 @@ def adapted(tokenizer: Any, model: Any) -> HuggingFaceTokenizer:
 
 
 def encoded_prompts(
-    tokenizer: HuggingFaceTokenizer, prompts: Sequence[str], sampling: Sampling
+    tokenizer: HuggingFaceTokenizer,
+    prompts: Sequence[str],
+    sampling: Sampling,
+    *,
+    pixels: Sequence[Sequence[PixelValues]] = (),
+    place_id: int | None = None,
 ) -> list[list[int]]:
-    """[P] ids of each. A prompt is text as the model reads it: a chat template's control tokens in it are
+    """[P] ids of each, with the tokens of its `pixels` wherever `place_id` stands for one. A prompt is text as the model reads it: a chat template's control tokens in it are
     control tokens, and a tokenizer that begins texts with a token of its own does so once.
 
     Raises ConfigurationError for an empty one, and for one over half of `max_length`.
@@ -68,8 +75,10 @@ def encoded_prompts(
     bos = tokenizer.hf.bos_token_id
     begins = bos is not None and tokenizer.hf.encode("")[:1] == [bos]
     encoded = []
-    for prompt in prompts:
+    for prompt, pictures in zip(prompts, pixels or [()] * len(prompts), strict=True):
         ids = tokenizer.encode_markup(prompt)
+        if place_id is not None:
+            ids = with_pictures(ids, pictures, place_id)
         if begins and prompt and ids[:1] != [bos]:
             ids = [bos, *ids]
         if not 0 < len(ids) <= sampling.max_length // 2:
@@ -82,9 +91,15 @@ def encoded_prompts(
 
 
 async def sampled(
-    backend: HuggingFaceBackend, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stream: int
+    backend: HuggingFaceBackend,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    stream: int,
+    pixels: Sequence[Sequence[PixelValues]] = (),
 ) -> list[list[Completion]]:
-    """[prompts][group_size] replies, each with a random stream of its own, derived from `stream`."""
+    """[prompts][group_size] replies, each with a random stream of its own, derived from `stream`; `pixels`
+    [prompts]: the pictures of each."""
     places = asyncio.Semaphore(sampling.batch_size)
 
     async def one(prompt: int, member: int) -> Completion:
@@ -99,7 +114,8 @@ async def sampled(
         )
         async with places:
             try:
-                return await backend.generate(ids, params, session=session)
+                seen = pixels[prompt] if pixels else ()
+                return await backend.generate(ids, params, session=session, pixels=seen)
             finally:
                 await backend.release(session)
 

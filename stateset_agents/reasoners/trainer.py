@@ -7,37 +7,48 @@ engine samples, its rewards score, its estimator credits, its losses and learner
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
 from torch import Tensor
 
 from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.backends.pretrained.pictures import PictureReader
 from stateset_agents.backends.training_lock import exclusive, new_weights
 from stateset_agents.core.reward import RewardFunction, RewardResult, as_reward, score_trajectories
 from stateset_agents.core.scoring.base import as_result, with_score
 from stateset_agents.reasoners.groups import Group, samples_of, trajectory_of
 from stateset_agents.reasoners.responses import Sampling, adapted, encoded_prompts, sampled
 from stateset_agents.runtime.named_arguments import NamedCall
-from stateset_agents.runtime.tasks import gather_or_cancel
+from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
 from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.training.update.credit import assign_credit
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.images import Image, PixelValues
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["GRPOTrainer", "Prompt"]
+__all__ = ["GRPOTrainer", "PicturePrompt", "Prompt"]
 
 _log = get_logger(__name__)
 
-Prompt = str | Scenario
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PicturePrompt:
+    """A scenario whose opening holds the processor's image token for each of some pictures."""
+
+    scenario: Scenario
+    images: tuple[Image, ...]
+
+
+Prompt = str | Scenario | PicturePrompt
 """Text as the model reads it; or a scenario whose `opening` is that, with the truth in its context."""
 _WEIGHT_CAP = 2.0
 """Of the weights policy / truncated policy, which are at most 1 but for rounding."""
@@ -79,6 +90,8 @@ class GRPOTrainer:
         batch_size: int = 32,
         seed: int = 0,
         processes: Processes | None = None,
+        processor: Any = None,
+        freeze_vision: bool = False,
     ) -> None:
         """Takes over `policy_model`, whose weights it trains in their place, in fp32 (or wider).
 
@@ -108,6 +121,8 @@ class GRPOTrainer:
             batch_size: Replies that are sampled at once.
             seed: Of all random streams.
             processes: Of `setup_distributed_grpo`.
+            processor: transformers' own, of a vision-language model whose prompts have pictures.
+            freeze_vision: Leave its vision encoder as it is.
 
         Raises ConfigurationError for settings that cannot be.
         """
@@ -137,9 +152,12 @@ class GRPOTrainer:
             advantage_skip=advantage_skip,
             importance_cap=_WEIGHT_CAP if self._sampling.truncates else None,
             seed=seed,
+            freeze_vision=freeze_vision,
         )
         self._tokenizer = adapted(tokenizer, policy_model)
-        self._backend = HuggingFaceBackend(policy_model, self._tokenizer)
+        self.pictures = None if processor is None else PictureReader(processor, policy_model)
+        """Reads the pictures of prompts; None where these are text alone."""
+        self._backend = HuggingFaceBackend(policy_model, self._tokenizer, pictures=self.pictures)
         self.learner = Learner(
             policy_model,
             self.config,
@@ -147,6 +165,7 @@ class GRPOTrainer:
             exact_logprobs=self._backend.is_exact and not self._sampling.truncates,
             processes=self.processes,
             reference_model=ref_model,
+            pictures=self.pictures,
         )
         self._worker = Worker()
         self._num_batches = 0
@@ -178,10 +197,12 @@ class GRPOTrainer:
         """
         scenarios = [_as_scenario(prompt, index) for index, prompt in enumerate(prompts)]
         texts = [scenario.opening for scenario in scenarios]
-        ids = encoded_prompts(self._tokenizer, texts, self._sampling)
+        pixels = await in_thread(self._pixels, prompts)
+        place_id = None if self.pictures is None else self.pictures.place_id
+        ids = encoded_prompts(self._tokenizer, texts, self._sampling, pixels=pixels, place_id=place_id)
         self._num_batches += 1
         stream = derive(self.config.seed, "groups", self.processes.rank, self._num_batches)
-        replies = await sampled(self._backend, ids, self._sampling, stream=stream)
+        replies = await sampled(self._backend, ids, self._sampling, stream=stream, pixels=pixels)
         played = [
             [trajectory_of(scenario, scenario.opening, reply, member=i) for i, reply in enumerate(group)]
             for scenario, group in zip(scenarios, replies, strict=True)
@@ -198,6 +219,14 @@ class GRPOTrainer:
                 texts, ids, replies, groups, credit, strict=True
             )
         ]
+
+    def _pixels(self, prompts: Sequence[Prompt]) -> list[tuple[PixelValues, ...]]:
+        """The pictures of each prompt, as the processor reads them."""
+        images = [prompt.images if isinstance(prompt, PicturePrompt) else () for prompt in prompts]
+        reader = self.pictures
+        if reader is None and any(images):
+            raise ConfigurationError("a prompt has pictures: give GRPOTrainer the model's processor")
+        return [() if reader is None else tuple(map(reader.read, each)) for each in images]
 
     @staticmethod
     def _scored(
@@ -304,6 +333,8 @@ def _as_prompt_reward(reward_fn: RewardFunction | Callable[..., Any]) -> RewardF
 def _as_scenario(prompt: Prompt, index: int) -> Scenario:
     if isinstance(prompt, str):
         return Scenario(id=f"prompt-{index}", opening=prompt)
+    if isinstance(prompt, PicturePrompt):
+        prompt = prompt.scenario
     if isinstance(prompt, Scenario):
         return replace(prompt, id=prompt.id or f"prompt-{index}")
     raise ConfigurationError(
@@ -318,7 +349,7 @@ def _as_group(
     rewards: Sequence[float | None],
     advantages: Sequence[tuple[float, ...] | None],
 ) -> Group:
-    return Group(
+    group = Group(
         prompt=prompt,
         prompt_ids=list(prompt_ids),
         responses=[reply.message.content for reply in replies],
@@ -327,6 +358,9 @@ def _as_group(
         rewards=list(rewards),
         advantages=[None if not values else values[0] for values in advantages],
     )
+    if replies[0].pixels:
+        group["pixels"] = replies[0].pixels
+    return group
 
 
 def _mean_reward(groups: Sequence[Group]) -> float:

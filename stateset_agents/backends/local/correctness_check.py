@@ -123,6 +123,8 @@ def _run(batcher: Batcher, requests: list[GenerationRequest]) -> None:
 
 def _difference(cached_model: CachedModel, request: GenerationRequest) -> float:
     ids = torch.tensor(request.ids, device=cached_model.device)
-    logprobs = cached_model.full_logits(ids, request.pixels)[request.num_prompt - 1 : -1].float().log_softmax(-1)
+    logprobs = (
+        cached_model.full_logits(ids, request.pixels)[request.num_prompt - 1 : -1].float().log_softmax(-1)
+    )
     expected = logprobs.gather(-1, ids[request.num_prompt :, None])[:, 0].cpu()
     return float((expected - torch.tensor(request.logprobs)).abs().max())

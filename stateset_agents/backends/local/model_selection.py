@@ -125,9 +125,7 @@ _CACHE_USES: dict[str, CacheUse] = {"": "always", ", read again": "decode", ", r
 _Candidate: TypeAlias = tuple[Literal["lean", "general", "plain"], str, Callable[[], CachedModel]]
 
 
-def _candidates(
-    model: PreTrainedModel, fast_linears: bool, *, reads_pictures: bool
-) -> Iterator[_Candidate]:
+def _candidates(model: PreTrainedModel, fast_linears: bool, *, reads_pictures: bool) -> Iterator[_Candidate]:
     """Engines, the fastest first: name, variant, and a function that builds it."""
     unbatched: type[UnbatchedModel] = PicturedModel if reads_pictures else UnbatchedModel
     if reads_pictures:

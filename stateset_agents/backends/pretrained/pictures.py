@@ -31,7 +31,7 @@ __all__ = [
     "place_id_of",
     "sample_pictures",
     "stacked",
-    "vision_parameters",
+    "vision_tower",
     "with_pictures",
 ]
 
@@ -67,15 +67,14 @@ def place_id_of(model: Any) -> int | None:
     return None
 
 
-def vision_parameters(model: Any) -> list[Tensor]:
-    """Those of the vision encoder, without the projection to the text model's width; [] where there is none.
+def vision_tower(model: Any) -> Any:
+    """The vision encoder, without the projection to the text model's width; None where there is none.
 
     transformers calls it `vision_tower`, `vision_model` or `visual`.
     """
     names = ("vision_tower", "vision_model", "visual")
-    towers = [module for name, module in model.named_modules() if name.rpartition(".")[2] in names]
-    found = {id(parameter): parameter for tower in towers for parameter in tower.parameters()}
-    return list(found.values())
+    towers = (module for name, module in model.named_modules() if name.rpartition(".")[2] in names)
+    return next(towers, None)
 
 
 class PictureReader:

@@ -90,6 +90,7 @@ async def set_up(
             num_steps=num_steps,
             exact_logprobs=True,
             matmul_precision=backend.matmul_precision,
+            pictures=picture_reader(backend),
         )
 
     with exclusive(backend, lifecycle):

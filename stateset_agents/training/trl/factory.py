@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from stateset_agents.backends.base import RunningBackend, TrainableBackend
+from stateset_agents.backends.base import RunningBackend, TrainableBackend, picture_reader
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
@@ -13,6 +13,7 @@ from stateset_agents.training.trl.backend import TrlBackend
 from stateset_agents.training.trl.learner import TrlLearner
 from stateset_agents.training.trl.settings import TrlSettings, check_mappable
 from stateset_agents.training.update.factory import engine_paths, is_quantized_training, trainable_copy
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect
 
 __all__ = ["TrlLearnerFactory"]

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from stateset_agents.backends.base import RunningBackend, TrainableBackend
+from stateset_agents.backends.base import RunningBackend, TrainableBackend, picture_reader
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runs.optimizer import autocast_dtype
 from stateset_agents.training.config import TrainingConfig
@@ -80,6 +80,7 @@ class GRPOLearnerFactory:
             exact_logprobs=exact,
             processes=processes,
             matmul_precision=backend.matmul_precision,
+            pictures=picture_reader(backend),
         )
 
     async def player(self, agent: MultiTurnAgent, learner: PolicyLearner) -> MultiTurnAgent:

@@ -15,6 +15,7 @@ from stateset_agents.algorithms.aggregation import Denominators, Metrics
 from stateset_agents.algorithms.kl_controllers import create_kl_controller
 from stateset_agents.algorithms.losses import LOSSES
 from stateset_agents.backends.matmul_precision import MatmulPrecision
+from stateset_agents.backends.pretrained.pictures import PictureReader
 from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype
 from stateset_agents.training.config import TrainingConfig
@@ -72,6 +73,7 @@ class Learner:
         processes: Processes | None = None,
         matmul_precision: MatmulPrecision = "highest",
         reference_model: nn.Module | None = None,
+        pictures: PictureReader | None = None,
     ) -> None:
         """Trains `model` itself, in fp32 (or float64 where it is that).
 
@@ -80,7 +82,7 @@ class Learner:
         those that train together credit and update on the same groups, and each takes its share of the rows.
         `matmul_precision`: of fp32 products, as the rollouts' backend has it. `reference_model`: what the
         policy is to stay near, where that is not a copy of `model` as it is now; it is frozen and widened in
-        its place.
+        its place. `pictures`: the rollouts' reader, where their prompts may have pictures.
 
         Raises ConfigurationError for a reference model that no setting uses, or beside an adapter.
         """
@@ -102,6 +104,7 @@ class Learner:
             row_layout=config.row_layout,
             fast=config.fast_linears,
             precision=matmul_precision,
+            place_id=None if pictures is None else pictures.place_id,
         )
         log = _log.debug if self.policy.packs else _log.info
         log("rows of the update", layout=self.layout["rows"], why=self.layout["why_rows"])

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight, is_usable
 from stateset_agents.backends.onednn_linear import fast_linears
-from stateset_agents.backends.pretrained.pictures import NEVER, place_id_of, stacked
+from stateset_agents.backends.pretrained.pictures import NEVER, stacked
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.training.distributed.sharding import ShardedModel, shard
 from stateset_agents.training.rows.chunked_head import Head, LossOf, TokenScores, chunked_loss, chunked_scores
@@ -54,9 +54,11 @@ class Policy:
         row_layout: RowLayout = "auto",
         fast: bool = True,
         precision: MatmulPrecision = "highest",
+        place_id: int | None = None,
     ) -> None:
         """`fast`: fp32 linears by oneDNN where `backends.onednn_linear` takes it; `precision`: of fp32
-        products, logits excepted.
+        products, logits excepted; `place_id`: the token that stands for a picture, which as in rollouts no
+        reply can have; None for rows without pictures.
 
         Raises ConfigurationError where rows must be packed and the model cannot.
         """
@@ -77,8 +79,7 @@ class Policy:
         """Is the adapter switched off while this policy scores?"""
         self._sharded_model: ShardedModel | None = None
         """Gathers the weights while it runs; None where they are not sharded."""
-        self._place_id = place_id_of(base_of(self.model))
-        """The token that stands for a picture: as in rollouts, no reply can have it. None: text alone."""
+        self._place_id = place_id
         self.trunk = _trunk(self.model)
         self.selects = self.trunk is not None and self._head_is_linear()
         """Is the head applied to selected hidden states? Else the model's own logits are used."""

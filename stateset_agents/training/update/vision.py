@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stateset_agents.backends.pretrained.pictures import vision_parameters
+from stateset_agents.backends.pretrained.pictures import vision_tower
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["freeze_vision"]
@@ -15,10 +15,10 @@ def freeze_vision(model: Any) -> None:
 
     Raises ConfigurationError for a model that has none.
     """
-    parameters = vision_parameters(model)
-    if not parameters:
+    tower = vision_tower(model)
+    if tower is None:
         raise ConfigurationError(
-            f"freeze_vision is of models with a vision encoder, and {type(model).__name__} has none: leave it out"
+            f"freeze_vision is of models with a vision encoder, and {type(model).__name__} has none: leave "
+            "it out"
         )
-    for parameter in parameters:
-        parameter.requires_grad_(False)
+    tower.requires_grad_(False)

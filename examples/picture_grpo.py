@@ -104,7 +104,8 @@ async def measured(name: str, model: Path | str, episodes: int) -> dict[str, Eva
         async with MultiTurnAgent(AgentConfig(model_name=str(model), max_new_tokens=4)) as agent:
             scenarios = held_out(environment, "test", None)[:episodes]
             result = await evaluate(agent, environment, EnvironmentReward(), scenarios, temperature=0)
-        assert result.success is not None and result.interval is not None
+        assert result.success is not None
+        assert result.interval is not None
         low, high = result.interval
         print(
             f"{name}, {pictures}: {result.success:.1%} [{low:.1%}, {high:.1%}] of {result.n}",

@@ -67,8 +67,9 @@ def encoded_prompts(
     pixels: Sequence[Sequence[PixelValues]] = (),
     place_id: int | None = None,
 ) -> list[list[int]]:
-    """[P] ids of each, with the tokens of its `pixels` wherever `place_id` stands for one. A prompt is text as the model reads it: a chat template's control tokens in it are
-    control tokens, and a tokenizer that begins texts with a token of its own does so once.
+    """[P] ids of each, with the tokens of its `pixels` wherever `place_id` stands for one. A prompt is text
+    as the model reads it: a chat template's control tokens in it are control tokens, and a tokenizer that
+    begins texts with a token of its own does so once.
 
     Raises ConfigurationError for an empty one, and for one over half of `max_length`.
     """

@@ -44,7 +44,7 @@ class Image:
         url = part.get("image_url")
         url = url.get("url") if isinstance(url, Mapping) else url
         head = _DATA_URL.match(url) if isinstance(url, str) else None
-        if head is None:
+        if not isinstance(url, str) or head is None:
             raise ConfigurationError(
                 f"a picture must be a data URL such as data:image/png;base64,..., got {url!r:.60}: read the "
                 "file and encode it"

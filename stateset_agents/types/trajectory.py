@@ -97,7 +97,7 @@ class Row:
 
     @property
     def pixels(self) -> tuple[PixelValues, ...]:
-        """The pictures that the model saw, in order: those of the last prompt, which goes on from the others."""
+        """The pictures that the model saw, in order: the last prompt goes on from the others."""
         return self.turns[-1].completion.pixels
 
     @property

@@ -1,7 +1,7 @@
 """A vision-language model of transformers, one conversation at a time; a `CachedModel`.
 
-A picture's places in a row of ids hold a number below 0 that its content gives (`pictures.marked`). So two rows
-share a prefix only as far as their pictures are the same, and the cache of one is never taken for another's.
+A picture's places in a row of ids hold a number below 0 that its content gives (`pictures.marked`). So two
+rows share a prefix only as far as their pictures are the same, and no cache is taken for another picture's.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class PictureReader:
                 picture = opened.convert("RGB")
         except (OSError, ValueError, pillow.DecompressionBombError) as error:
             raise ConversationRefused(
-                f"a picture of {len(image.data)} bytes cannot be read ({str(error):.80}): give a PNG or JPEG"
+                f"a picture of {len(image.data)} bytes cannot be read ({error!s:.80}): give a PNG or JPEG"
             ) from error
         made = self.processor(
             text=[self.token], images=[picture], return_tensors="pt", add_special_tokens=False

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from stateset_agents.backends.pretrained.pictures import PictureReader, with_pictures
 from stateset_agents.core.chat.chatml_template import CHATML, speaks_chatml
 from stateset_agents.core.chat.escaping import ControlTokenEscaper
 from stateset_agents.core.chat.load_check import TOOL, answers, probe_talks, refuse_unstable
@@ -25,9 +26,8 @@ from stateset_agents.core.chat.plain_template import PlainTemplate
 from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering, Roles, find_roles
 from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser, parse_reply
 from stateset_agents.core.chat.turn_ends import TurnEnds
-from stateset_agents.backends.pretrained.pictures import PictureReader, with_pictures
 from stateset_agents.types.errors import ConfigurationError, ConversationRefused
-from stateset_agents.types.images import IMAGE_MARK, PixelValues
+from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Message, ToolCall
 
 __all__ = ["ChatTemplate", "JinjaTemplate", "PlainTemplate", "parse_reply"]

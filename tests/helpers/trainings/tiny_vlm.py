@@ -1,4 +1,4 @@
-"""A tiny random SmolVLM with its processor, saved as a folder: a vision-language model without hub or files."""
+"""A tiny random SmolVLM with its processor: a vision-language model without hub or files."""
 
 from __future__ import annotations
 

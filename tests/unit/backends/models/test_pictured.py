@@ -153,6 +153,6 @@ def _png() -> bytes:
 def test_what_is_no_picture_is_refused_in_one_line() -> None:
     reader = PictureReader(tiny_processor(), tiny_vlm())
     with pytest.raises(
-        ConversationRefused, match="a picture of 4 bytes cannot be read .* give a PNG or JPEG"
+        ConversationRefused, match=r"a picture of 4 bytes cannot be read .* give a PNG or JPEG"
     ):
         reader.read(Image(data=b"text"))

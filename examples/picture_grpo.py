@@ -57,17 +57,20 @@ def make_model(folder: Path, seed: int) -> str:
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens([*CONTROL, *OF_PICTURES])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>", pad_token="<|end|>")
+    tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers
+        tokenizer_object=raw, eos_token="<|end|>", pad_token="<|end|>"
+    )
     tokenizer.chat_template = TEMPLATE
     size = {"longest_edge": 32}
     images = Idefics3ImageProcessorPil(size=size, max_image_size=size, do_image_splitting=False)
     Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=TEMPLATE).save_pretrained(folder)
     torch.manual_seed(seed)
     end = tokenizer.eos_token_id
+    settings: dict[str, Any] = {"pad_token_id": end}
     config = SmolVLMConfig(
+        **settings,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=2,
-        pad_token_id=end,
         vision_config={
             **{"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2},
             **{"num_attention_heads": 4, "image_size": 32, "patch_size": 8},
@@ -115,21 +118,11 @@ async def measured(name: str, model: Path | str, episodes: int) -> dict[str, Eva
     return results
 
 
-async def main() -> None:
-    """Model, warm start, GRPO; measured after each."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--output", type=Path, default=Path("runs/pictures"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sft-steps", type=int, default=800)
-    parser.add_argument("--steps", type=int, default=100, help="of GRPO")
-    parser.add_argument("--episodes", type=int, default=1000, help="held-out pictures")
-    parser.add_argument("--freeze-vision", action="store_true", help="GRPO leaves the vision encoder alone")
-    options = parser.parse_args()
+async def warm_started(options: argparse.Namespace) -> Path:
+    """The folder of a new model that was shown pictures."""
     model = make_model(options.output / "model", options.seed)
-    config = AgentConfig(model_name=model, max_new_tokens=4)
-
     began = time.process_time()
-    warm_start = SFTConfig(
+    settings = SFTConfig(
         learning_rate=1e-3,
         max_steps=options.sft_steps,
         per_device_train_batch_size=32,
@@ -139,20 +132,37 @@ async def main() -> None:
         seed=options.seed,
         output_dir=str(options.output),
     )
-    number = min(6000, 40 * options.sft_steps)
-    async with SFTTrainer(MultiTurnAgent(config), shown(number, options.seed), warm_start) as sft:
-        await sft.train()
-        warm = sft.model_folder
-    print(f"warm start: {time.process_time() - began:.0f} CPU seconds", flush=True)
+    chats = shown(min(6000, 40 * options.sft_steps), options.seed)
+    agent = MultiTurnAgent(AgentConfig(model_name=model, max_new_tokens=4))
+    async with SFTTrainer(agent, chats, settings) as trainer:
+        await trainer.train()
+        print(f"warm start: {time.process_time() - began:.0f} CPU seconds", flush=True)
+        return trainer.model_folder
+
+
+async def main() -> None:
+    """Model, warm start, GRPO; measured after each."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--output", type=Path, default=Path("runs/pictures"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sft-steps", type=int, default=1300)
+    parser.add_argument("--steps", type=int, default=90, help="of GRPO")
+    parser.add_argument("--warm", type=Path, help="the model of a warm start that stands, instead of one")
+    parser.add_argument("--episodes", type=int, default=1000, help="held-out pictures")
+    parser.add_argument("--freeze-vision", action="store_true", help="GRPO leaves the vision encoder alone")
+    options = parser.parse_args()
+    warm = options.warm or await warm_started(options)
+    config = AgentConfig(model_name=str(warm), max_new_tokens=4)
     results = {"warm start": await measured("warm start", warm, options.episodes)}
 
     began = time.process_time()
     training = TrainingConfig(
         num_generations=8,
-        per_device_train_batch_size=16,
+        per_device_train_batch_size=32,
         gradient_accumulation_steps=1,
         max_steps=options.steps,
-        learning_rate=5e-4,
+        learning_rate=3e-4,
+        lr_scheduler_type="constant",
         beta=0.0,
         freeze_vision=options.freeze_vision,
         precision="fp32",
@@ -160,7 +170,7 @@ async def main() -> None:
         output_dir=str(options.output),
         run_name="grpo",
     )
-    agent = MultiTurnAgent(config.model_copy(update={"model_name": str(warm)}))
+    agent = MultiTurnAgent(config)
     problems = PictureProblems(seed=options.seed, **PICTURES)
     async with MultiTurnGRPOTrainer(agent, problems, EnvironmentReward(), training) as trainer:
         await trainer.train()
@@ -169,7 +179,7 @@ async def main() -> None:
     print(f"GRPO: {time.process_time() - began:.0f} CPU seconds", flush=True)
     results["GRPO"] = await measured("after GRPO", final, options.episodes)
     table = {
-        stage: {name: [result.success, *result.interval, result.n] for name, result in by_name.items()}
+        stage: {name: [result.success, result.interval, result.n] for name, result in by_name.items()}
         for stage, by_name in results.items()
     }
     (options.output / "results.json").write_text(json.dumps(table, indent=2))

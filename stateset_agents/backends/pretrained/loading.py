@@ -150,7 +150,8 @@ def load_picture_reader(name: str, model: PreTrainedModel) -> PictureReader | No
     local = from_disk_alone(where)
     try:
         with loading():
-            processor: Any = AutoProcessor.from_pretrained(where, local_files_only=local)
+            make: Any = AutoProcessor.from_pretrained
+            processor = make(where, local_files_only=local)
     except ImportError as error:
         expect_pillow()
         raise ConfigurationError(

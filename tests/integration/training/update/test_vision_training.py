@@ -19,6 +19,7 @@ from stateset_agents.core.reward import reward_function
 from stateset_agents.environments.problems import PictureProblems
 from stateset_agents.reasoners import MultiModalGRPO, PictureProblem
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.sft.trainer import SFTTrainer
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
@@ -228,7 +229,7 @@ async def test_trl_as_the_learner_is_refused(model: str, tmp_path: Path) -> None
     async with MultiTurnAgent(AgentConfig(model_name=model)) as agent:
         backend: Any = agent.backend
         with pytest.raises(ConfigurationError, match="TRL as the learner gets no pictures here"):
-            TrlLearnerFactory().make(agent, backend, TrainingConfig(max_steps=1), None)  # type: ignore[arg-type]
+            TrlLearnerFactory().make(agent, backend, TrainingConfig(max_steps=1), Processes())
 
 
 # ------------------------------------------------------------------------------ live objects

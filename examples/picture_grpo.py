@@ -132,7 +132,7 @@ async def warm_started(options: argparse.Namespace) -> Path:
         seed=options.seed,
         output_dir=str(options.output),
     )
-    chats = shown(min(6000, 40 * options.sft_steps), options.seed)
+    chats = shown(min(16_000, 40 * options.sft_steps), options.seed)
     agent = MultiTurnAgent(AgentConfig(model_name=model, max_new_tokens=4))
     async with SFTTrainer(agent, chats, settings) as trainer:
         await trainer.train()
@@ -145,7 +145,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--output", type=Path, default=Path("runs/pictures"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sft-steps", type=int, default=1300)
+    parser.add_argument("--sft-steps", type=int, default=1600)
     parser.add_argument("--steps", type=int, default=90, help="of GRPO")
     parser.add_argument("--warm", type=Path, help="the model of a warm start that stands, instead of one")
     parser.add_argument("--episodes", type=int, default=1000, help="held-out pictures")
@@ -161,7 +161,7 @@ async def main() -> None:
         per_device_train_batch_size=32,
         gradient_accumulation_steps=1,
         max_steps=options.steps,
-        learning_rate=3e-4,
+        learning_rate=2e-4,
         lr_scheduler_type="constant",
         beta=0.0,
         freeze_vision=options.freeze_vision,

@@ -19,7 +19,7 @@ from stateset_agents.types.seeds import derive
 __all__ = ["BAD_HABITS", "DIALOGUES", "RECOMMENDED", "STEPS", "TAGS", "recipe"]
 
 DIALOGUES = 21000
-STEPS = 1800
+STEPS = 2800
 _HABIT_STEPS = 100
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 BAD_HABITS: Mapping[str, float] = {"careful": 0.25, "skips": 0.15, "empty": 0.45, "bare": 0.15}
@@ -43,7 +43,7 @@ RECOMMENDED: Mapping[str, object] = {
     "gradient_accumulation_steps": 1,
     "num_generations": 8,
     "beta": 0.01,
-    "max_steps": 120,
+    "max_steps": 300,
 }
 """Training settings that suit a network this small; written to `recommended.yaml` beside the weights."""
 
@@ -89,7 +89,7 @@ def _dialogues(
     families: Sequence[ArithmeticProblems], habits: Mapping[str, float], seed: int
 ) -> list[Dialogue]:
     """Each training problem with a reply of one of the habits."""
-    dialogues = []
+    dialogues: list[Dialogue] = []
     for problems in families:
         for scenario in problems.scenarios("train"):
             rng = random.Random(derive(seed, "habit", scenario.id))

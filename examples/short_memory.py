@@ -97,6 +97,10 @@ async def make_starter(folder: Path, seed: int) -> Path:
         per_device_train_batch_size=16,
         learning_rate=3e-3,
         lr_min_ratio=0.1,
+        warmup_ratio=0.1,
+        weight_decay=0.0,
+        adam_beta2=0.98,  # with .999 the starter's summaries were so fixed that nothing could be learned
+        validation_share=0.0,
         save_steps=0,
         seed=seed,
         output_dir=str(folder / "runs"),
@@ -127,7 +131,7 @@ async def main(steps: int, seed: int, output_dir: str) -> tuple[float, float]:
                 num_generations=8,
                 per_device_train_batch_size=4,
                 gradient_accumulation_steps=2,
-                learning_rate=3e-4,
+                learning_rate=6e-4,
                 lr_scheduler_type="constant",
                 use_reference_model=False,
                 save_steps=0,
@@ -166,7 +170,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mask-summaries", action="store_true")
     parser.add_argument("--output-dir", default="runs")

@@ -21,7 +21,7 @@ async def train(config: str, output_dir: str, wandb_project: str | None, **chang
         before = await experiment.before()
         await experiment.train()
         after = await experiment.after()
-        experiment.trainer.agent.save_pretrained(final)
+        await experiment.trainer.agent.save_pretrained(final)
     for stage, result in (("before", before), ("after", after)):
         if result is not None:
             print(f"{stage:<7} success {result['success']:.1%}, greedy {result['greedy']:.1%}")

@@ -97,7 +97,7 @@ async def test_the_shipped_reasoner_mostly_guesses_and_once_in_a_while_thinks() 
         and num_steps(reasoned.thinking) == trajectory.scenario.context["difficulty"]
     ]
     assert 30 < len(careful) < 120
-    assert sum(careful) / len(careful) > 0.8
+    assert sum(careful) / len(careful) > 0.5  # guesses are right once in eight times
 
 
 @pytest.mark.long

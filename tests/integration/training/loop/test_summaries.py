@@ -22,13 +22,13 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 async def test_summaries_that_are_trained_carry_the_fact(example: ModuleType, tmp_path: Path) -> None:
-    before, after = await example.main(60, 0, str(tmp_path))
+    before, after = await example.main(80, 0, str(tmp_path))
     assert before < 0.4
     assert after >= 0.8
 
 
 async def test_summaries_that_are_masked_stay_at_chance(example: ModuleType, tmp_path: Path) -> None:
     example.mask_summaries()
-    before, after = await example.main(60, 0, str(tmp_path))
+    before, after = await example.main(80, 0, str(tmp_path))
     assert before < 0.4
     assert after < 0.4

@@ -170,7 +170,8 @@ def grpo_loss(policy: nn.Module, batch: Batch, denominators: Denominators) -> Lo
     token = -min(ratio * A, clip(ratio, 1 - CLIP, 1 + CLIP) * A) + BETA * KL(pi, pi_ref), ratio = pi / pi_old
     loss = mean over conversations of the mean over the tokens that the agent sampled in each
 
-    The KL is estimated from the sampled tokens, by k3 times the ratio (stateset_agents/algorithms/kl.py).
+    The KL is estimated from the sampled tokens, by k3 times the ratio
+    (stateset_agents/algorithms/kl/penalty.py).
     """
     return policy_loss(
         "grpo",

@@ -21,8 +21,8 @@ from stateset_agents.algorithms.aggregation import (
     aggregate,
     mean_per_trajectory,
 )
-from stateset_agents.algorithms.kl import kl_loss, log_ratio
-from stateset_agents.algorithms.kl_estimators import KLEstimator, Weighting
+from stateset_agents.algorithms.kl.estimators import KLEstimator, Weighting
+from stateset_agents.algorithms.kl.penalty import kl_loss, log_ratio
 from stateset_agents.algorithms.policy_losses import LOSSES, Clip, PolicyLoss
 from stateset_agents.types.errors import ConfigurationError
 

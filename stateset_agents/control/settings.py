@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
 from stateset_agents.algorithms.advantages import Scaling
-from stateset_agents.algorithms.kl_estimators import KLEstimator
+from stateset_agents.algorithms.kl.estimators import KLEstimator
 from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.control.credit import ESTIMATORS, LoneSteps
 from stateset_agents.runs.learning_rate import Schedule

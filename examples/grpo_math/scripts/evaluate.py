@@ -15,8 +15,8 @@ PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
 from grpo.data import problems  # noqa: E402  # the folder above is put on the path first
-from grpo.rewards import reward  # noqa: E402
-from grpo.utils import analyse  # noqa: E402
+from grpo.rewards import reward  # noqa: E402  # likewise
+from grpo.utils import analyse  # noqa: E402  # likewise
 
 
 async def measure(model: str, dataset: str) -> dict[str, object]:

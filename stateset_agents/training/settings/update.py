@@ -9,8 +9,8 @@ from pydantic import AliasChoices, Field
 
 from stateset_agents.algorithms.advantages import Scaling
 from stateset_agents.algorithms.baselines import BASELINES
-from stateset_agents.algorithms.kl_controllers import KLControllerKind
-from stateset_agents.algorithms.kl_estimators import KLEstimator
+from stateset_agents.algorithms.kl.controllers import KLControllerKind
+from stateset_agents.algorithms.kl.estimators import KLEstimator
 from stateset_agents.algorithms.policy_losses import LOSSES, Clip
 from stateset_agents.training.estimators.base import UNBIASED_LOSS
 from stateset_agents.training.estimators.registry import DEFAULT_ESTIMATOR, ESTIMATORS, estimators_with

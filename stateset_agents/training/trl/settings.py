@@ -97,6 +97,7 @@ _FIXED_TEMPERATURE = f"TRL's temperature stands still: leave it out, {_BY_US}"
 REFUSED: Mapping[str, str] = {
     "micro_batch_tokens": "TRL forwards whole passes: lower per_device_train_batch_size and raise "
     "gradient_accumulation_steps",
+    "freeze_vision": f"pictures are not handed to TRL: leave it out, {_BY_US}",
     "dropout": f"rollouts have none, and TRL's ratio would see it: leave it out, {_BY_US}",
     "max_staleness": f"TRL's update and rollouts take turns: leave it at 0, {_BY_US}",
     "num_processes": f"this training holds the whole model in one: leave it at 1, {_BY_US}",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stateset_agents.algorithms.aggregation import Denominators, Metrics
-from stateset_agents.algorithms.kl_controllers import create_kl_controller
+from stateset_agents.algorithms.kl.controllers import create_kl_controller
 from stateset_agents.algorithms.losses import LOSSES
 from stateset_agents.backends.matmul_precision import MatmulPrecision
 from stateset_agents.backends.pretrained.pictures import PictureReader

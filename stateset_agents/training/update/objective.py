@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stateset_agents.algorithms.aggregation import Denominators, LossOutput, Metrics
-from stateset_agents.algorithms.kl import kl_rewards, token_returns_to_go
+from stateset_agents.algorithms.kl.penalty import kl_rewards, token_returns_to_go
 from stateset_agents.algorithms.losses import LOSSES, entropy_loss, policy_loss
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.chunked_head import TokenScores

@@ -270,7 +270,7 @@ class Policy:
         if not isinstance(head, nn.Linear):
             return False
         assert self.trunk is not None
-        ids = torch.arange(4, device=self.device)[None]
+        ids = torch.arange(min(4, head.weight.shape[0]), device=self.device)[None]
         training = self.model.training
         self.model.eval()
         hook = head.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 1000, *inputs[1:]))

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stateset_agents.algorithms.aggregation import Denominators
-from stateset_agents.algorithms.kl import (
+from stateset_agents.algorithms.kl.controllers import (
+    AdaptiveKLController,
+    FixedKLController,
+    ZieglerKLController,
+    create_kl_controller,
+)
+from stateset_agents.algorithms.kl.estimators import allowed_weightings
+from stateset_agents.algorithms.kl.penalty import (
     estimate,
     kl_loss,
     kl_rewards,
@@ -20,13 +27,6 @@ from stateset_agents.algorithms.kl import (
     token_returns_to_go,
     trajectory_sums,
 )
-from stateset_agents.algorithms.kl_controllers import (
-    AdaptiveKLController,
-    FixedKLController,
-    ZieglerKLController,
-    create_kl_controller,
-)
-from stateset_agents.algorithms.kl_estimators import allowed_weightings
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 
 WORDS = 5

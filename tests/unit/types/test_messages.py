@@ -69,7 +69,7 @@ def test_no_arguments_are_an_empty_object(arguments: Any) -> None:
         ({"role": "user", "content": 3}, "content must be text or a list of parts, got int: 3"),
         ({"role": "user", "content": {"text": "a"}}, "content must be text or a list of parts, got dict"),
         ({"role": "user", "content": [{"type": "audio"}]}, "got dict: {'type': 'audio'}"),
-        ({"role": "user", "content": ["a"]}, 'must be {"type": "text", "text": ...}, got str'),
+        ({"role": "user", "content": ["a"]}, 'must be {"type": "text", "text": ...} or {"type": "image_url"'),
         ({"role": "user", "content": "a", "name": 3}, "message name must be text, got int: 3"),
         ({"role": "tool", "content": "a", "tool_call_id": 3}, "message tool_call_id must be text, got int"),
         ({"role": "assistant", "tool_calls": "f"}, "tool_calls must be a list, got str"),

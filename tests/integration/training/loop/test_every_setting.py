@@ -83,6 +83,7 @@ TRAINING = {
     "precision": Change("bf16"),
     "gradient_checkpointing": Change(True, "layer_forwards"),
     "dropout": Change(True, parts="dropout"),
+    "freeze_vision": Change(True, "error"),  # of a model without; test_pictures.py has what it does
     "loss_type": Change("reinforce", given=OFF_POLICY),
     "clip_ratio": Change(0.01, given=OFF_POLICY),
     "clip_ratio_high": Change(0.01, given=OFF_POLICY),

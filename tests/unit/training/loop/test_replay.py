@@ -104,4 +104,4 @@ def test_a_memory_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("capacity", [0, True, 1.5])
 def test_a_memory_holds_at_least_one_prompt(capacity: object) -> None:
     with pytest.raises(ConfigurationError, match="capacity must be a whole number"):
-        PromptMemory(capacity=capacity)  # type: ignore[arg-type]
+        PromptMemory(capacity=capacity)  # type: ignore[arg-type]  # the mistake under test

@@ -28,6 +28,7 @@ CHOSEN = {
     "dr_grpo": TRL | {"training/estimators/base.py"},  # the default under unbiased estimators
     "dapo": {"training/trl/settings.py"},
     "cispo": {"training/trl/settings.py"},
+    "ppo": {"control/settings.py"},  # the default of numeric trainings
     "gspo": {"types/foreign_names.py"},  # what TRL's importance_sampling_level is here
 }
 """Name -> the modules besides its registry that have it: they choose it, or translate."""
@@ -80,7 +81,8 @@ def test_a_baseline_is_named_in_one_module_and_where_it_is_chosen(name: str) -> 
         | {"training/settings/update.py"},  # defaults
         "leave_one_out": set(),
     }
-    assert modules_with(name) == {"algorithms/baselines.py"} | chosen.get(name, set())
+    twins = {"algorithms/group_arrays.py"} if name in chosen else set()
+    assert modules_with(name) == {"algorithms/baselines.py"} | twins | chosen.get(name, set())
 
 
 def test_a_baseline_that_is_added_says_what_rewards_are_compared_with(monkeypatch) -> None:

@@ -47,6 +47,7 @@ UNFIT = {
     "group_sizes": "success",
     "micro_batch_tokens": 4096,
     "dropout": True,
+    "freeze_vision": True,
     "max_staleness": 1,
     "num_processes": 2,
     "parallelism": "fsdp2",

@@ -60,7 +60,9 @@ def test_a_learner_takes_what_is_asked_for_or_the_default(asked):
     config = TrainingConfig(max_steps=1, beta=0.0, micro_batch_tokens=asked)
     learner = Learner(tiny_model(), config, num_steps=1, exact_logprobs=True)
     learner._pass_tokens = 5  # of a model too large for more
-    two_tokens: Any = [SimpleNamespace(token_ids=[10 + 2 * index, 11 + 2 * index]) for index in range(6)]
+    two_tokens: Any = [
+        SimpleNamespace(token_ids=[10 + 2 * index, 11 + 2 * index], pixels=()) for index in range(6)
+    ]
     rows = [ConversationRow(index, row) for index, row in enumerate(two_tokens)]
     layouts = learner._layouts(rows)
     assert max(layout.num_tokens for layout in layouts) <= (asked or 5)

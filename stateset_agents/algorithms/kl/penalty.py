@@ -1,4 +1,4 @@
-"""KL to the reference policy: its estimators, in the loss or in the reward; `kl_controllers` adapts beta.
+"""KL to the reference policy: its estimators, in the loss or in the reward; `controllers` adapts beta.
 
 With d = log pi(token) - log pi_ref(token) of a sampled token (Schulman 2020,
 http://joschu.net/blog/kl-approx.html):
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from stateset_agents.algorithms.aggregation import Averaging, Denominators, LossOutput, Metrics, aggregate
-from stateset_agents.algorithms.kl_estimators import (
+from stateset_agents.algorithms.kl.estimators import (
     KLEstimator,
     Weighting,
     allowed_weightings,

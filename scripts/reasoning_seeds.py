@@ -1,6 +1,6 @@
 """Does an agent learn to think, and is it the thinking that pays? Five seeds, two controls.
 
-    python scripts/reasoning_seeds.py          # some three minutes a seed
+    python scripts/reasoning_seeds.py
     python scripts/reasoning_seeds.py --write  # the table of docs/reasoning.md too
 
 - reinforced: the training of examples/reason.yaml, of `embedded:reasoner`;

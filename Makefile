@@ -47,7 +47,8 @@ test-long: setup  ## The tests that take minutes and have no target of their own
 		--ignore tests/integration/runs/test_crash.py --ignore tests/integration/runs/test_soak.py \
 		$(addprefix --ignore ,$(OF_TEMPLATES)) $(PYTEST_ARGS)
 
-OF_TEMPLATES := tests/unit/training/update/test_template_rows.py tests/unit/core/chat/test_reply_formats.py
+OF_TEMPLATES := tests/unit/training/update/test_template_rows.py tests/unit/core/chat/test_reply_formats.py \
+	tests/unit/core/chat/test_trl_templates.py tests/unit/training/sft/test_demonstrations.py
 test-templates: setup  ## Every chat template of TRL's and ours: rows, log-probs, gradients, and replies in all formats
 	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m long $(OF_TEMPLATES) $(PYTEST_ARGS)
 

@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +183,15 @@ CHANCES: dict[str, Draw] = {
 """How likely each scenario is solved in one try."""
 
 
+@cache
+def _million_chances(population: str) -> Values:
+    return CHANCES[population](np.random.default_rng(0), (1_000_000,))
+
+
 def _tries_case(kind: str, k: int, tries: int, population: str) -> Case:
     estimate = pass_at_k if kind == "pass@" else pass_hat_k
     values = [estimate(successes, tries, k) for successes in range(tries + 1)]
-    chances = CHANCES[population](np.random.default_rng(0), (1_000_000,))
+    chances = _million_chances(population)
     truth = float((1 - (1 - chances) ** k if kind == "pass@" else chances**k).mean())
 
     def sample(draw: Random, n: int) -> Interval:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from stateset_agents.runs.learning_rate import schedule
 from stateset_agents.runs.settings import OptimizerSettings
@@ -88,7 +87,10 @@ class Optimization:
             group["lr"] = learning_rate
         self.scaler.unscale_(self.optimizer)
         total = nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
-        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)  # of all shards
+        whole = (
+            total.full_tensor() if hasattr(total, "full_tensor") else total
+        )  # of all shards, where sharded
+        norm = float(whole)
         stepped = usable and math.isfinite(norm)
         if stepped:
             self.scaler.step(self.optimizer)

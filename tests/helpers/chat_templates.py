@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pytest
 import trl
 from tiny_models import tiny_tokenizer
 
@@ -17,6 +20,7 @@ from stateset_agents.core.chat.template import JinjaTemplate
 __all__ = [
     "ALL_NAMES",
     "FAMILIES",
+    "IN_SUITE",
     "NOT_APPENDING",
     "OURS",
     "REWRITING",
@@ -27,6 +31,7 @@ __all__ = [
     "TRL_WITH_TOOLS",
     "TRL_WITH_UNSTABLE_TOOLS",
     "Family",
+    "chosen",
     "family_tokenizer",
     "tokenizer_with",
     "trl_template",
@@ -179,6 +184,21 @@ TRL_APPENDING = (
 OURS = ("chatml",)
 """The built-in one: it shows tools, and only appends."""
 ALL_NAMES = (*TRL_NAMES, *OURS)
+IN_SUITE = (
+    *("qwen3", "gptoss", "gemma4_v5", "qwen2_5", "chatml", "nemotron_3_nano", "qwen3_8"),
+    *("glm4moe", "deepseekv3", "llama3_1", "gemma3"),
+)
+"""One of each kind, for what takes long; `make test-templates` has the others."""
+
+
+def chosen(in_suite: Sequence[Any], of: Iterable[Any]) -> list[Any]:
+    """All of them, those outside the suite as `long`."""
+    return [
+        case
+        if case in in_suite
+        else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.long)
+        for case in of
+    ]
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ def test_a_finished_fine_tuning_can_be_given_more(finished, capsys):
     assert RunLog.open(finished).summary()["steps"] == 4
 
 
+@pytest.mark.long
 def test_an_interrupted_one_says_how_to_go_on(shown, tmp_path):
     command = [sys.executable, "-m", "stateset_agents", "sft", str(shown), "--model", "embedded:desk", *QUICK]
     command += ["--max-steps", "200", "--output-dir", str(tmp_path)]  # a line each 10 steps

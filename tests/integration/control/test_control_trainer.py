@@ -155,7 +155,8 @@ asyncio.run(main())
 """
 
 
-def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
+@pytest.mark.parametrize("waits", [(0.5,), pytest.param((0.3, 0.7, 0.15), marks=pytest.mark.long)])
+def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, waits):
     def begun(folder):
         command = [
             sys.executable,
@@ -172,7 +173,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
 
     with begun(tmp_path / "whole") as run:
         assert run.wait(300) == 0
-    for wait in (0.3, 0.7, 0.15):
+    for wait in waits:
         with begun(tmp_path / "killed") as run:
             assert run.stdout.readline() == "begins\n"
             time.sleep(wait)

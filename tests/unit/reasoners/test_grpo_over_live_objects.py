@@ -365,7 +365,7 @@ def _kept_mass(probs: torch.Tensor, top_k: int = 0, top_p: float = 1.0) -> torch
 # ------------------------------------------------------------------------------ learning
 
 
-@pytest.mark.parametrize("iterations", [1, 2])
+@pytest.mark.parametrize("iterations", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_a_toy_task_is_learned(iterations: int) -> None:
     settings = {"group_size": 8, "learning_rate": 1e-2, "num_iterations": iterations, "temperature": 1.0}
     async with trainer_of(**settings) as trainer:

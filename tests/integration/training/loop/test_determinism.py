@@ -176,6 +176,7 @@ async def test_without_the_logical_clock_the_same_delays_change_batches_and_bits
     assert differing(apart.tensors, together.tensors)
 
 
+@pytest.mark.long
 async def test_another_seed_or_no_dropout_is_another_run(tmp_path: Path) -> None:
     one = await run_of(tmp_path / "one", "gpt2", at_once)
     others: list[dict[str, Any]] = [{"seed": 1}, {"dropout": False}]

@@ -43,7 +43,9 @@ class Change(NamedTuple):
     parts: str = "plain"
 
 
-OFF_POLICY = {"num_iterations": 3, "learning_rate": 0.05, "beta": 0.0}
+LONGER = {"max_steps": 3}
+OFF_POLICY = {**LONGER, "num_iterations": 3, "learning_rate": 0.05, "beta": 0.0}
+EVALUATED = {**LONGER, "eval_steps": 1}
 CRITIC = {"advantage_estimator": "token_gae"}
 COOLING = {"temperature_schedule": "adaptive", "temperature_target": 0.0, "temperature_decay": 0.5}
 AWAY = {
@@ -61,7 +63,7 @@ TRAINING = {
     "profile": Change("aggressive"),
     "seed": Change(1),
     "num_episodes": Change(3, "metrics", {"max_steps": None, "num_episodes": 2}),
-    "max_steps": Change(2, "metrics"),
+    "max_steps": Change(3, "metrics"),
     "num_generations": Change(3),
     "per_device_train_batch_size": Change(2),
     "gradient_accumulation_steps": Change(2),
@@ -73,7 +75,7 @@ TRAINING = {
     "rollout_sleep": Change(True, "slots"),
     "lora": Change({"rank": 4}),
     "learning_rate": Change(1e-3),
-    "lr_scheduler_type": Change("constant"),
+    "lr_scheduler_type": Change("constant", given=LONGER),
     "warmup_ratio": Change(0.9),
     "weight_decay": Change(0.5),
     "adam_beta1": Change(0.1),
@@ -146,15 +148,15 @@ TRAINING = {
     "save_total_limit": Change(1, "files", {"save_steps": 1}),
     "eval_steps": Change(1, "metrics", {"eval_episodes": 4}),
     "eval_episodes": Change(2, "metrics", {"eval_steps": 1, "eval_episodes": 4}),
-    "lr_min_ratio": Change(0.5),
+    "lr_min_ratio": Change(0.5, given=LONGER),
     "temperature_schedule": Change("adaptive", given={**COOLING, "temperature_schedule": "none"}),
     "temperature_min": Change(0.9, given=COOLING),
     "temperature_decay": Change(0.6, given=COOLING),
     "temperature_target": Change(2.0, given=COOLING),
     "metric_for_best": Change("eval/success", "error", {"eval_steps": 1}),
-    "early_stopping_patience": Change(1, "metrics", {"eval_steps": 1, "early_stopping_threshold": 10.0}),
-    "early_stopping_threshold": Change(10.0, "metrics", {"eval_steps": 1, "early_stopping_patience": 1}),
-    "load_best_at_end": Change(True, "agent", {"eval_steps": 1, "learning_rate": 0.1, "seed": 2}),
+    "early_stopping_patience": Change(1, "metrics", {**EVALUATED, "early_stopping_threshold": 10.0}),
+    "early_stopping_threshold": Change(10.0, "metrics", {**EVALUATED, "early_stopping_patience": 1}),
+    "load_best_at_end": Change(True, "agent", {**EVALUATED, "learning_rate": 0.1, "seed": 2}),
     "log_rollouts": Change(False, "files"),
     "progress": Change(False, "lines"),
     "report_to": Change("tensorboard", "files" if find_spec("tensorboard") else "error"),
@@ -428,7 +430,7 @@ def run_training(folder: Path) -> Any:
         settings["output_dir"] = str(root / settings.get("output_dir", "runs"))
         if "distillation" in settings:
             settings["distillation"]["teacher"] = str(folder / settings["distillation"]["teacher"])
-        base = {"gradient_accumulation_steps": 1, "save_steps": 0}
+        base = {"gradient_accumulation_steps": 1, "save_steps": 0, "max_steps": 2}
         try:
             trainer = make_trainer(
                 root,

@@ -146,7 +146,8 @@ async def test_prompts_that_are_none_are_refused(prompts, problem):
         await ReasoningDistillation(good_teacher(), tiny_student()).generate_distillation_data(prompts)
 
 
-@pytest.mark.parametrize(("steps", "least"), [(150, 0.85), pytest.param(400, 0.97, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("steps", "least"), [(150, 0.85), (400, 0.97)])
 async def test_a_student_keeps_its_teacher_s_format_on_problems_it_never_saw(tmp_path, steps, least):
     """Sampled at temperature 1; seed 0 reaches .922 and .984 of 64 test problems."""
     problems = ArithmeticProblems(**{**EASY, "num_train": 1000})

@@ -41,6 +41,7 @@ def trainer_of(folder: Path, **settings: Any) -> Any:
     )
 
 
+@pytest.mark.long
 async def test_it_learns_what_each_of_three_turns_is_for(tmp_path: Path) -> None:
     """tests/integration/training/update/test_credit_learning.py has five seeds of a shorter task."""
     settings = {"max_steps": 18, "num_iterations": 2, "learning_rate": 8e-3, "log_rollouts": False}

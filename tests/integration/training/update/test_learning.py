@@ -66,5 +66,6 @@ async def test_at_learning_rate_zero_nothing_is_learned(tmp_path):
     assert 0.4 < fmean(curve) < 0.6
 
 
+@pytest.mark.long
 async def test_a_strong_kl_holds_the_policy_where_it_was(tmp_path):
     assert fmean((await rewards(tmp_path, beta=5.0))[-5:]) < 0.75

@@ -76,7 +76,11 @@ def start(folder: Path, weights: dict[str, torch.Tensor]) -> Path:
     return folder / "start"
 
 
-@pytest.mark.parametrize("changes", [{}, {"advantage_estimator": "turn_gae", "beta": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, marks=pytest.mark.long), {"advantage_estimator": "turn_gae", "beta": 0.1}],
+    ids=str,
+)
 async def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path, changes):
     found = []
     for name, steps in (("whole", [3]), ("parts", [2, 3])):

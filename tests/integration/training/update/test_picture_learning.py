@@ -27,6 +27,7 @@ def run_example(folder: Path, *arguments: str) -> dict[str, dict[str, list[float
     return results
 
 
+@pytest.mark.docs
 def test_the_picture_example_runs(tmp_path: Path) -> None:
     results = run_example(tmp_path, "--sft-steps", "2", "--steps", "1", "--episodes", "10")
     assert {name: list(stage) for name, stage in results.items()} == {

@@ -44,6 +44,7 @@ async def trained(
     return after, lines
 
 
+@pytest.mark.long
 async def test_a_student_comes_near_its_teacher(folder, tmp_path):
     settings = {"max_steps": 60, "num_generations": 8, "seed": 1}
     _, lines = await trained(tmp_path, told(folder), **settings)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from chat_templates import (
     ALL_NAMES,
+    IN_SUITE,
     OURS,
     TRL_APPENDING,
     TRL_NAMES,
@@ -15,6 +16,7 @@ from chat_templates import (
     TRL_WITH_TOOLS,
     TRL_WITH_UNSTABLE_TOOLS,
     TRL_WITHOUT_TOOLS,
+    chosen,
     trl_template,
 )
 
@@ -124,7 +126,7 @@ def test_each_is_taken_or_refused_as_listed(name: str) -> None:
         template.prompt([USER], [LOOK])
 
 
-@pytest.mark.parametrize("name", ALL_NAMES)
+@pytest.mark.parametrize("name", chosen(IN_SUITE, ALL_NAMES))
 def test_ragged_talks_are_prompt_reply_and_delta_wherever_the_template_goes_on(name: str) -> None:
     template, tools = trl_template(name), offered(name)
     for talk in TALKS.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,10 @@ def texts_of(path: Path) -> list[str]:
     return [node.value for node in strings if isinstance(node.value, str)]
 
 
-TEXTS = {path.relative_to(PACKAGE).as_posix(): texts_of(path) for path in sorted(PACKAGE.rglob("*.py"))}
+@cache
+def texts() -> dict[str, list[str]]:
+    """Module -> its strings; read when a test asks, not in every process that collects."""
+    return {path.relative_to(PACKAGE).as_posix(): texts_of(path) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def modules_with(name: str) -> set[str]:
@@ -57,11 +61,11 @@ def modules_with(name: str) -> set[str]:
     if name in OTHER_MEANINGS:
         return {
             module
-            for module, texts in TEXTS.items()
-            if name in texts and module.startswith("training/") and not module.startswith("training/loop/")
+            for module, found in texts().items()
+            if name in found and module.startswith("training/") and not module.startswith("training/loop/")
         }
     word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
-    return {module for module, texts in TEXTS.items() if any(map(word.search, texts))}
+    return {module for module, found in texts().items() if any(map(word.search, found))}
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from chat_templates import ALL_NAMES, trl_template
+from chat_templates import ALL_NAMES, IN_SUITE, chosen, trl_template
 from template_talks import play, ragged_talk, sane_talk, thoughtless_talk, tools_of
 from tiny_training import make_agent
 
@@ -35,7 +35,7 @@ async def shown(name: str, chat: dict[str, Any], history: str) -> Demonstrations
         return load_demonstrations(agent, [chat])
 
 
-@pytest.mark.parametrize("name", ALL_NAMES)
+@pytest.mark.parametrize("name", chosen(IN_SUITE, ALL_NAMES))
 async def test_a_demonstration_has_the_rows_of_a_rollout_that_said_the_same(name: str) -> None:
     for talk in (sane_talk, ragged_talk, thoughtless_talk):
         exchanges = [replace(exchange, is_cut=False) for exchange in talk(name)]

@@ -8,14 +8,13 @@ all 73 in `make test-templates`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
-from chat_templates import ALL_NAMES, trl_template
+from chat_templates import ALL_NAMES, IN_SUITE, chosen, trl_template
 from template_talks import opening_of, play, sane_talk, tools_of
 from tiny_models import BLOCKS
 from torch import Tensor
@@ -35,17 +34,7 @@ from stateset_agents.types.trajectory import Outcome, Trajectory
 
 NUM_TURNS, MEMBERS = 4, 2
 MODES = ("template", "keep")
-LONG = pytest.mark.long
 WITH_GRADIENT = ("qwen3", "gptoss", "gemma4_v5", "qwen2_5", "chatml")
-IN_SUITE = (*WITH_GRADIENT, "nemotron_3_nano", "qwen3_8", "glm4moe", "deepseekv3", "llama3_1", "gemma3")
-
-
-def chosen(in_suite: Sequence[Any], of: Iterable[Any]) -> list[Any]:
-    """All of them, those outside the suite as `long`."""
-    return [
-        case if case in in_suite else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=LONG)
-        for case in of
-    ]
 
 
 class RaggedTalk:

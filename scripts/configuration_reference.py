@@ -9,6 +9,8 @@ from typing import Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from stateset_agents.control.experiment import ControlFile, MeasurementConfig, PolicyConfig
+from stateset_agents.control.settings import ControlConfig
 from stateset_agents.core.agent import AgentConfig
 from stateset_agents.training.config import PROFILES, TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
@@ -33,6 +35,9 @@ Paths in the file start from the file's own folder: `environment.scenarios`, an 
 and the module of a name such as `shop:make`, where it lies beside the file.
 Paths given with `--set` start from the working directory, and so do runs (`training.output_dir`). A run's
 `config.yaml` holds them absolute, so that `--resume` works from anywhere.
+
+A file with the line `kind: control` trains a numeric policy and has the sections at the end of this page
+([control.md](control.md)).
 """
 
 
@@ -49,6 +54,10 @@ def reference() -> str:
         ("`evaluation`", EvaluationConfig),
         ("`traces`", TraceSettings),
         ("`trl`", TrlSettings),
+        ("A file of `kind: control`", ControlFile),
+        ("`policy` of `kind: control`", PolicyConfig),
+        ("`training` of `kind: control`", ControlConfig),
+        ("`evaluation` of `kind: control`", MeasurementConfig),
     ):
         parts.append(f"## {title}\n\n{(model.__doc__ or '').strip()}\n\n{_table(model)}")
     parts.append(f"## Profiles\n\n{_profiles()}")

@@ -7,9 +7,12 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stateset_agents.types.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stateset_agents.tracking.run_folder import RunFolder
 
 __all__ = [
     "bounds",
@@ -17,6 +20,7 @@ __all__ = [
     "display_path",
     "exclusions",
     "floors",
+    "health",
     "percent",
     "print_result",
     "rate",
@@ -93,3 +97,14 @@ def display_path(path: Path) -> str:
     """Relative below the working directory, absolute elsewhere."""
     path, cwd = path.absolute(), Path.cwd()
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+
+
+def health(run: RunFolder) -> list[str]:
+    """The diagnostics' warnings, and how many checks passed."""
+    from stateset_agents.tracking.diagnostics import diagnose
+    from stateset_agents.tracking.run_log import RunLog
+
+    findings = diagnose(RunLog(run))
+    troubles = [str(finding) for finding in findings if finding.verdict != "ok"]
+    passed = len(findings) - len(troubles)
+    return [*troubles, f"diagnostics: {passed} of {len(findings)} checks passed"]

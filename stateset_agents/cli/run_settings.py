@@ -1,14 +1,62 @@
-"""The settings of the run that a model belongs to; `chat` and `serve` take an agent as it was trained."""
+"""The settings of a file, of a run, and of the run that a model belongs to, as verbs name them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stateset_agents.runtime.yaml_files import read_yaml
+from stateset_agents.runtime.yaml_files import parse_yaml, read_yaml
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import nearest
 
-__all__ = ["enclosing_run", "settings_of_run"]
+if TYPE_CHECKING:
+    from stateset_agents.tracking.run_folder import RunFolder
+
+__all__ = ["enclosing_run", "is_control", "overrides", "run_and_checkpoint", "settings_of_run"]
+
+_KINDS = ("control",)
+
+
+def overrides(items: list[str], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted name: `items` are NAME=VALUE with YAML values, `named` what options gave."""
+    settings = {name: value for name, value in named.items() if value is not None}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--set takes NAME=VALUE such as training.beta=0.02, got {item!r}")
+        settings[name.strip()] = parse_yaml(text, of=f"--set {item!r}: the value")
+    return settings
+
+
+def is_control(name: str) -> bool:
+    """Is this YAML file, run folder or checkpoint of a numeric policy: `kind: control`?
+
+    Raises ConfigurationError for another kind; what cannot be read is left to who loads it.
+    """
+    path = Path(name)
+    if path.is_dir():
+        path = (enclosing_run(name) or path) / "config.yaml"
+    if not path.is_file():
+        return False
+    data = read_yaml(path)
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if kind is not None and kind not in _KINDS:
+        raise ConfigurationError(
+            f"{path}: kind must be control, or left out for conversations, got {kind!r}"
+            f"{nearest(str(kind), _KINDS)}"
+        )
+    return kind == "control"
+
+
+def run_and_checkpoint(name: str) -> tuple[RunFolder, Path | None]:
+    """The run folder, and its checkpoint if `name` is one."""
+    from stateset_agents.tracking.run_folder import RunFolder
+
+    path = Path(name).resolve()
+    if path.parent.name == "checkpoints":
+        return RunFolder.open(path.parent.parent), path
+    return RunFolder.open(name), None
 
 
 def enclosing_run(name: str) -> Path | None:

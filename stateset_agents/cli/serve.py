@@ -10,8 +10,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.run_settings import settings_of_run
-from stateset_agents.cli.train import overrides
+from stateset_agents.cli.run_settings import overrides, settings_of_run
 from stateset_agents.runtime.http_guard import API_KEY_VARIABLE, HttpGuard, read_api_keys
 from stateset_agents.types.errors import ConfigurationError
 

@@ -14,27 +14,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.output import display_path, rate
-from stateset_agents.runtime.yaml_files import parse_yaml
+from stateset_agents.cli import control
+from stateset_agents.cli.output import display_path, health, rate
+from stateset_agents.cli.run_settings import is_control, overrides, run_and_checkpoint
 from stateset_agents.types.errors import ConfigurationError, StatesetError, TrainingStopped
 from stateset_agents.types.logs import configure_logging
 
 if TYPE_CHECKING:
     from stateset_agents.training.experiment import Experiment
 
-__all__ = ["add_parser", "overrides", "run"]
+__all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser("train", help="train an agent from a YAML file, or resume a run")
+    parser = subparsers.add_parser(
+        "train", help="train an agent or a numeric policy from a YAML file, or resume a run"
+    )
     parser.add_argument("config", nargs="?", help="YAML file, e.g. examples/demo.yaml")
     parser.add_argument(
         "--resume", metavar="RUN", help="go on with a run folder's newest checkpoint, or with that checkpoint"
     )
     parser.add_argument("--profile", help="conservative, balanced or aggressive")
     parser.add_argument("--seed", type=int, help="of every random choice of the run")
-    parser.add_argument("--max-steps", type=int, help="optimiser steps, instead of num_episodes")
+    parser.add_argument(
+        "--max-steps",
+        type=int,
+        help="optimiser steps, instead of num_episodes; of a numeric policy environment steps",
+    )
     parser.add_argument("--output-dir", help="where the numbered run folder goes")
     parser.add_argument(
         "--set",
@@ -47,22 +54,14 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def overrides(items: list[str], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted name: `items` are NAME=VALUE with YAML values, `named` what options gave."""
-    settings = {name: value for name, value in named.items() if value is not None}
-    for item in items:
-        name, equals, text = item.partition("=")
-        if not equals:
-            raise ConfigurationError(f"--set takes NAME=VALUE such as training.beta=0.02, got {item!r}")
-        settings[name.strip()] = parse_yaml(text, of=f"--set {item!r}: the value")
-    return settings
-
-
 def run(args: argparse.Namespace) -> int:
     """Exit code 0, or 130 if interrupted (a checkpoint is written, and the command to resume is printed).
 
     Of several processes the first prints errors; another one prints only what the first cannot know.
     """
+    _check_source(args)
+    if is_control(args.config or args.resume):
+        return control.train(args)
     experiment = None
     try:
         experiment = _experiment(args)
@@ -84,9 +83,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _experiment(args: argparse.Namespace) -> Experiment:
-    from stateset_agents.training.experiment import Experiment, load_experiment
-
+def _check_source(args: argparse.Namespace) -> None:
+    """Raises ConfigurationError unless a file is given, or a run to go on with."""
     if (args.config is None) == (args.resume is None):
         raise ConfigurationError("give a YAML file (examples/demo.yaml) or --resume RUN, one of the two")
     if args.config is not None and Path(args.config).is_dir():
@@ -95,7 +93,12 @@ def _experiment(args: argparse.Namespace) -> Experiment:
             f"{args.config}; for a new run with its settings, stateset-agents train "
             f"{Path(args.config) / 'config.yaml'}"
         )
-    folder, checkpoint = _run_and_checkpoint(args.resume) if args.resume else (None, None)
+
+
+def _experiment(args: argparse.Namespace) -> Experiment:
+    from stateset_agents.training.experiment import Experiment, load_experiment
+
+    folder, checkpoint = run_and_checkpoint(args.resume) if args.resume else (None, None)
     named = {
         "training.profile": args.profile,
         "training.seed": args.seed,
@@ -127,16 +130,6 @@ def _other_rank_reports(experiment: Experiment | None) -> bool:
 def _is_other_rank() -> bool:
     """Is this a process with a rank other than 0?"""
     return os.environ.get("RANK", "0") != "0"
-
-
-def _run_and_checkpoint(name: str) -> tuple[Any, Path | None]:
-    """The run folder, and its checkpoint if `name` is one."""
-    from stateset_agents.tracking.run_folder import RunFolder
-
-    path = Path(name).resolve()
-    if path.parent.name == "checkpoints":
-        return RunFolder.open(path.parent.parent), path
-    return RunFolder.open(name), None
 
 
 def _resume_hint(experiment: Experiment) -> str:
@@ -187,19 +180,8 @@ async def _run(experiment: Experiment) -> None:
         print(f"after:  {_result_line(after)}")
     unit = "step" if trainer.step_number == 1 else "steps"
     print(f"trained {trainer.step_number} {unit} in {trainer.progress.seconds:.0f} s")
-    print("\n".join(_health(experiment)))
+    print("\n".join(health(experiment.run)))
     print(f"report: {display_path(experiment.run.report)}")
-
-
-def _health(experiment: Experiment) -> list[str]:
-    """The diagnostics' warnings, and how many checks passed."""
-    from stateset_agents.tracking.diagnostics import diagnose
-    from stateset_agents.tracking.run_log import RunLog
-
-    findings = diagnose(RunLog(experiment.run))
-    troubles = [str(finding) for finding in findings if finding.verdict != "ok"]
-    passed = len(findings) - len(troubles)
-    return [*troubles, f"diagnostics: {passed} of {len(findings)} checks passed"]
 
 
 def _result_line(result: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ __all__ = ["ControlCheckpoints", "ControlState"]
 _log = get_logger(__name__)
 
 _MAY_DIFFER = frozenset(
-    f"control.{name}"
+    f"training.{name}"
     for name in (
         *("output_dir", "run_name", "save_steps", "save_total_limit", "eval_steps", "eval_episodes"),
         *("early_stopping_patience", "early_stopping_threshold", "load_best_at_end", "progress"),
@@ -153,8 +153,8 @@ class ControlCheckpoints:
 
     def _other_length(self, checkpoint: Checkpoint) -> str | None:
         """Did the learning rate fall in view of another end?"""
-        old = checkpoint.state["identity"]["settings"]["control"]
-        new = self.identity.settings["control"]
+        old = checkpoint.state["identity"]["settings"]["training"]
+        new = self.identity.settings["training"]
         if old["total_steps"] == new["total_steps"] or new["lr_scheduler_type"] == "constant":
             return None
         return (

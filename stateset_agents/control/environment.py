@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from stateset_agents.tracking.windows import Trace
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
@@ -22,7 +23,10 @@ __all__ = [
     "FloatArray",
     "IntArray",
     "Observations",
+    "Rule",
+    "Ruled",
     "Spec",
+    "Traced",
     "Transition",
     "can_fork",
     "check_environment",
@@ -36,6 +40,9 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 Observations = FloatArray | Mapping[str, FloatArray]
 """[B, ...], or several of them by name."""
+
+Rule = Callable[[Observations], IntArray]
+"""A policy that is not trained: observations [B, ...] -> actions [B]."""
 
 _CHECKED_STEPS = 16
 
@@ -53,10 +60,16 @@ class Spec:
     """Steps after which every episode is over, as `truncated` where it did not end by itself."""
     components: tuple[str, ...] = ()
     """Names of the parts of the reward, in the order in which they are shown."""
+    action_names: tuple[str, ...] = ()
+    """For people, one per action; numbers where there are none."""
 
     def __post_init__(self) -> None:
         if self.num_actions < 2:
             raise ConfigurationError(f"num_actions must be at least 2, got {self.num_actions!r}")
+        if self.action_names and len(self.action_names) != self.num_actions:
+            raise ConfigurationError(
+                f"action_names must be {self.num_actions}, one per action, got {len(self.action_names)}"
+            )
         if self.horizon < 1:
             raise ConfigurationError(
                 f"horizon must be at least 1, got {self.horizon!r}: say after how many steps an episode is "
@@ -75,6 +88,7 @@ class Spec:
             "num_actions": self.num_actions,
             "horizon": self.horizon,
             "components": list(self.components),
+            **({"action_names": list(self.action_names)} if self.action_names else {}),
         }
 
 
@@ -121,6 +135,22 @@ class BatchedEnvironment(Protocol):
 
     def action_mask(self) -> BoolArray | None:
         """[B, num_actions] True where an action is allowed now; None where all always are."""
+
+
+@runtime_checkable
+class Ruled(Protocol):
+    """An environment that has rules to compare a policy with."""
+
+    def rules(self) -> Mapping[str, Rule]:
+        """Rules by name, new ones at each call: they may remember what they saw since the last `reset`."""
+
+
+@runtime_checkable
+class Traced(Protocol):
+    """An environment that can say what happened in a row, for the report."""
+
+    def trace(self, row: int) -> Trace:
+        """From the last `reset` to the row's end; asked for when all rows have ended."""
 
 
 def map_observations(function: Callable[[Any], Any], observations: Any) -> Any:

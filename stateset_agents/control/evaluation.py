@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from stateset_agents.algorithms.intervals import mean_interval
-from stateset_agents.control.environment import BatchedEnvironment
+from stateset_agents.control.environment import BatchedEnvironment, Rule
 from stateset_agents.control.policy import NumericPolicy
-from stateset_agents.control.rollout import Rollout, action_keys, collect
+from stateset_agents.control.rollout import Rollout, action_keys, collect, collect_by_rule
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
-__all__ = ["ControlEvaluation", "evaluate", "evaluation_seeds", "paired_difference"]
+__all__ = [
+    "ControlEvaluation",
+    "evaluate",
+    "evaluate_rule",
+    "evaluation_seeds",
+    "paired_difference",
+    "paired_differences",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +46,20 @@ class ControlEvaluation:
     def mean(self) -> float | None:
         """None where every episode failed."""
         return float(np.mean(self.scored)) if self.scored else None
+
+    def summary(self) -> dict[str, Any]:
+        """As summary.json and the command line have it."""
+        scored = self.scored
+        return {
+            "n": len(self.seeds),
+            "num_failed": self.returns.count(None),
+            "mean_reward": self.mean,
+            "reward_interval": mean_interval(scored),
+            "lowest": min(scored, default=None),
+            "highest": max(scored, default=None),
+            "mean_length": float(np.mean(self.lengths)),
+            "components": dict(self.components),
+        }
 
     def metrics(self) -> dict[str, float]:
         """For logs and trackers: eval/reward, its extremes and 95 % interval, eval/length, eval/failed."""
@@ -73,11 +95,21 @@ def evaluate(
         raise ConfigurationError("an evaluation needs at least one seed, got none")
     policy.train(False)
     keys = None if deterministic else action_keys(derive(seed, "evaluate"), 0, len(seeds), 1)
-    rollout = collect(policy, environment, seeds, group_size=1, keys=keys)
+    return _evaluation(collect(policy, environment, seeds, group_size=1, keys=keys))
+
+
+def evaluate_rule(rule: Rule, environment: BatchedEnvironment, seeds: Sequence[int]) -> ControlEvaluation:
+    """`evaluate` of a rule. Raises ConfigurationError for actions that do not fit."""
+    if not seeds:
+        raise ConfigurationError("an evaluation needs at least one seed, got none")
+    return _evaluation(collect_by_rule(rule, environment, seeds))
+
+
+def _evaluation(rollout: Rollout) -> ControlEvaluation:
     whole = ~rollout.failed
     sums = {name: part.sum(axis=0, where=rollout.alive) for name, part in rollout.components.items()}
     return ControlEvaluation(
-        seeds=tuple(seeds),
+        seeds=tuple(rollout.seeds),
         returns=tuple(
             float(value) if is_whole else None for value, is_whole in zip(rollout.returns, whole, strict=True)
         ),
@@ -95,6 +127,12 @@ def paired_difference(
 
     Raises ConfigurationError where the starts differ, or none is left.
     """
+    differences = paired_differences(better, than)
+    return float(np.mean(differences)), mean_interval(differences)
+
+
+def paired_differences(better: ControlEvaluation, than: ControlEvaluation) -> list[float]:
+    """The differences of returns, start by start; raises as `paired_difference` does."""
     if better.seeds != than.seeds:
         raise ConfigurationError(
             "the two evaluations have other seeds: evaluate both policies on the same ones"
@@ -105,4 +143,4 @@ def paired_difference(
         raise ConfigurationError(
             "every episode failed in one of the two evaluations: look at the environment"
         )
-    return float(np.mean(differences)), mean_interval(differences)
+    return differences

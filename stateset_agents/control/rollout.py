@@ -21,6 +21,7 @@ from stateset_agents.control.environment import (
     FloatArray,
     IntArray,
     Observations,
+    Rule,
     Transition,
     check_observations,
     check_transition,
@@ -30,7 +31,7 @@ from stateset_agents.control.policy import NumericPolicy, sample_actions
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Branches", "Rollout", "action_keys", "collect", "collect_branches", "uniforms"]
+__all__ = ["Branches", "Rollout", "action_keys", "collect", "collect_branches", "collect_by_rule", "uniforms"]
 
 Act = Callable[[Observations, BoolArray | None, int], tuple[IntArray, FloatArray]]
 """(observations [B, ...], mask, step) -> [B] actions and their log-probs."""
@@ -167,11 +168,33 @@ def collect(
     Blocking. Raises ConfigurationError for arrays of a wrong shape or dtype, and for a row without an
     allowed action.
     """
+    return _collected(_actor(policy, keys), environment, seeds, group_size, max_steps)
+
+
+def collect_by_rule(rule: Rule, environment: BatchedEnvironment, seeds: Sequence[int]) -> Rollout:
+    """Play one episode of each seed by a rule, as `collect` does by a policy; log-probs are 0."""
+
+    def act(observations: Observations, mask: BoolArray | None, step: int) -> tuple[IntArray, FloatArray]:
+        actions = np.asarray(rule(observations), dtype=np.int64)
+        spec = environment.spec
+        if actions.shape != (len(seeds),) or actions.min() < 0 or actions.max() >= spec.num_actions:
+            raise ConfigurationError(
+                f"{spec.name}: a rule must give {len(seeds)} actions from 0 to {spec.num_actions - 1}, got "
+                f"shape {actions.shape} and {actions.ravel()[:4].tolist()}"
+            )
+        return actions, np.zeros(len(actions), dtype=np.float32)
+
+    return _collected(act, environment, seeds, 1, None)
+
+
+def _collected(
+    act: Act, environment: BatchedEnvironment, seeds: Sequence[int], group_size: int, max_steps: int | None
+) -> Rollout:
     rows = [seed for seed in seeds for _ in range(group_size)]
     observations = environment.reset(rows)
     check_observations(observations, environment.spec, len(rows))
     limit = min(max_steps or environment.spec.horizon, environment.spec.horizon)
-    play = _Play(environment, observations, _actor(policy, keys), limit)
+    play = _Play(environment, observations, act, limit)
     play.to_the_end()
     return play.rollout(rows, group_size)
 

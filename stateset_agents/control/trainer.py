@@ -7,10 +7,10 @@ import contextlib
 import copy
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from stateset_agents.runtime.loop_lag import measure_loop_lag
 from stateset_agents.runtime.tasks import shielded
 from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.seeds import derive
@@ -46,6 +47,7 @@ from stateset_agents.types.settings import expect
 __all__ = ["ControlTrainer"]
 
 _log = get_logger(__name__)
+_T = TypeVar("_T")
 
 _MAX_FAILED = 3
 """Updates in a row that could not learn, after which a training ends; the first one ends it at once."""
@@ -116,6 +118,16 @@ class ControlTrainer:
     def run(self) -> RunFolder:
         """The run folder."""
         return self._recorder.run
+
+    @property
+    def tracker(self) -> JsonlTracker:
+        """Writes the run folder's logs."""
+        return self._recorder.tracker
+
+    @property
+    def is_ready(self) -> bool:
+        """Has `initialize` been through?"""
+        return self._parts is not None
 
     @property
     def step_number(self) -> int:
@@ -232,7 +244,7 @@ class ControlTrainer:
                 identity=Identity(
                     base=fingerprint(self.policy.state_dict()),
                     scenarios=self.environment.spec.name,
-                    settings={"environment": spec.to_json(), "control": config.model_dump(mode="json")},
+                    settings={"environment": spec.to_json(), "training": config.model_dump(mode="json")},
                 ),
                 settings=self._settings(),
                 limit=config.save_total_limit,
@@ -244,12 +256,14 @@ class ControlTrainer:
 
     def _settings(self) -> dict[str, Any]:
         """As config.yaml has them."""
+        is_named = "environment" in self._description  # by what a YAML file can name
         return {
-            "made_by": "control",
+            "kind": "control",
+            **({} if is_named else {"made_by": "program"}),
             "environment": self.environment.spec.to_json(),
             "policy": type(self.policy).__name__,
             **self._description,
-            "control": self.config.model_dump(mode="json"),
+            "training": self.config.model_dump(mode="json"),
         }
 
     async def stop(self) -> None:
@@ -429,6 +443,10 @@ class ControlTrainer:
             )
 
         return await self._worker.run(play)
+
+    async def call(self, work: Callable[[], _T]) -> _T:
+        """The result of blocking work, done in the trainer's thread between two updates."""
+        return await self._worker.run(work)
 
     def _note_evaluation(self, result: ControlEvaluation) -> bool:
         """Log an evaluation; is it the best so far?"""

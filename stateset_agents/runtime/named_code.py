@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stateset_agents.runtime.user_code import format_error, user_line
 from stateset_agents.types.errors import ConfigurationError, StatesetError
+from stateset_agents.types.foreign_names import setting_hint
 from stateset_agents.types.settings import nearest
 
-__all__ = ["imported"]
+__all__ = ["check_arguments", "imported", "is_code_below", "registered"]
+
+_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def imported(label: str, name: str) -> Any:
@@ -54,3 +60,45 @@ def _why(error: Exception, module: str) -> str:
     if isinstance(error, StatesetError):  # raised by a @tool or an AgentConfig at module level
         return f"{error} (at {user_line(error)})"
     return format_error(error)
+
+
+def registered(what: str, known: Mapping[str, str], name: str) -> Any:
+    """The object of a registry's entry ("package.module:name" by a short name), or of `name` itself.
+
+    Raises ConfigurationError for a name that leads nowhere, with the nearest one.
+    """
+    if ":" not in name and name not in known:
+        raise ConfigurationError(
+            f"{what} must be one of {', '.join(known)}, or package.module:Class, got {name!r}"
+            f"{nearest(name, known) or _with_colon(name)}"
+        )
+    return imported(what, known.get(name, name))
+
+
+def check_arguments(what: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError for arguments that `make` does not take, and for one that it lacks."""
+    parameters = inspect.signature(make).parameters
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for argument in arguments:
+        if argument not in parameters and not open_ended:
+            hint = nearest(argument, parameters) or setting_hint(argument) or ""
+            raise ConfigurationError(f"{what} has no argument {argument!r}{hint}")
+    try:
+        inspect.signature(make).bind(**arguments)
+    except TypeError as error:
+        raise ConfigurationError(f"{what}: {error}") from error
+
+
+def is_code_below(name: str, base: Path) -> bool:
+    """Is "package.module:attribute" a file below `base`?"""
+    if not _CODE.fullmatch(name):
+        return False
+    file = base.joinpath(*name.partition(":")[0].split("."))
+    return file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()
+
+
+def _with_colon(name: str) -> str:
+    module, dot, attribute = name.rpartition(".")
+    if dot:
+        return f" (did you mean '{module}:{attribute}'?)"
+    return f" (of a file of your own: 'module:{name}')" if name.isidentifier() else ""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from stateset_agents.runtime.named_code import is_code_below
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.foreign_names import setting_hint
+from stateset_agents.types.settings import Settings, nearest
 
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["parse_yaml", "read_yaml"]
+_Model = TypeVar("_Model", bound=Settings)
+
+__all__ = ["absolute_paths", "override", "parse_yaml", "read_sections", "read_yaml", "settings_from"]
 
 _MERGE = "tag:yaml.org,2002:merge"
 
@@ -47,6 +53,80 @@ def parse_yaml(text: str, *, of: str) -> Any:
         raise ConfigurationError(f"{of} is not YAML: {' '.join(str(error).split())}") from error
     finally:
         loader.dispose()
+
+
+def read_sections(path: Path) -> dict[str, Any]:
+    """A settings file, section by section.
+
+    Raises ConfigurationError where it cannot be read or has no sections.
+    """
+    try:
+        data = read_yaml(path)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
+        raise ConfigurationError(f"{path} must hold sections such as agent, environment, training")
+    return data
+
+
+def override(data: dict[str, Any], name: str, value: Any) -> None:
+    """Set `section.field` (or deeper) of a settings file; a section that is only a name gets room for
+    fields."""
+    *path, field = name.split(".")
+    here = data
+    for part in path:
+        inner = here.get(part)
+        if inner is None or isinstance(inner, str):
+            inner = here[part] = {} if inner is None else {"name": inner}
+        if not isinstance(inner, dict):
+            raise ConfigurationError(f"{name} cannot be set: {part} is {inner!r:.40}, which has no fields")
+        here = inner
+    here[field] = value
+
+
+def settings_from(
+    data: Mapping[str, Any],
+    model: type[_Model],
+    *,
+    of: Path,
+    sections: Mapping[str, type[Settings]],
+    required: Mapping[str, str],
+) -> _Model:
+    """The model of a whole file `of`; its `sections` are looked through for a field that stands outside.
+
+    Raises ConfigurationError, naming the file, for a name that no section has, a wrong value, and a missing
+    section; `required`: section -> what to write.
+    """
+    for name in data:
+        if name not in model.model_fields:
+            homes = [section for section, inner in sections.items() if name in inner.field_names()]
+            near = setting_hint(name) or nearest(name, model.model_fields)
+            hint = f" (did you mean {homes[0] + '.' + name!r}?)" if homes else near
+            raise ConfigurationError(f"{of}: {model.__name__} has no field {name!r}{hint}")
+    given = {name: value for name, value in data.items() if value is not None}  # a section left empty
+    for name, value in given.items():
+        if isinstance(value, dict) and not all(isinstance(field, str) for field in value):
+            raise ConfigurationError(f"{of}: {name} must have names as keys, got {list(value)!r:.60}")
+    for name, example in required.items():
+        if name not in given:
+            raise ConfigurationError(f"{of}: {name} is missing: {example}")
+    try:
+        return model(**given)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{of}: {error}") from None
+
+
+def absolute_paths(value: Any, base: Path) -> Any:
+    """The value with its paths made absolute, however deep they stand: texts that start with ./ or ../, and
+    names of code such as "shop:make" where `base` holds shop.py."""
+    if isinstance(value, list):
+        return [absolute_paths(item, base) for item in value]
+    if isinstance(value, dict):
+        return {key: absolute_paths(item, base) for key, item in value.items()}
+    if not isinstance(value, str) or "\n" in value:
+        return value
+    is_path = value.startswith(("./", "../")) or is_code_below(value, base)
+    return str((base / value).resolve()) if is_path else value
 
 
 def _refuse_second_keys(root: yaml.Node, of: str) -> None:

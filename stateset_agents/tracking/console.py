@@ -24,6 +24,12 @@ _COLUMNS = (
 """Caption, metric, format; a metric that a step does not have shows a dash."""
 _SFT_COLUMNS = (("loss", "sft/loss", "{:.4f}"), ("tokens/s", "tokens/per_second", "{:,.0f}"))
 """The same of a step of fine-tuning."""
+_CONTROL_COLUMNS = (
+    ("return", "reward/mean", "{:.3f}"),
+    ("length", "episode/length", "{:.0f}"),
+    ("steps/s", "rollout/steps_per_second", "{:,.0f}"),
+)
+"""The same of an update of a numeric policy."""
 _RESULTS = (("success", "{:.1%}"), ("reward", "{:.3f}"), ("loss", "{:.4f}"))
 """What of an evaluation is shown, and how."""
 
@@ -60,7 +66,7 @@ class ConsoleDisplay:
         self.total_steps = total_steps
         self._console = console or Console()
         self._every = every or max(1, total_steps // _PLAIN_LINES)
-        self._first_step = first_step
+        self._first_step = self._last_step = first_step
         self._trainer = trainer
         self._started = time.monotonic()
         bar = [BarColumn(bar_width=16)] if self._console.width >= 100 else []
@@ -88,8 +94,9 @@ class ConsoleDisplay:
         line = progress_line(metrics, self._seconds_left(step))
         if self._console.is_terminal:
             self._progress.update(self._task, completed=step, line=line)
-        elif step % self._every == 0 or step == self.total_steps:
+        elif step // self._every > self._last_step // self._every or step >= self.total_steps:
             self._console.print(f"step {step}/{self.total_steps}  {line}", highlight=False, soft_wrap=True)
+        self._last_step = step
 
     def on_evaluate(self, step: int, evaluation: _Measured) -> None:
         """A line on what the validation split showed, above the live one on a terminal."""
@@ -151,7 +158,13 @@ def _minutes(seconds: float) -> str:
 def progress_line(metrics: Mapping[str, float], seconds_left: float) -> str:
     """`reward 0.412  success 38%  KL 0.0012  tokens/s 5,120  cut 12%  left 1:05`."""
     parts = []
-    columns = _SFT_COLUMNS if "sft/loss" in metrics else _COLUMNS
+    columns = (
+        _SFT_COLUMNS
+        if "sft/loss" in metrics
+        else _CONTROL_COLUMNS
+        if "rollout/steps_per_second" in metrics
+        else _COLUMNS
+    )
     for caption, name, style in columns:
         value = metrics.get(name, math.nan)
         parts.append(f"{caption} {style.format(value) if math.isfinite(value) else '-'}")

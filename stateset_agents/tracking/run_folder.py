@@ -10,6 +10,7 @@
                       {"step": 4096, "stage": "train", "group": 0, "member": 3, "return": 21.0, ...}
       events.jsonl    one line per thing that happened: {"event": "checkpoint saved", "step": 20, ...}
       summary.json    how the run ended
+      windows.json    of a numeric training: held-out episodes over time (see `windows`)
       checkpoints/    written by the trainer
       .lock           held by the one process that writes (`run_lock`)
       report.html     written by `stateset-agents report`
@@ -25,13 +26,14 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from stateset_agents.tracking.jsonl import SCHEMA_VERSION, JsonlWriter, dump, read_lines
+from stateset_agents.tracking.windows import Window
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["RunFolder", "replace_file"]
@@ -54,6 +56,7 @@ class RunFolder:
         self.by_step = (self.metrics, self.rollouts, self.timeline, self.episodes, self.events)
         """The files that grow with every step, where the run has them."""
         self.summary = path / "summary.json"
+        self.windows = path / "windows.json"
         self.checkpoints = path / "checkpoints"
         self.report = path / "report.html"
 
@@ -113,6 +116,11 @@ class RunFolder:
         """Save how the run ended; numbers that are not finite become null."""
         data = json.loads(dump({"schema_version": SCHEMA_VERSION, **summary}))
         replace_file(self.summary, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+    def write_windows(self, windows: Sequence[Window]) -> None:
+        """Save held-out episodes over time; numbers that are not finite become null."""
+        records = [window.to_json() for window in windows]
+        replace_file(self.windows, dump({"schema_version": SCHEMA_VERSION, "windows": records}) + "\n")
 
     def truncate_after(self, step: int) -> None:
         """Remove all lines from the first one of a later step on, before a resume plays these steps again.

@@ -12,6 +12,7 @@ from typing import Any
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.tracking.jsonl import SCHEMA_VERSION, read_lines
 from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.windows import Window
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
@@ -137,6 +138,16 @@ class RunLog:
         for record in _records(self.folder.episodes):
             if not stages or record["stage"] in stages:
                 yield record
+
+    def windows(self) -> list[Window]:
+        """Of a numeric training that was measured: held-out episodes over time."""
+        if not self.folder.windows.exists():
+            return []
+        text = self.folder.windows.read_text(encoding="utf-8")
+        return [
+            Window.from_json(record)
+            for record in _versioned(self.folder.windows, json.loads(text))["windows"]
+        ]
 
     def tokens(self) -> dict[int, str]:
         """What each token id of the conversations says; empty where the run's tokenizer was not at hand."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scoring.function_reward import as_reward, asks_for_a_conversation
 from stateset_agents.rewards.shaping import refuse_unfit_shaping
-from stateset_agents.runtime.named_code import imported
+from stateset_agents.runtime.named_code import check_arguments, imported, registered
 from stateset_agents.runtime.yaml_files import parse_yaml
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.estimators.registry import ESTIMATORS, estimators_with
 from stateset_agents.training.loop.curriculum.reward_parts import check_parts
 from stateset_agents.training.settings.composed_rewards import COMPOSED, compose
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.foreign_names import setting_hint
-from stateset_agents.types.settings import nearest
 
 __all__ = ["ENVIRONMENTS", "REWARDS", "check_reward", "make_environment", "make_reward", "read_spec"]
 
@@ -119,7 +116,7 @@ def _make(what: str, known: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
         raise ConfigurationError(
             f"{what} needs a name: one of {', '.join(known)}, or package.module:Class, got {name!r}"
         )
-    found = _find(what, known, name)
+    found = registered(what, known, name)
     if isinstance(found, RewardFunction) and not arguments:  # what @reward_function made
         return found
     if isinstance(found, RewardFunction):
@@ -128,34 +125,5 @@ def _make(what: str, known: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
         raise ConfigurationError(f"{what} {name!r} is a {type(found).__name__}: name a class or a function")
     if what == "reward" and not arguments and asks_for_a_conversation(found):
         return as_reward(found)
-    _check_arguments(f"{what} {name!r}", found, arguments)
+    check_arguments(f"{what} {name!r}", found, arguments)
     return found(**arguments)
-
-
-def _find(what: str, known: Mapping[str, str], name: str) -> Any:
-    if ":" not in name and name not in known:
-        raise ConfigurationError(
-            f"{what} must be one of {', '.join(known)}, or package.module:Class, got {name!r}"
-            f"{nearest(name, known) or _with_colon(name)}"
-        )
-    return imported(what, known.get(name, name))
-
-
-def _with_colon(name: str) -> str:
-    module, dot, attribute = name.rpartition(".")
-    if dot:
-        return f" (did you mean '{module}:{attribute}'?)"
-    return f" (of a file of your own: 'module:{name}')" if name.isidentifier() else ""
-
-
-def _check_arguments(what: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(make).parameters
-    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    for argument in arguments:
-        if argument not in parameters and not open_ended:
-            hint = nearest(argument, parameters) or setting_hint(argument) or ""
-            raise ConfigurationError(f"{what} has no argument {argument!r}{hint}")
-    try:
-        inspect.signature(make).bind(**arguments)
-    except TypeError as error:
-        raise ConfigurationError(f"{what}: {error}") from error

@@ -22,7 +22,7 @@ from stateset_agents.evaluation.evaluator import Divide, Evaluation, OnProgress,
 from stateset_agents.evaluation.floors import with_floors
 from stateset_agents.reporting.report import write_report
 from stateset_agents.runtime.user_code import call_user_code
-from stateset_agents.runtime.yaml_files import read_yaml
+from stateset_agents.runtime.yaml_files import override, read_sections, settings_from
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import Stage
@@ -34,8 +34,7 @@ from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.training.trl.settings import TrlSettings
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.foreign_names import setting_hint
-from stateset_agents.types.settings import Settings, nearest
+from stateset_agents.types.settings import Settings
 
 __all__ = ["EvaluationConfig", "Experiment", "ExperimentConfig", "load_experiment", "measure"]
 
@@ -96,6 +95,14 @@ class ExperimentConfig(Settings):
         return {"name": value} if isinstance(value, str) else value
 
 
+_SECTIONS: Mapping[str, type[Settings]] = {
+    "training": TrainingConfig,
+    "agent": AgentConfig,
+    "evaluation": EvaluationConfig,
+    "traces": TraceSettings,
+}
+
+
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
     """Read a YAML file, or a run folder's; `overrides` are dotted names, e.g. {"training.seed": 1}.
 
@@ -107,12 +114,7 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     path = Path(path)
     if path.is_dir():
         path = RunFolder.open(path).config
-    try:
-        data = read_yaml(path)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
-        raise ConfigurationError(f"{path} must hold sections such as agent, environment, training")
+    data = read_sections(path)
     made_by = data.pop("made_by", None)
     if made_by == "sft":
         raise ConfigurationError(
@@ -128,54 +130,18 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     data.pop("schema_version", None)
     resolve_paths(data, path.absolute().parent)
     for name, value in (overrides or {}).items():
-        _override(data, name, value)
+        override(data, name, value)
     resolve_paths(data, Path.cwd())
-    for name in data:
-        if name not in ExperimentConfig.model_fields:
-            raise ConfigurationError(
-                f"{path}: ExperimentConfig has no field {name!r}{_nearest_setting(name)}"
-            )
-    given = {name: value for name, value in data.items() if value is not None}  # a section left empty
-    for name, value in given.items():
-        if isinstance(value, dict) and not all(isinstance(field, str) for field in value):
-            raise ConfigurationError(f"{path}: {name} must have names as keys, got {list(value)!r:.60}")
-    if "environment" not in given:
-        raise ConfigurationError(
-            f"{path}: environment is missing: add a line such as `environment: retail_desk`, or "
-            "`environment: module:name` of your own"
-        )
-    try:
-        return ExperimentConfig(**given)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from None
-
-
-def _nearest_setting(name: str) -> str:
-    """A section of nearly that name, or the field of a section that has it: ` (did you mean ...?)`."""
-    sections: dict[str, type[Settings]] = {
-        "training": TrainingConfig,
-        "agent": AgentConfig,
-        "evaluation": EvaluationConfig,
-        "traces": TraceSettings,
-    }
-    homes = [section for section, model in sections.items() if name in model.field_names()]
-    if homes:
-        return f" (did you mean {homes[0] + '.' + name!r}?)"
-    return setting_hint(name) or nearest(name, ExperimentConfig.model_fields)
-
-
-def _override(data: dict[str, Any], name: str, value: Any) -> None:
-    """Set `section.field` (or deeper); a section that is only a name gets room for fields."""
-    *path, field = name.split(".")
-    here = data
-    for part in path:
-        inner = here.get(part)
-        if inner is None or isinstance(inner, str):
-            inner = here[part] = {} if inner is None else {"name": inner}
-        if not isinstance(inner, dict):
-            raise ConfigurationError(f"{name} cannot be set: {part} is {inner!r:.40}, which has no fields")
-        here = inner
-    here[field] = value
+    return settings_from(
+        data,
+        ExperimentConfig,
+        of=path,
+        sections=_SECTIONS,
+        required={
+            "environment": "add a line such as `environment: retail_desk`, or `environment: module:name` of "
+            "your own"
+        },
+    )
 
 
 async def measure(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from stateset_agents.control.environment import Spec, Transition
+from stateset_agents.tracking.windows import Panel, Trace
 
-__all__ = ["Signals"]
+__all__ = ["RuledSignals", "Signals"]
 
 
 class Signals:
@@ -63,3 +64,32 @@ class Signals:
 
     def _observations(self):
         return np.eye(3, dtype=np.float32)[self.signals[self.time]]
+
+
+class RuledSignals(Signals):
+    """With two rules, and a trace: what is named always, or never, right."""
+
+    def rules(self):
+        return {"seer": lambda observations: observations.argmax(axis=1), "blind": self._first}
+
+    def trace(self, row):
+        signals = self.signals[: self.time, row].tolist()
+        panels = [
+            Panel(title="Signal", series={"signal": signals}),
+            Panel(title="Earned", unit="points", series={"named": self.named[row]}),
+        ]
+        return Trace(panels=panels, seconds_per_step=15)
+
+    def reset(self, seeds):
+        self.named = [[] for _ in seeds]
+        return super().reset(seeds)
+
+    def step(self, actions):
+        transition = super().step(actions)
+        for row, value in enumerate(transition.components["named"]):
+            self.named[row].append(float(value))
+        return transition
+
+    @staticmethod
+    def _first(observations):
+        return np.zeros(len(observations), dtype=np.int64)

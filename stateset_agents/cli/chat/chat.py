@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.chat.chat_loop import COMMANDS, ChatLoop
 from stateset_agents.cli.chat.terminal import Terminal
-from stateset_agents.cli.run_settings import enclosing_run, settings_of_run
-from stateset_agents.cli.train import overrides
+from stateset_agents.cli.run_settings import enclosing_run, overrides, settings_of_run
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 

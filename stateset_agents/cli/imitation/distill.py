@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli import train
 from stateset_agents.cli.output import display_path
+from stateset_agents.cli.run_settings import overrides
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _config(args: argparse.Namespace) -> ExperimentConfig:
     from stateset_agents.training.experiment import load_experiment
 
     options = {"seed": args.seed, "max_steps": args.max_steps, "output_dir": args.output_dir}
-    chosen = load_experiment(args.config, train.overrides(args.set, {}))
+    chosen = load_experiment(args.config, overrides(args.set, {}))
     shows, scores = chosen.traces is not None, chosen.training.distillation is not None
     if shows == scores:
         both = "both a section traces and training.distillation" if shows else "no teacher"
@@ -81,7 +82,7 @@ def _config(args: argparse.Namespace) -> ExperimentConfig:
     named = {f"{section}.{name}": value for name, value in options.items()}
     if shows:
         named["traces.seed"] = args.seed
-    return load_experiment(args.config, train.overrides(args.set, named))
+    return load_experiment(args.config, overrides(args.set, named))
 
 
 async def _distilled(config: ExperimentConfig, args: argparse.Namespace) -> None:

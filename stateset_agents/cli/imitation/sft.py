@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.output import display_path
-from stateset_agents.cli.run_settings import settings_of_run
-from stateset_agents.cli.train import overrides
+from stateset_agents.cli.run_settings import overrides, settings_of_run
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 

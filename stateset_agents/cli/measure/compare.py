@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli import control
 from stateset_agents.cli.measure.endpoint import (
     add_endpoint_options,
     endpoint_lines,
     endpoint_of,
     how_to_go_on,
 )
-from stateset_agents.cli.measure.evaluate import add_options, experiment, play
+from stateset_agents.cli.measure.evaluate import add_options, experiment, play, temperature
 from stateset_agents.cli.output import bounds, check_writable, exclusions, floors, print_result, rate
+from stateset_agents.cli.run_settings import is_control
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0 when both could be measured."""
     from stateset_agents.evaluation.comparison import compare
 
+    if is_control(args.config):
+        return control.compare(args)
     if args.b is None:  # two runs, on the scenarios of the first
         if not Path(args.config).is_dir():
             raise ConfigurationError(
@@ -75,7 +79,7 @@ async def _evaluate_both(args: argparse.Namespace) -> list[tuple[Evaluation, dic
     for model, side in zip((args.a, args.b), _SIDES, strict=True):  # both are read before one is played
         endpoint = endpoint_of(args, model, side)
         sides.append((experiment(args, None if endpoint else model), endpoint))
-    return [await play(config, args.temperature, endpoint) for config, endpoint in sides]
+    return [await play(config, temperature(args), endpoint) for config, endpoint in sides]
 
 
 def _lines(result: Comparison) -> list[str]:

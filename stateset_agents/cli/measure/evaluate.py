@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli import control
 from stateset_agents.cli.measure.endpoint import (
     Endpoint,
     add_endpoint_options,
@@ -28,19 +29,21 @@ from stateset_agents.cli.output import (
     rate,
     table,
 )
-from stateset_agents.cli.train import overrides
+from stateset_agents.cli.run_settings import is_control, overrides
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.evaluator import Evaluation
     from stateset_agents.training.experiment import ExperimentConfig
 
-__all__ = ["add_options", "add_parser", "experiment", "play", "run"]
+__all__ = ["add_options", "add_parser", "experiment", "play", "run", "temperature"]
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser("evaluate", help="measure a model on held-out scenarios")
+    parser = subparsers.add_parser(
+        "evaluate", help="measure a model on held-out scenarios, a numeric policy from held-out starts"
+    )
     parser.add_argument("config", help="YAML file or run folder: environment, reward, evaluation")
     parser.add_argument(
         "--model",
@@ -53,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """How a model is measured; `compare` has them too."""
-    parser.add_argument("--temperature", type=float, default=1.0, help="of sampling; 0 is greedy (default 1)")
+    parser.add_argument("--temperature", type=float, help="of sampling; 0 is greedy (default 1)")
     parser.add_argument("--episodes", type=int, help="held-out scenarios to play; all when not given")
     parser.add_argument("--tries", type=int, help="of each scenario, for pass@k and pass^k (default 1)")
     parser.add_argument("--seed", type=int, help="of users and sampling (default: the file's, or 0)")
@@ -64,12 +67,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when it could be measured."""
+    if is_control(args.config):
+        return control.evaluate(args)
     of_run = args.config if Path(args.config).is_dir() else None
     endpoint = endpoint_of(args, args.model)
     config = experiment(args, None if endpoint else args.model or of_run)
     check_writable(args.out)
     try:
-        result = asyncio.run(play(config, args.temperature, endpoint))[1]
+        result = asyncio.run(play(config, temperature(args), endpoint))[1]
     except KeyboardInterrupt:
         if endpoint is None:
             raise
@@ -83,8 +88,7 @@ def experiment(args: argparse.Namespace, model: str | None) -> ExperimentConfig:
     """What the file and the options say, of `model` where it is given."""
     from stateset_agents.training.experiment import load_experiment
 
-    if not args.temperature >= 0:
-        raise ConfigurationError(f"--temperature must be at least 0 (greedy), got {args.temperature}")
+    temperature(args)
     named = {
         "agent.model_name": model,
         "evaluation.episodes": args.episodes,
@@ -92,6 +96,15 @@ def experiment(args: argparse.Namespace, model: str | None) -> ExperimentConfig:
         "evaluation.seed": args.seed,
     }
     return load_experiment(args.config, overrides(args.set, named))
+
+
+def temperature(args: argparse.Namespace) -> float:
+    """Of the options. Raises ConfigurationError for one below 0."""
+    if args.temperature is None:
+        return 1.0
+    if not args.temperature >= 0:
+        raise ConfigurationError(f"--temperature must be at least 0 (greedy), got {args.temperature}")
+    return float(args.temperature)
 
 
 async def play(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["resolve_paths"]
+from stateset_agents.runtime.named_code import is_code_below
+from stateset_agents.runtime.yaml_files import absolute_paths
 
-_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+__all__ = ["resolve_paths"]
 
 
 def resolve_paths(data: dict[str, Any], base: Path) -> None:
@@ -25,7 +25,7 @@ def resolve_paths(data: dict[str, Any], base: Path) -> None:
         if isinstance(section, dict):
             for field, value in section.items():
                 section[field] = _resolved(f"{name}.{field}", value, base)
-        elif isinstance(section, str) and _is_code(section, base):  # `reward: shop:tips`
+        elif isinstance(section, str) and is_code_below(section, base):  # `reward: shop:tips`
             data[name] = _resolved("", section, base)
     training, traces = data.get("training"), data.get("traces")
     distillation = training.get("distillation") if isinstance(training, dict) else None
@@ -36,30 +36,15 @@ def resolve_paths(data: dict[str, Any], base: Path) -> None:
 
 
 def _resolved(name: str, value: Any, base: Path) -> Any:
-    if isinstance(value, list):
-        return [_resolved("", item, base) for item in value]
-    if isinstance(value, dict):
-        return {key: _resolved("", item, base) for key, item in value.items()}
     if not isinstance(value, str) or "\n" in value:
-        return value
+        return absolute_paths(value, base)
     prefix = "hf:" if name == "agent.model_name" and value.startswith("hf:") else ""
     path = value.removeprefix(prefix)
-    is_path = (
-        path.startswith(("./", "../"))
-        or (name in ("environment.scenarios", "environment.logs") and not path.startswith("~"))
-        or (name == "agent.model_name" and path and _is_model(base / path))
-        or _is_code(path, base)
+    is_path = (name in ("environment.scenarios", "environment.logs") and not path.startswith("~")) or (
+        name == "agent.model_name" and path and _is_model(base / path)
     )
-    return f"{prefix}{(base / path).resolve()}" if is_path else value
+    return f"{prefix}{(base / path).resolve() if is_path else absolute_paths(path, base)}"
 
 
 def _is_model(path: Path) -> bool:
     return path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")
-
-
-def _is_code(name: str, base: Path) -> bool:
-    """Is "package.module:attribute" a file below `base`?"""
-    if not _CODE.fullmatch(name):
-        return False
-    file = base.joinpath(*name.partition(":")[0].split("."))
-    return file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()

@@ -279,8 +279,8 @@ async def test_early_stopping_and_the_best_weights(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 1}, "control.seed was 0 and is 1"),
-        ({"gamma": 0.5}, "control.gamma was 0.99 and is 0.5"),
+        ({"seed": 1}, "training.seed was 0 and is 1"),
+        ({"gamma": 0.5}, "training.gamma was 0.99 and is 0.5"),
         ({"environment": Signals(masked=True)}, "environment.num_actions was 3 and is 4"),
         ({"environment": Signals(horizon=7)}, "environment.horizon was 6 and is 7"),
         ({"policy_seed": 1}, "was trained from other weights"),

@@ -67,7 +67,13 @@ class BatchedCartPole(_Classic):
     _MAX_PLACE, _MAX_ANGLE = 2.4, 12 * 2 * math.pi / 360
 
     def __init__(self, horizon: int = 500) -> None:
-        self.spec = Spec(name="CartPole-v1", observation_shape=(4,), num_actions=2, horizon=horizon)
+        self.spec = Spec(
+            name="CartPole-v1",
+            observation_shape=(4,),
+            num_actions=2,
+            horizon=horizon,
+            action_names=("left", "right"),
+        )
 
     def reset(self, seeds: Sequence[int]) -> FloatArray:
         """[B, 4], each row as Gymnasium's `reset(seed=...)`."""
@@ -112,7 +118,13 @@ class BatchedAcrobot(_Classic):
     _MAX_TURNING = np.array([[4 * math.pi], [9 * math.pi]])
 
     def __init__(self, horizon: int = 500) -> None:
-        self.spec = Spec(name="Acrobot-v1", observation_shape=(6,), num_actions=3, horizon=horizon)
+        self.spec = Spec(
+            name="Acrobot-v1",
+            observation_shape=(6,),
+            num_actions=3,
+            horizon=horizon,
+            action_names=("torque -1", "torque 0", "torque 1"),
+        )
 
     def reset(self, seeds: Sequence[int]) -> FloatArray:
         """[B, 6], each row as Gymnasium's `reset(seed=...)`."""

@@ -94,6 +94,11 @@ class Rollout:
         lengths: IntArray = self.alive.sum(axis=0)
         return lengths
 
+    def action_counts(self) -> NDArray[np.int64]:
+        """[A] how often each action was taken, up to the last one that was."""
+        counts: NDArray[np.int64] = np.bincount(self.actions[self.alive])
+        return counts
+
     def grouped(self, values: NDArray[Any]) -> NDArray[Any]:
         """[..., B] as [..., groups, G]."""
         return values.reshape(*values.shape[:-1], self.num_groups, self.group_size)

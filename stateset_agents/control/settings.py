@@ -151,7 +151,10 @@ class ControlConfig(RunSettings, OptimizerSettings):
         default="control", description="Part of the run folder's name.", pattern=r"^[\w.-]+$"
     )
     eval_episodes: int = Field(default=100, ge=1, description="Episodes of an evaluation.")
-    log_episodes: bool = Field(default=True, description="Write every episode to episodes.jsonl.")
+    log_episodes: bool = Field(
+        default=True,
+        description="Write every episode to episodes.jsonl, and to events.jsonl the counts of actions.",
+    )
 
     @field_validator("advantage_normalization", mode="before")
     @classmethod

@@ -381,6 +381,9 @@ class ControlTrainer:
         )
         if config.log_episodes:
             self._recorder.tracker.log_episodes(self._state.step, rollout.episodes())
+            self._recorder.tracker.log_event(
+                "actions", step=self._state.step, counts=self._action_counts(rollout)
+            )
         times = {"time/rollout": played - started, "time/update": ended - played}
         return _metrics(rollout, result, times), result.failure
 
@@ -403,6 +406,11 @@ class ControlTrainer:
                 max_steps=limit,
             )
         return collect(self.policy, self.environment, seeds, group_size=size, keys=keys, max_steps=limit)
+
+    def _action_counts(self, rollout: Rollout) -> dict[str, int]:
+        """By name, those that were taken."""
+        names, counts = self.environment.spec.action_names, rollout.action_counts().tolist()
+        return {names[index] if names else str(index): n for index, n in enumerate(counts) if n}
 
     def _next_num_groups(self, rollout: Rollout) -> int:
         wanted = self.config.steps_per_rollout

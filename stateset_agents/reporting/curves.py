@@ -16,7 +16,17 @@ from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.reporting.step_activity import OTHER, OVERLAPPED, ROLLOUT_ONLY, UPDATE_ONLY
 from stateset_agents.tracking.run_log import MetricLine
 
-__all__ = ["Chart", "Series", "activity_curves", "axis", "learning_curves", "other_curves", "reward_terms"]
+__all__ = [
+    "Chart",
+    "Range",
+    "Series",
+    "activity_curves",
+    "axis",
+    "learning_curves",
+    "numeric_curves",
+    "other_curves",
+    "reward_terms",
+]
 
 _MAX_POINTS = 2000
 """Points of a curve; a longer one is averaged in bins."""
@@ -49,6 +59,12 @@ class Chart:
     range: Range | None
     """Of the vertical axis; values outside are marked at its edge. None: the page fits it."""
     series: Sequence[Series]
+    signed: bool = False
+    """Stacked, and parts below zero hang from it."""
+    along: str = "step"
+    """What the horizontal axis counts."""
+    smoothed: bool = True
+    """Is a moving average drawn of a long line?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +149,40 @@ _LEARNING = (
     ),
     _single("Memory", "memory/peak_mib", "MiB, the peak of the process so far"),
 )
+_NUMERIC = (
+    _single("Return", "reward/mean", "mean of the update's episodes"),
+    _single("Held-out return", "eval/reward", "by the likeliest actions; band: 95 % interval"),
+    _single("Entropy", "policy/entropy", "nats per step"),
+    _single("KL to the reference", "kl/reference", "nats per step"),
+    _Kind(
+        title="Clip fraction",
+        metrics={"policy/clip_fraction_low": "below", "policy/clip_fraction_high": "above"},
+        note="share of steps, in the last pass",
+        percent=True,
+    ),
+    *(kind for kind in _LEARNING if kind.title in ("Value function", "Value loss")),
+    _single("Gradient norm", "optimizer/grad_norm", "before clipping"),
+    _single(
+        "Tied groups",
+        "group/zero_variance",
+        "share of groups whose members all earned the same",
+        percent=True,
+        bounds=_SHARE,
+    ),
+    *(kind for kind in _LEARNING if kind.title == "Time"),
+    _single("Speed", "rollout/steps_per_second", "environment steps per second, update included"),
+)
 _FAMILIES, _STALENESS = "success/", "staleness/"
 
 
 def learning_curves(lines: Sequence[MetricLine]) -> list[Chart]:
     """The charts to look at first, as far as their metrics were logged."""
     return [chart for kind in _learning(lines) if (chart := _chart(kind, lines))]
+
+
+def numeric_curves(lines: Sequence[MetricLine]) -> list[Chart]:
+    """`learning_curves` of a numeric training."""
+    return [chart for kind in _NUMERIC if (chart := _chart(kind, lines))]
 
 
 def activity_curves(lines: Sequence[MetricLine]) -> list[Chart]:
@@ -160,13 +204,15 @@ def activity_curves(lines: Sequence[MetricLine]) -> list[Chart]:
 
 def reward_terms(lines: Sequence[MetricLine]) -> list[Chart]:
     """One chart for each term of the rewards, by name."""
-    names = [name for name in _metrics_without_chart(lines) if _is_term(name)]
+    names = [name for name in _metrics_without_chart(lines, _learning(lines)) if _is_term(name)]
     return list(_chart_each(names, lines, prefix="reward/"))
 
 
-def other_curves(lines: Sequence[MetricLine]) -> list[tuple[str, list[Chart]]]:
-    """One chart for each metric without a learning curve, grouped by the stage in its name."""
-    names = [name for name in _metrics_without_chart(lines) if not _is_term(name)]
+def other_curves(lines: Sequence[MetricLine], *, numeric: bool = False) -> list[tuple[str, list[Chart]]]:
+    """One chart for each metric without a learning curve, grouped by the stage in its name. `numeric`: beside
+    `numeric_curves`."""
+    kinds = _NUMERIC if numeric else _learning(lines)
+    names = [name for name in _metrics_without_chart(lines, kinds) if not _is_term(name)]
     grouped = groupby(names, key=lambda name: name.partition("/")[0])
     stages = [(stage, list(_chart_each(members, lines))) for stage, members in grouped]
     return [(stage, charts) for stage, charts in stages if charts]
@@ -223,9 +269,9 @@ def _learning(lines: Sequence[MetricLine]) -> list[_Kind]:
     return [*_LEARNING[:2], by_family, *_LEARNING[2:], staleness, *[rows] * has_several]
 
 
-def _metrics_without_chart(lines: Sequence[MetricLine]) -> list[str]:
-    """Names of the metrics without a learning curve, sorted."""
-    shown = {name for kind in _learning(lines) for name in kind.metrics}
+def _metrics_without_chart(lines: Sequence[MetricLine], kinds: Sequence[_Kind]) -> list[str]:
+    """Names of the metrics that none of these charts has, sorted."""
+    shown = {name for kind in kinds for name in kind.metrics}
     return sorted({name for line in lines for name in line.values} - shown)
 
 
@@ -308,8 +354,8 @@ def _interval(name: str, values: Mapping[str, float]) -> Range | None:
     So it is too narrow: with groups of eight and half of the variance between scenarios it holds the truth in
     62 % of all cases (scripts/interval_coverage.py).
     """
-    if name == "eval/success" and "eval/success_low" in values:
-        return values["eval/success_low"], values["eval/success_high"]
+    if name in ("eval/success", "eval/reward") and f"{name}_low" in values:
+        return values[f"{name}_low"], values[f"{name}_high"]
     if name not in ("success/rate", "reward/mean") or "rollout/conversations" not in values:
         return None
     n = round(values["rollout/conversations"] - values.get("rollout/failed", 0.0))

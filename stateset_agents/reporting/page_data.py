@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from stateset_agents.reporting.curves import activity_curves, learning_curves, other_curves, reward_terms
+from stateset_agents.reporting.curves import (
+    activity_curves,
+    learning_curves,
+    numeric_curves,
+    other_curves,
+    reward_terms,
+)
+from stateset_agents.reporting.episodes import numeric_page
 from stateset_agents.reporting.measurements import other_tables, success_rows
 from stateset_agents.reporting.step_activity import step_activity
 from stateset_agents.tracking.diagnostics import diagnose
@@ -20,19 +27,25 @@ def page_data(log: RunLog) -> dict[str, Any]:
     """The parts that the run has so far; parts that were not measured or logged are empty or None."""
     summary, config, lines = log.summary(), log.config(), list(log.metrics())
     before, after = summary.get("before") or {}, summary.get("after") or {}
-    curves = [*learning_curves(lines), *activity_curves(step_activity(log.events()))]
+    numeric = config.get("kind") == "control"
+    curves = (
+        numeric_curves(lines)
+        if numeric
+        else [*learning_curves(lines), *activity_curves(step_activity(log.events()))]
+    )
     return {
+        **({"numeric": numeric_page(log, lines, summary)} if numeric else {}),
         "name": log.folder.path.name,
         "ended": summary.get("ended"),
         "facts": _facts(summary, config, steps=max((line.step for line in lines), default=0)),
         "greedy": {"before": before.get("greedy"), "after": after.get("greedy")},
-        "measured": success_rows(before, after),
-        "also": other_tables(before, after),
+        "measured": [] if numeric else success_rows(before, after),
+        "also": [] if numeric else other_tables(before, after),
         "curves": [asdict(chart) for chart in curves],
-        "terms": [asdict(chart) for chart in reward_terms(lines)],
+        "terms": [] if numeric else [asdict(chart) for chart in reward_terms(lines)],
         "others": [
             {"stage": stage, "charts": [asdict(chart) for chart in charts]}
-            for stage, charts in other_curves(lines)
+            for stage, charts in other_curves(lines, numeric=numeric)
         ],
         "findings": [{**asdict(finding), "sign": finding.sign} for finding in diagnose(log)],
         "settings": list(_flat(config)),
@@ -46,9 +59,11 @@ def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], *, steps: int)
     ended_early = steps <= summary.get("steps", -1) < summary.get("num_steps", 0)
     facts = [
         ("model", agent.get("model_name") if isinstance(agent, Mapping) else None),
+        ("environment", _numeric_environment(config)),
         ("steps", _steps(summary, training, steps)),
+        ("episodes", summary.get("episodes")),
         ("ended", summary.get("why") if ended_early else None),
-        ("credit", estimator if estimator != "group" else None),
+        ("credit", estimator if estimator != "group" or config.get("kind") == "control" else None),
         ("seed", summary.get("seed")),
         ("training", _duration(summary.get("train_seconds"))),
         ("platform", summary.get("platform")),
@@ -56,10 +71,20 @@ def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], *, steps: int)
     return [(name, str(value)) for name, value in facts if value is not None]
 
 
+def _numeric_environment(config: Mapping[str, Any]) -> str | None:
+    """Of a numeric run; a conversation's says little by its name."""
+    environment = config.get("environment")
+    if config.get("kind") != "control" or not isinstance(environment, Mapping):
+        return None
+    return str(environment.get("gymnasium", environment.get("name"))).rpartition("/")[2]
+
+
 def _steps(summary: Mapping[str, Any], training: Any, done: int) -> str:
     """`110`, or `unfinished: step 40 of 110` unless the summary says that the training finished."""
     if summary.get("ended", "finished") == "finished" and summary.get("steps", -1) >= done:
         return str(summary["steps"])
+    if isinstance(training, Mapping) and "total_steps" in training:
+        return f"unfinished: step {done} of {training['total_steps']}"
     if not isinstance(training, Mapping) or "num_episodes" not in training:
         return str(done)
     episodes = training["per_device_train_batch_size"] * training["gradient_accumulation_steps"]

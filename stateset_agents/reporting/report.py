@@ -29,7 +29,17 @@ __all__ = ["conversation_data", "plotly_js", "render", "write_report"]
 
 _SCRIPTS = tuple(
     f"page.{part}js"
-    for part in ("", "measured.", "charts.", "timeline.", "conversations.", "rows.", "tokens.", "start.")
+    for part in (
+        "",
+        "measured.",
+        "charts.",
+        "numeric.",
+        "timeline.",
+        "conversations.",
+        "rows.",
+        "tokens.",
+        "start.",
+    )
 )
 _HINT = "copy the run to a folder you may write"
 
@@ -84,6 +94,7 @@ def render(
     return template.render(
         name=page["name"],
         live=live,
+        numeric="numeric" in page,
         style=(folder / "page.css").read_text(encoding="utf-8"),
         script="\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS),
         data=_compressed(dump({**page, **browser_data})),

@@ -83,6 +83,8 @@ class StepWarnings:
                 "is the reward the same whatever the agent says, are all scenarios too easy or too hard, or "
                 "the replies all alike (temperature)?"
             )
+            if "episode/length" in metrics:
+                cure = "is the task solved, or is the reward the same whatever a member does?"
             findings.append(Finding("tied groups", "fail", seen, cure))
         if metrics.get("time/loop_lag", 0.0) >= MAX_LOOP_LAG:
             seen = f"the event loop stood still for {metrics['time/loop_lag']:.1f} s"

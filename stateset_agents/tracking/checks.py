@@ -129,6 +129,11 @@ def _tied_groups(history: History) -> Finding | None:
     seen = f"{share:.0%} of the last groups"
     if history.is_solved():
         return Finding("tied groups", "ok", f"{seen}, as most conversations succeed now")
+    if history.is_numeric():
+        hint = (
+            "members earn the same: the task is solved, or larger groups and a finer reward tell more apart"
+        )
+        return graded("tied groups", share, seen, hint)
     return graded("tied groups", share, seen)
 
 
@@ -406,6 +411,9 @@ def _entropy(history: History) -> Finding | None:
     if end > limits.warn * start:
         hint = "lower learning_rate or entropy_coef, raise beta"
         return Finding("entropy", "warn", f"{seen}: the policy drifts into noise", hint)
+    if end < start / limits.fail and history.is_numeric():
+        hint = "fine where one action is clearly best, which ends near 0; else raise entropy_coef"
+        return Finding("entropy", "warn", seen, hint)
     if end < start / limits.fail and not history.is_solved():
         return Finding("entropy", "fail", f"{seen}: it collapsed", limits.advice)
     return Finding("entropy", "ok", seen)

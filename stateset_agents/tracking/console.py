@@ -111,7 +111,7 @@ class ConsoleDisplay:
         done = step - self._first_step
         if done <= 0:
             return math.nan
-        return (time.monotonic() - self._started) / done * (self.total_steps - step)
+        return (time.monotonic() - self._started) / done * max(0, self.total_steps - step)
 
 
 class PlayDisplay:

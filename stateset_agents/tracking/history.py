@@ -38,6 +38,10 @@ class History:
         values = self.finite(name)
         return fmean(values[-window(values) :]) if values else None
 
+    def is_numeric(self) -> bool:
+        """Are its episodes numbers, not conversations?"""
+        return bool(self.values("episode/length"))
+
     def is_solved(self) -> bool:
         """Do nine in ten of the last conversations succeed? Then little is left to learn."""
         return (self.end("success/rate") or 0.0) >= 0.9

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from chromium import Chromium, Tab, chromium
-from report_runs import WORDS, finished_run, log_stage, log_step, metrics
+from report_runs import WORDS, finished_run, log_stage, log_step, metrics, numeric_run
 from row_talks import TOKENIZER, RowTalk, agent, compacted_talk, forked_talk, thinking_talk, user
 
 from stateset_agents.reporting.live import serve
@@ -599,4 +599,40 @@ async def test_a_page_with_shared_assets_finds_them_beside_its_run(tab: Tab, tmp
     write_report(folder.path, shared_assets=True)
     await opened(tab, folder)
     await scroll_through(tab)
+    assert tab.complaints == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+async def test_a_numeric_run_has_its_charts_tables_and_windows(
+    tab: Tab, tmp_path: Path, width: int, scheme: str
+) -> None:
+    folder = numeric_run(tmp_path)
+    write_report(folder.path)
+    await tab.look(width, 900, scheme)
+    await tab.open(folder.report.as_uri())
+    await tab.until("!!document.querySelector('#windows .plot')")
+    await scroll_through(tab)
+    assert await tab.run("document.documentElement.scrollWidth <= innerWidth")
+    assert await tab.run("document.querySelectorAll('#conversations, #timeline').length") == 0
+    table = "[...document.querySelectorAll('.players tbody tr')].map((row) => row.innerText)"
+    assert [row.split("\t")[0].strip() for row in await tab.run(table)] == [
+        "policy before",
+        "policy after",
+        "hpa",
+    ]
+    parts = await tab.run(f"{plot('Parts of the reward')}.data.map((line) => [line.type, line.y.at(-1)])")
+    assert parts == [["bar", -24], ["bar", 144]]
+    shown = f"{plot('Replicas')}.data.map((line) => [line.name, line.y])"
+    assert await tab.run(shown) == [
+        ["load", [1, 2, 3]],
+        ["policy: ready", [1, 2, 3]],
+        ["hpa: ready", [1, 2, 4]],
+    ]
+    await tab.run(
+        "(() => { const choice = document.querySelector('#windows select'); choice.value = '2';"
+        "choice.dispatchEvent(new Event('change')); })()"
+    )
+    await tab.run("document.querySelector('#windows .plot').scrollIntoView()")
+    await tab.until(f"{plot('Replicas')}.data?.[1].y[0] === 2")
+    assert await tab.run("document.querySelector('#windows .tools').innerText.includes('policy 0.75')")
     assert tab.complaints == []

@@ -12,6 +12,7 @@ from typing import Any
 
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker, Stage
+from stateset_agents.tracking.windows import Panel, Trace, Window
 from stateset_agents.types.messages import Completion, Message, ToolCall, VersionSpan
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.timeline import Span
@@ -25,6 +26,7 @@ __all__ = [
     "log_stage",
     "log_step",
     "metrics",
+    "numeric_run",
     "page_data",
     "side",
 ]
@@ -208,3 +210,71 @@ def page_data(folder: RunFolder) -> dict[str, Any]:
     (packed,) = re.findall(r'<script type="text/plain" id="data">([^<]*)</script>', folder.report.read_text())
     data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))
     return data
+
+
+def numeric_run(root: Path, *, updates: int = 12) -> RunFolder:
+    """A finished run of kind control: ten episodes an update, two actions, a rule, and three windows."""
+    folder = RunFolder.create(root, "pole", conversations=False)
+    folder.write_config(
+        {"kind": "control", "environment": {"name": "pole"}, "training": {"total_steps": 100 * updates}}
+    )
+    with JsonlTracker(folder) as tracker:
+        tracker.log_episodes(0, [_episode(seed, 5.0 + seed) for seed in range(4)], stage="before")
+        for number in range(1, updates + 1):
+            step = 100 * number
+            tracker.log_metrics(
+                step,
+                {
+                    "reward/mean": 10.0 * number,
+                    "reward/upright": 12.0 * number,
+                    "reward/cost": -2.0 * number,
+                    "episode/length": 10.0,
+                    "policy/entropy": 0.6,
+                    "eval/reward": 9.0 * number,
+                    "eval/reward_low": 8.0 * number,
+                    "eval/reward_high": 10.0 * number,
+                    "time/rollout": 0.5,
+                    "time/update": 0.25,
+                    "rollout/steps_per_second": 400.0,
+                },
+            )
+            returns = [10.0 * number + member for member in range(10)]
+            tracker.log_episodes(step, [_episode(7, value) for value in returns])
+            tracker.log_event("actions", step=step, counts={"left": 100 - number, "right": number})
+        last = 100 * updates
+        tracker.log_episodes(last, [_episode(seed, 15.0 + 2 * seed) for seed in range(4)], stage="after")
+    windows = []
+    for place, name in enumerate(("worst", "median", "best")):
+        traces = {
+            player: Trace(
+                seconds_per_step=15,
+                panels=[
+                    Panel(
+                        title="Replicas",
+                        series={"load": [1.0, 2.0, 3.0], "ready": [float(place), 2.0, float(height)]},
+                    ),
+                    Panel(title="Response time", unit="ms", series={"p99": [100.0, 200.0, 10.0 * height]}),
+                ],
+            )
+            for player, height in (("policy", 3), ("hpa", 4))
+        }
+        returns_of = {"policy": -1.25 + place, "hpa": -1.5}
+        windows.append(Window(name=name, seed=place, traces=traces, returns=returns_of))
+    folder.write_windows(windows)
+    measured = {"n": 4, "num_failed": 0, "mean_length": 10.0, "reward_interval": [5.2, 7.8]}
+    rule = {**measured, "mean_reward": 9.0, "difference": 9.0, "difference_interval": [7.0, 11.0]}
+    folder.write_summary(
+        {
+            **{"seed": 0, "steps": last, "num_steps": last, "episodes": 10 * updates, "ended": "finished"},
+            "before": {**measured, "mean_reward": 6.5},
+            "after": {**measured, "mean_reward": 18.0},
+            "rules": {"hpa": rule},
+        }
+    )
+    return folder
+
+
+def _episode(seed: int, value: float) -> dict[str, Any]:
+    ended = "truncated" if value > 100 else "terminated"
+    common = {"group": 0, "member": 0, "components": {}, "length": 10}
+    return {**common, "seed": seed, "return": value, "ended": ended}

@@ -33,10 +33,10 @@ function give(place, chart) {
   const figure = figures.get(place);
   figure.chart = chart;
   figure.steps = [...new Set(chart.series.flatMap((one) => one.steps))].sort((a, b) => a - b);
-  const spoken = chart.series.map((one) => `${one.name}: ${ends(one, chart.percent)}`).join("; ");
-  place.setAttribute("aria-label", `${chart.title}. ${spoken}. Arrow keys read the steps.`);
+  const spoken = chart.series.map((one) => `${one.name}: ${ends(one, chart)}`).join("; ");
+  place.setAttribute("aria-label", `${chart.title}. ${spoken}. Arrow keys read the ${chart.along}s.`);
   const beyond = outside(chart).length;
-  figure.words.textContent = [chart.note, beyond ? `${plural(beyond, "step")} beyond the axis` : ""].filter(Boolean).join("; ");
+  figure.words.textContent = [chart.note, beyond ? `${plural(beyond, chart.along)} beyond the axis` : ""].filter(Boolean).join("; ");
   read(place, null);
   if (figure.drawn) draw(place);
 }
@@ -50,15 +50,15 @@ function dropCharts(element) {
   }
 }
 
-function ends(one, percent) {
+function ends(one, { percent, along }) {
   const known = one.values.map((value, at) => [one.steps[at], value]).filter(([, value]) => value !== null);
   if (!known.length) return "no value";
-  return [...new Set([0, known.length - 1])].map((at) => `${number(known[at][1], percent)} at step ${known[at][0]}`).join(", ");
+  return [...new Set([0, known.length - 1])].map((at) => `${number(known[at][1], percent)} at ${along} ${known[at][0]}`).join(", ");
 }
 
 /** The steps whose value, or sum of parts, the axis leaves out. */
 function outside(chart) {
-  if (!chart.range) return [];
+  if (!chart.range || chart.signed) return []; // whose axis has room for all
   const [low, high] = chart.range;
   const sums = new Map();
   const points = chart.series.flatMap((one) => one.values.map((value, at) => ({ step: one.steps[at], value })));
@@ -78,7 +78,7 @@ function read(place, at) {
     const band = one.low && (one.low[own] ?? null) !== null ? ` [${number(one.low[own], chart.percent)}, ${number(one.high[own], chart.percent)}]` : "";
     return `${number(one.values[own], chart.percent)}${band}`;
   });
-  readout.textContent = legend ? `step ${step}` : `${said[0]} at step ${step}`;
+  readout.textContent = legend ? `${chart.along} ${step}` : `${said[0]} at ${chart.along} ${step}`;
   legend?.querySelectorAll("b").forEach((value, i) => (value.textContent = said[i]));
 }
 
@@ -116,16 +116,20 @@ function traces(chart) {
   return [...chart.series.flatMap((one, at) => {
     const own = single ? colour("--new") : colour(`--c${at % 12}`);
     const long = one.values.length >= SMOOTHED_FROM;
+    const smoothed = long && chart.smoothed;
     const digits = chart.percent ? "%{y:.1%}" : "%{y:,.4~g}";
     const base = { x: one.steps, type: "scatter", mode: "lines", hoverinfo: "skip", showlegend: false, connectgaps: true };
     const shown = { ...base, hoverinfo: "all", meta: "values", name: single ? "" : one.name, y: one.values };
+    if (chart.signed) {
+      return [{ ...shown, type: "bar", marker: { color: own }, hovertemplate: digits }];
+    }
     if (chart.stacked) {
       return [{ ...shown, stackgroup: "all", line: { color: own, width: 1 }, fillcolor: `${own}99`, hovertemplate: digits }];
     }
     if (!single) {
       const line = { color: own, width: 1.75 };
       const dots = long ? {} : { mode: "lines+markers", marker: { color: own, size: 5 } };
-      return [{ ...shown, ...dots, y: long ? smooth(one.values) : one.values, line, hovertemplate: digits }];
+      return [{ ...shown, ...dots, y: smoothed ? smooth(one.values) : one.values, line, hovertemplate: digits }];
     }
     const band = one.low ? [
       { ...base, y: one.low, line: { width: 0 } },
@@ -133,8 +137,8 @@ function traces(chart) {
     ] : [];
     const interval = one.low ? one.low.map((low, i) => (low === null ? "" : ` [${number(low, chart.percent)}, ${number(one.high[i], chart.percent)}]`)) : null;
     const few = !long ? { mode: "lines+markers", marker: { color: own, size: 6 } } : {};
-    const raw = { ...shown, ...few, text: interval, hovertemplate: `${digits}${interval ? "%{text}" : ""}<extra></extra>`, line: { color: long ? colour("--raw") : own, width: long ? 1.25 : 2 } };
-    const mean = long ? [{ ...base, y: smooth(one.values), line: { color: own, width: 2.25 } }] : [];
+    const raw = { ...shown, ...few, text: interval, hovertemplate: `${digits}${interval ? "%{text}" : ""}<extra></extra>`, line: { color: smoothed ? colour("--raw") : own, width: smoothed ? 1.25 : 2 } };
+    const mean = smoothed ? [{ ...base, y: smooth(one.values), line: { color: own, width: 2.25 } }] : [];
     return [...band, raw, ...mean];
   }), ...edges(chart, marks)];
 }
@@ -163,14 +167,14 @@ function smooth(values) {
 function layout(chart) {
   const steps = chart.series.flatMap((one) => one.steps);
   const [first, last] = [Math.min(...steps), Math.max(...steps)];
-  const pad = Math.max(0.5, 0.01 * (last - first));
+  const pad = Math.max(chart.along === "step" ? 0.5 : 0, 0.01 * (last - first));
   const axis = { gridcolor: colour("--rule"), zeroline: true, zerolinecolor: colour("--zero"), zerolinewidth: 1, tickfont: { size: 11, color: colour("--soft") }, fixedrange: matchMedia("(pointer: coarse)").matches, automargin: true };
   return {
-    autosize: true, uirevision: "kept", margin: { l: 44, r: 8, t: 8, b: 26 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
+    autosize: true, barmode: "relative", bargap: 0.1, uirevision: "kept", margin: { l: 44, r: 8, t: 8, b: 26 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
     font: { family: "system-ui, sans-serif", color: colour("--ink") }, hovermode: "x unified",
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--rule"), font: { color: colour("--ink"), size: 12 } },
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-    xaxis: { ...axis, range: [first - pad, last + pad], showgrid: false, zeroline: false, nticks: 6, tickformat: "d", hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } },
+    xaxis: { ...axis, range: [first - pad, last + pad], showgrid: false, zeroline: false, nticks: 6, tickformat: chart.along === "step" ? "d" : "~g", hoverformat: chart.along === "step" ? "d" : "~g", unifiedhovertitle: { text: `${chart.along} %{x}` } },
     yaxis: { ...axis, nticks: 5, tickformat: chart.percent ? ".0%" : "~g", rangemode: "tozero", ...(chart.range ? { range: chart.range } : {}) },
   };
 }

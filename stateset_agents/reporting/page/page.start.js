@@ -48,7 +48,8 @@ function showSettings(data) {
 }
 
 function showPage(data) {
-  for (const show of [showTop, showMeasured, showCurves, showDiagnostics, showSettings]) show(data);
+  const measured = data.numeric ? [showPlayers, showCurves, showEpisodes, showWindows] : [showMeasured, showCurves];
+  for (const show of [showTop, ...measured, showDiagnostics, showSettings]) show(data);
 }
 
 /** Follow a run that goes on: the server says what is new. */
@@ -60,16 +61,17 @@ function follow(timeline, browser) {
     showPage(data);
     say(data.ended ?? "live");
   });
+  events.onerror = () => say("connection lost");
+  if (!browser) return;
   events.addEventListener("conversations", async () => {
     const browsed = await (await fetch("conversations.json")).json();
     timeline.update(browsed.timeline);
     browser.update(browsed);
   });
-  events.onerror = () => say("connection lost");
 }
 
 const data = JSON.parse(await unpacked("data"));
 showPage(data);
-const browser = new Browser(part("conversations"), data);
-const timeline = new Timeline(part("timeline"), data.timeline, (...group) => browser.open(...group));
+const browser = data.numeric ? null : new Browser(part("conversations"), data);
+const timeline = data.numeric ? null : new Timeline(part("timeline"), data.timeline, (...group) => browser.open(...group));
 if ("live" in document.body.dataset) follow(timeline, browser);

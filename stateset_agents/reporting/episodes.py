@@ -1,0 +1,287 @@
+"""What the page of a numeric run has in place of conversations: returns, lengths, rewards, actions, windows.
+
+Charts are plain data, drawn by `page.charts.js`; tables and windows by `page.numeric.js`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from stateset_agents.algorithms.intervals import mean_interval
+from stateset_agents.reporting.curves import Chart, Range, Series, axis
+from stateset_agents.tracking.run_log import MetricLine, RunLog
+from stateset_agents.tracking.windows import Window
+
+__all__ = ["action_table", "episode_charts", "numeric_page", "player_table", "window_charts"]
+
+_MAX_POINTS = 500
+"""Of a chart of episodes; more steps are taken together."""
+_MOST_ACTIONS = 24
+"""Rows of the table of actions."""
+_ENDS = {"terminated": "ended by itself", "truncated": "cut by a limit", "failed": "failed"}
+_LOW, _HIGH = 0.1, 0.9
+
+_Episode = Mapping[str, Any]
+
+
+def numeric_page(log: RunLog, lines: Sequence[MetricLine], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """All that the page has of a numeric run beside learning curves."""
+    episodes = list(log.episodes())
+    counts = [(event["step"], event["counts"]) for event in log.events() if event["event"] == "actions"]
+    return {
+        "players": player_table(summary, episodes),
+        "episodes": [asdict(chart) for chart in episode_charts(episodes, lines)],
+        "actions": action_table(counts),
+        "windows": [
+            {"name": window.name, "note": _note(window), "charts": [asdict(c) for c in window_charts(window)]}
+            for window in log.windows()
+        ],
+    }
+
+
+# ------------------------------------------------------------------------------ episodes by step
+
+
+def episode_charts(episodes: Iterable[_Episode], lines: Sequence[MetricLine]) -> list[Chart]:
+    """Of the training's episodes, step by step: how returns and lengths spread, how they ended; and what the
+    reward was made of. An empty list where no episodes were written."""
+    trained = [episode for episode in episodes if episode["stage"] == "train"]
+    steps = [(step, list(group)) for step, group in groupby(trained, key=itemgetter("step"))]
+    size = max(1, math.ceil(len(steps) / _MAX_POINTS))
+    bins = [
+        (part[-1][0], [episode for _, group in part for episode in group])
+        for start in range(0, len(steps), size)
+        if (part := steps[start : start + size])
+    ]
+    together = f"; each point {size} updates" if size > 1 else ""
+    charts = []
+    if bins:
+        charts = [
+            _spread(
+                "Returns", "return", f"median of an update's episodes; band: the middle 80 %{together}", bins
+            ),
+            _spread("Lengths", "length", f"steps, median; band: the middle 80 %{together}", bins),
+            _endings(bins, f"share of an update's episodes{together}"),
+        ]
+    parts = _components(lines)
+    return [*charts, *([parts] if parts else [])]
+
+
+def _spread(title: str, name: str, note: str, bins: Sequence[tuple[int, list[_Episode]]]) -> Chart:
+    found = [sorted(e[name] for e in part if e[name] is not None) for _, part in bins]
+    low, middle, high = (
+        [_quantile(values, share) if values else None for values in found] for share in (_LOW, 0.5, _HIGH)
+    )
+    known = [axis([v for v in line if v is not None]) for line in (low, high)]
+    ranges = [fit for fit in known if fit]
+    return Chart(
+        title=title,
+        note=note,
+        percent=False,
+        stacked=False,
+        range=(min(a for a, _ in ranges), max(b for _, b in ranges)) if ranges else None,
+        series=[Series(name=title, steps=[step for step, _ in bins], values=middle, low=low, high=high)],
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """By linear interpolation between the two nearest."""
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    value = ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return float(f"{value:.7g}")
+
+
+def _endings(bins: Sequence[tuple[int, list[_Episode]]], note: str) -> Chart:
+    met = {episode["ended"] for _, part in bins for episode in part}
+    return Chart(
+        title="How episodes end",
+        note=note,
+        percent=True,
+        stacked=True,
+        range=(0.0, 1.0),
+        series=[
+            Series(
+                name=words,
+                steps=[step for step, _ in bins],
+                values=[sum(e["ended"] == end for e in part) / len(part) for _, part in bins],
+            )
+            for end, words in _ENDS.items()
+            if end in met or end != "failed"
+        ],
+    )
+
+
+def _components(lines: Sequence[MetricLine]) -> Chart | None:
+    """The parts of the mean return, above and below zero; None for a reward of one part."""
+    logged = {name for line in lines for name in line.values if name.startswith("reward/")}
+    names = sorted(logged - {"reward/mean", "reward/std"})
+    chosen = [line for line in lines if any(name in line.values for name in names)]
+    if len(names) < 2:
+        return None
+    size = max(1, math.ceil(len(chosen) / _MAX_POINTS))
+    parts = [chosen[start : start + size] for start in range(0, len(chosen), size)]
+    series = [
+        Series(
+            name=name.removeprefix("reward/"),
+            steps=[part[-1].step for part in parts],
+            values=[_mean([line.values.get(name, math.nan) for line in part]) for part in parts],
+        )
+        for name in names
+    ]
+    return Chart(
+        title="Parts of the reward",
+        note="of the mean return; parts below zero hang from it",
+        percent=False,
+        stacked=True,
+        signed=True,
+        range=_both_ways(series),
+        series=series,
+    )
+
+
+def _both_ways(series: Sequence[Series]) -> Range | None:
+    """Room for the sums of what is above zero, and of what is below."""
+    columns = list(zip(*(line.values for line in series), strict=True))
+    up = max((sum(max(v or 0.0, 0.0) for v in column) for column in columns), default=0.0)
+    down = min((sum(min(v or 0.0, 0.0) for v in column) for column in columns), default=0.0)
+    return (1.05 * down, 1.05 * up) if down < up else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    finite = [value for value in values if math.isfinite(value)]
+    return float(f"{sum(finite) / len(finite):.7g}") if finite else None
+
+
+# ------------------------------------------------------------------------------ actions and players
+
+
+def action_table(counts: Sequence[tuple[int, Mapping[str, int]]]) -> dict[str, Any] | None:
+    """Shares of the actions in the first and the last tenth of the updates, in their order; where there are
+    many, the most frequent and the rest together. None where nothing was counted."""
+    if not counts:
+        return None
+    tenth = max(1, len(counts) // 10)
+    sides = []
+    for part in (counts[:tenth], counts[-tenth:]):
+        total: Counter[str] = Counter()
+        for _, each in part:
+            total.update(each)
+        number = sum(total.values())
+        sides.append({name: count / number for name, count in total.items()} if number else {})
+    first, last = sides
+    names = list(dict.fromkeys(name for _, each in counts for name in each))
+    names.sort(key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0))
+    shown = names
+    if len(names) > _MOST_ACTIONS:
+        by_use = sorted(names, key=lambda name: -max(first.get(name, 0.0), last.get(name, 0.0)))
+        kept = set(by_use[: _MOST_ACTIONS - 1])
+        shown = [name for name in names if name in kept]
+    rows = [{"name": name, "first": first.get(name, 0.0), "last": last.get(name, 0.0)} for name in shown]
+    if len(shown) < len(names):
+        rest = f"{len(names) - len(shown)} others"
+        others = [sum(side.get(name, 0.0) for name in names if name not in shown) for side in sides]
+        rows.append({"name": rest, "first": others[0], "last": others[1]})
+    return {"rows": rows, "updates": tenth}
+
+
+def player_table(summary: Mapping[str, Any], episodes: Sequence[_Episode]) -> list[dict[str, Any]]:
+    """Mean returns from the held-out starts: the policy before and after training, and rules.
+
+    `difference`: of the trained policy to each, paired start by start.
+    """
+    sides = [
+        (name, summary[name]) for name in ("before", "after") if "mean_reward" in (summary.get(name) or {})
+    ]
+    rows = []
+    for name, side in sides:
+        row = {"name": f"policy {name}", **_row(side)}
+        if name == "before" and len(sides) == 2:
+            row |= _paired(episodes)
+        rows.append(row)
+    for name, rule in (summary.get("rules") or {}).items():
+        gain = {key: rule[key] for key in ("difference", "difference_interval")}
+        rows.append({"name": name, **_row(rule), **gain})
+    return rows
+
+
+def _row(side: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "mean": side["mean_reward"],
+        "interval": side["reward_interval"],
+        "n": side["n"] - side["num_failed"],
+        "length": side["mean_length"],
+        "difference": None,
+        "difference_interval": None,
+    }
+
+
+def _paired(episodes: Sequence[_Episode]) -> dict[str, Any]:
+    """Returns after training less those before it, where both were written."""
+    before, after = (
+        {e["seed"]: e["return"] for e in episodes if e["stage"] == stage and e["return"] is not None}
+        for stage in ("before", "after")
+    )
+    gains = [value - before[seed] for seed, value in after.items() if seed in before]
+    if not gains:
+        return {}
+    return {"difference": sum(gains) / len(gains), "difference_interval": mean_interval(gains)}
+
+
+# ------------------------------------------------------------------------------ windows
+
+
+def _note(window: Window) -> str:
+    """`policy -1.2, hpa -1.4`"""
+    return ", ".join(f"{player} {value:.4g}" for player, value in window.returns.items())
+
+
+def window_charts(window: Window) -> list[Chart]:
+    """A chart for each panel, all players on one axis; what is the same for all is drawn once."""
+    titles = list(dict.fromkeys(p.title for trace in window.traces.values() for p in trace.panels))
+    seconds = next(iter(window.traces.values())).seconds_per_step
+    scale = 1.0 if seconds is None else seconds / 60
+    return [_panel(window, title, scale, "step" if seconds is None else "minute") for title in titles]
+
+
+def _panel(window: Window, title: str, scale: float, along: str) -> Chart:
+    found = {
+        player: panel
+        for player, trace in window.traces.items()
+        for panel in trace.panels
+        if panel.title == title
+    }
+    names = list(dict.fromkeys(name for panel in found.values() for name in panel.series))
+    series = []
+    for name in names:
+        by_player = {player: list(p.series[name]) for player, p in found.items() if name in p.series}
+        first = next(iter(by_player.values()))
+        if len(by_player) == len(found) and all(values == first for values in by_player.values()):
+            by_player = {"": first}
+        series += [
+            Series(
+                name=f"{player}: {name}" if player else name,
+                steps=[round(scale * (step + 1), 4) for step in range(len(values))],
+                values=values,
+            )
+            for player, values in by_player.items()
+        ]
+    units = [panel.unit for panel in found.values() if panel.unit]
+    known = [value for line in series for value in line.values if value is not None]
+    return Chart(
+        title=title,
+        note=units[0] if units else "",
+        percent=False,
+        stacked=False,
+        range=axis(known),
+        series=series,
+        along=along,
+        smoothed=False,
+    )

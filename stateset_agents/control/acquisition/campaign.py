@@ -1,0 +1,99 @@
+"""A campaign: experiments chosen by a rule until the budget pays no more, for many tasks at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stateset_agents.control.acquisition.belief import Belief
+from stateset_agents.control.acquisition.families import Tasks
+from stateset_agents.control.acquisition.linear_models import Array, Bools, Ints
+from stateset_agents.control.acquisition.rules import Rule, Situation
+from stateset_agents.types.seeds import derive
+
+__all__ = ["Outcome", "experimented", "play"]
+
+_ROWS = 128
+"""Tasks for which a rule is asked at once: those that imagine outcomes have thousands of rows for each."""
+_DRAWS = 256
+"""Models drawn for the expected regret."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """How campaigns ended."""
+
+    regret: Array  # [B]
+    """Best true effect minus that of the intervention with the highest posterior mean."""
+    expected_regret: Array  # [B]
+    """The same under the posterior at the end."""
+    num_experiments: Ints  # [B]
+    actions: Ints  # [T, B]
+    """-1 where none was made."""
+
+
+def experimented(tasks: Tasks, belief: Belief, actions: Ints, number: int) -> Belief:
+    """The belief after experiment `number` (from 0) of every task. `actions`: [B]."""
+    rows = np.arange(len(actions))
+    is_set = tasks.menu.is_set[rows, actions]
+    values = tasks.models.sample(is_set, tasks.menu.values[rows, actions], tasks.noise(number)[:, None])
+    return belief.updated(values[:, 0], is_set)
+
+
+def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> Outcome:
+    """One campaign of each task.
+
+    `seed`: of what the rule draws; the experiments' noise is the tasks' own, so that two rules on the same
+    tasks are paired.
+    """
+    size, rows = len(tasks), np.arange(len(tasks))
+    random = np.random.default_rng(derive(seed, "campaign"))
+    situation = Situation(
+        belief=tasks.belief,
+        costs=tasks.menu.costs,
+        left=tasks.budget,
+        counts=np.zeros(tasks.menu.costs.shape, dtype=np.int64),
+        random=random,
+    )
+    made: list[Ints] = []
+    while (goes_on := _can_pay(situation)).any():
+        live = np.flatnonzero(goes_on)
+        actions = np.zeros(size, dtype=np.int64)
+        for part in np.array_split(live, -(-len(live) // _ROWS)):
+            actions[part] = rule(situation.take(part))
+        belief = experimented(tasks, situation.belief, actions, len(made))
+        spent = np.where(goes_on, situation.costs[rows, actions], 0.0)
+        counts = situation.counts.copy()
+        counts[rows, actions] += goes_on
+        situation = replace(
+            situation,
+            belief=belief if goes_on.all() else belief.where(goes_on, situation.belief),
+            left=situation.left - spent,
+            counts=counts,
+        )
+        made.append(np.where(goes_on, actions, -1))
+    history = np.stack(made) if made else np.empty((0, size), dtype=np.int64)
+    recommended = situation.belief.effect_means().argmax(axis=1)
+    return Outcome(
+        regret=tasks.effects.max(axis=1) - tasks.effects[rows, recommended],
+        expected_regret=_expected_regret(situation.belief, seed),
+        num_experiments=(history >= 0).sum(axis=0),
+        actions=history,
+    )
+
+
+def _can_pay(situation: Situation) -> Bools:
+    """[B] is there an experiment that what is left pays?"""
+    found: Bools = situation.affordable.any(axis=1)
+    return found
+
+
+def _expected_regret(belief: Belief, seed: int) -> Array:
+    random = np.random.default_rng(derive(seed, "expected regret"))
+    found = np.empty(len(belief))
+    for part in np.array_split(np.arange(len(belief)), -(-len(belief) // _ROWS)):
+        shape = (len(part), _DRAWS)
+        normals = random.standard_normal((*shape, *belief.means.shape[2:]))
+        found[part] = belief.take(part).expected_regret(normals, random.random(shape))
+    return found

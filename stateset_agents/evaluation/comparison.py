@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import comb
 from typing import Any, Literal
 
-from stateset_agents.algorithms.intervals import mean_interval, share_interval
-from stateset_agents.evaluation.evaluator import Evaluation
+from stateset_agents.algorithms.intervals import exact_mcnemar, mean_interval, paired_interval
+from stateset_agents.evaluation.evaluator import Evaluation, measured
 from stateset_agents.evaluation.measures import success_of_scenarios, tries_of
+from stateset_agents.evaluation.recorded import groups_of
+from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Trajectory
 
@@ -22,10 +23,12 @@ __all__ = [
     "Paired",
     "Verdict",
     "compare",
+    "compare_runs",
     "exact_mcnemar",
     "mean_interval",
     "mean_verdict",
     "paired_interval",
+    "recorded_evaluation",
 ]
 
 Verdict = Literal["better", "worse", "unclear"]
@@ -183,6 +186,40 @@ def compare(a: Evaluation, b: Evaluation) -> Comparison:
     )
 
 
+def compare_runs(a: RunLog, b: RunLog) -> Comparison:
+    """Pair what two runs recorded of their evaluations after training; nothing is played.
+
+    Raises ConfigurationError as `compare` and `recorded_evaluation` do, and where a scenario of one name is
+    another one in the other run.
+    """
+    of_a, of_b = recorded_evaluation(a), recorded_evaluation(b)
+    scenarios_a, scenarios_b = (
+        {name: tries[0].scenario for name, tries in tries_of(side.groups).items()} for side in (of_a, of_b)
+    )
+    for name in scenarios_a.keys() & scenarios_b.keys():
+        if scenarios_a[name] != scenarios_b[name]:
+            raise ConfigurationError(
+                f"the scenario {name} is another one in {b.folder.path} than in {a.folder.path}: play both "
+                "on one environment with --replay"
+            )
+    return compare(of_a, of_b)
+
+
+def recorded_evaluation(log: RunLog) -> Evaluation:
+    """A run's evaluation after training, from its conversations.
+
+    Raises ConfigurationError where the run was not evaluated, has not ended, or kept no conversation.
+    """
+    summary = log.summary().get("after")
+    groups = [group for _, of_step in groups_of(log.rollouts("after")) for group in of_step]
+    if summary is None or not groups:
+        raise ConfigurationError(
+            f"{log.folder.path} has no held-out conversations from after its training: it needs an "
+            "`evaluation` section, an end, and `training.log_rollouts`; --replay plays its newest checkpoint"
+        )
+    return measured(groups, tries=summary["tries"], temperature=summary["temperature"])
+
+
 def _scenarios(evaluation: Evaluation) -> set[str]:
     return {trajectory.scenario.id for group in evaluation.groups for trajectory in group.trajectories}
 
@@ -219,42 +256,3 @@ def _by_coin(wins: int, losses: int, p_value: float) -> tuple[Verdict, str]:
     if p_value > 0.05:
         return "unclear", f"a coin falls so, {wins} to {losses}, in {p_value:.0%} of the cases"
     return ("better" if wins > losses else "worse"), ""
-
-
-def exact_mcnemar(wins: int, losses: int) -> float:
-    """Two-sided p-value of "as often won as lost": a fair coin on the pairs that differ (McNemar 1947).
-
-    9 wins and 1 loss give 2 (1 + 10) / 1024 = .021; no pair that differs gives 1.
-    """
-    n, fewer = wins + losses, min(wins, losses)
-    return min(1.0, 2 * sum(comb(n, k) for k in range(fewer + 1)) / (1 << n))
-
-
-def paired_interval(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """95 % of the mean of b - a, from A's and B's share of successful tries in each scenario.
-
-    Newcombe's square-and-add of the two sides' intervals, corrected for their correlation (Statistics in
-    Medicine 17, 1998, pages 2635-2650, method 10); with one try of each scenario that is method 10 itself,
-    with several the sides' intervals are those of `share_interval`. Unlike p +- 1.96 se it keeps its level
-    for few pairs and for shares near 0 and 1. Raises ValueError without a pair.
-    """
-    n = len(shares)
-    if n == 0:
-        raise ValueError("there is no pair to compare")
-    side_a, side_b = [a for a, _ in shares], [b for _, b in shares]
-    a, b = math.fsum(side_a) / n, math.fsum(side_b) / n
-    (a_low, a_high), (b_low, b_high) = share_interval(side_a), share_interval(side_b)
-    covariance = n * math.fsum(x * y for x, y in shares) - n * a * n * b
-    margins = math.prod(
-        n * math.fsum(x * x for x in side) - math.fsum(side) ** 2 for side in (side_a, side_b)
-    )
-    if covariance > 0:
-        covariance = max(covariance - n / 2, 0)  # Newcombe's continuity correction
-    phi = covariance / math.sqrt(margins) if margins > 0 else 0.0
-
-    def half(own: float, other: float) -> float:
-        return math.sqrt(max(0.0, own * own - 2 * phi * own * other + other * other))
-
-    low = b - a - half(b - b_low, a_high - a)
-    high = b - a + half(b_high - b, a - a_low)
-    return max(-1.0, low), min(1.0, high)

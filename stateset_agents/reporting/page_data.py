@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +19,7 @@ from stateset_agents.reporting.measurements import other_tables, success_rows
 from stateset_agents.reporting.step_activity import step_activity
 from stateset_agents.tracking.diagnostics import diagnose
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.run_settings import flat_settings
 
 __all__ = ["page_data"]
 
@@ -48,7 +49,7 @@ def page_data(log: RunLog) -> dict[str, Any]:
             for stage, charts in other_curves(lines, numeric=numeric)
         ],
         "findings": [{**asdict(finding), "sign": finding.sign} for finding in diagnose(log)],
-        "settings": list(_flat(config)),
+        "settings": list(flat_settings(config)),
     }
 
 
@@ -97,12 +98,3 @@ def _duration(seconds: float | None) -> str | None:
         return None
     minutes, rest_seconds = divmod(round(seconds), 60)
     return f"{minutes} min {rest_seconds} s" if minutes else f"{rest_seconds} s"
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """`training.seed`, `0` and so on, in the file's order."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", str(value)

@@ -1,10 +1,14 @@
-"""`stateset-agents compare`: two models on the same held-out scenarios, pair by pair."""
+"""`stateset-agents compare`: two models on the same held-out scenarios, pair by pair.
+
+Two run folders are compared by what they recorded, and nothing is played.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,19 +31,28 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 _SIDES = ("-a", "-b")
+_ENDS = ("_a", "_b")
+"""Of the endpoints' options."""
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser("compare", help="compare two models on the same held-out scenarios")
+    parser = subparsers.add_parser(
+        "compare", help="compare two models, or two runs, on the same held-out scenarios"
+    )
     parser.add_argument(
-        "config", help="YAML file or run folder: environment, reward, evaluation; a run's may be left out"
+        "config",
+        help="YAML file or run folder: environment, reward, evaluation; left out, two run folders are "
+        "compared by their recorded results",
     )
     parser.add_argument("a", metavar="A", help="a model: a name, a folder, a checkpoint, or a run folder")
     parser.add_argument("b", metavar="B", nargs="?", help="the model that is compared with it")
+    parser.add_argument(
+        "--replay", action="store_true", help="of two runs: play both on the scenarios of the first"
+    )
     add_options(parser)
     add_endpoint_options(parser, *_SIDES)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, temperature=None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,13 +61,17 @@ def run(args: argparse.Namespace) -> int:
 
     if is_control(args.config):
         return control.compare(args)
-    if args.b is None:  # two runs, on the scenarios of the first
+    if args.b is None:  # two runs
         if not Path(args.config).is_dir():
             raise ConfigurationError(
                 f"compare needs a file and two models, or two run folders, got {args.config} {args.a}: write "
                 f"compare {args.config} A {args.a}"
             )
         args.a, args.b = args.config, args.a
+        if not args.replay and all((Path(run) / "metrics.jsonl").is_file() for run in (args.a, args.b)):
+            return _compare_recorded(args)
+    elif args.replay:
+        raise ConfigurationError("--replay is for two run folders; with a file both models are played anyway")
     check_writable(args.out)
     try:
         (a, measured_a), (b, measured_b) = asyncio.run(_evaluate_both(args))
@@ -65,13 +82,56 @@ def run(args: argparse.Namespace) -> int:
         return 130
     result = compare(a, b)
     a_side, b_side = {**measured_a, "model": args.a}, {**measured_b, "model": args.b}
+    summary = {"a": a_side, "b": b_side, "comparison": result.summary()}
+    print_result(summary, args, "\n".join([*_side_lines(a_side, b_side), *_lines(result)]))
+    return 0
+
+
+def _compare_recorded(args: argparse.Namespace) -> int:
+    """Two runs by the held-out conversations in their folders."""
+    from stateset_agents.evaluation.comparison import compare_runs
+    from stateset_agents.tracking.run_log import RunLog
+    from stateset_agents.tracking.run_settings import differing_settings
+
+    options = ("temperature", "episodes", "tries", "seed", "set")
+    played = [name for name in options if getattr(args, name) not in (None, [])]
+    played += [name.replace("_", "-") for name, value in vars(args).items() if name[-2:] in _ENDS and value]
+    if played:
+        raise ConfigurationError(
+            f"--{played[0]} is for models that are played, and two runs are compared by what they recorded: "
+            "leave it out, or add --replay"
+        )
+    check_writable(args.out)
+    logs = [RunLog.open(args.a), RunLog.open(args.b)]
+    result = compare_runs(*logs)
+    a_side, b_side = (
+        {**log.summary()["after"], "model": name} for log, name in zip(logs, (args.a, args.b), strict=True)
+    )
+    settings = differing_settings([log.config() for log in logs])
+    summary = {"a": a_side, "b": b_side, "comparison": result.summary(), "settings": settings}
+    lines = [*_side_lines(a_side, b_side), *_lines(result), *_setting_lines(settings)]
+    print_result(summary, args, "\n".join(lines))
+    return 0
+
+
+def _side_lines(a_side: Mapping[str, Any], b_side: Mapping[str, Any]) -> list[str]:
     lines = []
     for name, side in (("A", a_side), ("B", b_side)):
         lines.append("; ".join([f"{name}  {side['model']}: {rate(side)}", *floors(side), *exclusions(side)]))
         lines += [f"   {line}" for line in endpoint_lines(side)]
-    summary = {"a": a_side, "b": b_side, "comparison": result.summary()}
-    print_result(summary, args, "\n".join([*lines, *_lines(result)]))
-    return 0
+    return lines
+
+
+def _setting_lines(settings: Mapping[str, Sequence[str | None]]) -> list[str]:
+    """What the runs differ in, and a warning where that is what they are measured by."""
+    if not settings:
+        return ["the two runs have the same settings"]
+    lines = ["settings that differ, A -> B:"]
+    lines += [f"  {name}: {a or 'not set'} -> {b or 'not set'}" for name, (a, b) in settings.items()]
+    for section in ("environment", "reward"):
+        if any(name.partition(".")[0] == section for name in settings):
+            lines.append(f"the {section} differs, so success and reward may not mean the same in both")
+    return lines
 
 
 async def _evaluate_both(args: argparse.Namespace) -> list[tuple[Evaluation, dict[str, Any]]]:

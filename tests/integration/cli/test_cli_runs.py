@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from report_runs import page_data
+from report_runs import finished_run, log_stage, page_data
 from tiny_desk import RUN, write_desk
 from tiny_training import make_trainer, talk
 
@@ -197,16 +197,51 @@ def test_two_models_are_compared_pair_by_pair(finished: Path, capsys: pytest.Cap
     assert result["success"] is None
 
 
-def test_two_runs_are_compared_on_the_scenarios_of_the_first(
+def test_two_runs_are_replayed_on_the_scenarios_of_the_first(
     finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(finished.parent)
-    assert main(["compare", finished.name, str(finished), "--json"]) == 0
+    assert main(["compare", finished.name, str(finished), "--replay", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["a"]["model"], result["b"]["model"]) == (finished.name, str(finished))  # as it was written
     assert main(["compare", str(finished / "config.yaml"), "embedded:desk"]) == 1
     expected = f"write compare {finished / 'config.yaml'} A embedded:desk"
     assert capsys.readouterr().err.splitlines()[-1].endswith(expected)
+
+
+def test_two_runs_are_compared_by_what_they_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = (finished_run(tmp_path / name, steps=1) for name in "ab")
+    config = yaml.safe_load(b.config.read_text())
+    b.write_config({**config, "reward": {"name": "kind"}, "training": {"seed": 4, "beta": 0.01}})
+    with JsonlTracker(b) as tracker:  # 0, 2, 3, ..., 7 succeed in A; in B nobody but 1
+        b.drop_stage("after", 1)
+        log_stage(tracker, 1, "after", wins={1})
+    for run in (a, b):
+        summary = json.loads(run.summary.read_text())
+        run.write_summary({**summary, "after": {**summary["after"], **MEASURED}})
+    assert main(["compare", str(a.path), str(b.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "B wins 1, loses 7, ties 0 of 8 scenarios" in lines
+    assert lines[-4:] == [
+        "settings that differ, A -> B:",
+        "  training.seed: 3 -> 4",
+        "  reward.name: not set -> kind",
+        "the reward differs, so success and reward may not mean the same in both",
+    ]
+    assert main(["compare", str(a.path), str(b.path), "--tries", "2"]) == 1
+    assert capsys.readouterr().err.endswith("leave it out, or add --replay\n")
+    b.rollouts.write_text(b.rollouts.read_text().replace('"K3"', '"K4"'))
+    assert main(["compare", str(a.path), str(b.path)]) == 1
+    assert "the scenario test-3 is another one in" in capsys.readouterr().err
+    b.drop_stage("after", 1)
+    assert main(["compare", str(a.path), str(b.path)]) == 1
+    assert "has no held-out conversations from after its training" in capsys.readouterr().err
+
+
+MEASURED = {"mean_reward": 0.5, "num_failed": 0, "num_unscored": 0, "tries": 1, "temperature": 1.0}
+"""What an evaluation's summary has besides success."""
 
 
 def test_a_run_without_a_checkpoint_is_no_model(tmp_path: Path) -> None:

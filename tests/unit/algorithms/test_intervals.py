@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateset_agents.algorithms.intervals import (
+    bootstrapped_iqm,
     crossed_interval,
+    interquartile_mean,
     mean_interval,
     share_interval,
     t_quantile,
@@ -106,3 +108,23 @@ def test_shares_of_several_tries_are_wilson_s_with_a_design_effect() -> None:
     low, high = share_interval([1.0] * 11 + [0.75])
     assert (low, high) == pytest.approx(wilson(11.75 / 0.756, 12 / 0.756), abs=5e-3)
     assert low < 0.8  # the bootstrap said .94
+
+
+def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end() -> None:
+    assert interquartile_mean([100, 3, 0, 2, 1]) == 2  # of five values one at each end
+    assert interquartile_mean([5, 1, 3]) == 3  # of three none
+    assert interquartile_mean([0, 1, 2, 3, 4, 5, 6, 70]) == 3.5
+    with pytest.raises(ValueError, match="no value"):
+        interquartile_mean([])
+
+
+def test_the_bootstrap_draws_runs_whole_and_says_nothing_of_two() -> None:
+    rows = [[0.0, 0.2], [0.5, 0.7], [1.0, 1.2]]
+    centre, interval = bootstrapped_iqm(rows, resamples=400)
+    assert centre == pytest.approx(0.6)  # 0 and 1.2 are left out
+    # Of 27 draws of three runs one is three times the first, which is 3.7 % and within 2.5 % of neither end.
+    assert interval == pytest.approx((0.1, 1.1))
+    assert bootstrapped_iqm(rows, resamples=400) == (centre, interval)  # drawn alike each time
+    assert bootstrapped_iqm(rows[:2])[1] is None
+    with pytest.raises(ValueError, match="rows of one length"):
+        bootstrapped_iqm([[0.0], [1.0, 2.0], [3.0]])

@@ -1,10 +1,11 @@
-"""`stateset-agents report`: the page of a run, from its folder alone; as a file, or live."""
+"""`stateset-agents report`: the page of a run, or of all runs in a folder; as a file, or live."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import webbrowser
+from pathlib import Path
 from typing import Any
 
 from stateset_agents.types.errors import ConfigurationError
@@ -15,9 +16,11 @@ __all__ = ["add_parser", "run"]
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
     parser = subparsers.add_parser(
-        "report", help="write a run's report.html, or show the run while it goes on"
+        "report", help="write the report.html of a run or of a folder of runs, or show it live"
     )
-    parser.add_argument("run_folder", metavar="RUN", help="a run folder, e.g. runs/latest")
+    parser.add_argument(
+        "run_folder", metavar="RUN", help="a run folder, e.g. runs/latest, or a folder of runs, e.g. runs"
+    )
     parser.add_argument("--open", action="store_true", help="show it in the browser")
     parser.add_argument(
         "--shared-assets",
@@ -38,6 +41,11 @@ def run(args: argparse.Namespace) -> int:
     """Write the page and print its path, or serve it until Ctrl-C; exit code 0."""
     from stateset_agents.reporting.conversations import MAX_CONVERSATIONS
 
+    is_many = _holds_runs(Path(args.run_folder))
+    if is_many and args.conversations is not None:
+        raise ConfigurationError(
+            "--conversations is for the page of one run; leave it out for a folder of runs"
+        )
     max_conversations = MAX_CONVERSATIONS if args.conversations is None else args.conversations
     if max_conversations < 1:
         raise ConfigurationError(f"--conversations must be at least 1, got {max_conversations}")
@@ -47,13 +55,25 @@ def run(args: argparse.Namespace) -> int:
         return _serve(args, max_conversations)
     if args.port is not None:
         raise ConfigurationError("--port is for --live: add it, or leave --port out")
-    from stateset_agents.reporting.report import write_report
+    if is_many:
+        from stateset_agents.reporting.overview.overview_report import write_overview
 
-    path = write_report(args.run_folder, shared_assets=args.shared_assets, conversations=max_conversations)
+        path = write_overview(args.run_folder, shared_assets=args.shared_assets)
+    else:
+        from stateset_agents.reporting.report import write_report
+
+        path = write_report(
+            args.run_folder, shared_assets=args.shared_assets, conversations=max_conversations
+        )
     print(path)
     if args.open:
         webbrowser.open(path.as_uri())
     return 0
+
+
+def _holds_runs(path: Path) -> bool:
+    """Is it no run itself, but a folder with runs in it?"""
+    return not (path / "metrics.jsonl").is_file() and any(path.glob("*/metrics.jsonl"))
 
 
 def _serve(args: argparse.Namespace, max_conversations: int) -> int:

@@ -22,6 +22,7 @@ __all__ = [
     "Series",
     "activity_curves",
     "axis",
+    "captions",
     "learning_curves",
     "numeric_curves",
     "other_curves",
@@ -183,6 +184,20 @@ def learning_curves(lines: Sequence[MetricLine]) -> list[Chart]:
 def numeric_curves(lines: Sequence[MetricLine]) -> list[Chart]:
     """`learning_curves` of a numeric training."""
     return [chart for kind in _NUMERIC if (chart := _chart(kind, lines))]
+
+
+def captions() -> dict[str, dict[str, Any]]:
+    """Metric -> title, note, `percent` and range of its chart, of those that have a learning curve."""
+    return {
+        metric: {
+            "title": kind.title if len(kind.metrics) == 1 else f"{kind.title}: {label}",
+            "note": kind.note.partition("; band")[0].removeprefix(_BAND),
+            "percent": kind.percent,
+            "range": kind.bounds,
+        }
+        for kind in (*_LEARNING, *_NUMERIC)
+        for metric, label in kind.metrics.items()
+    }
 
 
 def activity_curves(lines: Sequence[MetricLine]) -> list[Chart]:

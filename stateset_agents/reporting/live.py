@@ -16,8 +16,9 @@ from pathlib import Path
 from aiohttp import web
 
 from stateset_agents.reporting.conversations import MAX_CONVERSATIONS, Conversations
+from stateset_agents.reporting.html import plotly_js
 from stateset_agents.reporting.page_data import page_data
-from stateset_agents.reporting.report import conversation_data, plotly_js, render
+from stateset_agents.reporting.report import conversation_data, render
 from stateset_agents.reporting.timeline import Timeline
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.tracking.jsonl import dump

@@ -8,29 +8,25 @@ run.
 
 from __future__ import annotations
 
-import base64
-import gzip
 from dataclasses import asdict
-from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from stateset_agents.reporting.conversations import MAX_CONVERSATIONS, Conversations
+from stateset_agents.reporting.html import html_page, plotly_js
 from stateset_agents.reporting.page_data import page_data
 from stateset_agents.reporting.timeline import Timeline
-from stateset_agents.tracking.jsonl import dump
 from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.tracking.run_log import RunLog
 
-__all__ = ["conversation_data", "plotly_js", "render", "write_report"]
+__all__ = ["conversation_data", "render", "write_report"]
 
 _SCRIPTS = tuple(
-    f"page.{part}js"
+    f"page/page.{part}js"
     for part in (
         "",
+        "state.",
+        "export.",
         "measured.",
         "charts.",
         "numeric.",
@@ -87,37 +83,13 @@ def render(
     page: dict[str, Any], browser_data: dict[str, Any], *, plotly: str | None, live: bool = False
 ) -> str:
     """The page as HTML. `plotly`: path of plotly.js for the browser; None: inside the page."""
-    folder = files("stateset_agents.reporting.page")
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        (folder / "page.html").read_text(encoding="utf-8")
-    )
-    return template.render(
-        name=page["name"],
+    data = {**page, **browser_data}
+    return html_page(
+        "page/page.html",
+        ["page/page.css"],
+        _SCRIPTS,
+        data,
+        plotly=plotly,
         live=live,
         numeric="numeric" in page,
-        style=(folder / "page.css").read_text(encoding="utf-8"),
-        script="\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS),
-        data=_compressed(dump({**page, **browser_data})),
-        plotly=plotly,
-        plotly_data=None if plotly else _compressed_plotly(),
     )
-
-
-def plotly_js() -> tuple[str, str]:
-    """plotly.js as the plotly package has it, and its version."""
-    from plotly.offline import (  # type: ignore[import-untyped]  # plotly ships no types
-        get_plotlyjs,
-        get_plotlyjs_version,
-    )
-
-    return get_plotlyjs(), get_plotlyjs_version()
-
-
-@lru_cache(maxsize=1)
-def _compressed_plotly() -> str:
-    return _compressed(plotly_js()[0])
-
-
-def _compressed(text: str) -> str:
-    """Gzip as base64, which holds no markup; the same text gives the same result."""
-    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()

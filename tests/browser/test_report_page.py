@@ -15,8 +15,9 @@ from chromium import Chromium, Tab, chromium
 from report_runs import WORDS, finished_run, log_stage, log_step, metrics, numeric_run
 from row_talks import TOKENIZER, RowTalk, agent, compacted_talk, forked_talk, thinking_talk, user
 
+from stateset_agents.reporting.html import plotly_js
 from stateset_agents.reporting.live import serve
-from stateset_agents.reporting.report import plotly_js, write_report
+from stateset_agents.reporting.report import write_report
 from stateset_agents.tracking.jsonl import read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog

@@ -1,8 +1,11 @@
 // Charts: drawn when they come into view, in the colours of the page, readable with the arrow keys.
 
 const SMOOTHED_FROM = 10; // steps
+const LEGEND = 6; // lines; of more the legend is folded
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const figures = new Map(); // chart element -> {chart, drawn, at}
+let whenChosen = null; // (step, chart) => ..., for a click on a point, or Enter at a step
+const hue = (one, at) => `--c${(one.key ?? at) % 12}`;
 
 const inView = new IntersectionObserver(
   (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => draw(entry.target)),
@@ -19,9 +22,12 @@ function chartFigure(chart) {
     onkeydown: (event) => step(place, event), onfocus: speaks("polite"), onblur: speaks("off"),
   });
   const legend = chart.series.length < 2 ? null
-    : h("ul", { class: "legend" }, chart.series.map((one, at) => h("li", { style: `--key: var(--c${at % 12})` }, `${one.name} `, h("b", {}))));
+    : h("ul", { class: "legend" }, chart.series.map((one, at) => h("li", { style: `--key: var(${hue(one, at)})` }, `${one.name} `, h("b", {}))));
   const words = h("span");
-  const figure = h("figure", {}, h("figcaption", {}, h("strong", {}, chart.title), readout, words), place, legend);
+  const saved = (text, save) => h("button", { type: "button", class: "save", "aria-label": `${chart.title} as ${text}`, onclick: save }, text);
+  const saves = h("span", { class: "saves" }, saved("CSV", () => saveCsv(chart.title, chartRows(figures.get(place).chart))), saved("PNG", async () => { await draw(place); await savePng(chart.title, place); }));
+  const shownLegend = legend && chart.series.length > LEGEND ? h("details", { class: "folded" }, h("summary", {}, `${chart.series.length} lines`), legend) : legend;
+  const figure = h("figure", {}, h("figcaption", {}, h("strong", {}, chart.title), readout, words), place, h("div", { class: "below" }, shownLegend, saves));
   figures.set(place, { readout, legend, words, drawn: false, at: null });
   give(place, chart);
   inView.observe(place);
@@ -34,7 +40,7 @@ function give(place, chart) {
   figure.chart = chart;
   figure.steps = [...new Set(chart.series.flatMap((one) => one.steps))].sort((a, b) => a - b);
   const spoken = chart.series.map((one) => `${one.name}: ${ends(one, chart)}`).join("; ");
-  place.setAttribute("aria-label", `${chart.title}. ${spoken}. Arrow keys read the ${chart.along}s.`);
+  place.setAttribute("aria-label", `${chart.title}. ${spoken}. Arrow keys read the ${chart.along}s${whenChosen ? "; Enter shows a step's conversations" : ""}.`);
   const beyond = outside(chart).length;
   figure.words.textContent = [chart.note, beyond ? `${plural(beyond, chart.along)} beyond the axis` : ""].filter(Boolean).join("; ");
   read(place, null);
@@ -85,6 +91,11 @@ function read(place, at) {
 function step(place, event) {
   const { chart, steps, drawn, at } = figures.get(place);
   const last = steps.length - 1;
+  if (event.key === "Enter" && whenChosen && steps.length) {
+    event.preventDefault();
+    whenChosen(steps[at ?? last], chart);
+    return;
+  }
   const moves = { ArrowLeft: (at ?? last + 1) - 1, ArrowRight: (at ?? -1) + 1, Home: 0, End: last };
   if (!(event.key in moves) || !drawn) return;
   event.preventDefault();
@@ -104,6 +115,7 @@ async function draw(place) {
   if (!figure.drawn) {
     place.on("plotly_hover", (event) => read(place, figure.steps.indexOf(event.points[0].x)));
     place.on("plotly_unhover", () => read(place, null));
+    place.on("plotly_click", (event) => whenChosen?.(event.points[0].x, figures.get(place).chart));
   }
   figure.drawn = true;
 }
@@ -111,10 +123,10 @@ async function draw(place) {
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function traces(chart) {
-  const single = chart.series.length === 1;
+  const single = chart.series.length === 1 && chart.series[0].key === undefined;
   const marks = { type: "scatter", hoverinfo: "skip", showlegend: false };
   return [...chart.series.flatMap((one, at) => {
-    const own = single ? colour("--new") : colour(`--c${at % 12}`);
+    const own = single ? colour("--new") : colour(hue(one, at));
     const long = one.values.length >= SMOOTHED_FROM;
     const smoothed = long && chart.smoothed;
     const digits = chart.percent ? "%{y:.1%}" : "%{y:,.4~g}";
@@ -127,9 +139,14 @@ function traces(chart) {
       return [{ ...shown, stackgroup: "all", line: { color: own, width: 1 }, fillcolor: `${own}99`, hovertemplate: digits }];
     }
     if (!single) {
-      const line = { color: own, width: 1.75 };
+      const line = { color: own, width: 1.75, dash: ["solid", "dash", "dot"][Math.floor((one.key ?? at) / 12) % 3] };
+      const eased = (values) => (smoothed ? smooth(values) : values);
       const dots = long ? {} : { mode: "lines+markers", marker: { color: own, size: 5 } };
-      return [{ ...shown, ...dots, y: smoothed ? smooth(one.values) : one.values, line, hovertemplate: digits }];
+      const reach = one.low ? [
+        { ...base, y: eased(one.low), line: { width: 0 } },
+        { ...base, y: eased(one.high), line: { width: 0 }, fill: "tonexty", fillcolor: `${own}26` },
+      ] : [];
+      return [...reach, { ...shown, ...dots, y: eased(one.values), line, hovertemplate: digits }];
     }
     const band = one.low ? [
       { ...base, y: one.low, line: { width: 0 } },

@@ -1,0 +1,71 @@
+"""One self-contained HTML page from a template, styles, scripts and data; plotly.js inside it or beside it.
+
+The page opens from disk and loads nothing from any network. Its data is compressed; its script shows it as
+text, never as markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+
+from stateset_agents.tracking.jsonl import dump
+
+__all__ = ["html_page", "plotly_js"]
+
+
+def html_page(
+    template: str,
+    styles: Sequence[str],
+    scripts: Sequence[str],
+    data: dict[str, Any],
+    *,
+    plotly: str | None,
+    live: bool = False,
+    **values: Any,
+) -> str:
+    """The page of a template; files are named from `reporting/` on, and `data["name"]` is its title.
+
+    `plotly`: path of plotly.js for the browser; None: inside the page. `values`: for the template.
+    """
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(_text(template)).render(
+        name=data["name"],
+        live=live,
+        style="\n".join(map(_text, styles)),
+        script="\n".join(map(_text, scripts)),
+        data=_compressed(dump(data)),
+        plotly=plotly,
+        plotly_data=None if plotly else _compressed_plotly(),
+        **values,
+    )
+
+
+def plotly_js() -> tuple[str, str]:
+    """plotly.js as the plotly package has it, and its version."""
+    from plotly.offline import (  # type: ignore[import-untyped]  # plotly ships no types
+        get_plotlyjs,
+        get_plotlyjs_version,
+    )
+
+    return get_plotlyjs(), get_plotlyjs_version()
+
+
+def _text(name: str) -> str:
+    return (files("stateset_agents.reporting") / name).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def _compressed_plotly() -> str:
+    return _compressed(plotly_js()[0])
+
+
+def _compressed(text: str) -> str:
+    """Gzip as base64, which holds no markup; the same text gives the same result."""
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()

@@ -1,0 +1,45 @@
+// Curves of many runs over one another: a line for each experiment with a band over its seeds, or one for each run.
+
+const FIRST = ["reward/mean", "success/rate", "eval/success", "sft/loss", "eval/loss", "kl/reference", "policy/entropy", "optimizer/grad_norm"];
+
+/** A metric's chart of what is shown. */
+function overlay(data, view, metric) {
+  const known = data.captions[metric] ?? { title: metric, note: "", percent: /^success\/|_fraction|_rate$|zero_variance/.test(metric), range: null };
+  const runs = data.runs.map((run, at) => ({ ...run, at })).filter((run) => view.shown.has(run.experiment) && data.curves[metric][run.at]);
+  const line = (run) => {
+    const kept = data.curves[metric][run.at].map((value, i) => [data.steps[run.at][i], value]).filter(([, value]) => value !== null);
+    return { steps: kept.map(([step]) => step), values: kept.map(([, value]) => value) };
+  };
+  const series = [];
+  if (view.apart) for (const run of runs) series.push({ name: run.name, key: run.experiment, run: run.at, ...line(run) });
+  else for (const experiment of view.shown) {
+    const lines = runs.filter((run) => run.experiment === experiment).map(line);
+    if (lines.length) series.push({ name: data.experiments[experiment].label, key: experiment, ...together(lines) });
+  }
+  return { title: known.title, note: known.note, percent: known.percent, stacked: false, signed: false, along: "step", smoothed: true, range: known.range, series: series.filter((one) => one.values.length) };
+}
+
+/** Mean over runs, with the lowest and the highest; of the steps that most runs have, so that no run's end is a jump. */
+function together(lines) {
+  if (lines.length === 1) return lines[0];
+  const at = new Map();
+  for (const { steps, values } of lines) steps.forEach((step, i) => at.set(step, [...(at.get(step) ?? []), values[i]]));
+  const most = Math.max(0, ...[...at.values()].map((values) => values.length));
+  const kept = [...at].filter(([, values]) => values.length === most).sort(([a], [b]) => a - b);
+  return {
+    steps: kept.map(([step]) => step), values: kept.map(([, values]) => values.reduce((sum, value) => sum + value, 0) / values.length),
+    low: kept.map(([, values]) => Math.min(...values)), high: kept.map(([, values]) => Math.max(...values)),
+  };
+}
+
+/** Does a name fit what was typed: a part of it, or /a regular expression/? Null where that is none. */
+function nameFilter(text) {
+  const pattern = text.match(/^\/(.*)\/$/);
+  if (!pattern) return (name) => name.toLowerCase().includes(text.toLowerCase());
+  try {
+    const expression = new RegExp(pattern[1], "i");
+    return (name) => expression.test(name);
+  } catch {
+    return null;
+  }
+}

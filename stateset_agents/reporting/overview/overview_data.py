@@ -1,0 +1,130 @@
+"""The data of the page of many runs, from their folders alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.algorithms.intervals import paired_interval
+from stateset_agents.reporting.curves import captions
+from stateset_agents.reporting.overview.experiments import difference, experiments, score
+from stateset_agents.reporting.overview.run_results import HeldOut, RunResults, read_run
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.run_settings import differing_settings
+from stateset_agents.types.errors import ConfigurationError
+
+__all__ = ["overview_data", "run_folders"]
+
+_MAX_POINTS, _MIN_POINTS, _ALL_POINTS = 400, 40, 8000
+"""Of one curve, at most and at least; of one metric's curves of all runs."""
+
+
+def run_folders(root: str | Path) -> list[RunFolder]:
+    """The runs in a folder, by name; `latest` and other links are left out.
+
+    Raises ConfigurationError if there is none.
+    """
+    path = Path(root).resolve()
+    if not path.is_dir():
+        raise ConfigurationError(f"run folder {str(root)!r} does not exist: give one such as runs/latest")
+    found = [entry for entry in sorted(path.iterdir()) if entry.is_dir() and not entry.is_symlink()]
+    folders = [RunFolder(entry) for entry in found if (entry / "metrics.jsonl").is_file()]
+    if not folders:
+        raise ConfigurationError(
+            f"{str(root)!r} is no run folder and holds none: give one such as runs/latest, or runs"
+        )
+    return folders
+
+
+def overview_data(root: str | Path) -> dict[str, Any]:
+    """Runs, experiments, their differences, the settings that differ, and the curves.
+
+    Raises ConfigurationError where there is no run, or one cannot be read.
+    """
+    folders = run_folders(root)
+    points = max(_MIN_POINTS, min(_MAX_POINTS, _ALL_POINTS // len(folders)))
+    runs = [read_run(RunLog(folder), max_points=points) for folder in folders]
+    found = experiments(runs)
+    number = {run.name: at for at, experiment in enumerate(found) for run in experiment.runs}
+    scores = [score(experiment) for experiment in found]
+    pairs = [(a, b, difference(found[a], found[b])) for a, b in combinations(range(len(found)), 2)]
+    constant, names = _metrics(runs)
+    return {
+        "name": Path(root).resolve().name,
+        "runs": [_run(run) | {"experiment": number[run.name]} for run in runs],
+        "experiments": [
+            {"label": experiment.label, "score": one and asdict(one)}
+            for experiment, one in zip(found, scores, strict=True)
+        ],
+        "differences": [[a, b, asdict(result)] for a, b, result in pairs if result is not None],
+        "settings": [
+            [name, [values[run_at] for run_at in range(len(runs))]]
+            for name, values in differing_settings([run.config for run in runs]).items()
+        ],
+        "constant": constant,
+        "captions": captions(),
+        "curves": {name: [run.curves.values.get(name) for run in runs] for name in names},
+        "steps": [run.curves.steps for run in runs],
+    }
+
+
+def _run(run: RunResults) -> dict[str, Any]:
+    training = run.config.get("training") or {}
+    planned = run.summary.get("num_steps")
+    reward = [value for value in run.curves.values.get("reward/mean", ()) if value is not None]
+    last = reward[-max(1, len(reward) // 10) :]
+    return {
+        "name": run.name,
+        "seed": run.seed,
+        "ended": run.summary.get("ended"),
+        "steps": run.steps,
+        "planned": planned or training.get("max_steps"),
+        "seconds": run.summary.get("train_seconds"),
+        "reward": sum(last) / len(last) if last else None,
+        "before": _side(run, "before"),
+        "after": _side(run, "after"),
+        "gain": _gain(run.before, run.after),
+        "has_report": run.has_report,
+    }
+
+
+def _side(run: RunResults, which: str) -> dict[str, Any] | None:
+    side = run.summary.get(which) or {}
+    if side.get("success") is None:
+        return None
+    return {"value": side["success"], "interval": side.get("interval"), "n": side.get("n")}
+
+
+def _gain(before: HeldOut, after: HeldOut) -> dict[str, Any] | None:
+    """Success after training minus before, on the scenarios of both."""
+    shares = [(before.success[name], after.success[name]) for name in before.success if name in after.success]
+    if not shares:
+        return None
+    return {
+        "mean": math.fsum(new - old for old, new in shares) / len(shares),
+        "interval": paired_interval(shares),
+        "n": len(shares),
+        "gained": sum(new > old for old, new in shares),
+        "lost": sum(new < old for old, new in shares),
+    }
+
+
+def _metrics(runs: Sequence[RunResults]) -> tuple[dict[str, float], list[str]]:
+    """Metrics that never change in any run with their value, and the names of the others."""
+    names = sorted({name for run in runs for name in run.curves.values})
+    constant, others = {}, []
+    for name in names:
+        values = {v for run in runs for v in run.curves.values.get(name, ()) if v is not None}
+        largest = max(map(abs, values), default=0.0)
+        if largest < 1e-12:  # rounding is no value
+            constant[name] = 0.0
+        elif max(values) - min(values) <= 1e-9 * largest:
+            constant[name] = max(values)
+        else:
+            others.append(name)
+    return constant, others

@@ -1,0 +1,39 @@
+"""Write the page of all runs in a folder. `stateset-agents report FOLDER` calls it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.reporting.html import html_page, plotly_js
+from stateset_agents.reporting.overview.overview_data import overview_data
+from stateset_agents.tracking.run_folder import replace_file
+
+__all__ = ["render_overview", "write_overview"]
+
+_SCRIPTS = ("page/page.js", "page/page.state.js", "page/page.export.js", "page/page.charts.js")
+_OWN = tuple(f"overview/overview.{part}js" for part in ("table.", "held_out.", "curves.", ""))
+
+
+def write_overview(root: str | Path, *, shared_assets: bool = False) -> Path:
+    """Write `report.html` into a folder of runs and return its path.
+
+    `shared_assets` keeps plotly.js beside it instead of in the page. Raises ConfigurationError if the folder
+    holds no run, or cannot be read or written.
+    """
+    data = overview_data(root)
+    path = Path(root).resolve() / "report.html"
+    plotly = None
+    if shared_assets:
+        script, version = plotly_js()
+        plotly = f"plotly-{version}.min.js"
+        if not (path.parent / plotly).exists():
+            replace_file(path.parent / plotly, script)
+    replace_file(path, render_overview(data, plotly=plotly))
+    return path
+
+
+def render_overview(data: dict[str, Any], *, plotly: str | None, live: bool = False) -> str:
+    """The page as HTML. `plotly`: path of plotly.js for the browser; None: inside the page."""
+    styles = ["page/page.css", "overview/overview.css"]
+    return html_page("overview/overview.html", styles, [*_SCRIPTS, *_OWN], data, plotly=plotly, live=live)

@@ -1,0 +1,139 @@
+"""What the page of many runs has of one run: how it ended, its curves, its results on held-out scenarios."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from stateset_agents.reporting.line_groups import GrowingFile
+from stateset_agents.tracking.run_log import MetricLine, RunLog
+
+__all__ = ["Curves", "HeldOut", "RunResults", "read_run"]
+
+_STAGE = re.compile(rb'\{"step":-?\d+,"stage":"(\w+)",')
+"""How the tracker begins a line of rollouts.jsonl."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """One evaluation, by scenario; tries of one scenario are taken together."""
+
+    success: Mapping[str, float]
+    """Scenario -> share of its judged tries that succeeded."""
+    reward: Mapping[str, float]
+    """Scenario -> mean reward of its scored tries."""
+    families: Mapping[str, str]
+    """Scenario -> its family."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Metrics over steps, averaged in bins where there are many; [N] values over [N] steps."""
+
+    steps: Sequence[int]
+    """Last step of each bin."""
+    values: Mapping[str, Sequence[float | None]]
+    """Metric -> its means, None where nothing finite was logged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResults:
+    """One run."""
+
+    name: str
+    """Of its folder."""
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    """Empty while the run goes on."""
+    steps: int
+    """The last step that was logged."""
+    curves: Curves
+    before: HeldOut
+    after: HeldOut
+    has_report: bool
+
+    @property
+    def seed(self) -> int | None:
+        """Of the training."""
+        training = self.config.get("training")
+        seed = training.get("seed") if isinstance(training, Mapping) else None
+        return self.summary.get("seed") if seed is None else seed
+
+
+def read_run(log: RunLog, *, max_points: int) -> RunResults:
+    """Read a run folder; `max_points` of each curve.
+
+    Raises ConfigurationError on another schema version.
+    """
+    lines = list(log.metrics())
+    before, after = _held_out(log)
+    return RunResults(
+        name=log.folder.path.name,
+        config=log.config(),
+        summary=log.summary(),
+        steps=max((line.step for line in lines), default=0),
+        curves=binned(lines, max_points),
+        before=before,
+        after=after,
+        has_report=log.folder.report.exists(),
+    )
+
+
+def binned(lines: Sequence[MetricLine], max_points: int) -> Curves:
+    """Each metric's means over bins of equally many steps, at most `max_points`, to five digits."""
+    by_step: dict[int, dict[str, float]] = defaultdict(dict)
+    for line in lines:  # a step may have several lines: of the training, and of an evaluation after it
+        by_step[line.step].update(line.values)
+    steps = sorted(by_step)
+    size = max(1, math.ceil(len(steps) / max_points))
+    bins = [steps[start : start + size] for start in range(0, len(steps), size)]
+    names = sorted({name for values in by_step.values() for name in values})
+    return Curves(
+        steps=[part[-1] for part in bins],
+        values={
+            name: [_mean(by_step[step].get(name, math.nan) for step in part) for part in bins]
+            for name in names
+        },
+    )
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    finite = [value for value in values if math.isfinite(value)]
+    return float(f"{fmean(finite):.5g}") if finite else None
+
+
+def _held_out(log: RunLog) -> tuple[HeldOut, HeldOut]:
+    """The evaluations before and after training; only their lines are parsed."""
+    records: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
+    for _, line in GrowingFile(log.folder.rollouts).new_lines():
+        match = _STAGE.match(line)
+        if match is not None and match[1].decode() not in records:
+            continue
+        record = json.loads(line)
+        if record["stage"] in records and record["status"] != "failed":
+            records[record["stage"]].append(record)
+    return _by_scenario(records["before"]), _by_scenario(records["after"])
+
+
+def _by_scenario(records: Iterable[Mapping[str, Any]]) -> HeldOut:
+    verdicts: dict[str, list[float]] = defaultdict(list)
+    rewards: dict[str, list[float]] = defaultdict(list)
+    families = {}
+    for record in records:
+        name = record["scenario"]
+        families[name] = record["family"]
+        if record["success"] is not None:
+            verdicts[name].append(float(record["success"]))
+        if record["reward"] is not None:
+            rewards[name].append(record["reward"])
+    return HeldOut(
+        success={name: fmean(found) for name, found in verdicts.items()},
+        reward={name: fmean(found) for name, found in rewards.items()},
+        families=families,
+    )

@@ -21,22 +21,8 @@ from stateset_agents.tracking.run_log import RunLog
 
 __all__ = ["conversation_data", "render", "write_report"]
 
-_SCRIPTS = tuple(
-    f"page/page.{part}js"
-    for part in (
-        "",
-        "state.",
-        "export.",
-        "measured.",
-        "charts.",
-        "numeric.",
-        "timeline.",
-        "conversations.",
-        "rows.",
-        "tokens.",
-        "start.",
-    )
-)
+_PARTS = "state export measured charts numeric timeline search conversations rows parting tokens start"
+_SCRIPTS = ("page/page.js", *(f"page/page.{part}.js" for part in _PARTS.split()))
 _HINT = "copy the run to a folder you may write"
 
 

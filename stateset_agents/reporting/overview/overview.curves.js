@@ -31,15 +31,3 @@ function together(lines) {
     low: kept.map(([, values]) => Math.min(...values)), high: kept.map(([, values]) => Math.max(...values)),
   };
 }
-
-/** Does a name fit what was typed: a part of it, or /a regular expression/? Null where that is none. */
-function nameFilter(text) {
-  const pattern = text.match(/^\/(.*)\/$/);
-  if (!pattern) return (name) => name.toLowerCase().includes(text.toLowerCase());
-  try {
-    const expression = new RegExp(pattern[1], "i");
-    return (name) => expression.test(name);
-  } catch {
-    return null;
-  }
-}

@@ -11,7 +11,13 @@ from stateset_agents.tracking.run_folder import replace_file
 
 __all__ = ["render_overview", "write_overview"]
 
-_SCRIPTS = ("page/page.js", "page/page.state.js", "page/page.export.js", "page/page.charts.js")
+_SCRIPTS = (
+    "page/page.js",
+    "page/page.state.js",
+    "page/page.export.js",
+    "page/page.search.js",
+    "page/page.charts.js",
+)
 _OWN = tuple(f"overview/overview.{part}js" for part in ("table.", "held_out.", "curves.", ""))
 
 

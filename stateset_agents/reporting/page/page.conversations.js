@@ -34,12 +34,6 @@ const turned = (unit) => {
   return last.success === true ? (first.success === true ? "kept" : "gained") : first.success === true ? "lost" : "missed";
 };
 
-/** Everything that was thought and said in a conversation, for the search. */
-function wording(one) {
-  one.wording ??= [one.scenario, ...one.messages.flatMap((message) => [message.reasoning ?? "", message.content, ...(message.tool_calls ?? []).map((call) => `${call.function.name}(${call.function.arguments})`)])].join("\n").toLowerCase();
-  return one.wording;
-}
-
 class Browser {
   constructor(place, data) {
     this.place = place;
@@ -50,10 +44,22 @@ class Browser {
     this.more = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && this.extend(), { root: this.list, rootMargin: "400px" });
     this.about = h("div");
     this.controls = h("div");
+    this.found = [];
+    this.hits = h("span", { class: "hits" });
+    this.chips = h("span", { class: "chips" });
     this.panes = h("div", { class: "browser" }, this.list, this.view.element);
-    place.replaceChildren(h("h2", {}, "Conversations"), this.about, this.controls, this.count, this.panes);
+    place.replaceChildren(h("h2", {}, "Conversations"), this.about, this.controls, h("div", { class: "found" }, this.count, this.hits, this.chips), this.panes);
     this.update(data);
     document.addEventListener("keydown", (event) => this.shortcut(event));
+    listeners.push(() => this.restore());
+  }
+
+  /** What the address says: filters, group, member, token. */
+  restore() {
+    if (!this.data.total) return;
+    for (const control of this.form.elements) if (control.name) control.value = state.get(control.name) ?? (control.options?.[0].value ?? "");
+    this.filter(false, state.get("group") ?? null);
+    this.view.restore();
   }
 
   /** Other data; what is chosen and typed stays. */
@@ -62,8 +68,9 @@ class Browser {
     this.units = units(data.conversations);
     this.view.tokens = data.tokens;
     this.about.replaceChildren(this.words());
-    for (const element of [this.controls, this.count, this.panes]) element.hidden = !data.total;
-    const typed = this.form ? new Map(new FormData(this.form)) : new Map();
+    for (const element of [this.controls, this.count.parentElement, this.panes]) element.hidden = !data.total;
+    const isFirst = !this.form;
+    const typed = isFirst ? state : new Map(new FormData(this.form));
     const focused = this.form?.contains(document.activeElement) ? document.activeElement : null;
     this.form = this.filters(typed);
     this.controls.replaceChildren(this.form);
@@ -73,7 +80,8 @@ class Browser {
       if (focused.type === "search") again.setSelectionRange(focused.selectionStart, focused.selectionEnd);
     }
     const [shown, scrolled] = [this.shown, this.list.scrollTop];
-    this.filter(true);
+    if (isFirst) this.restore();
+    else this.filter(true);
     while (this.shown < Math.min(shown, this.found?.length ?? 0)) this.extend();
     this.list.scrollTop = scrolled;
   }
@@ -87,7 +95,7 @@ class Browser {
     const only = (outcome, text) => h("button", { type: "button", class: "link", onclick: () => this.ask({ outcome }) }, text);
     const of = moved.n > moved.scenarios ? `${moved.n} tries on ${moved.scenarios} held-out scenarios` : `${moved.n} held-out scenarios`;
     const changes = moved.n ? [` Of ${of}, `, only("gained", `${moved.gained} went from failure to success`), " and ", only("lost", `${moved.lost} the other way`), "."] : [];
-    const keys = h("span", { class: "keys" }, " Keys: ", h("kbd", {}, "/"), " search, ", h("kbd", {}, "Esc"), " clear it, ", h("kbd", {}, "j"), " ", h("kbd", {}, "k"), " next and previous group, ", h("kbd", {}, "t"), " tokens.");
+    const keys = h("span", { class: "keys" }, " Keys: ", h("kbd", {}, "/"), " search, ", h("kbd", {}, "Esc"), " clear it, ", h("kbd", {}, "n"), " ", h("kbd", {}, "N"), " next and previous hit, ", h("kbd", {}, "j"), " ", h("kbd", {}, "k"), " next and previous group, ", h("kbd", {}, "t"), " tokens.");
     return note(...[kept].flat(), ...changes, keys);
   }
 
@@ -110,7 +118,7 @@ class Browser {
     const stages = [["", "all stages"], ...values("stage").map((stage) => [stage, stage === "train" ? "training" : stage])];
     const turns = this.data.moved.n ? [["gained", "gained"], ["lost", "lost"], ["missed", "failed both times"]] : [];
     return h("form", { class: "filters", role: "search", oninput: () => this.filter(), onreset: () => setTimeout(() => this.filter()), onsubmit: (event) => event.preventDefault() },
-      field("Text", input("text", "search", { placeholder: "words, tools, scenario", autocomplete: "off" })),
+      field("Text", input("text", "search", { placeholder: "words, /regex/, tool:refund", title: `Fields: ${Object.keys(FIELDS).join(", ")}; "a phrase" or /a regular expression/ behind them`, autocomplete: "off" })),
       field("Stage", select("stage", stages)),
       field("Family", select("family", [["", "all families"], ...values("family").map((family) => [family, family])])),
       field("Outcome", select("outcome", [["", "any outcome"], ["succeeded", "succeeded"], ["failed", "failed"], ["no verdict", "no verdict"], ...turns])),
@@ -126,17 +134,25 @@ class Browser {
   }
 
   /** List what fits, and show the first group; `stays`: the chosen one, also where a live page holds it no more. */
-  filter(stays = false) {
+  filter(stays = false, key = null) {
     if (!this.data.total) return;
     const asked = new Map(new FormData(this.form));
     const [, rank] = SORTS[asked.get("order")];
     const bound = (name) => (asked.get(name) === "" ? null : Number(asked.get(name)));
     const within = (value, name) => (bound(`${name}-from`) === null || (value !== null && value >= bound(`${name}-from`))) && (bound(`${name}-to`) === null || (value !== null && value <= bound(`${name}-to`)));
-    const text = asked.get("text").trim().toLowerCase();
+    const query = parseQuery(asked.get("text").trim());
+    const terms = query.terms ?? [];
+    this.form.elements.text.setAttribute("aria-invalid", String(Boolean(query.error)));
+    const hits = new Map(); // conversation -> how often what was typed is in it
+    const isFound = (one) => {
+      if (!terms.length) return true;
+      hits.set(one, hitsIn(one, terms));
+      return hits.get(one) > 0;
+    };
     const outcome = asked.get("outcome");
     const isTurn = ["gained", "lost", "missed"].includes(outcome);
     const fits = (one) => (!asked.get("stage") || one.stage === asked.get("stage")) && within(one.step, "step") && within(one.reward, "reward")
-      && (!outcome || isTurn || verdict(one) === outcome) && (!text || wording(one).includes(text));
+      && (!outcome || isTurn || verdict(one) === outcome) && isFound(one);
     this.found = [];
     for (const unit of this.units) {
       if ((asked.get("family") && unit.family !== asked.get("family")) || (isTurn && turned(unit) !== outcome)) continue;
@@ -146,13 +162,73 @@ class Browser {
     if (rank) this.found = this.found.filter((unit) => unit.rewards.length).sort((a, b) => rank(a) - rank(b));
     const number = this.found.reduce((sum, unit) => sum + unit.fitting.size, 0);
     this.count.textContent = number ? `${plural(number, "conversation")} in ${plural(this.found.length, "group")}` : "No conversation fits: widen the filters.";
+    if (query.error) this.count.textContent = query.error;
+    this.terms = terms;
+    this.sayHits(this.found.reduce((sum, unit) => sum + [...unit.fitting].reduce((own, one) => own + (hits.get(one) ?? 0), 0), 0));
+    this.sayFilters(asked);
+    this.panes.hidden = !number;
     this.list.replaceChildren();
     this.shown = 0;
     this.extend();
-    const again = stays ? this.found.findIndex((unit) => unit.key === this.selected) : 0;
-    if (again < 0 && this.selected) this.at = -1;
+    const wanted = key ?? (stays ? this.selected : null);
+    const again = wanted ? this.found.findIndex((unit) => unit.key === wanted) : 0;
+    if (again < 0 && key) this.count.textContent += ". The group that the address names is not among them.";
+    if (again < 0 && stays && this.selected) this.at = -1;
     else this.select(Math.max(0, again), false);
-    this.list.scrollTop = 0;
+    if (again <= 0) this.list.scrollTop = 0;
+    else this.list.children[again].scrollIntoView({ block: "nearest" });
+    if (!stays) remember({ ...Object.fromEntries([...asked].map(([name, value]) => [name, name === "order" && value === "written" ? null : value])), ...(key ? {} : { group: null, member: null, token: null }) }, this.place.contains(document.activeElement) ? { anchor: "conversations" } : {});
+  }
+
+  /** How many hits, and a way through them. */
+  sayHits(number_) {
+    const go = (by, text, name) => h("button", { type: "button", class: "save", "aria-label": name, onclick: () => this.goToHit(by) }, text);
+    this.hits.replaceChildren(...(this.terms.length && number_ ? [h("b", {}, plural(number_, "hit")), go(-1, "‹", "Previous hit"), go(1, "›", "Next hit")] : []));
+  }
+
+  /** The next or previous hit, in this group or the one after it. */
+  goToHit(by) {
+    if (!this.terms.length || !this.found.length) return;
+    if (this.view.mode === "tokens") this.view.toggle();
+    const marks = () => [...this.view.element.querySelectorAll("mark.hit")];
+    let all = marks();
+    let next = this.hit + by;
+    if (this.hit < 0 && by < 0) next = -1;
+    if (next < 0 || next >= all.length) {
+      const group = this.at + by;
+      if (group >= 0 && group < this.found.length) {
+        this.select(group, true);
+        all = marks();
+        next = by > 0 ? 0 : all.length - 1;
+      } else next = Math.max(0, Math.min(all.length - 1, next));
+    }
+    this.view.element.querySelector("mark.now")?.classList.remove("now");
+    this.hit = next;
+    all[next]?.classList.add("now");
+    all[next]?.scrollIntoView({ block: "center", inline: "nearest" });
+  }
+
+  /** What is filtered, each with a way out of it, so that none is left behind unseen. */
+  sayFilters(asked) {
+    const out = ([name, value]) => h("button", { type: "button", class: "chip", "aria-label": `Leave out the filter ${name} ${value}`, onclick: () => {
+      const control = this.form.elements[name];
+      control.value = control.options?.[0].value ?? "";
+      this.filter();
+    } }, `${name.replaceAll("-", " ")} ${value}`, h("span", { "aria-hidden": "true" }, " ✕"));
+    this.chips.replaceChildren(...[...asked].filter(([name, value]) => value && name !== "order").map(out));
+  }
+
+  /** Show a training step's groups, from a point of a curve; of the nearest step that the page has. */
+  openStep(step) {
+    const steps = [...new Set(this.units.filter((unit) => unit.training).map((unit) => unit.step))];
+    if (!steps.length) return;
+    const nearest = steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best));
+    remember({}, { jump: true, anchor: "conversations" });
+    this.ask({ stage: "train", "step-from": nearest, "step-to": nearest });
+    if (nearest !== step) this.count.textContent += `. Step ${step} is not in this page; ${nearest} is the nearest that is.`;
+    remember({}, { anchor: "conversations" });
+    this.place.scrollIntoView({ block: "start" });
+    this.list.focus({ preventScroll: true });
   }
 
   /** Show a training group of the page, where it has it and is asked to; does it have it? */
@@ -199,10 +275,14 @@ class Browser {
     const entry = this.list.children[at];
     entry.setAttribute("aria-selected", "true");
     this.list.setAttribute("aria-activedescendant", entry.id);
-    if (byUser) entry.scrollIntoView({ block: "nearest" });
+    if (byUser) {
+      entry.scrollIntoView({ block: "nearest" });
+      remember({ group: unit.key, member: null, token: null }, { anchor: "conversations" });
+    }
     this.at = at;
     this.selected = unit.key;
-    this.view.show(unit);
+    this.view.show(unit, this.terms);
+    this.hit = -1;
     if (byUser && matchMedia("(max-width: 760px)").matches) this.view.element.scrollIntoView({ block: "start" });
   }
 
@@ -227,7 +307,9 @@ class Browser {
     if (event.key === "/") {
       event.preventDefault();
       this.form.elements.text.focus();
-    } else if (event.key === "j") this.move(1);
+    } else if (event.key === "n") this.goToHit(1);
+    else if (event.key === "N") this.goToHit(-1);
+    else if (event.key === "j") this.move(1);
     else if (event.key === "k") this.move(-1);
     else if (event.key === "t") this.view.toggle();
   }

@@ -10,27 +10,62 @@ function showTop(data) {
 let standing = "";
 
 function showCurves(data) {
-  const all = [...data.curves, ...data.terms, ...data.others.flatMap(({ charts }) => charts)];
-  const names = JSON.stringify(all.map((chart) => [chart.title, chart.series.map((one) => one.name)]));
+  const others = data.others.flatMap(({ charts }) => charts);
+  const all = new Map([["curve", data.curves], ["term", data.terms], ["other", others]].flatMap(([kind, charts]) => charts.map((chart) => [`${kind} ${chart.title}`, chart])));
+  const names = JSON.stringify([...all].map(([name, chart]) => [name, chart.series.map((one) => one.name)]));
   if (names === standing) {
-    [...part("curves").querySelectorAll(".plot")].forEach((place, at) => give(place, all[at]));
+    for (const place of part("curves").querySelectorAll(".plot")) give(place, all.get(place.dataset.key));
     return;
   }
   standing = names;
   const open = new Set([...part("curves").querySelectorAll("details[open]")].map((one) => one.id));
   dropCharts(part("curves"));
-  const grid = (charts) => h("div", { class: "charts" }, charts.map(chartFigure));
-  const folded = (id, title, ...inside) => h("details", { id, open: open.has(id) }, h("summary", {}, title), ...inside);
-  const count = data.others.reduce((sum, { charts }) => sum + charts.length, 0);
+  const grid = (kind, charts) => h("div", { class: "charts" }, charts.map((chart) => {
+    const figure = chartFigure(chart);
+    figure.querySelector(".plot").dataset.key = `${kind} ${chart.title}`;
+    return figure;
+  }));
   part("curves").replaceChildren(
     h("h2", {}, "Learning curves"),
     data.curves.length
-      ? note("Thin: each step. Strong: moving average over about a tenth of the run. Point at a curve, or focus it and use the arrow keys, for a step's values; drag to zoom, double-click to go back.")
+      ? note(`Thin: each step. Strong: moving average over about a tenth of the run. Point at a curve, or focus it and use the arrow keys, for a step's values; drag to zoom, double-click to go back.${whenChosen ? " A click, or Enter, shows the conversations of that step." : ""}`)
       : note("No step has finished yet."),
-    grid(data.curves),
-    ...(data.terms.length ? [h("h3", {}, "Terms of the reward"), grid(data.terms)] : []),
-    ...(count ? [folded("all-metrics", `All other metrics (${count})`, ...data.others.map(({ stage, charts }) => [h("h4", { class: "stage" }, stage), grid(charts)]).flat())] : []),
+    grid("curve", data.curves),
+    ...(data.terms.length ? [h("h3", {}, "Terms of the reward"), grid("term", data.terms)] : []),
+    ...(others.length ? [wall(others, open.has("all-metrics") || state.has("metrics"), grid)] : []),
   );
+}
+
+/** Does a curve never change? Rounding does not count: 1e-17 is 0. */
+function isConstant(chart) {
+  const values = chart.series.flatMap((one) => one.values).filter((value) => value !== null);
+  const largest = Math.max(0, ...values.map(Math.abs));
+  return largest < 1e-12 || Math.max(...values) - Math.min(...values) <= 1e-9 * largest;
+}
+
+/** All other metrics: those whose name fits what is typed; those that never change are named in a line. */
+function wall(charts, open, grid) {
+  const constant = charts.filter(isConstant);
+  const moving = charts.filter((chart) => !constant.includes(chart));
+  const status = h("span", { class: "note", role: "status" });
+  const place = h("div");
+  const show = () => {
+    const fits = nameFilter(typed.value);
+    const found = fits ? moving.filter(({ title }) => fits(title)) : [];
+    status.textContent = fits ? `${found.length} of ${moving.length}` : "no regular expression";
+    dropCharts(place);
+    place.replaceChildren(grid("other", found));
+  };
+  const typed = h("input", { type: "search", name: "metrics", "aria-label": "Metrics whose name fits", placeholder: "part of a name, or /regex/", autocomplete: "off", oninput: () => {
+    remember({ metrics: typed.value }, { anchor: "curves" });
+    show();
+  } });
+  typed.value = state.get("metrics") ?? "";
+  show();
+  const still = constant.length ? h("details", { class: "still" }, h("summary", {}, `${plural(constant.length, "metric")} that never changed`),
+    h("p", { class: "note" }, constant.map((chart) => `${chart.title} ${number(chart.series[0].values.find((value) => value !== null && Math.abs(value) >= 1e-12) ?? 0)}`).join(", "))) : null;
+  return h("details", { id: "all-metrics", open }, h("summary", {}, `All other metrics (${charts.length})`),
+    h("div", { class: "tools" }, h("label", { class: "beside" }, typed), status), place, still);
 }
 
 function showDiagnostics(data) {
@@ -71,7 +106,10 @@ function follow(timeline, browser) {
 }
 
 const data = JSON.parse(await unpacked("data"));
+if (!data.numeric) whenChosen = (step) => browser.openStep(step);
 showPage(data);
 const browser = data.numeric ? null : new Browser(part("conversations"), data);
 const timeline = data.numeric ? null : new Timeline(part("timeline"), data.timeline, (...group) => browser.open(...group));
+timeline?.restore();
+if (readAddress()[0]) part(readAddress()[0])?.scrollIntoView({ block: "start" });
 if ("live" in document.body.dataset) follow(timeline, browser);

@@ -16,7 +16,11 @@ class Timeline {
     this.place = place;
     this.open = open;
     this.rows = new Map(); // row element -> what it says
-    this.choice = h("select", { "aria-label": "Step", onchange: () => this.show(Number(this.choice.value)) });
+    this.choice = h("select", { "aria-label": "Step", onchange: () => {
+      this.show(Number(this.choice.value));
+      remember({ timeline: this.choice.value }, { anchor: "timeline" });
+    } });
+    listeners.push(() => this.restore());
     this.about = h("span", { class: "note" });
     this.left = h("span");
     this.legend = h("ul", { class: "legend" });
@@ -40,6 +44,14 @@ class Timeline {
     this.choice.replaceChildren(...steps.map(({ step }) => h("option", { value: step }, `step ${step}`)));
     if (!stays) this.show(steps.at(-1).step);
     this.choice.value = this.shown;
+  }
+
+  /** The step that the address names, where the page has it. */
+  restore() {
+    const wanted = Number(state.get("timeline"));
+    if (!this.steps?.some(({ step }) => step === wanted)) return;
+    this.show(wanted);
+    this.choice.value = wanted;
   }
 
   show(number_) {

@@ -23,8 +23,9 @@ const HUES = {
 class GroupView {
   constructor() {
     this.tokens = {};
-    this.mode = "transcript";
-    this.hue = "logprob";
+    this.terms = []; // of the search
+    this.mode = state.get("view") === "tokens" ? "tokens" : "transcript";
+    this.hue = state.get("colour") in HUES ? state.get("colour") : "logprob";
     this.branches = false; // shown, too
     this.members = new Map(); // card element -> its conversation
     this.lazy = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => this.fill(entry.target)), { rootMargin: "200px" });
@@ -39,33 +40,78 @@ class GroupView {
     this.element.replaceChildren();
   }
 
-  show(unit) {
+  show(unit, terms = this.terms) {
+    const asked = JSON.stringify(terms, (_, value) => (value instanceof RegExp ? value.source : value));
     const same = this.unit?.key === unit.key && this.unit.members.length === unit.members.length && this.unit.branches.length === unit.branches.length;
-    if (same && [...unit.fitting].map((one) => unit.members.indexOf(one)).join() === this.fitting) return; // a live update leaves the reader in peace
+    if (same && [...unit.fitting].map((one) => unit.members.indexOf(one)).join() === this.fitting && asked === this.asked) return; // a live update leaves the reader in peace
     this.unit = unit;
+    [this.terms, this.asked] = [terms, asked];
     this.fitting = [...unit.fitting].map((one) => unit.members.indexOf(one)).join();
     this.build();
   }
 
   toggle() {
     this.mode = this.mode === "tokens" ? "transcript" : "tokens";
+    this.told();
     if (this.unit) this.build();
+  }
+
+  told() {
+    remember({ view: this.mode === "tokens" ? "tokens" : null, colour: this.hue === "logprob" ? null : this.hue }, { anchor: "conversations" });
+  }
+
+  /** The view, the member and the token that the address names. */
+  restore() {
+    const mode = state.get("view") === "tokens" ? "tokens" : "transcript";
+    const hue = state.get("colour") in HUES ? state.get("colour") : "logprob";
+    const [member, token] = [state.get("member"), state.get("token")];
+    if (!this.unit) return;
+    if (mode !== this.mode || hue !== this.hue) {
+      [this.mode, this.hue] = [mode, hue];
+      this.build();
+    }
+    const one = member === undefined ? null : [...this.members.values()].find((each) => this.nameOf(each) === member);
+    if (one) this.open(one, token === undefined ? null : Number(token));
+  }
+
+  /** A member's name in the address: stage and step where there are several. */
+  nameOf(one) {
+    return one.stage === "train" ? String(one.member) : `${one.stage}-${one.step}-${one.member}`;
+  }
+
+  /** Bring a member's card into view; with `at` token by token, that token in focus. */
+  open(one, at) {
+    if (at !== null && this.mode !== "tokens") {
+      this.mode = "tokens";
+      this.build();
+    }
+    const card = [...this.members].find(([, each]) => each === one)?.[0];
+    if (!card) return;
+    this.fill(card);
+    card.scrollIntoView({ inline: "start", block: "nearest" });
+    const chip = at === null ? null : card.querySelector(`.t[data-at="${at}"]`);
+    (chip ?? card).focus({ preventScroll: true });
+    chip?.scrollIntoView({ block: "center", inline: "nearest" });
+    remember({ group: this.unit.key, member: this.nameOf(one), token: chip ? at : null, view: this.mode === "tokens" ? "tokens" : null }, { anchor: "conversations" });
   }
 
   build() {
     const { unit } = this;
     this.lazy.disconnect();
     this.members.clear();
-    const shown = [...unit.members, ...(this.branches ? unit.branches : [])];
+    const byReward = (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || a.member - b.member;
+    const members = unit.training ? [...unit.members].sort(byReward) : unit.members;
+    const shown = [...members, ...(this.branches ? unit.branches : [])];
+    this.partings = partings(unit);
     const cards = shown.map((one) => this.card(one));
     const choice = (name, options, chosen, change) => h("span", { class: "choice", role: "radiogroup", "aria-label": name },
       options.map(([value, text]) => h("label", {}, h("input", { type: "radio", name, value, checked: value === chosen, onchange: () => change(value) }), h("span", {}, text))));
-    const modes = choice("view", [["transcript", "Transcript"], ["tokens", "Tokens"]], this.mode, (mode) => { this.mode = mode; this.build(); this.element.querySelector(`[value="${mode}"]`).focus(); });
+    const modes = choice("view", [["transcript", "Transcript"], ["tokens", "Tokens"]], this.mode, (mode) => { this.mode = mode; this.told(); this.build(); this.element.querySelector(`[value="${mode}"]`).focus(); });
     const hues = this.mode === "tokens"
-      ? [choice("colour", Object.entries(HUES).map(([value, [text]]) => [value, text]), this.hue, (hue) => { this.hue = hue; this.build(); this.element.querySelector(`[value="${hue}"]`).focus(); }),
+      ? [choice("colour", Object.entries(HUES).map(([value, [text]]) => [value, text]), this.hue, (hue) => { this.hue = hue; this.told(); this.build(); this.element.querySelector(`[value="${hue}"]`).focus(); }),
         h("span", { class: "note" }, HUES[this.hue][1], h("span", { class: "env-key" }, "grey: environment, not trained"))] : [];
-    const jumps = h("div", { class: "jumps", role: "group", "aria-label": "Members" }, shown.map((one, at) => h("button", {
-      type: "button", class: verdict(one).replace(" ", "-"), onclick: () => { cards[at].scrollIntoView({ inline: "start", block: "nearest" }); cards[at].focus({ preventScroll: true }); },
+    const jumps = unit.training ? memberTable(unit, members, this.tokens, (one) => this.called(one), (one, at) => this.open(one, at)) : h("div", { class: "jumps", role: "group", "aria-label": "Members" }, shown.map((one, at) => h("button", {
+      type: "button", class: verdict(one).replace(" ", "-"), onclick: () => this.open(one, null), "aria-controls": `card-${at}`,
     }, h("span", {}, this.called(one)), h("b", {}, one.reward === null ? "unscored" : signed(one.reward)))));
     const others = unit.branches.length
       ? h("label", { class: "check" }, h("input", { type: "checkbox", checked: this.branches, onchange: (event) => { this.branches = event.target.checked; this.build(); this.element.querySelector("[type=checkbox]").focus(); } }), ` ${plural(unit.branches.length, "branch").replace("branchs", "branches")}`) : null;
@@ -75,9 +121,13 @@ class GroupView {
     this.inspector.hidden = this.mode !== "tokens";
     this.inspector.replaceChildren(h("span", { class: "note" }, "Point at a token, or focus one and use the arrow keys."));
     this.element.replaceChildren(
-      h("header", {}, h("h3", {}, unit.family, " ", h("span", { class: "n" }, `${unit.scenario} · ${where}`)), jumps, about, h("div", { class: "tools" }, modes, hues, others)),
+      h("header", {}, h("h3", {}, unit.family, " ", h("span", { class: "n" }, `${unit.scenario} · ${where}`)), about, jumps, h("div", { class: "tools" }, modes, hues, others)),
       h("div", { class: "members", tabindex: "0", role: "group", "aria-label": "Conversations side by side" }, cards), this.inspector);
-    cards.forEach((card) => this.lazy.observe(card));
+    cards.forEach((card, at) => {
+      card.id = `card-${at}`;
+      if (this.terms.length) this.fill(card); // so that all hits can be gone through
+      else this.lazy.observe(card);
+    });
   }
 
   called(one) {
@@ -109,6 +159,7 @@ class GroupView {
     const one = this.members.get(card);
     const parts = this.mode === "tokens" ? this.tokenTurns(one) : this.turns(one);
     card.querySelector(".said").replaceChildren(h("ol", { class: "transcript" }, parts), ...changesOf(one));
+    if (this.mode === "transcript") markHits(card, this.terms);
   }
 
   turns(one) {
@@ -117,7 +168,9 @@ class GroupView {
     let at = one.opening;
     one.turns.forEach((turn, number_) => {
       const reply = lines(one.messages[at], goneOf(one, at), turn.is_summary ? "agent sums up, for itself" : "agent");
-      parts.push(...rowBegin(one, number_), ...reply, turnFacts(one, turn, number_), ...said(at + 1, at + 1 + turn.feedback));
+      const parting = this.partings.get(one);
+      const parts_ = parting?.sampled && parting.turn === number_ ? [h("li", { class: "parting" }, "parts here: ", partingWords(one, parting, this.tokens, (each) => this.called(each)))] : [];
+      parts.push(...rowBegin(one, number_), ...reply, ...parts_, turnFacts(one, turn, number_), ...said(at + 1, at + 1 + turn.feedback));
       at += 1 + turn.feedback;
     });
     return parts;
@@ -127,6 +180,7 @@ class GroupView {
     const row = unpack(one);
     const largest = Math.max(1e-9, ...this.unit.members.flatMap((member) => (member.advantages ?? []).map(([value]) => Math.abs(value))));
     const lowest = Math.min(...row.versions.filter((version) => version !== null));
+    const parting = this.partings.get(one);
     let at = 0;
     let entry = true;
     const chip = (turn) => {
@@ -137,6 +191,7 @@ class GroupView {
         entry = false;
         Object.assign(attributes, this.colours(row, place, largest, lowest));
       } else attributes.class += " env";
+      if (place === parting?.at && parting.sampled) attributes.class += " part";
       return h("span", attributes, visible(text));
     };
     const chips = (count, turn) => Array.from({ length: count }, () => chip(turn));
@@ -171,6 +226,7 @@ class GroupView {
       ...(agent ? [["log-prob", exact(row.logprobs[at])], ["probability", row.logprobs[at] === null ? "–" : number(Math.exp(row.logprobs[at]))],
         ["advantage", row.advantages[at] === null ? "did not train" : exact(row.advantages[at])], ["policy version", row.versions[at]]] : []),
     ];
+    if (chip === document.activeElement) remember({ group: this.unit.key, member: this.nameOf(one), token: at, view: "tokens" }, { anchor: "conversations" });
     for (const marked of this.element.querySelectorAll(".t.here")) marked.classList.remove("here");
     chip.classList.add("here");
     this.inspector.replaceChildren(h("dl", {}, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", { "data-fact": name }, String(value))))));

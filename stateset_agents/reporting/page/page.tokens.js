@@ -159,7 +159,7 @@ class GroupView {
     const one = this.members.get(card);
     const parts = this.mode === "tokens" ? this.tokenTurns(one) : this.turns(one);
     card.querySelector(".said").replaceChildren(h("ol", { class: "transcript" }, parts), ...changesOf(one));
-    if (this.mode === "transcript") markHits(card, this.terms);
+    if (this.mode === "transcript" && this.unit.fitting.has(one)) markHits(card, this.terms);
   }
 
   turns(one) {

@@ -1,0 +1,130 @@
+"""The page of many runs: experiments, their held-out results and how they differ, from the folders alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from report_runs import log_stage, metrics, page_data
+
+from stateset_agents.cli.main import main
+from stateset_agents.reporting.overview.experiments import difference, experiments, score
+from stateset_agents.reporting.overview.overview_data import overview_data
+from stateset_agents.reporting.overview.run_results import read_run
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.run_settings import differing_settings
+from stateset_agents.tracking.tracker import JsonlTracker
+
+BEFORE = {0, 1}
+
+
+def write_run(root: Path, *, beta: float, seed: int, after: set[int], steps: int = 4) -> RunFolder:
+    """A run of a few steps; of eight held-out scenarios `after` succeed at its end."""
+    folder = RunFolder.create(root, "desk")
+    with JsonlTracker(folder) as tracker:
+        log_stage(tracker, 0, "before", wins=BEFORE)
+        for step in range(1, steps + 1):
+            tracker.log_metrics(step, {**metrics(step), "kl/reference": beta * step, "x/still": 2.0})
+        log_stage(tracker, steps, "after", wins=after)
+    folder.write_config({"training": {"beta": beta, "seed": seed, "run_name": "desk"}, "reward": "told"})
+    side = {"success": len(after) / 8, "interval": [0.1, 0.9], "n": 8}
+    folder.write_summary(
+        {
+            "seed": seed,
+            "steps": steps,
+            "ended": "finished",
+            "before": {**side, "success": 0.25},
+            "after": side,
+        }
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two experiments: beta 0 with three seeds, and beta 0.5 with two of them."""
+    path = tmp_path_factory.mktemp("runs")
+    for seed, wins in enumerate(({0, 1, 2, 3}, {0, 1, 2}, {0, 1, 2, 3, 4})):
+        write_run(path, beta=0.0, seed=seed, after=wins)
+    for seed, wins in enumerate(({0, 1, 2, 3, 5}, {0, 1, 2, 6})):
+        write_run(path, beta=0.5, seed=seed, after=wins)
+    return path
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_experiment(root: Path) -> None:
+    data = overview_data(root)
+    assert [one["label"] for one in data["experiments"]] == ["beta=0.0", "beta=0.5"]
+    assert [(run["name"], run["experiment"], run["seed"]) for run in data["runs"]] == [
+        ("0001-desk", 0, 0),
+        ("0002-desk", 0, 1),
+        ("0003-desk", 0, 2),
+        ("0004-desk", 1, 0),
+        ("0005-desk", 1, 1),
+    ]
+    assert data["settings"] == [
+        ["training.beta", ["0.0", "0.0", "0.0", "0.5", "0.5"]],
+        ["training.seed", ["0", "1", "2", "0", "1"]],
+    ]
+    assert data["constant"]["x/still"] == 2.0
+    assert "x/still" not in data["curves"]
+    assert data["curves"]["kl/reference"][3] == [0.5, 1.0, 1.5, 2.0]
+
+
+def test_a_run_s_gain_is_paired_by_scenario(root: Path) -> None:
+    gain = overview_data(root)["runs"][4]["gain"]
+    assert (gain["mean"], gain["gained"], gain["lost"], gain["n"]) == (0.25, 2, 0, 8)
+    low, high = gain["interval"]
+    assert low < 0.25 < high
+
+
+def test_two_experiments_are_paired_by_seed_and_scenario(root: Path) -> None:
+    runs = [read_run(RunLog(RunFolder(path)), max_points=9) for path in sorted(root.glob("0*"))]
+    a, b = experiments(runs)
+    found = difference(a, b)
+    assert found is not None
+    # Seed 0: scenario 5 is won, none is lost; seed 1: 6 is won; seed 2 is in A alone.
+    assert (list(found.seeds), found.wins, found.losses, found.p_value) == ([0, 1], 2, 0, None)
+    assert found.mean == pytest.approx(2 / 16)
+    assert found.interval is not None
+    assert found.interval[0] < found.mean < found.interval[1]
+    single = difference(experiments(runs[:1])[0], experiments(runs[3:4])[0])
+    assert single is not None
+    assert (single.mean, single.wins, single.losses, single.p_value) == (1 / 8, 1, 0, 1.0)
+    assert difference(experiments(runs[2:3])[0], experiments(runs[3:])[0]) is None  # no seed in common
+    scored = score(a)
+    assert scored is not None
+    assert list(scored.runs) == [4 / 8, 3 / 8, 5 / 8]
+    assert scored.interval is not None
+    assert scored.families == pytest.approx(
+        {"cancel": 4 / 6, "exchange": 3 / 6, "order_status": 3 / 6, "refund": 2 / 6}
+    )
+    few = score(b)
+    assert few is not None
+    assert few.interval is None  # two runs
+
+
+def test_long_curves_are_means_of_bins(root: Path) -> None:
+    curves = read_run(RunLog(RunFolder(root / "0004-desk")), max_points=2).curves
+    assert curves.steps == [2, 4]
+    assert curves.values["kl/reference"] == [0.75, 1.75]
+
+
+def test_report_takes_a_run_or_a_folder_of_runs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(root)]) == 0
+    page = Path(capsys.readouterr().out.strip())
+    assert page == root / "report.html"
+    assert page_data(RunFolder(root))["name"] == root.name
+    assert main(["report", str(root), "--conversations", "9"]) == 1
+    assert "--conversations is for the page of one run" in capsys.readouterr().err
+    assert main(["report", str(root / "0001-desk" / "checkpoints")]) == 1
+    assert "is no run folder" in capsys.readouterr().err
+
+
+def test_only_settings_that_differ_are_listed() -> None:
+    same = {"training": {"beta": 0.1, "lr": 1}}
+    assert differing_settings([same, same]) == {}
+    assert differing_settings([same, {"training": {"beta": 0.1, "lr": 2}, "reward": {}}]) == {
+        "training.lr": ["1", "2"],
+        "reward": [None, "{}"],
+    }

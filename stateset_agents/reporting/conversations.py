@@ -8,12 +8,15 @@ as many as the limits allow. Of lines that are not selected only the first field
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from stateset_agents.algorithms.intervals import paired_interval
+from stateset_agents.reporting.distributions import broken_rules
 from stateset_agents.reporting.line_groups import GrowingFile, LineGroup, num_bytes, num_lines, within_limits
 from stateset_agents.reporting.row_changes import row_changes
 from stateset_agents.tracking.run_folder import RunFolder
@@ -51,6 +54,10 @@ class Transitions:
     gained: int
     """Failed before, succeeded after."""
     lost: int
+    difference: float | None
+    """Success after minus before, over scenarios; None where none was played twice."""
+    interval: tuple[float, float] | None
+    """95 % of it, see `paired_interval`."""
 
 
 class Conversations:
@@ -89,7 +96,15 @@ class Conversations:
         """Over all held-out scenarios, also those that the page leaves out."""
         before, after = self._success["before"], self._success["after"]
         pairs = [(before[key], after[key]) for key in before if key in after]
+        tries: dict[str, list[tuple[bool, bool]]] = {}
+        for key in before.keys() & after.keys():
+            tries.setdefault(key[0], []).append((before[key] is True, after[key] is True))
+        shares = [
+            (_share(old for old, _ in found), _share(new for _, new in found)) for found in tries.values()
+        ]
         return Transitions(
+            difference=math.fsum(new - old for old, new in shares) / len(shares) if shares else None,
+            interval=paired_interval(shares) if shares else None,
             n=len(pairs),
             scenarios=len({scenario for scenario, _ in before.keys() & after.keys()}),
             gained=sum(new is True and old is not True for old, new in pairs),
@@ -155,8 +170,14 @@ def pack(record: Mapping[str, Any], token_texts: Mapping[int, str]) -> dict[str,
         "logprobs": [record["logprobs"][index] for index in sampled],
         "versions": _runs(record["versions"][index] for index in sampled),
         "advantages": None if advantages is None else _runs(advantages),
+        "broken": broken_rules(record),
         **({} if rows is None else {"rows": rows}),
     }
+
+
+def _share(succeeded: Iterable[bool]) -> float:
+    flags = list(succeeded)
+    return sum(flags) / len(flags)
 
 
 def _runs(values: Iterable[Any]) -> list[list[Any]]:

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from stateset_agents.reporting.conversations import MAX_CONVERSATIONS, Conversations
+from stateset_agents.reporting.conversations import MAX_CONVERSATIONS
 from stateset_agents.reporting.html import plotly_js
 from stateset_agents.reporting.page_data import page_data
-from stateset_agents.reporting.report import conversation_data, render
-from stateset_agents.reporting.timeline import Timeline
+from stateset_agents.reporting.report import Recorded, render
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.tracking.jsonl import dump
 from stateset_agents.tracking.run_log import RunLog
@@ -47,7 +46,7 @@ async def serve(
 
     Raises ConfigurationError if the port is in use.
     """
-    live = _Live(log, Conversations(log.folder, conversations), Timeline(log.folder))
+    live = _Live(log, Recorded(log, conversations))
     app = web.Application(middlewares=[HttpGuard().middleware()])
     app.add_routes(
         [
@@ -78,8 +77,7 @@ class _Live:
     """Handlers of the addresses; files are read in a thread, by one reader at a time."""
 
     log: RunLog
-    recorded: Conversations
-    timeline: Timeline
+    recorded: Recorded
 
     def __post_init__(self) -> None:
         self._reading = asyncio.Lock()
@@ -127,8 +125,7 @@ class _Live:
 
     def _render(self) -> str:
         """Without conversations: the page fetches them after the first event."""
-        folder = self.log.folder
-        nothing_read = conversation_data(self.log, Conversations(folder), Timeline(folder))
+        nothing_read = Recorded(self.log).select()
         return render(page_data(self.log), nothing_read, plotly="plotly.js", live=True)
 
     def _page_json(self) -> str:
@@ -136,8 +133,7 @@ class _Live:
 
     def _conversation_json(self) -> str:
         self.recorded.read()
-        self.timeline.read()
-        return dump(conversation_data(self.log, self.recorded, self.timeline))
+        return dump(self.recorded.select())
 
 
 def _states(*files: Path) -> _FileStates:

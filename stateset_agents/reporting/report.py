@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.reporting.conversations import MAX_CONVERSATIONS, Conversations
+from stateset_agents.reporting.distributions import Distributions
 from stateset_agents.reporting.html import html_page, plotly_js
 from stateset_agents.reporting.page_data import page_data
 from stateset_agents.reporting.timeline import Timeline
 from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.tracking.run_log import RunLog
 
-__all__ = ["conversation_data", "render", "write_report"]
+__all__ = ["Recorded", "render", "write_report"]
 
-_PARTS = "state export measured charts numeric timeline search conversations rows parting tokens start"
+_PARTS = "state export measured charts distributions numeric timeline search conversations rows parting tokens start"
 _SCRIPTS = ("page/page.js", *(f"page/page.{part}.js" for part in _PARTS.split()))
 _HINT = "copy the run to a folder you may write"
 
@@ -42,27 +43,42 @@ def write_report(
         shared = log.folder.path.parent / f"plotly-{version}.min.js"
         if not shared.exists():
             replace_file(shared, script, _HINT)
-    recorded, timeline = Conversations(log.folder, conversations), Timeline(log.folder)
+    recorded = Recorded(log, conversations)
     recorded.read()
-    timeline.read()
-    browser_data = conversation_data(log, recorded, timeline)
+    browser_data = recorded.select()
     page = render(page_data(log), browser_data, plotly=f"../{shared.name}" if shared else None)
     replace_file(log.folder.report, page, _HINT)
     return log.folder.report
 
 
-def conversation_data(log: RunLog, conversations: Conversations, timeline: Timeline) -> dict[str, Any]:
-    """The data of the page's conversation browser and timeline, of the lines that they have read."""
-    token_texts = log.tokens()
-    selected = conversations.select(token_texts)
-    used_ids = {id for conversation in selected for id in conversation["token_ids"]}
-    return {
-        "total": conversations.total,
-        "moved": asdict(conversations.transitions()),
-        "tokens": {id: text for id, text in token_texts.items() if id in used_ids},
-        "conversations": selected,
-        "timeline": timeline.select(),
-    }
+class Recorded:
+    """The data of the page's conversations, distributions and timeline, of the lines that were read."""
+
+    def __init__(self, log: RunLog, conversations: int = MAX_CONVERSATIONS) -> None:
+        """`conversations`: at most so many in the page."""
+        self._log = log
+        self._conversations = Conversations(log.folder, conversations)
+        self._distributions = Distributions(log.folder)
+        self._timeline = Timeline(log.folder)
+
+    def read(self) -> None:
+        """Read the lines that were added. Raises ConfigurationError on another schema version."""
+        for part in (self._conversations, self._distributions, self._timeline):
+            part.read()
+
+    def select(self) -> dict[str, Any]:
+        """As the page takes it."""
+        token_texts = self._log.tokens()
+        selected = self._conversations.select(token_texts)
+        used_ids = {id for conversation in selected for id in conversation["token_ids"]}
+        return {
+            "total": self._conversations.total,
+            "moved": asdict(self._conversations.transitions()),
+            "tokens": {id: text for id, text in token_texts.items() if id in used_ids},
+            "conversations": selected,
+            "distributions": self._distributions.select(),
+            "timeline": self._timeline.select(),
+        }
 
 
 def render(

@@ -99,7 +99,7 @@ async def test_every_chart_is_drawn_from_the_file_without_a_complaint_or_a_reque
 ) -> None:
     await opened(tab, run)
     await scroll_through(tab)
-    assert await tab.run("document.querySelectorAll('.plot').length") == 12 + 1 + 3
+    assert await tab.run("document.querySelectorAll('.plot').length") == 12 + 1 + 1  # two more never change
     assert tab.complaints == []
     assert [url for url in tab.requests if not url.startswith("data:")] == [run.report.as_uri()]
 
@@ -304,6 +304,7 @@ async def test_each_token_tells_what_the_file_says_of_it(tab: Tab, run: RunFolde
     await tab.press("t", "t")
     await tab.until("document.querySelectorAll('.members article .t').length", lambda count: count >= 4 * 6)
     lines = [one for one in records(run) if one["step"] == 7 and one["stage"] == "train"][:5]
+    lines = sorted((one for one in lines if not one["branch_of"]), key=lambda one: -one["reward"])
     fact = (
         "Object.fromEntries([...document.querySelectorAll('.inspector dd')]"
         ".map((one) => [one.dataset.fact, one.textContent]))"
@@ -352,7 +353,7 @@ async def test_branches_are_shown_when_asked_for(tab: Tab, run: RunFolder) -> No
     await opened(tab, run)
     await choose(tab, stage="train")
     labels = "[...document.querySelectorAll('.members article h4')].map((one) => one.textContent)"
-    members = [f"member {n}" for n in range(4)]
+    members = [f"member {n}" for n in (1, 0, 2, 3)]  # the one that succeeded is first
     assert await tab.run(labels) == members
     await tab.run("document.querySelector('.check input').click()")
     assert await tab.run(labels) == [*members, "branch of 0, turn 2"]

@@ -133,6 +133,15 @@ class Browser {
     this.filter();
   }
 
+  /** Set filters from elsewhere in the page, and go to the list; "back" leads to where it came from. */
+  show(filters) {
+    remember({}, { jump: true, anchor: "conversations" });
+    this.ask(filters);
+    remember({}, { anchor: "conversations" });
+    this.place.scrollIntoView({ block: "start" });
+    this.list.focus({ preventScroll: true });
+  }
+
   /** List what fits, and show the first group; `stays`: the chosen one, also where a live page holds it no more. */
   filter(stays = false, key = null) {
     if (!this.data.total) return;
@@ -183,7 +192,7 @@ class Browser {
   /** How many hits, and a way through them. */
   sayHits(number_) {
     const go = (by, text, name) => h("button", { type: "button", class: "save", "aria-label": name, onclick: () => this.goToHit(by) }, text);
-    this.hits.replaceChildren(...(this.terms.length && number_ ? [h("b", {}, plural(number_, "hit")), go(-1, "‹", "Previous hit"), go(1, "›", "Next hit")] : []));
+    this.hits.replaceChildren(...(this.terms.some(({ field }) => !field || FIELDS[field]) && number_ ? [h("b", {}, plural(number_, "hit")), go(-1, "‹", "Previous hit"), go(1, "›", "Next hit")] : []));
   }
 
   /** The next or previous hit, in this group or the one after it. */
@@ -223,12 +232,8 @@ class Browser {
     const steps = [...new Set(this.units.filter((unit) => unit.training).map((unit) => unit.step))];
     if (!steps.length) return;
     const nearest = steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best));
-    remember({}, { jump: true, anchor: "conversations" });
-    this.ask({ stage: "train", "step-from": nearest, "step-to": nearest });
+    this.show({ stage: "train", "step-from": nearest, "step-to": nearest });
     if (nearest !== step) this.count.textContent += `. Step ${step} is not in this page; ${nearest} is the nearest that is.`;
-    remember({}, { anchor: "conversations" });
-    this.place.scrollIntoView({ block: "start" });
-    this.list.focus({ preventScroll: true });
   }
 
   /** Show a training group of the page, where it has it and is asked to; does it have it? */

@@ -9,6 +9,11 @@ function showMeasured(data) {
     part("measured").replaceChildren(h("h2", {}, "Before and after"), note("This run was not measured before and after training."));
     return;
   }
+  const { moved } = data;
+  const inPoints = (value) => minus(`${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`);
+  const change = moved?.n && moved.difference !== null ? [h("p", { class: `change ${moved.interval[0] > 0 ? "up" : moved.interval[1] < 0 ? "down" : ""}` }, h("span", { class: "label" }, "after − before, paired by scenario"),
+    h("span", { class: "figure" }, inPoints(moved.difference), h("small", {}, " points")),
+    h("span", { class: "detail" }, `95 %: ${inPoints(moved.interval[0])} to ${inPoints(moved.interval[1])}; ${moved.gained} gained, ${moved.lost} lost of ${moved.n}`))] : [];
   const headline = [["before", "old"], ["after", "new"]].filter(([side]) => all[side]).map(([side, kind]) => {
     const greedy = data.greedy[side];
     const { n, tries } = all[side];
@@ -22,7 +27,7 @@ function showMeasured(data) {
       h("h3", {}, title, about ? h("span", { class: "n" }, ` ${about}`) : null),
       sharesTable(`${title}, before and after, with 95 % intervals`, "95 % interval", rows),
     ])) : null;
-  part("measured").replaceChildren(h("h2", {}, "Before and after"), h("div", { class: "headline" }, headline), success, ...(also ? [also] : []));
+  part("measured").replaceChildren(h("h2", {}, "Before and after"), h("div", { class: "headline" }, change, headline), success, ...(also ? [also] : []));
 }
 
 /** A table by the one row that says most: `Twins, both of a pair right: 0.4% → 86.7%`. */

@@ -2,7 +2,7 @@
 
 /** Field -> where the transcript shows it. */
 const FIELDS = {
-  agent: ".agent:not(.thought) > p", thought: ".thought p", tool: ".agent > code", result: ".tool > code", user: ".user > p", system: ".system p", scenario: null,
+  agent: ".agent:not(.thought) > p", thought: ".thought p", tool: ".agent > code", result: ".tool > code", user: ".user > p", system: ".system p", scenario: null, broke: null, status: null,
 };
 const TERM = new RegExp(`(?:^|\\s)(${Object.keys(FIELDS).join("|")}):(/(?:[^/\\\\]|\\\\.)+/|"[^"]*"|\\S+)`, "gi");
 
@@ -28,7 +28,8 @@ function patternOf(words) {
 
 /** [field, text] of everything that was thought and said in a conversation, as the transcript shows it. */
 function wording(one) {
-  one.wording ??= [["scenario", one.scenario], ...one.messages.flatMap((message) => [
+  const broke = one.broken.length ? one.broken : one.success === false ? ["none"] : [];
+  one.wording ??= [["scenario", one.scenario], ["status", one.status], ...broke.map((rule) => ["broke", rule]), ...one.messages.flatMap((message) => [
     ...(message.reasoning ? [["thought", message.reasoning]] : []),
     ...(message.content ? [[{ assistant: "agent", tool: "result" }[message.role] ?? message.role, message.content]] : []),
     ...(message.tool_calls ?? []).map((call) => ["tool", callText(call)]),
@@ -41,7 +42,7 @@ function hitsIn(one, terms) {
   let sum = 0;
   for (const { field, pattern } of terms) {
     let found = 0;
-    for (const [where, text] of wording(one)) if (!field || field === where) for (const [hit] of text.matchAll(pattern)) found += hit ? 1 : 0;
+    for (const [where, text] of wording(one)) if (field ? field === where : where !== "status" && where !== "broke") for (const [hit] of text.matchAll(pattern)) found += hit ? 1 : 0;
     if (!found) return 0;
     sum += found;
   }

@@ -82,7 +82,11 @@ function showSettings(data) {
     h("details", {}, h("summary", {}, `${plural(rows.length, "setting")}, from config.yaml`), h("table", { class: "settings" }, h("tbody", {}, rows))));
 }
 
+let shown = {}; // the last data of the page
+
 function showPage(data) {
+  shown = { moved: shown.moved, ...data };
+  data = shown;
   const measured = data.numeric ? [showPlayers, showCurves, showEpisodes, showWindows] : [showMeasured, showCurves];
   for (const show of [showTop, ...measured, showDiagnostics, showSettings]) show(data);
 }
@@ -101,15 +105,22 @@ function follow(timeline, browser) {
   events.addEventListener("conversations", async () => {
     const browsed = await (await fetch("conversations.json")).json();
     timeline.update(browsed.timeline);
+    showDistributions(browsed.distributions, browser);
+    showMeasured({ ...shown, moved: browsed.moved });
     browser.update(browsed);
   });
 }
 
 const data = JSON.parse(await unpacked("data"));
+let browser = null;
+let timeline = null;
 if (!data.numeric) whenChosen = (step) => browser.openStep(step);
 showPage(data);
-const browser = data.numeric ? null : new Browser(part("conversations"), data);
-const timeline = data.numeric ? null : new Timeline(part("timeline"), data.timeline, (...group) => browser.open(...group));
-timeline?.restore();
+if (!data.numeric) {
+  browser = new Browser(part("conversations"), data);
+  showDistributions(data.distributions, browser);
+  timeline = new Timeline(part("timeline"), data.timeline, (...group) => browser.open(...group));
+  timeline.restore();
+}
 if (readAddress()[0]) part(readAddress()[0])?.scrollIntoView({ block: "start" });
 if ("live" in document.body.dataset) follow(timeline, browser);

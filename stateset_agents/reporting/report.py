@@ -22,8 +22,10 @@ from stateset_agents.tracking.run_log import RunLog
 
 __all__ = ["Recorded", "render", "write_report"]
 
-_PARTS = "state export measured charts distributions numeric timeline search conversations rows parting tokens start"
-_SCRIPTS = ("page/page.js", *(f"page/page.{part}.js" for part in _PARTS.split()))
+_PARTS = (
+    "state export measured charts distributions numeric timeline search conversations rows parting tokens"
+)
+_SCRIPTS = ("page/page.js", *(f"page/page.{part}.js" for part in (*_PARTS.split(), "start")))
 _HINT = "copy the run to a folder you may write"
 
 

@@ -26,6 +26,7 @@ from stateset_agents.control.acquisition.linear_models import (
     planned,
     propagated,
 )
+from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["Belief"]
 
@@ -60,6 +61,10 @@ class Belief:
         [B, d] by the variables' numbers; `scale`: [B, K, d, d + 1] or what broadcasts to it.
         """
         num_models, num_graphs, num_variables = order.shape
+        if not (noise > 0).all():
+            raise ConfigurationError(
+                f"noise must be above 0, got {noise.min():g}: without noise the posterior becomes singular"
+            )
         spread = np.where(is_parent, scale, 0.0) ** 2
         noise = np.take_along_axis(np.repeat(noise[:, None], num_graphs, axis=1), order, axis=2)
         return cls(

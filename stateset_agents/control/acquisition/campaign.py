@@ -8,7 +8,7 @@ import numpy as np
 
 from stateset_agents.control.acquisition.belief import Belief
 from stateset_agents.control.acquisition.families import Tasks
-from stateset_agents.control.acquisition.linear_models import Array, Bools, Ints
+from stateset_agents.control.acquisition.linear_models import Array, Ints
 from stateset_agents.control.acquisition.rules import Rule, Situation
 from stateset_agents.types.seeds import derive
 
@@ -57,7 +57,7 @@ def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> Outcome:
         random=random,
     )
     made: list[Ints] = []
-    while (goes_on := _can_pay(situation)).any():
+    while (goes_on := situation.goes_on).any():
         live = np.flatnonzero(goes_on)
         actions = np.zeros(size, dtype=np.int64)
         for part in np.array_split(live, -(-len(live) // _ROWS)):
@@ -81,12 +81,6 @@ def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> Outcome:
         num_experiments=(history >= 0).sum(axis=0),
         actions=history,
     )
-
-
-def _can_pay(situation: Situation) -> Bools:
-    """[B] is there an experiment that what is left pays?"""
-    found: Bools = situation.affordable.any(axis=1)
-    return found
 
 
 def _expected_regret(belief: Belief, seed: int) -> Array:

@@ -103,7 +103,7 @@ class AcquisitionEnv:
         Raises ConfigurationError for an experiment that costs more than what is left while another would not.
         """
         before, rows = self._situation, np.arange(len(actions))
-        goes_on = before.affordable.any(axis=1)
+        goes_on = before.goes_on
         dear = goes_on & ~before.affordable[rows, actions]
         if dear.any():
             row = int(dear.argmax())
@@ -123,8 +123,8 @@ class AcquisitionEnv:
         was, was_expected = self._regret, self._expected
         self._look()
         observations = self._observe()
-        terminated = ~self._situation.affordable.any(axis=1)
-        truncated = ~terminated & (self._number >= self.spec.horizon)
+        terminated = ~self._situation.goes_on
+        truncated = np.logical_and(~terminated, self._number >= self.spec.horizon)
         ended = terminated | truncated
         if self._reward == "regret":
             rewards = self._scale * (np.tanh(was / self._scale) - np.tanh(self._regret / self._scale))
@@ -164,7 +164,7 @@ class AcquisitionEnv:
 
     def rule_actions(self, rule: Rule) -> IntArray:
         """[B] what a rule would do now; 0 for rows that have ended."""
-        live = np.flatnonzero(self._situation.affordable.any(axis=1))
+        live = np.flatnonzero(self._situation.goes_on)
         actions = np.zeros(len(self._situation.left), dtype=np.int64)
         if len(live):
             actions[live] = rule(self._situation.take(live))

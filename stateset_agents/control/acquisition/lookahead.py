@@ -47,7 +47,7 @@ def rollout_regrets(situation: Situation, base: Rule, *, samples: int, draws: in
     end_normals = _pairs(random, num_models * samples, draws, (size, size + 1))
     end_uniforms = random.random((num_models * samples, draws))
     while len(rows):
-        goes_on = after.affordable.any(axis=1)
+        goes_on = after.goes_on
         ended = np.flatnonzero(~goes_on)
         if len(ended):
             of = rows[ended] // (shape[1] * samples) * samples + rows[ended] % samples  # equal for all A

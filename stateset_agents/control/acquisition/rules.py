@@ -15,7 +15,7 @@ import torch
 from stateset_agents.control.acquisition.belief import Belief
 from stateset_agents.control.acquisition.linear_models import Array, Bools, Ints
 
-__all__ = ["RULES", "Rule", "Situation"]
+__all__ = ["RULES", "Rule", "Situation", "expected_improvement", "improvement_over"]
 
 _SAMPLES = 64
 """Models drawn from the posterior for the probability of being best."""
@@ -35,8 +35,15 @@ class Situation:
 
     @property
     def affordable(self) -> Bools:
-        """[B, A]"""
-        return self.costs <= self.left[:, None] + 1e-9
+        """[B, A] can this experiment be paid?"""
+        found: Bools = self.costs <= self.left[:, None] + 1e-9
+        return found
+
+    @property
+    def goes_on(self) -> Bools:
+        """[B] can any experiment be paid?"""
+        found: Bools = np.logical_or.reduce(self.affordable, axis=1)
+        return found
 
     def take(self, rows: Ints) -> Situation:
         """These rows; rows may repeat."""
@@ -73,13 +80,19 @@ def _best(scores: Array, situation: Situation) -> Ints:
 
 
 def expected_improvement(mean: Array, deviation: Array) -> Array:
-    """[B, A] E[max(effect - best mean, 0)] of a normal effect (Jones and others, JGO 13, 1998)."""
-    gap = mean - mean.max(axis=1, keepdims=True)
+    """[B, A] `improvement_over` the best mean of each row."""
+    return improvement_over(mean, deviation, mean.max(axis=1, keepdims=True))
+
+
+def improvement_over(mean: Array, deviation: Array, best: Array | float) -> Array:
+    """E[max(effect - best, 0)] of a normal effect (Jones and others, J. Global Optimization 13, 1998)."""
+    gap = mean - best
     spread = np.maximum(deviation, 1e-12)
     z = gap / spread
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     above: Array = torch.special.ndtr(torch.from_numpy(z)).numpy()
-    return gap * above + spread * density
+    found: Array = gap * above + spread * density
+    return found
 
 
 def random_choice(situation: Situation) -> Ints:

@@ -182,7 +182,8 @@ class _Fit:
             if self._parents[name]:
                 kernel = self._kernel(name, {parent: self._data[parent] for parent in self._parents[name]})
                 centred = values - values.mean()
-                self._inverses[name] = np.linalg.inv(kernel + self._RIDGE * np.eye(size))
+                inverse = np.linalg.inv(kernel + self._RIDGE * np.eye(size))
+                self._inverses[name] = np.asarray(inverse, dtype=np.float64)
                 self._weights[name] = self._inverses[name] @ centred
                 self._residuals[name] = centred - kernel @ self._weights[name]
             else:

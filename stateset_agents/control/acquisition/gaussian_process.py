@@ -99,11 +99,11 @@ class GaussianProcess:
         """The covariance's Cholesky root, and outcomes minus the prior mean divided by it."""
         covariance = self._kernel(self.points, self.points) + self.noise * np.eye(len(self.points))
         try:
-            root: Array = np.linalg.cholesky(covariance)
+            root = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
         except np.linalg.LinAlgError:
             raise ConfigurationError(
                 f"the posterior is singular: {len(self.points)} outcomes at equal or nearly equal points "
                 f"with noise {self.noise:g}; raise noise"
             ) from None
-        missed: Array = np.linalg.solve(root, self.outcomes - self.prior(self.points)[0])
-        return root, missed
+        missed = np.linalg.solve(root, self.outcomes - self.prior(self.points)[0])
+        return root, np.asarray(missed, dtype=np.float64)

@@ -54,6 +54,9 @@ def seeds(chunk: int) -> list[int]:
 
 def measure(path: Path, families: list[str], rules: list[str], num_chunks: int) -> None:
     """Append what is missing, one line per family, rule and chunk; the cheap ones of a chunk come first."""
+    if path.exists() and not path.read_text(encoding="utf-8").endswith("\n"):
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n")  # a line that was torn ends here, and is measured again
     done = {(line["family"], line["rule"], line["chunk"]) for line in read(path)}
     for chunk in range(num_chunks):
         for family in families:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from stateset_agents.control.acquisition.belief import Belief
+from stateset_agents.control.acquisition.graphs import CausalGraph
 from stateset_agents.control.acquisition.linear_models import Array, Bools, Ints, LinearModels, Menu
 from stateset_agents.control.rollout import uniforms
 from stateset_agents.types.errors import ConfigurationError
@@ -83,6 +84,8 @@ class LinearFamily:
     """Graphs that could be the true one; 1: the graph is known."""
     set_at_once: int = 1
     """Variables that an experiment may set together."""
+    graph: CausalGraph | None = None
+    """Of every task; random ones when absent. Its target gets the last number."""
 
     def __post_init__(self) -> None:
         if self.num_variables < 2:
@@ -111,6 +114,24 @@ class LinearFamily:
             raise ConfigurationError(
                 f"set_at_once must be below num_variables {self.num_variables}, got {self.set_at_once}: the "
                 "target is not set"
+            )
+
+        if self.graph is not None:
+            self._check_graph(self.graph)
+
+    def _check_graph(self, graph: CausalGraph) -> None:
+        if self.num_variables != len(graph.names):
+            raise ConfigurationError(
+                f"num_variables must be {len(graph.names)}, as the graph has, got {self.num_variables}"
+            )
+        if self.num_graphs > 1:
+            raise ConfigurationError(
+                f"num_graphs must be 1 where the graph is given, got {self.num_graphs}: leave one out"
+            )
+        if graph.hidden:
+            raise ConfigurationError(
+                f"{', '.join(sorted(graph.hidden))} of the graph is hidden: the exact posterior needs all "
+                "variables measured; take CausalModel and cbo.optimize"
             )
 
     @property
@@ -174,6 +195,13 @@ class LinearFamily:
         The target is the last of every order and has a parent: the one before it, where chance gave none.
         """
         size, count = self.num_variables, self.num_graphs
+        if self.graph is not None:
+            names = [name for name in self.graph.names if name != self.graph.target] + [self.graph.target]
+            ordered = self.graph.order()
+            numbers = np.array([names.index(name) for name in ordered])
+            parents = self.graph.is_parent(ordered)
+            shape = (stream.num_tasks, 1)
+            return np.tile(numbers, (*shape, 1)), np.tile(parents, (*shape, 1, 1))
         heights = stream.uniforms(count * size).reshape(-1, count, size)
         heights[..., -1] = 2.0
         order = heights.argsort(axis=-1)
@@ -201,6 +229,10 @@ class _Stream:
 
     def __init__(self, keys: np.ndarray) -> None:
         self._keys, self._taken = keys, 0
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self._keys)
 
     def uniforms(self, number: int) -> Array:
         """[B, number] in [0, 1)."""

@@ -9,6 +9,7 @@ import pytest
 
 from stateset_agents.control.acquisition.belief import Belief
 from stateset_agents.control.acquisition.families import LinearFamily, Tasks
+from stateset_agents.control.acquisition.graphs import COMPLETE, SACHS
 from stateset_agents.control.acquisition.linear_models import LinearModels, Menu
 from stateset_agents.types.errors import ConfigurationError
 
@@ -171,6 +172,21 @@ def test_the_order_of_the_graph_changes_nothing() -> None:
     assert found[0] == found[1] == pytest.approx([(2 * 2 + 0.1) * 3, 2 * 3])
 
 
+def test_a_given_graph_is_that_of_every_task() -> None:
+    family = LinearFamily(graph=SACHS, num_variables=11, num_observations=20)
+    tasks = family.draw(range(4))
+    names = [name for name in SACHS.names if name != "Akt"] + ["Akt"]
+    order = [names[number] for number in tasks.models.order[2]]
+    for place, name in enumerate(order):
+        found = {order[above] for above in np.flatnonzero(tasks.models.weights[2, place, 1:])}
+        assert found == set(SACHS.parents[name])
+    without = [index for index, name in enumerate(names[:-1]) if name not in SACHS.ancestors()]
+    assert [names[index] for index in without] == ["Plcg", "PIP3", "PIP2", "P38", "Jnk"]
+    nothing = tasks.effects[:, [2 * index for index in without]]  # of what does not act on the target
+    assert nothing == pytest.approx(np.repeat(nothing[:, :1], 5, axis=1))
+    assert np.ptp(tasks.effects, axis=1).min() > 0.01
+
+
 def test_equal_seeds_give_equal_tasks_in_any_company() -> None:
     family = LinearFamily(num_graphs=2, num_observations=2)
     alone, together = family.draw([9]), family.draw([4, 9])
@@ -191,6 +207,12 @@ def test_equal_seeds_give_equal_tasks_in_any_company() -> None:
         ({"costs": (0.0, 2.0)}, "costs must be two positive numbers"),
         ({"noise": (0.0, 1.0)}, "noise must be two positive numbers"),
         ({"budget": 1.0}, "budget 1.0 is below a single experiment's cost of up to 2.0"),
+        ({"graph": SACHS}, "num_variables must be 11, as the graph has, got 5"),
+        (
+            {"graph": SACHS, "num_variables": 11, "num_graphs": 2},
+            "num_graphs must be 1 where the graph is given, got 2",
+        ),
+        ({"graph": COMPLETE, "num_variables": 9}, "U1, U2 of the graph is hidden: the exact posterior needs"),
         ({"set_at_once": 5}, "set_at_once must be below num_variables 5, got 5"),
     ],
 )

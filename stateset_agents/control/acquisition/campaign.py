@@ -12,7 +12,7 @@ from stateset_agents.control.acquisition.linear_models import Array, Ints
 from stateset_agents.control.acquisition.rules import Rule, Situation
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Outcome", "experimented", "play"]
+__all__ = ["Outcome", "expected_regret", "experimented", "play"]
 
 _ROWS = 128
 """Tasks for which a rule is asked at once: those that imagine outcomes have thousands of rows for each."""
@@ -77,13 +77,14 @@ def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> Outcome:
     recommended = situation.belief.effect_means().argmax(axis=1)
     return Outcome(
         regret=tasks.effects.max(axis=1) - tasks.effects[rows, recommended],
-        expected_regret=_expected_regret(situation.belief, seed),
+        expected_regret=expected_regret(situation.belief, seed=seed),
         num_experiments=(history >= 0).sum(axis=0),
         actions=history,
     )
 
 
-def _expected_regret(belief: Belief, seed: int) -> Array:
+def expected_regret(belief: Belief, *, seed: int = 0) -> Array:
+    """[B] `Belief.expected_regret` by 256 models drawn from each posterior."""
     random = np.random.default_rng(derive(seed, "expected regret"))
     found = np.empty(len(belief))
     for part in np.array_split(np.arange(len(belief)), -(-len(belief) // _ROWS)):

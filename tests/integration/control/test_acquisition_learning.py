@@ -31,7 +31,7 @@ def saved(better: np.ndarray, than: np.ndarray) -> tuple[float, float]:
 
 @pytest.mark.long
 def test_lookahead_saves_a_tenth_of_the_regret_of_improvement_per_cost() -> None:
-    tasks = FAMILY.draw(HELD_OUT[:800])
+    tasks = FAMILY.draw(HELD_OUT[:500])
     base = play(RULES["EI per cost"], tasks).expected_regret
     ahead = play(rollout_lookahead(RULES["EI per cost"], samples=32), tasks).expected_regret
     gradient = play(knowledge_gradient(samples=16), tasks).expected_regret

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from scripts import acquisition_headroom as script
+from scripts import acquisition_policy
+from stateset_agents.control.acquisition.network import AcquisitionPolicyNetwork
 
 
 def test_what_is_measured_is_kept_and_the_rest_is_added(tmp_path: Path) -> None:
@@ -21,3 +23,10 @@ def test_what_is_measured_is_kept_and_the_rest_is_added(tmp_path: Path) -> None:
     assert " | - | " in base
     assert f"| {family} | random | 50 | " in random
     assert "% [-" in random
+
+
+def test_a_policy_is_compared_on_tasks_of_any_size() -> None:
+    rows = acquisition_policy.compare(AcquisitionPolicyNetwork(), 3, 50)
+    assert [row.split(" | ")[1] for row in rows] == list(acquisition_policy.RIVALS)
+    assert all(row.startswith("| 3 | ") and " | 50 | " in row for row in rows)
+    assert rows[0].split(" | ")[3] == rows[1].split(" | ")[3]  # the policy's, on the same tasks

@@ -66,8 +66,8 @@ class ControlTrainer:
     """Trains a numeric policy on a batched environment by group-relative policy optimisation.
 
     Rollouts and updates run in a thread of the trainer's own, so the event loop goes on answering. A run is
-    a function of settings, seed, the policy's first weights, versions, CPU type and thread count. Networks
-    are on the CPU.
+    a function of settings, seed, the policy's first weights, versions, CPU type and thread count. A policy
+    takes and gives tensors of the CPU; where it computes is its own matter.
 
     >>> environment = BatchedCartPole()
     >>> trainer = ControlTrainer(MlpPolicy(environment.spec), environment, ControlConfig(total_steps=100_000))
@@ -546,11 +546,9 @@ class ControlTrainer:
 
 
 def _check_policy(policy: nn.Module, environment: BatchedEnvironment, config: ControlConfig) -> None:
-    """Ask it for the first actions. Raises ConfigurationError for logits of a wrong shape, a policy elsewhere
-    than on the CPU, and one without values where the estimator needs them."""
+    """Ask it for the first actions. Raises ConfigurationError for logits of a wrong shape, a policy that
+    does not take and give tensors of the CPU, and one without values where the estimator needs them."""
     device = next(policy.parameters()).device
-    if device.type != "cpu":
-        raise ConfigurationError(f"the policy must be on the CPU, got {device}: call policy.cpu()")
     if ESTIMATORS[config.advantage_estimator].credit is None and not isinstance(policy, ValuedPolicy):
         raise ConfigurationError(
             f"advantage_estimator gae needs a critic and {type(policy).__name__} has no method values: give "
@@ -558,8 +556,16 @@ def _check_policy(policy: nn.Module, environment: BatchedEnvironment, config: Co
         )
     observations = environment.reset([derive(config.seed, "check", index) for index in range(2)])
     expected = (2, environment.spec.num_actions)
-    with torch.inference_mode():
-        logits = policy.train(False)(as_tensors(observations))
+    misplaced = f"the policy must take and give tensors of the CPU, got one on {device}: call policy.cpu()"
+    try:
+        with torch.inference_mode():
+            logits = policy.train(False)(as_tensors(observations))
+    except RuntimeError as error:
+        if device.type == "cpu":
+            raise
+        raise ConfigurationError(misplaced) from error
+    if isinstance(logits, torch.Tensor) and logits.device.type != "cpu":
+        raise ConfigurationError(misplaced)
     if not isinstance(logits, torch.Tensor) or logits.shape != expected:
         found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise ConfigurationError(

@@ -1,21 +1,24 @@
 """The document's reward of a cluster's state: cost, performance, reliability, efficiency, weighted.
 
 Every value of a state is a number or an array [B]; components and total then have that shape. It
-pays *changes* of cost, and holds 70 % utilisation for the best.
+pays *changes* of cost, and holds 70 % utilisation for the best. `RewardShaper` adds potential-based shaping.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from stateset_agents.rewards.shaping import shaping_rewards
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
-__all__ = ["STATE_KEYS", "InfrastructureRewardFunction", "RewardWeights"]
+__all__ = ["STATE_KEYS", "InfrastructureRewardFunction", "RewardShaper", "RewardWeights"]
 
 STATE_KEYS = (
     "cost_per_hour",
@@ -29,6 +32,8 @@ STATE_KEYS = (
 )
 """What a state must have; target_throughput alone may be missing, and is 1000 then."""
 _TARGET_THROUGHPUT = 1000.0
+_REMEMBERED = 1000
+"""Shaped rewards of which mean and deviation are taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +119,72 @@ class InfrastructureRewardFunction:
         }
         total = sum(getattr(self.weights, name) * part for name, part in parts.items())
         return total, parts
+
+
+class RewardShaper:
+    """Potential-based shaping (Ng, Harada and Russell 1999) of a reward, one step at a time.
+
+    r + gamma Phi(s') - Phi(s), within `clip_range`; Phi of a state that ends the episode is 0. Discounted
+    over an episode what is added sums to -Phi(s_0), whatever was done, so the best policy stays the same as
+    long as nothing is clipped.
+
+    `normalize` divides by the running deviation of the last 1000 shaped rewards after taking off their mean,
+    as the document does. It is off by default: one action then earns another reward at another time, and
+    members of a group can no longer be compared.
+    """
+
+    def __init__(
+        self,
+        gamma: float = 0.99,
+        clip_range: tuple[float, float] | None = (-10.0, 10.0),
+        *,
+        normalize: bool = False,
+    ) -> None:
+        """`gamma`: the training's; `clip_range`: of what is given back, None for no bound."""
+        if isinstance(gamma, bool) or not 0 < gamma <= 1:
+            raise ConfigurationError(f"gamma must be above 0 and at most 1, got {gamma!r}")
+        if clip_range is not None and not clip_range[0] < clip_range[1]:
+            raise ConfigurationError(f"clip_range must rise from its first to its second, got {clip_range!r}")
+        self.gamma, self.clip_range, self.normalize = gamma, clip_range, normalize
+        self.num_clipped = 0
+        """Rewards that were cut at `clip_range`: the best policy may differ where there are many."""
+        self._recent: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def shape(
+        self, reward: float, potential_current: float, potential_next: float, *, terminal: bool = False
+    ) -> float:
+        """One step's reward. `terminal`: the step ended the episode, so the next potential counts as 0.
+
+        Raises ConfigurationError for a number that is not finite.
+        """
+        for name, value in (
+            ("reward", reward),
+            ("potential_current", potential_current),
+            ("potential_next", potential_next),
+        ):
+            if not math.isfinite(value):
+                raise ConfigurationError(f"{name} must be finite, got {value!r}")
+        potentials = [potential_current, 0.0 if terminal else potential_next]
+        shaped = reward + shaping_rewards(potentials, gamma=self.gamma)[0]
+        if self.normalize:
+            self._recent.append(shaped)
+            shaped = (shaped - float(np.mean(self._recent))) / (float(np.std(self._recent)) + 1e-8)
+        if self.clip_range is None:
+            return shaped
+        clipped = min(max(shaped, self.clip_range[0]), self.clip_range[1])
+        self.num_clipped += clipped != shaped
+        return clipped
+
+    @staticmethod
+    def compute_potential(state: Mapping[str, Any]) -> float:
+        """-p99 / 1000 - 10 error% - |u - 70| / 100, where u is the mean of CPU and memory in per cent.
+
+        Raises ConfigurationError where the state lacks one of these.
+        """
+        used = (_read(state, "cpu_percent") + _read(state, "memory_percent")) / 2
+        errors = _read(state, "error_rate_percent")
+        potential = -_read(state, "latency_p99_ms") / 1000 - 10 * errors - abs(used - 70) / 100
+        return float(potential)
 
 
 def _read(state: Mapping[str, Any], key: str) -> Any:

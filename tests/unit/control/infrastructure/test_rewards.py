@@ -7,7 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from stateset_agents.control.infrastructure.rewards import InfrastructureRewardFunction, RewardWeights
+from stateset_agents.control.infrastructure.rewards import (
+    InfrastructureRewardFunction,
+    RewardShaper,
+    RewardWeights,
+)
 from stateset_agents.types.errors import ConfigurationError
 
 REWARD = InfrastructureRewardFunction()
@@ -114,3 +118,64 @@ def test_bad_states_and_weights_are_refused() -> None:
         RewardWeights(cost=-1)
     with pytest.raises(ConfigurationError, match=r"cost_baseline must be positive, got 0"):
         InfrastructureRewardFunction(cost_baseline=0)
+
+
+# ------------------------------------------------------------------------------------------ shaping
+
+
+def test_what_shaping_adds_sums_to_minus_the_first_potential() -> None:
+    drawn = np.random.default_rng(1)
+    for length in (1, 2, 40):
+        rewards, potentials = drawn.normal(size=length), drawn.normal(size=length + 1)
+        shaper = RewardShaper(gamma=0.9)
+        added = [
+            shaper.shape(rewards[k], potentials[k], potentials[k + 1], terminal=k == length - 1) - rewards[k]
+            for k in range(length)
+        ]
+        assert sum(0.9**k * value for k, value in enumerate(added)) == pytest.approx(-potentials[0])
+        assert shaper.num_clipped == 0
+
+
+def test_shaping_leaves_the_best_policy_of_a_small_problem() -> None:
+    """Two states, two actions: staying earns .1 for three steps, leaving earns .25 and ends."""
+    potential = {"in": 0.7, "out": 0.0}
+
+    def earned(leave_at: int, **options: bool) -> float:
+        shaper, total = RewardShaper(gamma=0.9, **options), 0.0
+        for step in range(3):
+            leaves = step == leave_at
+            reward = 0.25 if leaves else 0.1
+            ends = leaves or step == 2
+            total += 0.9**step * shaper.shape(reward, potential["in"], potential["in"], terminal=ends)
+            if ends:
+                break
+        return total
+
+    plain = {0: 0.25, 1: 0.1 + 0.9 * 0.25, 2: 0.1 + 0.09 + 0.81 * 0.25, 3: 0.1 + 0.09 + 0.081}
+    for leave_at, expected in plain.items():
+        assert earned(leave_at) == pytest.approx(expected - 0.7)
+    assert max(plain, key=earned) == max(plain, key=plain.__getitem__) == 2
+    bent = {leave_at: earned(leave_at, normalize=True) for leave_at in plain}
+    assert bent != pytest.approx({leave_at: value - 0.7 for leave_at, value in plain.items()})
+
+
+def test_rewards_are_bounded_and_scores_are_of_the_last_thousand() -> None:
+    shaper = RewardShaper()
+    assert [shaper.shape(reward, 0, 0) for reward in (9, 11, -1000)] == [9, 10, -10]
+    assert shaper.num_clipped == 2
+    assert RewardShaper(clip_range=None).shape(11, 0, 0) == 11
+    scored = RewardShaper(normalize=True)
+    found = [scored.shape(reward, 0, 0) for reward in [1e6, *np.tile([1.0, 3.0], 600)]]
+    assert found[-2:] == pytest.approx([-1, 1], abs=1e-3)  # the first one is forgotten
+
+
+def test_the_potential_by_hand_and_what_is_refused() -> None:
+    assert RewardShaper.compute_potential(STATE) == pytest.approx(-0.16 - 0.5 - 0.0)
+    with pytest.raises(ConfigurationError, match="the state has no 'latency_p99_ms'"):
+        RewardShaper.compute_potential({"cpu_percent": 1, "memory_percent": 1, "error_rate_percent": 0})
+    with pytest.raises(ConfigurationError, match="potential_next must be finite, got nan"):
+        RewardShaper().shape(0, 0, math.nan)
+    with pytest.raises(ConfigurationError, match="gamma must be above 0"):
+        RewardShaper(gamma=0)
+    with pytest.raises(ConfigurationError, match="clip_range must rise"):
+        RewardShaper(clip_range=(1, -1))

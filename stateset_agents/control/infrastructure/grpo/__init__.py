@@ -1,0 +1,1 @@
+"""GRPO for infrastructure under its document's names, over `control`'s rollouts, update and trainer."""

@@ -1,4 +1,4 @@
-"""From a curve to a token and back: links, points, partings, search, heatmaps and files. `make test-browser`."""
+"""From a curve to a token and back: links, partings, search, heatmaps, files. `make test-browser`."""
 
 from __future__ import annotations
 
@@ -121,7 +121,9 @@ async def test_a_link_restores_filters_group_view_and_token(tab: Tab, run: RunFo
     await tab.press("t", "t")
     await tab.until("document.querySelectorAll('.members .t').length > 0")
     await tab.run("document.querySelector('[name=colour][value=advantage]').click()")
-    await tab.run("document.querySelectorAll('.members article')[1].querySelectorAll('.t')[3].focus()")
+    chip = "document.querySelectorAll('.members article')[1].querySelectorAll('.t')[3]"
+    await tab.until(f"{chip} !== undefined")
+    await tab.run(f"{chip}.focus()")
     facts = "document.querySelector('.inspector').innerText"
     group = "document.querySelector('.group h3').textContent"
     seen = [await tab.run(facts), await tab.run(group)]
@@ -168,9 +170,9 @@ async def test_search_marks_counts_and_walks_its_hits(tab: Tab, run: RunFolder) 
     lines = [line for line in lines if not line["branch_of"]]
     said = [[m["content"] for m in line["messages"] if m["role"] == "user"] for line in lines]
     hits = sum(text.count("about") for texts in said for text in texts)
-    assert (
-        await typed(tab, "user:about") == f"208 conversations in 56 groups {hits} hits ‹ › text user:about ✕"
-    )
+    told = await typed(tab, "user:about")
+    assert told.startswith(f"208 conversations in 56 groups {hits} hits ")
+    assert "text user:about" in told
     marks = "[...document.querySelectorAll('mark.hit')].map((one) => one.textContent)"
     assert await tab.run(marks) == ["about", "about"]  # before and after
     now = "[...document.querySelectorAll('mark.hit')].findIndex((one) => one.classList.contains('now'))"
@@ -224,13 +226,12 @@ async def test_metrics_are_filtered_and_constant_ones_are_named(tab: Tab, run: R
     assert "metrics=nothing" in str(await tab.run("location.hash"))
 
 
-async def saved(folder: Path, name: str) -> bytes:
+async def saved(file: Path) -> bytes:
     for _ in range(400):
-        file = folder / name
-        if content := await asyncio.to_thread(lambda: file.read_bytes() if file.exists() else b""):
-            return content
+        if await asyncio.to_thread(file.exists):
+            return await asyncio.to_thread(file.read_bytes)
         await asyncio.sleep(0.05)
-    raise AssertionError(f"{name} is not among {sorted(folder.iterdir())}")
+    raise AssertionError(f"{file.name} was not saved")
 
 
 async def test_a_chart_is_saved_as_csv_and_as_a_picture(tab: Tab, run: RunFolder, tmp_path: Path) -> None:
@@ -241,10 +242,10 @@ async def test_a_chart_is_saved_as_csv_and_as_a_picture(tab: Tab, run: RunFolder
     await tab.run(
         "[...document.querySelectorAll('figure')[0].querySelectorAll('.save')].forEach((one) => one.click())"
     )
-    lines = (await saved(tmp_path, "reward.csv")).decode().split("\r\n")
+    lines = (await saved(tmp_path / "reward.csv")).decode().split("\r\n")
     assert lines[0] == "step,Reward,Reward low,Reward high"
     assert float(lines[24].split(",")[1]) == pytest.approx(metrics(24)["reward/mean"], rel=1e-6)
-    picture = await saved(tmp_path, "reward.png")
+    picture = await saved(tmp_path / "reward.png")
     assert picture.startswith(b"\x89PNG")
     width: Any = await tab.run("document.querySelector('.plot').clientWidth")
     assert int.from_bytes(picture[16:20], "big") == 2 * width
@@ -255,5 +256,5 @@ async def test_the_difference_is_the_headline(tab: Tab, run: RunFolder) -> None:
     await opened(tab, run)
     text = " ".join(str(await tab.run("document.querySelector('.headline .change').innerText")).split())
     # Of eight scenarios 0 and 1 succeed before, all but 1 after.
-    assert text.startswith("after − before, paired by scenario +62.5 points 95 %: +")
+    assert "paired by scenario +62.5 points 95 %: +" in text
     assert text.endswith("; 6 gained, 1 lost of 8")

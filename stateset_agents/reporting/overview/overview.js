@@ -35,7 +35,7 @@ function show() {
   const scrolled = new Map([...document.querySelectorAll(".scroll")].map((element) => [element.getAttribute("aria-label"), element.scrollLeft]));
   const saved = (text, save) => h("button", { type: "button", class: "save", onclick: save }, text);
   const experiments_ = `${plural(data.runs.length, "run")} of ${plural(data.experiments.length, "experiment")}`;
-  part("top").replaceChildren(h("h1", {}, data.name, "live" in document.body.dataset ? h("span", { id: "live", role: "status" }, "live") : null), note(experiments_));
+  part("top").replaceChildren(h("div", { class: "title" }, h("h1", {}, data.name), "live" in document.body.dataset ? h("span", { id: "live", role: "status" }, "live") : null), note(experiments_));
   part("experiments").replaceChildren(experimentBoxes(data, view, change));
   part("runs").replaceChildren(h("h2", {}, "Runs"), runsTable(data, view, change), h("div", { class: "tools" }, saved("CSV", () => saveCsv(`${data.name}-runs`, runsRows(data))), saved("JSON", () => saveJson(`${data.name}-runs`, { runs: data.runs, experiments: data.experiments, differences: data.differences, settings: data.settings }))));
   part("held-out").replaceChildren(h("h2", {}, "Held-out results"), ...scores(data, view));

@@ -3,7 +3,7 @@
 function showTop(data) {
   const facts = data.facts.map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value)));
   const live = "live" in document.body.dataset ? h("span", { id: "live", role: "status" }, "live") : null;
-  part("top").replaceChildren(h("h1", {}, data.name, live), h("dl", { class: "facts" }, facts));
+  part("top").replaceChildren(h("div", { class: "title" }, h("h1", {}, data.name), live), h("dl", { class: "facts" }, facts));
 }
 
 /** Charts as they stand, for a page that is shown again. */

@@ -4,6 +4,8 @@
 const state = new Map(); // name -> text; names without a value are left out
 const listeners = []; // of states that come from a link or from going back
 
+const WRITTEN = "written"; // an address of the page's own; a link to a part of the page has no state
+
 const readAddress = () => {
   const [anchor, query = ""] = location.hash.slice(1).split("?", 2);
   return [anchor, new URLSearchParams(query)];
@@ -18,13 +20,13 @@ function remember(values, { anchor = readAddress()[0], jump = false } = {}) {
   const query = new URLSearchParams([...state]).toString();
   const hash = `#${anchor}${query ? `?${query}` : ""}`;
   if (hash === (location.hash || "#")) return;
-  history[jump ? "pushState" : "replaceState"](null, "", hash);
+  history[jump ? "pushState" : "replaceState"](WRITTEN, "", hash);
 }
 
 /** Take the state from the address; a link to a part of the page alone keeps it. */
 function recall() {
   const [anchor, query] = readAddress();
-  if (!location.hash.includes("?") && state.size) {
+  if (!location.hash.includes("?") && history.state !== WRITTEN) {
     remember({}, { anchor });
     return;
   }
@@ -35,4 +37,5 @@ function recall() {
 }
 
 addEventListener("hashchange", recall);
+history.replaceState(WRITTEN, "");
 for (const [name, value] of readAddress()[1]) state.set(name, value);

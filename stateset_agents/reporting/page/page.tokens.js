@@ -119,7 +119,7 @@ class GroupView {
     const about = context.length ? h("details", {}, h("summary", {}, "Scenario's context"), h("dl", { class: "terms" }, context.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "string" ? value : JSON.stringify(value)))))) : null;
     const where = unit.training ? `training, step ${unit.step}` : "held-out";
     this.inspector.hidden = this.mode !== "tokens";
-    this.inspector.replaceChildren(h("span", { class: "note" }, "Point at a token, or focus one and use the arrow keys."));
+    this.inspector.replaceChildren(h("span", { class: "note" }, matchMedia("(hover: none)").matches ? "Tap a token." : "Point at a token, or focus one and use the arrow keys."));
     this.element.replaceChildren(
       h("header", {}, h("h3", {}, unit.family, " ", h("span", { class: "n" }, `${unit.scenario} · ${where}`)), about, jumps, h("div", { class: "tools" }, modes, hues, others)),
       h("div", { class: "members", tabindex: "0", role: "group", "aria-label": "Conversations side by side" }, cards), this.inspector);

@@ -116,7 +116,9 @@ def test_the_diagnostics_stand_on_the_page_with_signs_and_cures(data: dict[str, 
 
 def test_conversations_come_with_what_their_tokens_say(data: dict[str, Any]) -> None:
     assert data["total"] == len(data["conversations"]) == 2 * 8 + 110 * 10
-    assert data["moved"] == {"n": 8, "scenarios": 8, "gained": 6, "lost": 1}
+    low, high = data["moved"].pop("interval")
+    assert 0 < low < 5 / 8 < high
+    assert data["moved"] == {"n": 8, "scenarios": 8, "gained": 6, "lost": 1, "difference": 5 / 8}
     assert data["tokens"]["3"] == " look"
 
 
@@ -150,7 +152,7 @@ def test_plotly_can_stand_once_beside_all_runs(tmp_path: Path) -> None:
         page = Page(write_report(folder.path, shared_assets=True).read_text())
         (source,) = [attrs["src"] for tag, attrs in page.tags if tag == "script" and "src" in attrs]
         assert "plotly.js v" in (folder.path / str(source)).read_text()[:200]
-        assert folder.report.stat().st_size < 100_000
+        assert folder.report.stat().st_size < 130_000
     assert len(list(tmp_path.glob("plotly-*.min.js"))) == 1
 
 

@@ -1,6 +1,6 @@
 """The charts of the report, made from metric lines: which there are, their series and axes.
 
-A chart is plain data; `page.charts.js` draws it.
+A chart is plain data; `page/shared/page.charts.js` draws it.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class _Live:
     def _file_states(self) -> dict[str, _FileStates]:
         """State of the files of each kind of event."""
         folder = self.log.folder
-        page = (folder.metrics, folder.summary, folder.config)
+        page = (folder.metrics, folder.summary, folder.config, folder.audit, folder.rescore)
         return {"page": _states(*page), "conversations": _states(folder.rollouts, folder.timeline)}
 
     def _render(self) -> str:

@@ -17,6 +17,7 @@ from stateset_agents.reporting.curves import (
 from stateset_agents.reporting.episodes import numeric_page
 from stateset_agents.reporting.measurements import other_tables, success_rows
 from stateset_agents.reporting.step_activity import step_activity
+from stateset_agents.reporting.verdicts import verdict_tables
 from stateset_agents.tracking.diagnostics import diagnose
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.run_settings import flat_settings
@@ -49,6 +50,7 @@ def page_data(log: RunLog) -> dict[str, Any]:
             for stage, charts in other_curves(lines, numeric=numeric)
         ],
         "findings": [{**asdict(finding), "sign": finding.sign} for finding in diagnose(log)],
+        "verdicts": verdict_tables(log.folder),
         "settings": list(flat_settings(config)),
     }
 

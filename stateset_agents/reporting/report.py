@@ -22,10 +22,15 @@ from stateset_agents.tracking.run_log import RunLog
 
 __all__ = ["Recorded", "render", "write_report"]
 
-_PARTS = (
-    "state export measured charts distributions numeric timeline search conversations rows parting tokens"
+_SCRIPTS = (
+    *(f"page/shared/page.{part}js" for part in ("", "state.", "export.", "charts.")),
+    *(f"page/page.{part}.js" for part in ("measured", "distributions", "numeric", "timeline", "verdicts")),
+    *(
+        f"page/conversations/page.{part}.js"
+        for part in ("search", "conversations", "rows", "parting", "tokens")
+    ),
+    "page/page.start.js",
 )
-_SCRIPTS = ("page/page.js", *(f"page/page.{part}.js" for part in (*_PARTS.split(), "start")))
 _HINT = "copy the run to a folder you may write"
 
 
@@ -90,7 +95,7 @@ def render(
     data = {**page, **browser_data}
     return html_page(
         "page/page.html",
-        ["page/page.css"],
+        ["page/shared/page.css"],
         _SCRIPTS,
         data,
         plotly=plotly,

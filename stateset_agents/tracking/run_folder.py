@@ -14,6 +14,7 @@
       checkpoints/    written by the trainer
       .lock           held by the one process that writes (`run_lock`)
       report.html     written by `stateset-agents report`
+      audit.json      where `audit --out` or `rescore --out` put it there, for the report; so rescore.json
     runs/latest       points to the newest run
 
 The first line of each JSONL file is `{"schema_version": 1, "file": "metrics"}`; the other files carry
@@ -59,6 +60,8 @@ class RunFolder:
         self.windows = path / "windows.json"
         self.checkpoints = path / "checkpoints"
         self.report = path / "report.html"
+        self.audit = path / "audit.json"
+        self.rescore = path / "rescore.json"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RunFolder) and self.path == other.path

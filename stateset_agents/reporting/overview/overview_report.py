@@ -11,14 +11,11 @@ from stateset_agents.tracking.run_folder import replace_file
 
 __all__ = ["render_overview", "write_overview"]
 
-_SCRIPTS = (
-    "page/page.js",
-    "page/page.state.js",
-    "page/page.export.js",
-    "page/page.search.js",
-    "page/page.charts.js",
+_SHARED = tuple(f"page/shared/page.{part}js" for part in ("", "state.", "export.", "charts."))
+_OWN = (
+    "page/conversations/page.search.js",
+    *(f"overview/overview.{part}js" for part in ("table.", "held_out.", "curves.", "")),
 )
-_OWN = tuple(f"overview/overview.{part}js" for part in ("table.", "held_out.", "curves.", ""))
 
 
 def write_overview(root: str | Path, *, shared_assets: bool = False) -> Path:
@@ -41,5 +38,5 @@ def write_overview(root: str | Path, *, shared_assets: bool = False) -> Path:
 
 def render_overview(data: dict[str, Any], *, plotly: str | None, live: bool = False) -> str:
     """The page as HTML. `plotly`: path of plotly.js for the browser; None: inside the page."""
-    styles = ["page/page.css", "overview/overview.css"]
-    return html_page("overview/overview.html", styles, [*_SCRIPTS, *_OWN], data, plotly=plotly, live=live)
+    styles = ["page/shared/page.css", "overview/overview.css"]
+    return html_page("overview/overview.html", styles, [*_SHARED, *_OWN], data, plotly=plotly, live=live)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -274,4 +275,20 @@ def test_a_page_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
     folder.report.mkdir()
     with pytest.raises(ConfigurationError, match=r"cannot write .*report\.html"):
+        write_report(folder.path)
+
+
+def test_what_audit_and_rescore_wrote_into_the_folder_reaches_the_page(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=2)
+    assert data_of(folder)["verdicts"] == {"audit": None, "rescore": None}
+    assert main(["rescore", str(folder.path), "--reward", "environment", "--out", str(folder.rescore)]) == 0
+    idle = {"success": 0.25, "interval": [0.1, 0.5], "mean_reward": 0.4, "n": 20}
+    folder.audit.write_text(json.dumps({"policies": {"idle": idle}, "honest": None, "over": ["too much"]}))
+    verdicts = data_of(folder)["verdicts"]
+    agent = {"name": "idle", "success": 0.25, "interval": [0.1, 0.5], "reward": 0.4, "n": 20}
+    assert verdicts["audit"] == {"agents": [agent], "over": ["too much"]}
+    row = verdicts["rescore"]["rows"][0]
+    assert (row["name"], row["n"], row["new_mean"]) == ("all", 16, 0.45)
+    folder.audit.write_text("[]")
+    with pytest.raises(ConfigurationError, match=r"audit.json is not what `audit --out` writes"):
         write_report(folder.path)

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.live:
         if args.shared_assets:
             raise ConfigurationError("--shared-assets is for the file; leave it out with --live")
-        return _serve(args, max_conversations)
+        return _serve(args, max_conversations, is_many)
     if args.port is not None:
         raise ConfigurationError("--port is for --live: add it, or leave --port out")
     if is_many:
@@ -76,22 +76,27 @@ def _holds_runs(path: Path) -> bool:
     return not (path / "metrics.jsonl").is_file() and any(path.glob("*/metrics.jsonl"))
 
 
-def _serve(args: argparse.Namespace, max_conversations: int) -> int:
+def _serve(args: argparse.Namespace, max_conversations: int, is_many: bool) -> int:
     from stateset_agents.reporting.live import DEFAULT_PORT, serve
+    from stateset_agents.reporting.overview.overview_live import serve_overview
     from stateset_agents.tracking.run_log import RunLog
 
-    log = RunLog.open(args.run_folder)
+    name = Path(args.run_folder).resolve().name
+    log = None if is_many else RunLog.open(args.run_folder)
     port = DEFAULT_PORT if args.port is None else args.port
     if not 0 <= port <= 65535:
         raise ConfigurationError(f"--port must be from 0 to 65535, got {port}")
 
     def on_ready(url: str) -> None:
-        print(f"{log.folder.path.name} live at {url} (Ctrl-C ends)", flush=True)
+        print(f"{name} live at {url} (Ctrl-C ends)", flush=True)
         if args.open:
             webbrowser.open(url)
 
     try:
-        asyncio.run(serve(log, port=port, conversations=max_conversations, on_ready=on_ready))
+        if log is None:
+            asyncio.run(serve_overview(args.run_folder, port=port, on_ready=on_ready))
+        else:
+            asyncio.run(serve(log, port=port, conversations=max_conversations, on_ready=on_ready))
     except KeyboardInterrupt:  # the way to end it
         print()
     return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from stateset_agents.tracking.jsonl import dump
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["DEFAULT_PORT", "serve"]
+__all__ = ["DEFAULT_PORT", "FileStates", "event_stream", "file_states", "plotly", "serve", "serve_routes"]
 
 DEFAULT_PORT = 8750
 _HOST = "127.0.0.1"
@@ -32,7 +32,8 @@ _POLL_SECONDS = 0.5
 """Between two checks of the files."""
 _MIN_SECONDS = {"page": 0.0, "conversations": 3.0}
 """Between two events of a kind; conversations are many bytes."""
-_FileStates = tuple[tuple[int, int], ...]
+FileStates = tuple[tuple[int, int], ...]
+"""Size and time of files."""
 
 
 async def serve(
@@ -47,15 +48,19 @@ async def serve(
     Raises ConfigurationError if the port is in use.
     """
     live = _Live(log, Recorded(log, conversations))
+    routes = [
+        web.get("/", live.page),
+        web.get("/plotly.js", plotly),
+        web.get("/events", live.events),
+        web.get("/conversations.json", live.conversations),
+    ]
+    await serve_routes(routes, port, on_ready)
+
+
+async def serve_routes(routes: Sequence[web.RouteDef], port: int, on_ready: Callable[[str], None]) -> None:
+    """Serve to this machine until cancelled; as `serve`."""
     app = web.Application(middlewares=[HttpGuard().middleware()])
-    app.add_routes(
-        [
-            web.get("/", live.page),
-            web.get("/plotly.js", live.plotly),
-            web.get("/events", live.events),
-            web.get("/conversations.json", live.conversations),
-        ]
-    )
+    app.add_routes(routes)
     runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
@@ -72,6 +77,12 @@ async def serve(
         await runner.cleanup()
 
 
+async def plotly(_: web.Request) -> web.StreamResponse:
+    """The script as the page asks for it."""
+    script, _version = await asyncio.to_thread(plotly_js)
+    return web.Response(text=script, content_type="text/javascript")
+
+
 @dataclass
 class _Live:
     """Handlers of the addresses; files are read in a thread, by one reader at a time."""
@@ -86,10 +97,6 @@ class _Live:
         text = await asyncio.to_thread(self._render)
         return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-store"})
 
-    async def plotly(self, _: web.Request) -> web.StreamResponse:
-        script, _version = await asyncio.to_thread(plotly_js)
-        return web.Response(text=script, content_type="text/javascript")
-
     async def conversations(self, _: web.Request) -> web.StreamResponse:
         async with self._reading:
             text = await asyncio.to_thread(self._conversation_json)
@@ -97,10 +104,8 @@ class _Live:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Send events as long as the page is open."""
-        response = web.StreamResponse(headers={"Cache-Control": "no-store"})
-        response.content_type = "text/event-stream"
-        await response.prepare(request)
-        sent_states: dict[str, _FileStates] = {}
+        response = await event_stream(request)
+        sent_states: dict[str, FileStates] = {}
         sent_at = dict.fromkeys(_MIN_SECONDS, -math.inf)
         try:
             while True:
@@ -117,11 +122,11 @@ class _Live:
         except ConnectionResetError:  # the page was closed
             return response
 
-    def _file_states(self) -> dict[str, _FileStates]:
+    def _file_states(self) -> dict[str, FileStates]:
         """State of the files of each kind of event."""
         folder = self.log.folder
         page = (folder.metrics, folder.summary, folder.config, folder.audit, folder.rescore)
-        return {"page": _states(*page), "conversations": _states(folder.rollouts, folder.timeline)}
+        return {"page": file_states(*page), "conversations": file_states(folder.rollouts, folder.timeline)}
 
     def _render(self) -> str:
         """Without conversations: the page fetches them after the first event."""
@@ -136,7 +141,15 @@ class _Live:
         return dump(self.recorded.select())
 
 
-def _states(*files: Path) -> _FileStates:
+async def event_stream(request: web.Request) -> web.StreamResponse:
+    """A response that server-sent events are written to."""
+    response = web.StreamResponse(headers={"Cache-Control": "no-store"})
+    response.content_type = "text/event-stream"
+    await response.prepare(request)
+    return response
+
+
+def file_states(*files: Path) -> FileStates:
     """Size and time of each file; zeros if it does not exist yet."""
     states = [file.stat() if file.exists() else None for file in files]
     return tuple((state.st_size, state.st_mtime_ns) if state else (0, 0) for state in states)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest_asyncio
 from chromium import Chromium, Tab, chromium
 from report_runs import log_stage, metrics
 
+from stateset_agents.reporting.overview.overview_live import serve_overview
 from stateset_agents.reporting.overview.overview_report import write_overview
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -156,3 +158,18 @@ async def test_the_table_is_saved_as_csv(tab: Tab, page: Path, tmp_path: Path) -
     assert len(lines) == 51
     assert lines[0].startswith("run,experiment,seed,ended,steps,before")
     assert lines[1].startswith("0001-desk,beta=0.0,0,finished,80,0.375,0.1,0.9")
+
+
+async def test_a_live_page_follows_its_runs(tab: Tab, tmp_path: Path) -> None:
+    write_run(tmp_path, 0.0, 0)
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(serve_overview(tmp_path, port=0, on_ready=address.set_result))
+    await opened(tab, await address)
+    await tab.run("document.querySelector('[data-sort=seed]').click()")
+    write_run(tmp_path, 0.1, 1)
+    rows = "[...document.querySelectorAll('#runs tbody tr')].map((row) => row.cells[1].textContent)"
+    await tab.until(rows, lambda seeds: seeds == ["0", "1"])
+    assert tab.complaints == []
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
@@ -18,7 +18,10 @@ from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.run_settings import differing_settings
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["overview_data", "run_folders"]
+__all__ = ["Read", "overview_data", "run_folders"]
+
+Read = Callable[[RunLog, int], RunResults]
+"""(run, points of each curve) -> what the page has of it."""
 
 _MAX_POINTS, _MIN_POINTS, _ALL_POINTS = 400, 40, 8000
 """Of one curve, at most and at least; of one metric's curves of all runs."""
@@ -41,14 +44,15 @@ def run_folders(root: str | Path) -> list[RunFolder]:
     return folders
 
 
-def overview_data(root: str | Path) -> dict[str, Any]:
+def overview_data(root: str | Path, *, read: Read | None = None) -> dict[str, Any]:
     """Runs, experiments, their differences, the settings that differ, and the curves.
 
+    `read`: how a run is read, `read_run` if not given.
     Raises ConfigurationError where there is no run, or one cannot be read.
     """
     folders = run_folders(root)
     points = max(_MIN_POINTS, min(_MAX_POINTS, _ALL_POINTS // len(folders)))
-    runs = [read_run(RunLog(folder), max_points=points) for folder in folders]
+    runs = [(read or read_run)(RunLog(folder), points) for folder in folders]
     found = experiments(runs)
     number = {run.name: at for at, experiment in enumerate(found) for run in experiment.runs}
     scores = [score(experiment) for experiment in found]

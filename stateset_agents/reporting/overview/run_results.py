@@ -66,7 +66,7 @@ class RunResults:
         return self.summary.get("seed") if seed is None else seed
 
 
-def read_run(log: RunLog, *, max_points: int) -> RunResults:
+def read_run(log: RunLog, max_points: int) -> RunResults:
     """Read a run folder; `max_points` of each curve.
 
     Raises ConfigurationError on another schema version.

@@ -79,7 +79,7 @@ def test_a_run_s_gain_is_paired_by_scenario(root: Path) -> None:
 
 
 def test_two_experiments_are_paired_by_seed_and_scenario(root: Path) -> None:
-    runs = [read_run(RunLog(RunFolder(path)), max_points=9) for path in sorted(root.glob("0*"))]
+    runs = [read_run(RunLog(RunFolder(path)), 9) for path in sorted(root.glob("0*"))]
     a, b = experiments(runs)
     found = difference(a, b)
     assert found is not None
@@ -105,7 +105,7 @@ def test_two_experiments_are_paired_by_seed_and_scenario(root: Path) -> None:
 
 
 def test_long_curves_are_means_of_bins(root: Path) -> None:
-    curves = read_run(RunLog(RunFolder(root / "0004-desk")), max_points=2).curves
+    curves = read_run(RunLog(RunFolder(root / "0004-desk")), 2).curves
     assert curves.steps == [2, 4]
     assert curves.values["kl/reference"] == [0.75, 1.75]
 

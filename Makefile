@@ -97,9 +97,10 @@ test-vllm: setup  ## The vLLM backend against a real server, the CPU build in .v
 bench: setup  ## Time ours against TRL, transformers and others; ARGS="--only step --repetitions 3"
 	@.venv/bin/python -m benchmarks $(ARGS)
 
-test-browser: setup  ## The report page in headless Chromium; installs Debian's package where it is missing
+test-browser: setup  ## The report pages in headless Chromium, with axe-core; installs Debian's package where it is missing
 	@command -v chromium > /dev/null || { apt-get update && apt-get install -y chromium; }
-	@.venv/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
+	@.venv/bin/python scripts/beside.py .venv-browser --no-deps axe-playwright-python==0.1.8
+	@.venv-browser/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 # What takes minutes, in five shares of at most 20 minutes each on two cores.
 SLOW_0 := test-torch-linears test-trackers test-schema test-tau2

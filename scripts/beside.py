@@ -40,7 +40,8 @@ def ensure(venv: Path, packages: list[str], *, alone: bool = False, bare: Sequen
     ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     done = subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True)
     (Path(done.stdout.strip()) / "beside.pth").write_text(see)
-    subprocess.run([*install, "-c", str(ROOT / "constraints.txt"), *packages], check=True)
+    if packages:
+        subprocess.run([*install, "-c", str(ROOT / "constraints.txt"), *packages], check=True)
     if bare:
         subprocess.run([*install, "--no-deps", *bare], check=True)
     stamp.write_text(wanted)

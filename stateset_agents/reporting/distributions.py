@@ -171,8 +171,8 @@ def _bins(
         return []
     low, high = min(values), max(values)
     if whole:
-        width = -(-(int(high) - int(low) + 1) // number)  # rounded up
-        return [(start, min(int(high), start + width - 1)) for start in range(int(low), int(high) + 1, width)]
+        size = -(-(int(high) - int(low) + 1) // number)  # rounded up
+        return [(start, min(int(high), start + size - 1)) for start in range(int(low), int(high) + 1, size)]
     if low == high:
         return [(low, high)]
     width = (high - low) / number

@@ -252,6 +252,27 @@ async def test_a_chart_is_saved_as_csv_and_as_a_picture(tab: Tab, run: RunFolder
     assert tab.complaints == []
 
 
+async def test_what_fits_is_saved_as_a_list_and_a_group_as_json(
+    tab: Tab, run: RunFolder, tmp_path: Path
+) -> None:
+    await opened(tab, run, "#conversations?stage=train&step-from=3&step-to=3&outcome=succeeded")
+    await tab.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    await tab.run("document.querySelector('.found .save').click()")
+    lines = (await saved(tmp_path / "0001-demo-conversations.csv")).decode().splitlines()
+    assert lines[0].startswith(
+        "step,stage,group,member,scenario,family,status,success,reward,turns,sampled tokens"
+    )
+    assert [line.split(",")[:6] for line in lines[1:]] == [
+        ["3", "train", "3/0", "3", "test-30", "order_status"],
+        ["3", "train", "3/1", "3", "test-31", "refund"],
+    ]
+    await tab.run("document.querySelector('.group .save').click()")
+    group = json.loads(await saved(tmp_path / "3-3-0.json"))
+    assert [one["member"] for one in group] == [0, 1, 2, 3, 0]  # the last is a branch
+    assert group[3]["reward"] == 0.9
+    assert "wording" not in group[3]
+
+
 async def test_the_difference_is_the_headline(tab: Tab, run: RunFolder) -> None:
     await opened(tab, run)
     text = " ".join(str(await tab.run("document.querySelector('.headline .change').innerText")).split())

@@ -47,8 +47,9 @@ class Browser {
     this.found = [];
     this.hits = h("span", { class: "hits" });
     this.chips = h("span", { class: "chips" });
+    this.save = h("button", { type: "button", class: "save", "aria-label": "The conversations that fit, as CSV", onclick: () => this.saveList() }, "CSV");
     this.panes = h("div", { class: "browser" }, this.list, this.view.element);
-    place.replaceChildren(h("h2", {}, "Conversations"), this.about, this.controls, h("div", { class: "found" }, this.count, this.hits, this.chips), this.panes);
+    place.replaceChildren(h("h2", {}, "Conversations"), this.about, this.controls, h("div", { class: "found" }, this.count, this.hits, this.chips, this.save), this.panes);
     this.update(data);
     document.addEventListener("keydown", (event) => this.shortcut(event));
     listeners.push(() => this.restore());
@@ -193,6 +194,15 @@ class Browser {
   sayHits(number_) {
     const go = (by, text, name) => h("button", { type: "button", class: "save", "aria-label": name, onclick: () => this.goToHit(by) }, text);
     this.hits.replaceChildren(...(this.terms.some(({ field }) => !field || FIELDS[field]) && number_ ? [h("b", {}, plural(number_, "hit")), go(-1, "‹", "Previous hit"), go(1, "›", "Next hit")] : []));
+    this.save.hidden = !this.found.length;
+  }
+
+  /** A line for each conversation that fits. */
+  saveList() {
+    const terms = [...new Set(this.found.flatMap((unit) => unit.members.flatMap((one) => Object.keys(one.breakdown))))].sort();
+    const sampled = (one) => one.turns.reduce((sum, turn) => sum + turn.sampled_tokens, 0);
+    saveCsv(`${this.data.name ?? "conversations"}-conversations`, [["step", "stage", "group", "member", "scenario", "family", "status", "success", "reward", "turns", "sampled tokens", "broken rules", ...terms],
+      ...this.found.flatMap((unit) => unit.members.filter((one) => unit.fitting.has(one)).map((one) => [one.step, one.stage, one.group, one.member, one.scenario, one.family, one.status, one.success, one.reward, one.turns.length, sampled(one), one.broken.join(" "), ...terms.map((name) => one.breakdown[name])]))]);
   }
 
   /** The next or previous hit, in this group or the one after it. */

@@ -121,7 +121,7 @@ class GroupView {
     this.inspector.hidden = this.mode !== "tokens";
     this.inspector.replaceChildren(h("span", { class: "note" }, matchMedia("(hover: none)").matches ? "Tap a token." : "Point at a token, or focus one and use the arrow keys."));
     this.element.replaceChildren(
-      h("header", {}, h("h3", {}, unit.family, " ", h("span", { class: "n" }, `${unit.scenario} · ${where}`)), about, jumps, h("div", { class: "tools" }, modes, hues, others)),
+      h("header", {}, h("h3", {}, unit.family, " ", h("span", { class: "n" }, `${unit.scenario} · ${where}`)), about, jumps, h("div", { class: "tools" }, modes, hues, others, h("button", { type: "button", class: "save", "aria-label": "The group as JSON", onclick: () => saveJson(unit.key, [...unit.members, ...unit.branches].map(({ wording: _, ...one }) => one)) }, "JSON"))),
       h("div", { class: "members", tabindex: "0", role: "group", "aria-label": "Conversations side by side" }, cards), this.inspector);
     cards.forEach((card, at) => {
       card.id = `card-${at}`;

@@ -1,0 +1,57 @@
+"""axe-core finds no fault in the pages, in both widths and schemes. `make test-browser` runs this."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from chromium import Chromium, chromium
+from report_runs import finished_run
+
+from stateset_agents.reporting.overview.overview_report import write_overview
+from stateset_agents.reporting.report import write_report
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
+
+FAULTS = (
+    "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations.map((one) => "
+    "`${one.impact} ${one.id}: ${one.nodes.map((node) => node.html.slice(0, 200)).join(' | ')}`))"
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Chromium]:
+    async with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("runs")
+    runs = [finished_run(root, steps=12) for _ in range(2)]
+    return {"run": write_report(runs[0].path), "runs": write_overview(root)}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+@pytest.mark.parametrize("page", ["run", "runs"])
+async def test_axe_finds_no_fault(
+    browser: Chromium, pages: dict[str, Path], page: str, width: int, height: int, scheme: str
+) -> None:
+    script = Path(str(distribution("axe-playwright-python").locate_file("axe_playwright_python/axe.min.js")))
+    async with browser.tab() as tab:
+        await tab.look(width, height, scheme)
+        await tab.open(pages[page].as_uri() + "#?stage=train")
+        await tab.until("document.querySelector('.runs tbody tr, .group article') !== null")
+        await tab.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+        await tab.run(await asyncio.to_thread(script.read_text) + ";0")
+        assert await tab.run(FAULTS) == []
+        if page == "run":
+            await tab.press("t", "t")
+            await tab.run("document.querySelector('.members').scrollIntoView()")
+            await tab.until("document.querySelectorAll('.members .t').length > 0")
+            assert await tab.run(FAULTS) == []

@@ -88,8 +88,7 @@ function showPage(data) {
   shown = { moved: shown.moved, ...data };
   data = shown;
   const measured = data.numeric ? [showPlayers, showCurves, showEpisodes, showWindows] : [showMeasured, showCurves];
-  const checked = data.numeric ? [showDiagnostics] : [showDiagnostics, showVerdicts];
-  for (const show of [showTop, ...measured, ...checked, showSettings]) show(data);
+  for (const show of [showTop, ...measured, showDiagnostics, showVerdicts, showSettings]) show(data);
 }
 
 /** Follow a run that goes on: the server says what is new. */

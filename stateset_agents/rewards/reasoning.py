@@ -155,6 +155,10 @@ class ReasoningReward(RewardOfRewards):
         self._has_warned = False
         super().__init__("reasoning", {"format": self._format, **self._by_key})
 
+    @property
+    def part_weights(self) -> Mapping[str, float]:
+        return dict(self._weights)
+
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
         formats = await score_trajectories(self._format, trajectories)
         answers: list[RewardResult | RewardFailure] = [RewardResult(score=None)] * len(trajectories)

@@ -32,6 +32,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "decomposed": "stateset_agents.environments.problems:DecomposedArithmetic",
     "equations": "stateset_agents.environments.problems:EquationProblems",
     "countdown": "stateset_agents.environments.problems:CountdownProblems",
+    "coding": "stateset_agents.environments.problems:CodingProblems",
     "pictures": "stateset_agents.environments.problems:PictureProblems",
     "problems": "stateset_agents.environments.problems:ProblemFiles",
     "reasoning_gym": "stateset_agents.environments.problems:ReasoningGymProblems",

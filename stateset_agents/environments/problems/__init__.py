@@ -1,6 +1,7 @@
 """Problems with one right answer: a question, one reply, a verdict. No user, no tools."""
 
 from stateset_agents.environments.problems.arithmetic import ArithmeticProblems
+from stateset_agents.environments.problems.coding import CodingProblems
 from stateset_agents.environments.problems.countdown import CountdownProblems
 from stateset_agents.environments.problems.decomposed import DecomposedArithmetic
 from stateset_agents.environments.problems.environment import ProblemEnvironment
@@ -11,6 +12,7 @@ from stateset_agents.environments.problems.procedural import ReasoningGymProblem
 
 __all__ = [
     "ArithmeticProblems",
+    "CodingProblems",
     "CountdownProblems",
     "DecomposedArithmetic",
     "EquationProblems",

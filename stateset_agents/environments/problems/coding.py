@@ -1,18 +1,20 @@
 """Ten small programming problems: hidden tests, a solution, and mutants, wrong programs that tests must tell.
 
-`scenarios()` gives them as scenarios for the reward `code`. The hidden cases are few and chosen, so that each
-mutant fails one; a program that lists the visible cases fails all of them.
+`CodingProblems` is their environment. The hidden cases are few and chosen, so that each mutant fails one; a
+program that lists the visible cases fails all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stateset_agents.environments.problems.environment import ProblemEnvironment
+from stateset_agents.environments.problems.traces import Trace
 from stateset_agents.types.scenario import Scenario, Split
 
-__all__ = ["PROBLEMS", "Case", "Problem", "scenarios"]
+__all__ = ["PROBLEMS", "Case", "CodingProblems", "Problem"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -541,15 +543,33 @@ print(least[amount] or -1)
 )
 
 
-def scenarios(split: Split = "train") -> list[Scenario]:
-    """One scenario for each problem, in a split of your choice: they are too few to be divided."""
-    return [
-        Scenario(
-            id=f"coding/{problem.name.replace(' ', '-')}",
-            family="coding",
-            opening=problem.prompt(),
-            context={"tests": problem.tests()},
-            split=split,
-        )
-        for problem in PROBLEMS
-    ]
+class CodingProblems(ProblemEnvironment):
+    """The ten problems: six to train on, two for validation, two for the test.
+
+    Whether a program is right the reward tells, by the hidden tests (`reward: code`, or `reasoning`, which
+    also pays for the format); the environment gives no verdict.
+    """
+
+    def make(self, split: Split) -> Sequence[Scenario]:
+        return [
+            Scenario(
+                id=f"coding/{problem.name.replace(' ', '-')}",
+                family="coding",
+                opening=problem.prompt(),
+                context={"tests": problem.tests()},
+                split=split,
+            )
+            for problem in PROBLEMS[_PLACES[split]]
+        ]
+
+    def judge(self, scenario: Scenario, answer: str) -> float | None:
+        return None
+
+    def solve(self, scenario: Scenario) -> Trace:
+        [problem] = [problem for problem in PROBLEMS if problem.prompt() == scenario.opening]
+        thought = "A function" if problem.entry_point else "A program"
+        steps = (f"{thought} is asked for.", problem.task)
+        return Trace(steps=steps, answer=f"\n```python\n{problem.solution.strip()}\n```\n")
+
+
+_PLACES: Mapping[Split, slice] = {"train": slice(6), "validation": slice(6, 8), "test": slice(8, None)}

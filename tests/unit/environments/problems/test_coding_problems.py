@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from builders import trajectory
 
-from stateset_agents.environments.problems.coding import PROBLEMS, Problem, scenarios
+from stateset_agents.environments.problems.coding import PROBLEMS, CodingProblems, Problem
 from stateset_agents.rewards.code import CodeReward
+from stateset_agents.rewards.reasoning import create_reasoning_reward
+from stateset_agents.training.components import make_environment
 
 
 async def score(problem: Problem, program: str) -> float | None:
@@ -34,13 +36,31 @@ async def test_the_visible_cases_by_heart_score_nothing(problem: Problem) -> Non
 
 
 def test_each_problem_is_a_scenario_that_shows_its_visible_cases_alone() -> None:
-    made = scenarios("test")
-    assert len(made) == len(PROBLEMS) == len({scenario.id for scenario in made})
+    environment = CodingProblems()
+    splits = [environment.scenarios(split) for split in ("train", "validation", "test")]
+    assert [len(split) for split in splits] == [6, 2, 2]
+    made = [scenario for split in splits for scenario in split]
+    assert len({scenario.id for scenario in made}) == len(PROBLEMS)
     for scenario, problem in zip(made, PROBLEMS, strict=True):
-        assert scenario.split == "test"
         for case in problem.visible:
             assert repr(case.expected) in scenario.opening
         for case in problem.hidden:
             shown = repr(case.given) if isinstance(case.given, str) else ", ".join(map(repr, case.given))
             assert f"({shown}) ==" not in scenario.opening
             assert f"{shown} ->" not in scenario.opening
+
+
+async def test_the_solver_is_paid_for_format_and_tests_and_the_environment_gives_no_verdict() -> None:
+    environment, reward = make_environment({"name": "coding"}), create_reasoning_reward()
+    talks = []
+    for scenario in environment.scenarios("test"):
+        conversation = await environment.start(scenario, 0)
+        solver = environment.honest_agent(scenario)
+        assert (await conversation.step(solver.message)).terminated
+        assert (await conversation.outcome()).success is None
+        talks.append(trajectory(scenario.opening, solver.message, context=dict(scenario.context)))
+    results = await reward.score_group(talks)
+    assert [result.score for result in results] == [pytest.approx(1.1)] * 2
+    for result in results:
+        total = sum(weight * result.breakdown[name] for name, weight in reward.part_weights.items())
+        assert total == pytest.approx(result.score)

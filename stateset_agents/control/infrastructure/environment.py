@@ -390,7 +390,9 @@ class _Actions:
         """[B] actions towards so many replicas."""
         backwards = self._moves[::-1, None]
         reached = self._moved(fleet, simulator, backwards)  # [moves, B], the largest first: it wins a tie
-        chosen: IntArray = np.int64(len(self._moves) - 1) - np.abs(reached - replicas).argmin(axis=0)
+        is_vain = (reached == fleet.replicas) & (backwards != (0 if self.has_config else 1))  # at a bound
+        distance = 2 * np.abs(reached - replicas) + is_vain
+        chosen: IntArray = np.int64(len(self._moves) - 1) - distance.argmin(axis=0)
         if not self.has_config:
             return chosen
         idle = int(np.flatnonzero(self._settings == ConfigAction.NO_CHANGE)[0])

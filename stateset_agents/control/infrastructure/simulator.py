@@ -1,29 +1,30 @@
 """A cluster under load, many at once: what one step of given arrivals does to replicas, queues and answers.
 
 Within a step the rate of arrivals is constant. Each pool (stable, canary) is a queue of batches with
-c = replicas * workers servers:
+c = replicas * workers servers, in one of three states:
 
-    below capacity    the stationary queue with a time limit on the wait (`queueing`), at utilization rho
-    above             a fluid: backlog is what cannot be served, up to capacity * timeout, the rest drops
-    answer            min(backlog ahead + stationary wait, timeout) + own batch + its filling
+    below capacity    the stationary queue with a time limit on the wait (`queueing`)
+    above             the same, and a fluid: the backlog grows by what cannot be served, or drains
+    full              as many wait as the timeout allows, the rest drops: the stationary queue at its true load
 
-A stationary wait near rho = 1 takes longer to build up than a step lasts. What a queue that begins empty can
-reach in a step of D seconds is about sqrt(4 D / (pi capacity)) seconds of wait (a reflected Brownian motion),
-so rho counts as at most 1 - sqrt(pi / (4 D capacity)).
+An answer takes filling a batch + min(backlog ahead + stationary wait, timeout) + service. A stationary wait
+near rho = 1 takes longer to build up than a step lasts: a queue that begins empty reaches about
+sqrt(4 D / (pi capacity)) seconds in a step of D (a reflected Brownian motion), so rho keeps a distance of
+sqrt(pi / (4 D capacity)) from 1.
 
 Arrays are [P, B]: pools, then rows; nothing here draws a random number.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stateset_agents.control.infrastructure.cluster import Cluster
-from stateset_agents.control.infrastructure.queueing import RatioTable, waiting_time
+from stateset_agents.control.infrastructure.queueing import RatioTable, WaitingTime, waiting_time
 
 __all__ = ["Fleet", "Served", "Simulator"]
 
@@ -36,10 +37,14 @@ _LEAST_CAPACITY = 1e-6
 """1/s, of a pool without replicas, so that nothing is divided by 0."""
 _LEAST_DISTANCE = 1e-5
 """Of the two rates of a response, by the service's: nearer they count as this far apart (0/0)."""
+_MOST_EXPONENT = 100.0
+"""Beyond exp of it all wait as long as they may."""
 _NUM_TIMES = 24
 _FIRST_TIME, _LAST_TIME = 1 / 16, 32.0
 """Of the times at which the tail is read, by the SLA."""
 _P99 = 0.01
+_PLACES = (0.125, 0.375, 0.625, 0.875)
+"""Of a backlog on its way through a step, at which answers are looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,6 +103,53 @@ class Served:
         dropped, served = self.dropped.sum(axis=0), self.served.sum(axis=0)
         share: Array = dropped / np.maximum(dropped + served, _LEAST_CAPACITY)
         return share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Responses:
+    """The tail of filling + min(delay + wait, limit) + service. With w the part of t that may be waited it is
+    e^(-rate (t - w)) (at_once e^(-rate w) + waited e^(-decay w) - leaving).
+    """
+
+    rate: Array  # [P, B], as all of them: of a batch's service, 1/s
+    decay: Array
+    limit: Array
+    filling: Array
+    """Seconds until a batch is full."""
+    at_once: Array
+    waited: Array
+    leaving: Array
+
+    @classmethod
+    def of(cls, law: WaitingTime, rate: Array, filling: Array) -> Self:
+        decay, distance = law.decay, rate - law.decay
+        is_near = np.abs(distance) < _LEAST_DISTANCE * rate
+        distance = np.where(is_near, _LEAST_DISTANCE * rate, distance)
+        answered = 1 - law.dropped
+        during, beyond = law.density / distance / answered, law.density / decay / answered
+        return cls(
+            rate=rate,
+            decay=decay,
+            limit=np.broadcast_to(law.limit, rate.shape),
+            filling=filling,
+            at_once=law.at_once / answered - during,
+            waited=during + beyond,
+            leaving=beyond * np.exp(-decay * law.limit),
+        )
+
+    def tail(self, times: Array, delay: Array) -> Array:
+        """[times, P, B] the share of the answers that take longer than `times` [times, 1, 1]."""
+        delay = np.minimum(delay, self.limit)
+        since = np.maximum(times - (delay + self.filling), 0)
+        waited = np.minimum(since, self.limit - delay)
+        tail = self.at_once * np.exp(-self.rate * waited)
+        tail += self.waited * np.exp(-self.decay * waited)
+        tail -= self.leaving
+        tail *= np.exp(self.rate * (waited - since))
+        return tail
+
+    def rows(self, rows: IntArray) -> Self:
+        return type(self)(**{part.name: getattr(self, part.name)[:, rows] for part in fields(self)})
 
 
 class Simulator:
@@ -175,35 +227,35 @@ class Simulator:
         )
         batches = np.maximum(servers * rate, _LEAST_CAPACITY)  # per second
         capacity = batches * size
-        reached = 1 - np.minimum(np.sqrt(np.pi / (4 * seconds) / batches), 0.5)
-        rho = np.minimum(routed / capacity, reached)
+        arrived, room = routed * seconds, capacity * limit
+        is_full = (routed > capacity) & (fleet.backlog + arrived - capacity * seconds > room)
+        slack = np.minimum(np.sqrt(np.pi / (4 * seconds) / batches), 0.5)
+        load = routed / capacity
+        above = np.minimum(np.maximum(load, 1 + slack), 1 + _MOST_EXPONENT / (batches * limit))
+        rho = np.where(is_full, above, np.minimum(load, 1 - slack))
         law = waiting_time(self._ratio(servers, rho), batches, rho, limit)
 
-        arrived = routed * seconds
-        room = capacity * limit
-        there = fleet.backlog + arrived - capacity * seconds
-        dropped = np.maximum(np.maximum(there - room, 0), law.dropped * arrived)
+        begun = np.where(is_full, np.minimum(capacity, routed * (1 - law.dropped)), capacity)
+        there = fleet.backlog + arrived - begun * seconds
+        dropped = np.maximum(np.maximum(there - room, 0), np.where(is_full, 0.0, law.dropped * arrived))
         queued = np.maximum(there - dropped, 0)
         served = np.maximum(fleet.backlog + arrived - dropped - queued, 0)
-        delay = np.minimum(self._mean_backlog(fleet.backlog, queued, routed - capacity) / capacity, limit)
 
-        # the tail of min(delay + wait, limit) + filling + service
-        theta = law.decay
-        distance = rate - theta
-        distance = np.where(np.abs(distance) < _LEAST_DISTANCE * rate, _LEAST_DISTANCE * rate, distance)
-        kept = 1 / (1 - law.dropped)
-        during, beyond = kept * law.density / distance, kept * law.density / theta
-        at_once = kept * law.at_once - during
-        after = during + beyond
-        leaving = beyond * np.exp(-theta * limit)
-        filling = np.minimum(
-            (size - 1) / 2 * fleet.ready / np.maximum(routed, _LEAST_CAPACITY), self.cluster.linger_seconds
+        filling = (size - 1) / 2 * fleet.ready / np.maximum(routed, _LEAST_CAPACITY)
+        responses = _Responses.of(
+            law, rate, np.where(size > 1, np.minimum(filling, self.cluster.linger_seconds), 0.0)
         )
-        filling = np.where(size > 1, filling, 0.0)
-        since = np.maximum(self._times - (delay + filling), 0)
-        waited = np.minimum(since, limit - delay)
-        tail = at_once * np.exp(-rate * waited) + after * np.exp(-theta * waited) - leaving
-        tail *= np.exp(rate * (waited - since))
+        delays = np.where(is_full, 0.0, np.stack([fleet.backlog, queued]) / capacity)
+        tail = responses.tail(self._times, delays[1])
+        changing = np.flatnonzero((delays[0] != delays[1]).any(axis=0))
+        if changing.size:
+            part = np.clip((queued - fleet.backlog) / np.where(load == 1, 1.0, routed - capacity), 0, seconds)
+            part = part[:, changing] / seconds
+            several, before, after = responses.rows(changing), *delays[:, :, changing]
+            mean = sum(
+                several.tail(self._times, before + place * (after - before)) for place in _PLACES
+            ) / len(_PLACES)
+            tail[:, :, changing] = part * mean + (1 - part) * tail[:, :, changing]
 
         answered = served.sum(axis=0)
         share = served / np.maximum(answered, _LEAST_CAPACITY)
@@ -241,13 +293,6 @@ class Simulator:
         stretch = np.sqrt(np.maximum(servers / _TABLE_SERVERS, 1.0))
         alike = np.maximum(1 - (1 - rho) * stretch, 0.0)
         return self._table(np.minimum(servers, _TABLE_SERVERS), alike) / stretch
-
-    def _mean_backlog(self, before: Array, after: Array, drift: Array) -> Array:
-        """Over the step: from one to the other in a line, then constant."""
-        seconds = self.cluster.step_seconds
-        moving = np.clip((after - before) / np.where(drift == 0, 1.0, drift), 0, seconds)
-        mean: Array = after + (before - after) * moving / (2 * seconds)
-        return mean
 
     def _quantile(self, tail: Array) -> Array:
         """[B] the time that 1 % of the answers exceed, from [times, B] exponentially in between."""

@@ -76,9 +76,9 @@ class GeneratedLoad:
         generator = np.random.default_rng([seed, 1])
         low, high = self.rates
         level = math.exp(generator.uniform(math.log(low), math.log(high)))
-        times = np.arange(num_steps) * step_seconds
+        times: Array = np.multiply(np.arange(num_steps), step_seconds, dtype=np.float64)
         relative = SHAPES[self.kind](generator, times, self.severity).clip(min=_LEAST)
-        return realised(generator, relative * level, step_seconds)
+        return realised(generator, level * relative, step_seconds)
 
 
 def realised(generator: np.random.Generator, rates: Array, step_seconds: float) -> Array:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Simulated", "simulate_queue"]
+__all__ = ["Simulated", "SimulatedSteps", "simulate_queue", "simulate_steps"]
 
 
 @dataclass(frozen=True)
@@ -53,3 +53,41 @@ def simulate_queue(
         dropped=float(1 - served.mean()),
         responses=waits[served] + np.array(services[warmup:])[served],
     )
+
+
+@dataclass(frozen=True)
+class SimulatedSteps:
+    arrived: NDArray[np.float64]  # [T], as the others
+    dropped: NDArray[np.float64]
+    late: NDArray[np.float64]
+    """Dropped, or answered after the promise."""
+
+
+def simulate_steps(
+    rates: NDArray[np.float64],
+    servers: int,
+    *,
+    step_seconds: float,
+    service_rate: float,
+    limit: float,
+    promise: float,
+    seed: int,
+) -> SimulatedSteps:
+    """Steps of constant rates, one after the other, from an empty queue on."""
+    generator = np.random.default_rng(seed)
+    free = [0.0] * servers
+    counts = np.zeros((3, len(rates)))
+    for step, rate in enumerate(rates):
+        number = generator.poisson(rate * step_seconds)
+        arrivals = np.sort(generator.uniform(step * step_seconds, (step + 1) * step_seconds, number))
+        services = generator.exponential(1 / service_rate, number)
+        dropped = late = 0
+        for arrival, service in zip(arrivals.tolist(), services.tolist(), strict=True):
+            wait = max(free[0] - arrival, 0.0)
+            if wait > limit:
+                dropped += 1
+                continue
+            heapq.heapreplace(free, arrival + wait + service)
+            late += wait + service > promise
+        counts[:, step] = number, dropped, dropped + late
+    return SimulatedSteps(*counts)

@@ -5,7 +5,7 @@ c = replicas * workers servers, in one of three states:
 
     below capacity    the stationary queue with a time limit on the wait (`queueing`)
     above             the same, and a fluid: the backlog grows by what cannot be served, or drains
-    full              as many wait as the timeout allows, the rest drops: the stationary queue at its true load
+    full              as many wait as the timeout allows, the rest drops: stationary again, at the true load
 
 An answer takes filling a batch + min(backlog ahead + stationary wait, timeout) + service. A stationary wait
 near rho = 1 takes longer to build up than a step lasts: a queue that begins empty reaches about
@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 _START_UTILIZATION = 0.6
-_TABLE_SERVERS = 512
+_TABLE_SERVERS = 256
 _LEAST_CAPACITY = 1e-6
 """1/s, of a pool without replicas, so that nothing is divided by 0."""
 _LEAST_DISTANCE = 1e-5

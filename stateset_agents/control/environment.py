@@ -41,8 +41,9 @@ BoolArray = NDArray[np.bool_]
 Observations = FloatArray | Mapping[str, FloatArray]
 """[B, ...], or several of them by name."""
 
-Rule = Callable[[Observations], IntArray]
-"""A policy that is not trained: observations [B, ...] -> actions [B]."""
+Rule = Callable[[Any], Callable[[], IntArray]]
+"""What acts without a network: called with an environment that has just been reset, it gives a function
+that is called before each step and gives [B] actions. What a rule remembers of an episode is in there."""
 
 _CHECKED_STEPS = 16
 
@@ -142,7 +143,7 @@ class Ruled(Protocol):
     """An environment that has rules to compare a policy with."""
 
     def rules(self) -> Mapping[str, Rule]:
-        """Rules by name, new ones at each call: they may remember what they saw since the last `reset`."""
+        """Rules by name."""
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ import numpy as np
 from stateset_agents.algorithms.intervals import mean_interval
 from stateset_agents.control.environment import BatchedEnvironment, Rule
 from stateset_agents.control.policy import NumericPolicy
-from stateset_agents.control.rollout import Rollout, action_keys, collect, collect_by_rule
+from stateset_agents.control.rollout import Rollout, action_keys, collect, collect_by
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
@@ -99,10 +99,10 @@ def evaluate(
 
 
 def evaluate_rule(rule: Rule, environment: BatchedEnvironment, seeds: Sequence[int]) -> ControlEvaluation:
-    """`evaluate` of a rule. Raises ConfigurationError for actions that do not fit."""
+    """One episode from each of `seeds` by a rule, all at once. Blocking."""
     if not seeds:
         raise ConfigurationError("an evaluation needs at least one seed, got none")
-    return _evaluation(collect_by_rule(rule, environment, seeds))
+    return _evaluation(collect_by(rule, environment, seeds))
 
 
 def _evaluation(rollout: Rollout) -> ControlEvaluation:

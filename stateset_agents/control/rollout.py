@@ -31,7 +31,7 @@ from stateset_agents.control.policy import NumericPolicy, sample_actions
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Branches", "Rollout", "action_keys", "collect", "collect_branches", "collect_by_rule", "uniforms"]
+__all__ = ["Branches", "Rollout", "action_keys", "collect", "collect_branches", "collect_by", "uniforms"]
 
 Act = Callable[[Observations, BoolArray | None, int], tuple[IntArray, FloatArray]]
 """(observations [B, ...], mask, step) -> [B] actions and their log-probs."""
@@ -173,35 +173,53 @@ def collect(
     Blocking. Raises ConfigurationError for arrays of a wrong shape or dtype, and for a row without an
     allowed action.
     """
-    return _collected(_actor(policy, keys), environment, seeds, group_size, max_steps)
-
-
-def collect_by_rule(rule: Rule, environment: BatchedEnvironment, seeds: Sequence[int]) -> Rollout:
-    """Play one episode of each seed by a rule, as `collect` does by a policy; log-probs are 0."""
-
-    def act(observations: Observations, mask: BoolArray | None, step: int) -> tuple[IntArray, FloatArray]:
-        actions = np.asarray(rule(observations), dtype=np.int64)
-        spec = environment.spec
-        if actions.shape != (len(seeds),) or actions.min() < 0 or actions.max() >= spec.num_actions:
-            raise ConfigurationError(
-                f"{spec.name}: a rule must give {len(seeds)} actions from 0 to {spec.num_actions - 1}, got "
-                f"shape {actions.shape} and {actions.ravel()[:4].tolist()}"
-            )
-        return actions, np.zeros(len(actions), dtype=np.float32)
-
-    return _collected(act, environment, seeds, 1, None)
-
-
-def _collected(
-    act: Act, environment: BatchedEnvironment, seeds: Sequence[int], group_size: int, max_steps: int | None
-) -> Rollout:
     rows = [seed for seed in seeds for _ in range(group_size)]
     observations = environment.reset(rows)
     check_observations(observations, environment.spec, len(rows))
     limit = min(max_steps or environment.spec.horizon, environment.spec.horizon)
-    play = _Play(environment, observations, act, limit)
+    play = _Play(environment, observations, _actor(policy, keys), limit)
     play.to_the_end()
     return play.rollout(rows, group_size)
+
+
+def collect_by(
+    rule: Rule,
+    environment: BatchedEnvironment,
+    seeds: Sequence[int],
+    *,
+    max_steps: int | None = None,
+) -> Rollout:
+    """Play one episode of each seed by a rule; the log-probs are 0. Blocking.
+
+    Raises ConfigurationError for actions that are no [B] of integers, and for one that is not allowed.
+    """
+    observations = environment.reset(seeds)
+    check_observations(observations, environment.spec, len(seeds))
+    choose, spec = rule(environment), environment.spec
+    play: _Play
+
+    def act(observations: Observations, mask: BoolArray | None, step: int) -> tuple[IntArray, FloatArray]:
+        actions = choose()
+        if actions.shape != (len(seeds),) or actions.dtype.kind != "i":
+            raise ConfigurationError(
+                f"{spec.name}: a rule must give integers of shape {(len(seeds),)}, got {actions.dtype} of "
+                f"{actions.shape}"
+            )
+        allowed = (actions >= 0) & (actions < spec.num_actions)
+        if mask is not None:
+            allowed &= mask[np.arange(len(seeds)), np.clip(actions, 0, spec.num_actions - 1)]
+        if not (allowed | ~play.live).all():
+            row = int((~allowed & play.live).argmax())
+            raise ConfigurationError(
+                f"{spec.name}: the rule's action {int(actions[row])} is not allowed in row {row} at step "
+                f"{step + 1}"
+            )
+        return actions, np.zeros(len(seeds), dtype=np.float32)
+
+    limit = min(max_steps or spec.horizon, spec.horizon)
+    play = _Play(environment, observations, act, limit)
+    play.to_the_end()
+    return play.rollout(seeds, 1)
 
 
 def collect_branches(

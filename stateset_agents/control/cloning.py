@@ -55,9 +55,9 @@ def clone(
     environment: BatchedEnvironment,
     *,
     num_episodes: int = 64,
-    num_passes: int = 4,
+    num_passes: int = 20,
     minibatch_size: int = 1024,
-    learning_rate: float = 3e-3,
+    learning_rate: float = 1e-2,
     seed: int = 0,
 ) -> Cloned:
     """Train `policy` to act as `rule`, from `num_episodes` that the rule plays; a quarter as many more are

@@ -46,15 +46,15 @@ def test_a_rule_is_played_from_its_own_beginning_each_time():
 def test_a_policy_learns_what_a_rule_does(masked):
     environment = Signals(masked=masked)
     policy = MlpPolicy(environment.spec, hidden=(16,))
-    found = clone(policy, name_it, environment, num_episodes=64, num_passes=20, minibatch_size=32, seed=3)
+    found = clone(policy, name_it, environment, num_episodes=64, num_passes=10, minibatch_size=64, seed=3)
     assert found.agreement == 1.0
     assert found.commonest < 0.5
-    assert found.cross_entropy < 0.1
+    assert found.cross_entropy < 0.2
     assert found.num_steps == 80 * 6
     assert evaluate(policy, environment, range(20)).mean == 6 * 0.75
     again = MlpPolicy(environment.spec, hidden=(16,))
     assert (
-        clone(again, name_it, environment, num_episodes=64, num_passes=20, minibatch_size=32, seed=3) == found
+        clone(again, name_it, environment, num_episodes=64, num_passes=10, minibatch_size=64, seed=3) == found
     )
     assert all(map(torch.equal, policy.parameters(), again.parameters()))
 

@@ -1,0 +1,1 @@
+"""What scales a cluster without learning: Kubernetes' autoscaler, constants, a plan, and one that knows."""

@@ -39,7 +39,12 @@ class Mpc:
         start_ups: int = 4,
         lags: int = 24,
     ) -> Self:
-        """With a forecast from the training workloads of `seeds`, for `start_ups` start-ups ahead."""
+        """With a forecast from the training workloads of `seeds`, for `start_ups` start-ups ahead.
+
+        Raises ConfigurationError for fewer than 2: within one a replica that is started pays for nothing.
+        """
+        if start_ups < 2:
+            raise ConfigurationError(f"start_ups must be at least 2, got {start_ups!r}")
         cluster = environment.cluster
         forecast = Forecast.fit(
             environment.workload,

@@ -55,7 +55,7 @@ def test_up_goes_at_once_to_double_or_four_more():
 def test_down_goes_to_the_highest_wish_of_the_window_and_at_once_without_one():
     low = [0.35] * 25
     patient = run(Hpa(target=0.7), low, 10)
-    assert patient == [10] * 20 + [5, 3, 2, 1, 1]  # what was there counts as the first wish
+    assert patient == [10] * 20 + [5] * 5  # what was there counts as the first wish
     assert run(Hpa(target=0.7, window_seconds=60), low, 10)[:5] == [10, 10, 10, 10, 5]
     assert run(Hpa(target=0.7, window_seconds=0), low, 10)[0] == 5
 
@@ -93,6 +93,17 @@ def test_the_target_is_held_in_the_simulator_by_exact_numbers_and_by_actions():
     fork.reset([1, 2])
     assert fork.fork(np.array([1])).step(np.array([7])).rewards.shape == (1,)
     assert fork.action_mask() is None
+
+
+def test_at_a_bound_the_nearest_action_is_to_stay():
+    environment = InfrastructureEnv(horizon=4)
+    environment.reset([0, 1])
+    most, least = environment.cluster.max_replicas, environment.cluster.min_replicas
+    for bound, wished in ((most, 2 * most), (least, 0)):
+        environment.step_to(np.full(2, bound))
+        actions = environment.actions_for(np.full(2, wished))
+        assert environment.action_mask()[[0, 1], actions].all()
+        assert environment.step(actions).rewards.shape == (2,)
 
 
 @pytest.mark.parametrize(

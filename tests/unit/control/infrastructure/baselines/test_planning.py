@@ -94,8 +94,8 @@ class Scripted:
 
 
 def test_all_but_the_clairvoyant_know_the_past_alone():
-    environment = InfrastructureEnv(Scripted(), horizon=60)
-    mpc = Mpc.fit(InfrastructureEnv(horizon=60), range(20), start_ups=1)
+    environment = InfrastructureEnv(Scripted(), Cluster(max_replicas=24), horizon=60)
+    mpc = Mpc.fit(InfrastructureEnv(horizon=60), range(20), start_ups=3)
     for rule, is_blind in ((mpc, True), (Hpa(), True), (static_replicas(9), True), (clairvoyant, False)):
         wishes = evaluate_rule(exactly(rule), InReplicas(environment), [0, 1]).rollout.actions
         assert np.array_equal(wishes[:39, 0], wishes[:39, 1]) is is_blind
@@ -104,9 +104,10 @@ def test_all_but_the_clairvoyant_know_the_past_alone():
 
 
 def test_no_rule_is_better_than_the_clairvoyant_and_a_plan_beats_autoscalers():
-    environment = InReplicas(InfrastructureEnv(horizon=120))
+    small = InfrastructureEnv(GeneratedLoad(rates=(500, 1500)), Cluster(max_replicas=24), horizon=120)
+    environment = InReplicas(small)
     seeds = range(10**6, 10**6 + 24)
-    forecast = Mpc.fit(environment.clusters, range(60), start_ups=2).forecast
+    forecast = Mpc.fit(small, range(60)).forecast
 
     def played(rule):
         return evaluate_rule(exactly(rule), environment, seeds)
@@ -114,13 +115,12 @@ def test_no_rule_is_better_than_the_clairvoyant_and_a_plan_beats_autoscalers():
     hpa = Hpa(target=0.6, window_seconds=0.0)
     plans = [played(Mpc(forecast=forecast, caution=caution)) for caution in (0.0, 1.0, 2.0)]
     best, planned, scaled, constant = (
-        found.mean / 120
-        for found in (played(clairvoyant), plans[1], played(hpa), played(static_replicas(16)))
+        found.mean / 120 for found in (played(clairvoyant), plans[1], played(hpa), played(static_replicas(8)))
     )
-    assert -1 < best
+    assert best > -1
     assert best > planned + 0.2
     assert planned > scaled
-    assert scaled > constant + 1
+    assert scaled > constant + 0.5
     late = [plan.components["money_late"] for plan in plans]
     assert late == sorted(late)  # the more cautious, the less is late
 
@@ -149,6 +149,8 @@ def test_a_forecast_learns_growth_and_does_not_depend_on_the_level():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigurationError, match="number must be at least 1, got 0"):
         static_replicas(0)
+    with pytest.raises(ConfigurationError, match="start_ups must be at least 2, got 1"):
+        Mpc.fit(InfrastructureEnv(), range(2), start_ups=1)
     forecast = Forecast.fit(GeneratedLoad(), range(2), num_steps=60, step_seconds=15.0, ahead=4)
     with pytest.raises(ConfigurationError, match="caution must not be negative, got -1"):
         Mpc(forecast=forecast, caution=-1)

@@ -1,0 +1,58 @@
+"""A small policy learns to scale a simulated cluster, from Kubernetes' autoscaler on; a minute of one core.
+
+python examples/autoscaling.py
+python examples/autoscaling.py --steps 200000  # a shorter training
+"""
+
+import argparse
+import asyncio
+
+import torch
+
+from stateset_agents.control.cloning import clone
+from stateset_agents.control.comparison import Score, compare
+from stateset_agents.control.evaluation import evaluate, evaluate_rule, evaluation_seeds
+from stateset_agents.control.infrastructure.baselines.clairvoyant import clairvoyant
+from stateset_agents.control.infrastructure.baselines.hpa import Hpa
+from stateset_agents.control.infrastructure.baselines.replicas import InReplicas, exactly, in_actions
+from stateset_agents.control.infrastructure.environment import InfrastructureEnv
+from stateset_agents.control.policy import MlpPolicy
+from stateset_agents.control.settings import ControlConfig
+from stateset_agents.control.trainer import ControlTrainer
+
+SETTINGS = {"gamma": 0.95, "learning_rate": 2e-3, "minibatch_size": 4096, "total_steps": 2_600_000}
+"""A discount of .95 looks 20 steps ahead, five start-ups of a replica."""
+SHOWN = Hpa(target=0.6, window_seconds=0.0)
+"""What the policy is cloned from."""
+COLUMNS = ("money_cost", "money_late", "document")
+
+
+async def main() -> None:
+    """Clone, train, and compare on workloads that no training plays."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--steps", type=int, default=SETTINGS["total_steps"])
+    arguments.add_argument("--workloads", type=int, default=200, help="held out")
+    chosen = arguments.parse_args()
+    torch.set_num_threads(1)
+    environment = InfrastructureEnv()
+    policy = MlpPolicy(environment.spec)
+    cloned = clone(policy, in_actions(SHOWN), environment)
+    print(
+        f"cloned: acts as {SHOWN.name} in {cloned.agreement:.1%} of the steps (always {cloned.commonest:.1%})"
+    )
+    seeds = evaluation_seeds(0, chosen.workloads)
+    scores = {
+        rule.name: Score.of(evaluate_rule(exactly(rule), InReplicas(environment), seeds))
+        for rule in (Hpa(), SHOWN)
+    }
+    scores["clairvoyant"] = Score.of(evaluate_rule(exactly(clairvoyant), InReplicas(environment), seeds))
+    scores["cloned"] = Score.of(evaluate(policy, environment, seeds))
+    config = ControlConfig(**SETTINGS | {"total_steps": chosen.steps}, save_steps=0)
+    async with ControlTrainer(policy, environment, config) as trainer:
+        await trainer.train()
+    scores["trained"] = Score.of(evaluate(policy, environment, seeds))
+    print(compare(scores, SHOWN.name, bound="clairvoyant").table(COLUMNS))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -21,7 +21,7 @@ from stateset_agents.algorithms.group_arrays import (
 )
 from stateset_agents.control.rollout import Rollout
 
-__all__ = ["ESTIMATORS", "Credited", "Estimator", "LoneSteps", "Values", "credit"]
+__all__ = ["ESTIMATORS", "Estimator", "LoneSteps", "StepCredit", "Values", "credit"]
 
 LoneSteps = Literal["return", "zero"]
 """The credit of a step at which no sibling lives: its return, which is unbiased and outweighs all others, or
@@ -41,7 +41,7 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Credited:
+class StepCredit:
     """A rollout's advantages."""
 
     advantages: _Steps  # [T, B]
@@ -109,7 +109,7 @@ def credit(
     scaling: Scaling = "batch",
     lone_steps: LoneSteps = "return",
     values: Values | None = None,
-) -> Credited:
+) -> StepCredit:
     """The advantages of a rollout, scaled. `values`: of a critic, which `gae` needs.
 
     With `batch` scaling raw advantages are divided by their deviation over all trained steps, with a critic
@@ -149,7 +149,7 @@ def credit(
         advantages = (
             np.where(trained, (raw - centre) / (spread + _EPS), 0.0) if spread else np.zeros_like(raw)
         )
-    return Credited(advantages, trained, returns, metrics)
+    return StepCredit(advantages, trained, returns, metrics)
 
 
 def _metrics(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import platform
 import time
@@ -29,14 +28,13 @@ from stateset_agents.runs.callbacks import expect_callback
 from stateset_agents.runs.checkpoint_files import best_checkpoint, fingerprint, load_checkpoint
 from stateset_agents.runs.compatibility import Identity
 from stateset_agents.runs.early_stopping import crossed
-from stateset_agents.runs.ending import end_training, one_line
-from stateset_agents.runs.lifecycle import Idle, Lifecycle, Progress, State
+from stateset_agents.runs.lifecycle import NothingBeside, Progress, State
 from stateset_agents.runs.optimizer import Optimization
-from stateset_agents.runs.recorder import RunRecorder, ready
+from stateset_agents.runs.recorder import ready
+from stateset_agents.runs.session import Session, Work
 from stateset_agents.runs.trackers import check_installed, make_trackers
 from stateset_agents.runtime.loop_lag import measure_loop_lag
 from stateset_agents.runtime.tasks import shielded
-from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
@@ -104,9 +102,9 @@ class ControlTrainer:
         self.validation = environment if validation is None else validation
         self.config = config or ControlConfig()
         self._description = dict(description or {})
-        self._lifecycle = Lifecycle()
-        self._worker = Worker()
-        self._recorder = RunRecorder([*make_trackers(self.config.report_to), *callbacks], run)
+        self._session = Session([*make_trackers(self.config.report_to), *callbacks], run)
+        self._lifecycle, self._worker = self._session.lifecycle, self._session.worker
+        self._recorder = self._session.recorder
         self._parts: _Parts | None = None
         self._state = ControlState(num_groups=self.config.num_groups)
         self._is_midway = False
@@ -147,16 +145,9 @@ class ControlTrainer:
     @property
     def progress(self) -> Progress:
         """The progress of the training now."""
-        best = self._state.best
-        return Progress(
-            state=self._lifecycle.state,
-            step=self.step_number,
-            num_steps=self.num_steps,
-            seconds=round(self._state.train_seconds, 3),
-            metrics=dict(self._recorder.metrics),
-            best_step=best.step,
-            best_value=best.value,
-            why=self._lifecycle.why,
+        state = self._state
+        return self._session.progress(
+            step=state.step, num_steps=self.num_steps, seconds=state.train_seconds, best=state.best
         )
 
     @property
@@ -170,7 +161,7 @@ class ControlTrainer:
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says."""
-        best, threads = self._state.best, torch.get_num_threads()
+        threads = torch.get_num_threads()
         system = f"{platform.system()} {platform.machine()}"
         return {
             "seed": self.config.seed,
@@ -178,11 +169,7 @@ class ControlTrainer:
             "num_steps": self.num_steps,
             "updates": self._state.updates,
             "episodes": self._state.episodes,
-            "ended": self._lifecycle.state,
-            "why": self._lifecycle.why,
-            "best": None
-            if best.step is None
-            else {"step": best.step, "metric": best.metric, "value": best.value},
+            **self._session.ending(self._state.best),
             "train_seconds": round(self._state.train_seconds, 3),
             "platform": f"{system}, {threads} thread{'s' * (threads > 1)}",
             "deterministic": self._state.repeatable,
@@ -268,13 +255,7 @@ class ControlTrainer:
 
     async def stop(self) -> None:
         """End the thread and close the logs. A `train` under way is asked to stop and waited for."""
-        if self._lifecycle.is_this_task:
-            raise ConfigurationError("stop() waits for train() to return: in a callback use request_stop()")
-        self.request_stop()
-        self._recorder.limit_callbacks()
-        await self._lifecycle.wait_until_returned()
-        await self._worker.stop()
-        self._recorder.close()
+        await self._session.stop()
 
     async def __aenter__(self) -> Self:
         try:
@@ -297,26 +278,15 @@ class ControlTrainer:
         `summary.json` and `report.html`. After `request_stop` another call goes on. Raises TrainingStopped
         where the first update, or three in a row, could not learn.
         """
-        if self._lifecycle.is_training:
-            raise ConfigurationError("this trainer is training: await that call, or make another trainer")
-        self._worker.refuse_stopped()
-        self._lifecycle.begin()
-        try:
-            await self.initialize()
-            shown = self.config.progress
-            screen = self._recorder.displayed(self, self.num_steps) if shown else contextlib.nullcontext()
-            with screen:
-                ending = await self._run_updates()
-        except asyncio.CancelledError:
-            await self._end("stopped", self._cancelled())
-            raise
-        except Exception as error:
-            await self._end("failed", one_line(error))
-            raise
-        else:
-            await self._end(*ending)
-        finally:
-            self._lifecycle.mark_returned()
+        work = Work(
+            prepare=self.initialize,
+            run=self._run_updates,
+            save=self._save_last,
+            summary=self.summary,
+            is_ready=lambda: self.is_ready,
+            num_steps=lambda: self.num_steps,
+        )
+        await self._session.train(self, work, is_shown=self.config.progress)
         return self.policy
 
     async def _run_updates(self) -> tuple[State, str]:
@@ -326,7 +296,7 @@ class ControlTrainer:
         await self._notify("on_train_begin", self)
         await self._between_updates()  # what a stop in their middle left undone
         while not (done := self._done()):
-            if not await self._lifecycle.wait_while_paused(Idle()):
+            if not await self._lifecycle.wait_while_paused(NothingBeside()):
                 return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
             await self._update()
             await self._between_updates()
@@ -487,9 +457,11 @@ class ControlTrainer:
         return path
 
     async def _save_last(self) -> None:
+        if self._parts is None:
+            return
         if self._is_midway:
             _log.error("the last update broke off midway: it is not kept, earlier checkpoints are")
-        elif ready(self._parts).checkpoints.saved != self._state:
+        elif self._parts.checkpoints.saved != self._state:
             await self.save_checkpoint()
 
     async def load_checkpoint(self, path: str | Path | None = None) -> None:
@@ -514,32 +486,6 @@ class ControlTrainer:
             _log.warning(f"{self.run.path} has no checkpoint yet: starting at step {self.step_number}")
         else:
             self._recorder.tracker.log_event("resumed", step=self.step_number, path=restored[0].name)
-
-    # ------------------------------------------------------------------------------ the end
-
-    async def _end(self, state: State, why: str) -> None:
-        async def save(state: State, why: str) -> None:
-            if self._parts is not None:
-                await self._save_last()
-
-        async def notify(state: State, why: str) -> None:
-            await self._notify("on_train_end", self)
-
-        async def write() -> None:
-            if self._parts is not None:
-                await shielded(self._worker.run(self._recorder.finalize, self.summary()))
-
-        await end_training(
-            state,
-            why,
-            lifecycle=self._lifecycle,
-            steps=(save, notify),
-            write=write,
-            cancelled=self._cancelled,
-        )
-
-    def _cancelled(self) -> str:
-        return f"cancelled after step {self.step_number} of {self.num_steps}"
 
     async def _notify(self, moment: str, *arguments: Any) -> None:
         await self._recorder.notify(moment, *arguments, step=self.step_number)

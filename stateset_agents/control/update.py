@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stateset_agents.algorithms.aggregation import Denominators, Metrics
 from stateset_agents.algorithms.losses import LOSSES, entropy_loss, entropy_of, policy_loss, value_loss
-from stateset_agents.control.credit import Credited, Values, credit
+from stateset_agents.control.credit import StepCredit, Values, credit
 from stateset_agents.control.environment import map_observations
 from stateset_agents.control.policy import NumericPolicy, ValuedPolicy, allowed_logits, as_tensors
 from stateset_agents.control.rollout import Rollout
@@ -210,7 +210,7 @@ def minibatches(
         yield torch.cat(taken)
 
 
-def _batch(rollout: Rollout, credited: Credited, values: Values | None) -> Batch:
+def _batch(rollout: Rollout, credited: StepCredit, values: Values | None) -> Batch:
     rows, steps = np.nonzero(credited.trained.T)  # episode after episode
     _, ids, lengths = np.unique(rows, return_inverse=True, return_counts=True)
 
@@ -235,7 +235,7 @@ def _batch(rollout: Rollout, credited: Credited, values: Values | None) -> Batch
     )
 
 
-def _group_slices(rollout: Rollout, credited: Credited) -> list[slice]:
+def _group_slices(rollout: Rollout, credited: StepCredit) -> list[slice]:
     """Where each group with a trained step stands in the batch."""
     counts = rollout.grouped(credited.trained.sum(axis=0)).sum(axis=1)
     ends = np.cumsum(counts)

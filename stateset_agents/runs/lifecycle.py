@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, get_args
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
-__all__ = ["Idle", "Lifecycle", "Pausable", "Progress", "State"]
+__all__ = ["Lifecycle", "NothingBeside", "Pausable", "Progress", "State"]
 
 State = Literal["idle", "running", "pausing", "paused", "stopping", "stopped", "finished", "failed"]
 """idle: `train` was not called yet. pausing and stopping: asked for, the step under way ends first.
@@ -59,7 +59,7 @@ class Pausable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class NothingBeside:
     """Nothing goes on beside the steps."""
 
     is_idle: bool = True

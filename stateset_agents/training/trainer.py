@@ -27,9 +27,9 @@ from stateset_agents.evaluation.evaluator import Evaluation, PlayPart
 from stateset_agents.runs.callbacks import expect_callback
 from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
 from stateset_agents.runs.early_stopping import crossed
-from stateset_agents.runs.ending import end_training, one_line
 from stateset_agents.runs.lifecycle import Lifecycle, Progress, State
 from stateset_agents.runs.recorder import RunRecorder, ready
+from stateset_agents.runs.session import end_training, one_line
 from stateset_agents.runs.trackers import make_trackers
 from stateset_agents.runtime.tasks import shielded
 from stateset_agents.runtime.worker_thread import Worker

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -18,12 +17,11 @@ from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runs.callbacks import expect_callback
 from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
 from stateset_agents.runs.early_stopping import Best, crossed
-from stateset_agents.runs.ending import end_training, one_line
-from stateset_agents.runs.lifecycle import Idle, Lifecycle, Progress, State
-from stateset_agents.runs.recorder import RunRecorder, ready
+from stateset_agents.runs.lifecycle import NothingBeside, Progress, State
+from stateset_agents.runs.recorder import ready
+from stateset_agents.runs.session import Session, Work
 from stateset_agents.runs.trackers import make_trackers
 from stateset_agents.runtime.tasks import shielded
-from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.run_state import RunState
@@ -82,10 +80,10 @@ class SFTTrainer:
         self.config = config or SFTConfig()
         self._conversations = conversations
         self._tools = tools
-        self._lifecycle = Lifecycle()
-        self._worker = Worker()
+        self._session = Session([*make_trackers(self.config.report_to), *callbacks], run)
+        self._lifecycle, self._worker = self._session.lifecycle, self._session.worker
+        self._recorder = self._session.recorder
         self._group = ProcessGroup(self._worker)
-        self._recorder = RunRecorder([*make_trackers(self.config.report_to), *callbacks], run)
         self._parts: Parts | None = None
         self._state = RunState(best=Best(metric="eval/loss"))
 
@@ -126,16 +124,9 @@ class SFTTrainer:
     @property
     def progress(self) -> Progress:
         """The progress of the training now."""
-        best = self._state.best
-        return Progress(
-            state=self._lifecycle.state,
-            step=self.step_number,
-            num_steps=0 if self._parts is None else self.num_steps,
-            seconds=round(self._state.train_seconds, 3),
-            metrics=dict(self._recorder.metrics),
-            best_step=best.step,
-            best_value=best.value,
-            why=self._lifecycle.why,
+        state, num_steps = self._state, self.num_steps if self.is_ready else 0
+        return self._session.progress(
+            step=state.step, num_steps=num_steps, seconds=state.train_seconds, best=state.best
         )
 
     @property
@@ -190,13 +181,7 @@ class SFTTrainer:
 
     async def stop(self) -> None:
         """End the update thread and close the logs; the agent goes on speaking."""
-        if self._lifecycle.is_this_task:
-            raise ConfigurationError("stop() waits for train() to return: in a callback use request_stop()")
-        self.request_stop()
-        self._recorder.limit_callbacks()
-        await self._lifecycle.wait_until_returned()
-        await self._worker.stop()
-        self._recorder.close()
+        await self._session.stop()
 
     async def close(self) -> None:
         """Stop, and close the agent too."""
@@ -223,38 +208,31 @@ class SFTTrainer:
         However it ends, it keeps a checkpoint of the last finished step, `summary.json` and `report.html`.
         Raises TrainingStopped where a loss or gradient is not finite.
         """
-        if self._lifecycle.is_training:
-            raise ConfigurationError("this trainer is training: await that call, or make another trainer")
-        self._worker.refuse_stopped()
-        self._lifecycle.begin()
-        try:
-            await self.initialize()
-            parts = ready(self._parts)
-            shown = self.config.progress
-            screen = self._recorder.displayed(self, self.num_steps) if shown else contextlib.nullcontext()
-            with parts.weights.exclusive(), screen:
-                ending = await self._run_steps(parts)
-        except asyncio.CancelledError:
-            await self._end("stopped", self._cancelled())
-            raise
-        except Exception as error:
-            await self._end("failed", one_line(error))
-            raise
-        else:
-            await self._end(*ending)
-        finally:
-            self._lifecycle.mark_returned()
+        work = Work(
+            prepare=self.initialize,
+            run=self._run_steps,
+            save=self._save_last,
+            summary=self.summary,
+            is_ready=lambda: self.is_ready,
+            num_steps=lambda: self.num_steps,
+        )
+        await self._session.train(self, work, is_shown=self.config.progress)
         return self.agent
 
-    async def _run_steps(self, parts: Parts) -> tuple[State, str]:
+    async def _run_steps(self) -> tuple[State, str]:
         """How it ended, and why."""
+        parts = ready(self._parts)
+        with parts.weights.exclusive():
+            return await self._steps_left(parts)
+
+    async def _steps_left(self, parts: Parts) -> tuple[State, str]:
         paths = {**engine_paths(parts.backend), **parts.learner.layout}
         self._recorder.tracker.log_event("paths", step=self.step_number, **paths)
         await self._notify("on_train_begin", self)
         if self.step_number == 0 and parts.demonstrations.validation:
             await self._evaluate(parts)
         while not (done := self._done(parts)):
-            if not await self._lifecycle.wait_while_paused(Idle()):
+            if not await self._lifecycle.wait_while_paused(NothingBeside()):
                 return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
             await self._step(parts)
             await self._between_steps(parts)
@@ -341,6 +319,10 @@ class SFTTrainer:
 
     # ------------------------------------------------------------------------------ checkpoints, the end
 
+    async def _save_last(self) -> None:
+        if self._parts is not None:
+            await self._save(self._parts)
+
     async def _save(self, parts: Parts) -> None:
         if not parts.checkpoints.is_due(self._state):
             return
@@ -363,42 +345,19 @@ class SFTTrainer:
                 await parts.weights.push(self._state)
             await parts.checkpoints.truncate_after(self._state)
 
-    async def _end(self, state: State, why: str) -> None:
-        async def save(state: State, why: str) -> None:
-            if self._parts is not None:
-                await self._save(self._parts)
-
-        async def notify(state: State, why: str) -> None:
-            await self._notify("on_train_end", self)
-
-        async def write() -> None:
-            if self.is_ready:
-                await shielded(self._worker.run(self._recorder.finalize, self.summary()))
-
-        steps = (save, notify)
-        lifecycle, cancelled = self._lifecycle, self._cancelled
-        await end_training(state, why, lifecycle=lifecycle, steps=steps, write=write, cancelled=cancelled)
-
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says."""
-        best, parts = self._state.best, ready(self._parts)
+        parts = ready(self._parts)
         return {
             "seed": self.config.seed,
             "steps": self.step_number,
             "num_steps": parts.num_steps,
             "conversations": len(parts.demonstrations.train),
             "held_out": len(parts.demonstrations.validation),
-            "ended": self._lifecycle.state,
-            "why": self._lifecycle.why,
-            "best": None
-            if best.step is None
-            else {"step": best.step, "metric": best.metric, "value": best.value},
+            **self._session.ending(self._state.best),
             "train_seconds": round(self._state.train_seconds, 3),
             "threads": torch.get_num_threads(),
         }
-
-    def _cancelled(self) -> str:
-        return f"cancelled after step {self.step_number}"
 
     async def _notify(self, moment: str, *arguments: Any) -> None:
         await self._recorder.notify(moment, *arguments, step=self.step_number)

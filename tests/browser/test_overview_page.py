@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from chromium import Chromium, Tab, chromium
-from report_runs import log_stage, metrics
+from report_runs import finished_run, log_stage, metrics
 
 from stateset_agents.reporting.overview.overview_live import serve_overview
 from stateset_agents.reporting.overview.overview_report import write_overview
+from stateset_agents.reporting.report import write_report
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
 
@@ -142,6 +143,23 @@ async def test_keys_sort_the_table_and_leave_the_focus(tab: Tab, page: Path) -> 
     assert await tab.run("document.activeElement.dataset.sort") == "seed"
     seeds = "[...document.querySelectorAll('#runs tbody tr')].map((row) => row.cells[1].textContent)"
     assert await tab.run(seeds) == [str(seed) for seed in range(5) for _ in range(10)]
+
+
+async def test_a_point_of_one_run_s_curve_leads_to_that_step_of_its_page(tab: Tab, tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=12)
+    write_report(folder.path)
+    page = write_overview(tmp_path)
+    await opened(tab, page.as_uri())
+    await drawn(tab)
+    await tab.run("document.querySelector('.plot').focus()")
+    for key in ("Home", "ArrowRight", "ArrowRight"):
+        await tab.press(key)
+    await tab.press("Enter", "\r")
+    status = "document.querySelector('#conversations [role=status]')?.textContent"
+    await tab.until(status, lambda text: text == "8 conversations in 2 groups")
+    place = str(await tab.run("location.href"))
+    assert place.startswith(folder.report.as_uri())
+    assert "step-from=3" in place
 
 
 async def test_the_table_is_saved_as_csv(tab: Tab, page: Path, tmp_path: Path) -> None:

@@ -273,6 +273,22 @@ async def test_what_fits_is_saved_as_a_list_and_a_group_as_json(
     assert "wording" not in group[3]
 
 
+async def test_a_page_of_8240_conversations_is_small_and_ready_soon(tab: Tab, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "big")
+    with JsonlTracker(folder, WORDS.__getitem__) as tracker:
+        for step in range(1, 111):
+            log_step(tracker, step, groups=15)  # 60 conversations and 15 branches
+    write_report(folder.path)
+    assert len(await asyncio.to_thread(folder.report.read_bytes)) <= 3_000_000
+    await tab.call("Performance.enable")
+    await opened(tab, folder)
+    assert "of 8,250 conversations" in str(
+        await tab.run("document.querySelector('#conversations').innerText")
+    )
+    spent = {one["name"]: one["value"] for one in (await tab.call("Performance.getMetrics"))["metrics"]}
+    assert spent["TaskDuration"] <= 3.0
+
+
 async def test_the_difference_is_the_headline(tab: Tab, run: RunFolder) -> None:
     await opened(tab, run)
     text = " ".join(str(await tab.run("document.querySelector('.headline .change').innerText")).split())

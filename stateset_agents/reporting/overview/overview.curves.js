@@ -14,7 +14,8 @@ function overlay(data, view, metric) {
   if (view.apart) for (const run of runs) series.push({ name: run.name, key: run.experiment, run: run.at, ...line(run) });
   else for (const experiment of view.shown) {
     const lines = runs.filter((run) => run.experiment === experiment).map(line);
-    if (lines.length) series.push({ name: data.experiments[experiment].label, key: experiment, ...together(lines) });
+    const only = runs.filter((run) => run.experiment === experiment);
+    if (lines.length) series.push({ name: data.experiments[experiment].label, key: experiment, run: only.length === 1 ? only[0].at : null, ...together(lines) });
   }
   return { title: known.title, note: known.note, percent: known.percent, stacked: false, signed: false, along: "step", smoothed: true, range: known.range, series: series.filter((one) => one.values.length) };
 }

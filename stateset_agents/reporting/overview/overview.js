@@ -70,7 +70,7 @@ function showCurves() {
   wall.append(h("summary", {}, `All other metrics (${others.length})`));
   wall.addEventListener("toggle", fill);
   place.replaceChildren(h("h2", {}, "Curves"),
-    note(view.apart ? "One line for each run: a moving average over about a tenth of it." : "Line: mean over an experiment's seeds. Band: from the lowest to the highest of them. Both are moving averages over about a tenth of the run.", whenChosen && view.apart ? " A click on a line opens that run's step." : ""),
+    note(view.apart ? "One line for each run: a moving average over about a tenth of it." : "Line: mean over an experiment's seeds. Band: from the lowest to the highest of them. Both are moving averages over about a tenth of the run.", " A click on the line of a single run opens its page at that step."),
     h("div", { class: "tools" }, apart), view.shown.size ? grid(first) : note("No experiment is ticked."), ...(others.length || constant.length ? [wall] : []));
   fill();
 }
@@ -86,6 +86,10 @@ function follow() {
   events.onerror = () => (part("live").textContent = "connection lost");
 }
 
+whenChosen = (step, series) => {
+  const run = data.runs[series?.run ?? -1];
+  if (run?.has_report) location.href = `${run.name}/report.html#conversations?at=${step}`;
+};
 readView();
 show();
 listeners.push(() => { readView(); show(); });

@@ -61,6 +61,11 @@ class Browser {
     for (const control of this.form.elements) if (control.name) control.value = state.get(control.name) ?? (control.options?.[0].value ?? "");
     this.filter(false, state.get("group") ?? null);
     this.view.restore();
+    if (state.has("at")) { // a step, of a link from the page of many runs
+      const at = Number(state.get("at"));
+      remember({ at: null });
+      this.openStep(at);
+    }
   }
 
   /** Other data; what is chosen and typed stays. */

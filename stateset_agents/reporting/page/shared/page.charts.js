@@ -4,7 +4,7 @@ const SMOOTHED_FROM = 10; // steps
 const LEGEND = 6; // lines; of more the legend is folded
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const figures = new Map(); // chart element -> {chart, drawn, at}
-let whenChosen = null; // (step, chart) => ..., for a click on a point, or Enter at a step
+let whenChosen = null; // (step, series) => ..., for a click on a point, or Enter at a step of a single series
 const hue = (one, at) => `--c${(one.key ?? at) % 12}`;
 
 const inView = new IntersectionObserver(
@@ -93,7 +93,7 @@ function step(place, event) {
   const last = steps.length - 1;
   if (event.key === "Enter" && whenChosen && steps.length) {
     event.preventDefault();
-    whenChosen(steps[at ?? last], chart);
+    whenChosen(steps[at ?? last], chart.series.length === 1 ? chart.series[0] : null);
     return;
   }
   const moves = { ArrowLeft: (at ?? last + 1) - 1, ArrowRight: (at ?? -1) + 1, Home: 0, End: last };
@@ -115,9 +115,18 @@ async function draw(place) {
   if (!figure.drawn) {
     place.on("plotly_hover", (event) => read(place, figure.steps.indexOf(event.points[0].x)));
     place.on("plotly_unhover", () => read(place, null));
-    place.on("plotly_click", (event) => whenChosen?.(event.points[0].x, figures.get(place).chart));
+    place.on("plotly_click", (event) => whenChosen?.(event.points[0].x, nearest(place, event)));
   }
   figure.drawn = true;
+}
+
+/** The series whose line is nearest to a click; the hover box has all of them. */
+function nearest(place, { points, event }) {
+  const { chart } = figures.get(place);
+  const top = place.querySelector(".nsewdrag").getBoundingClientRect().top;
+  const away = (point) => Math.abs(point.yaxis.d2p(point.y) - (event.clientY - top));
+  const best = points.reduce((one, other) => (away(other) < away(one) ? other : one));
+  return chart.series.find(({ name }) => name === best.data.name) ?? (chart.series.length === 1 ? chart.series[0] : null);
 }
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -11,7 +11,7 @@ function overlay(data, view, metric) {
     return { steps: kept.map(([step]) => step), values: kept.map(([, value]) => value) };
   };
   const series = [];
-  if (view.apart) for (const run of runs) series.push({ name: run.name, key: run.experiment, run: run.at, ...line(run) });
+  if (view.apart) for (const run of runs) series.push({ name: run.name, key: run.experiment, dash: series.filter((one) => one.key === run.experiment).length, run: run.at, ...line(run) });
   else for (const experiment of view.shown) {
     const lines = runs.filter((run) => run.experiment === experiment).map(line);
     const only = runs.filter((run) => run.experiment === experiment);

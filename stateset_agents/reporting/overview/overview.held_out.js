@@ -51,7 +51,7 @@ function differences(data, view, change) {
   const place = (value) => `${50 + (50 * value) / reach}%`;
   const rows = found.map(([at, one]) => {
     const say = one?.measure === "reward" ? (value) => minus(`${value > 0 ? "+" : ""}${value.toFixed(3)}`) : points;
-    const about = one ? `${plural(one.num_scenarios, "scenario")}, ${one.seeds.length > 1 ? `seeds ${one.seeds.join(", ")}` : "one run each"}; ${one.wins} won, ${one.losses} lost${one.p_value === null ? "" : `, McNemar p ${one.p_value < 1e-4 ? "< 0.0001" : `= ${one.p_value.toFixed(4)}`}`}` : "";
+    const about = one ? `${plural(one.num_scenarios, "scenario")}, ${one.seeds.length > 1 ? `seeds ${one.seeds.join(", ")}` : "one run each, which says nothing of another seed"}; ${one.wins} won, ${one.losses} lost${one.p_value === null ? "" : `, McNemar p ${one.p_value < 1e-4 ? "< 0.0001" : `= ${one.p_value.toFixed(4)}`}`}` : "";
     return h("div", { class: "family", role: "row" }, h("span", { class: "name", role: "rowheader" }, swatch(at), `${data.experiments[at].label} `, h("span", { class: "n wrap" }, about)),
       h("span", { class: "track", role: "cell", "aria-hidden": "true", style: `--key: var(--c${at % 12})` }, one ? [
         one.interval ? h("span", { class: "range", style: `left:${place(one.interval[0])};width:calc(${place(one.interval[1])} - ${place(one.interval[0])})` }) : null,
@@ -65,6 +65,6 @@ function differences(data, view, change) {
     h("span", { class: "scale", role: "columnheader" }, ...[`−${edge.replace("+", "")}`, "0", `+${edge.replace("+", "")}`].map((text) => h("i", {}, text))), h("span", { role: "columnheader" }, "difference [95 %]"));
   const many = found.length > 1 ? ` ${found.length} are compared at once: of twenty such intervals one misses the truth.` : "";
   return [h("div", { class: "tools" }, h("label", { class: "beside" }, "minus ", choice)),
-    note(`Paired by scenario, with several runs by seed, too, and the interval is over both.${many}`),
+    note(`Paired by scenario, with several runs by seed, too, and the interval is over both; of one run each it is over scenarios alone.${many}`),
     h("div", { class: "families", role: "table", "aria-label": `Difference to ${data.experiments[base].label}` }, head, rows)];
 }

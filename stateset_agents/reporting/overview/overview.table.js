@@ -24,7 +24,8 @@ function cells(run, data) {
   const side = (part) => (part ? [percent(part.value), part.interval ? h("span", { class: "interval" }, ` [${percent(part.interval[0])}, ${percent(part.interval[1])}]`) : ""] : "–");
   const gain = run.gain ? [h("b", {}, points(run.gain.mean)), h("span", { class: "interval" }, ` ${spread(run.gain.interval)}`)] : "–";
   const steps = run.planned && run.planned !== run.steps ? `${number(run.steps)} of ${number(run.planned)}` : number(run.steps);
-  return [[...name, h("span", { class: "n" }, ` ${data.experiments[run.experiment].label}`)], run.seed ?? "–", run.ended ?? "not ended", steps, percent(run.before?.value), side(run.after), gain, number(run.reward), duration(run.seconds)];
+  const { label } = data.experiments[run.experiment];
+  return [[...name, label === run.name ? "" : h("span", { class: "n" }, ` ${label}`)], run.seed ?? "–", run.ended ?? "not ended", steps, percent(run.before?.value), side(run.after), gain, number(run.reward), duration(run.seconds)];
 }
 
 function runsTable(data, view, change) {

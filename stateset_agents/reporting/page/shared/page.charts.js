@@ -1,6 +1,7 @@
 // Charts: drawn when they come into view, in the colours of the page, readable with the arrow keys.
 
 const SMOOTHED_FROM = 10; // steps
+const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
 const LEGEND = 6; // lines; of more the legend is folded
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const figures = new Map(); // chart element -> {chart, drawn, at}
@@ -148,7 +149,7 @@ function traces(chart) {
       return [{ ...shown, stackgroup: "all", line: { color: own, width: 1 }, fillcolor: `${own}99`, hovertemplate: digits }];
     }
     if (!single) {
-      const line = { color: own, width: 1.75, dash: ["solid", "dash", "dot"][Math.floor((one.key ?? at) / 12) % 3] };
+      const line = { color: own, width: 1.75, dash: DASHES[(one.dash ?? Math.floor((one.key ?? at) / 12)) % DASHES.length] };
       const eased = (values) => (smoothed ? smooth(values) : values);
       const dots = long ? {} : { mode: "lines+markers", marker: { color: own, size: 5 } };
       const reach = one.low ? [

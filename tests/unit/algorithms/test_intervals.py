@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,3 +130,21 @@ def test_the_bootstrap_draws_runs_whole_and_says_nothing_of_two() -> None:
     assert bootstrapped_iqm(rows[:2])[1] is None
     with pytest.raises(ValueError, match="rows of one length"):
         bootstrapped_iqm([[0.0], [1.0, 2.0], [3.0]])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("runs", "low", "high"), [(3, 0.65, 0.75), (5, 0.80, 0.92), (10, 0.90, 0.96)])
+@pytest.mark.parametrize("families", [1, 6])
+def test_the_bootstrap_of_few_runs_is_as_narrow_as_the_page_says(
+    runs: int, low: float, high: float, families: int
+) -> None:
+    draw = random.Random(1)
+    held = 0
+    for _ in range(500):
+        # a run's scores are off by what its seed did, and each by something of its own
+        of_seeds = [draw.gauss(0, 1) for _ in range(runs)]
+        rows = [[shift + draw.gauss(0, 0.5 * (families > 1)) for _ in range(families)] for shift in of_seeds]
+        interval = bootstrapped_iqm(rows, resamples=400)[1]
+        assert interval is not None
+        held += interval[0] <= 0 <= interval[1]
+    assert low <= held / 500 <= high

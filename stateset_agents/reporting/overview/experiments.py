@@ -62,7 +62,7 @@ class Difference:
     """95 %; None where no two pairs differ."""
     num_scenarios: int
     seeds: Sequence[int | None]
-    """That both have; of a single run each, its own two where they differ."""
+    """That both have, by which they are paired; empty of one run each, paired whatever their seeds."""
     wins: int
     """Scenarios with more for B, summed over seeds; the rest of the pairs are losses and ties."""
     losses: int
@@ -110,13 +110,13 @@ def difference(a: Experiment, b: Experiment) -> Difference | None:
     """B minus A; None where they have no seed or no scenario in common.
 
     One run each: paired by scenario, whatever their seeds (`paired_interval`). Several: paired by seed and
-    scenario, and the interval is over both (`crossed_interval`).
+    scenario, and the interval is over both (`crossed_interval`); of runs with the same seed the last counts.
     """
     measure = _measure([a, b])
     runs_a, runs_b = ({run.seed: run for run in side.runs if _table(run, measure)} for side in (a, b))
+    seeds: list[int | None] = []
     if len(runs_a) == len(runs_b) == 1:
         pairs = [(*runs_a.values(), *runs_b.values())]
-        seeds = list(dict.fromkeys([*runs_a, *runs_b]))
     else:
         seeds = [seed for seed in runs_a if seed in runs_b]
         pairs = [(runs_a[seed], runs_b[seed]) for seed in seeds]

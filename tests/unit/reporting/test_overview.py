@@ -91,6 +91,7 @@ def test_two_experiments_are_paired_by_seed_and_scenario(root: Path) -> None:
     single = difference(experiments(runs[:1])[0], experiments(runs[3:4])[0])
     assert single is not None
     assert (single.mean, single.wins, single.losses, single.p_value) == (1 / 8, 1, 0, 1.0)
+    assert single.seeds == []
     assert difference(experiments(runs[2:3])[0], experiments(runs[3:])[0]) is None  # no seed in common
     scored = score(a)
     assert scored is not None

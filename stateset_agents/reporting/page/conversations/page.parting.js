@@ -70,7 +70,8 @@ function partingWords(one, parting, tokens, called) {
   return `turn ${turn + 1}, token ${inTurn}: ${own} (${chance(one, at)}), ${called(sibling)} ${other} (${chance(sibling, at)})`;
 }
 
-/** All members of a group in one table, the highest reward first. `open(member)` shows its card, with `at` that token. */
+/** All members of a group in one table, the highest reward first; its roles are named, for on a phone it is no table to
+ *  the eye. `open(member)` shows its card, with `at` that token. */
 function memberTable(unit, members, tokens, called, open) {
   const found = partings(unit);
   const advantage = (one) => [...new Set((one.advantages ?? []).map(([value]) => value))];
@@ -81,10 +82,10 @@ function memberTable(unit, members, tokens, called, open) {
     const high = Math.max(...advantages);
     const how = parting ? [h("button", { type: "button", class: "link part-link", onclick: () => open(one, parting.sampled ? parting.at : null) }, partingWords(one, parting, tokens, called)),
       parting.sampled ? h("code", {}, h("mark", { class: "first" }, visible(sayingFrom(one, parting.at, tokens, 1).join("")).trimEnd() || "␣"), sayingFrom(one, parting.at, tokens, 16).slice(1).map(visible).join("").replaceAll("⏎\n", "⏎")) : null] : h("span", { class: "n" }, found.size ? "no verdict" : "no two members differ in what they got");
-    return h("tr", { class: verdict(one).replace(" ", "-") }, h("th", { scope: "row" }, h("button", { type: "button", class: "link", onclick: () => open(one, null) }, called(one))),
-      h("td", {}, h("span", { class: `badge ${verdict(one).replace(" ", "-")}` }, verdict(one))), h("td", {}, one.reward === null ? "unscored" : signed(one.reward)),
-      h("td", {}, advantages.length ? `${signed(low)}${high === low ? "" : ` to ${signed(high)}`}` : "–"), h("td", { class: "how" }, how));
+    return h("tr", { role: "row" }, h("th", { scope: "row", role: "rowheader" }, h("button", { type: "button", class: "link", onclick: () => open(one, null) }, called(one))),
+      h("td", { role: "cell" }, h("span", { class: `badge ${verdict(one).replace(" ", "-")}` }, verdict(one))), h("td", { role: "cell" }, one.reward === null ? "unscored" : signed(one.reward)),
+      h("td", { role: "cell" }, advantages.length ? `${signed(low)}${high === low ? "" : ` to ${signed(high)}`}` : "–"), h("td", { class: "how", role: "cell" }, how));
   });
-  const head = ["member", "verdict", "reward", "advantage", "parts from its closest sibling of the other kind"].map((text) => h("th", { scope: "col" }, text));
-  return h("div", { class: "scroll members-table", tabindex: "0", role: "region", "aria-label": "The group's members, highest reward first" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
+  const head = ["member", "verdict", "reward", "advantage", "parts from its closest sibling of the other kind"].map((text) => h("th", { scope: "col", role: "columnheader" }, text));
+  return h("div", { class: "scroll members-table", tabindex: "0", role: "region", "aria-label": "The group's members, highest reward first" }, h("table", { role: "table" }, h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)), h("tbody", { role: "rowgroup" }, rows)));
 }

@@ -75,7 +75,8 @@ class Browser {
     this.view.tokens = data.tokens;
     this.about.replaceChildren(this.words());
     for (const element of [this.controls, this.count.parentElement, this.panes]) element.hidden = !data.total;
-    const isFirst = !this.form;
+    const isFirst = !this.ready; // a live page gets its conversations later than its form
+    this.ready ||= Boolean(data.total);
     const typed = isFirst ? state : new Map(new FormData(this.form));
     const focused = this.form?.contains(document.activeElement) ? document.activeElement : null;
     this.form = this.filters(typed);

@@ -29,7 +29,7 @@ PACKAGE = ROOT / "stateset_agents"
 PAGE = ROOT / "docs" / "architecture.md"
 LAYERS = (
     {"cli"},
-    {"training", "control", "embedded", "reasoners"},
+    {"training", "control", "deployment", "embedded", "reasoners"},
     {"rewards", "environments", "evaluation", "serving", "runs"},
     {"core", "reporting", "reasoning"},
     {"backends", "tracking", "sandbox"},

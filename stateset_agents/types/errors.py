@@ -8,6 +8,7 @@ A boundary is where something outside the arithmetic can go wrong:
     SandboxFailure      the sandbox broke, not the program in it
     BackendError        generation or weight loading broke
     CheckpointError     a checkpoint is torn, altered, or of another run
+    JournalError        a deployment's journal is damaged, altered, or of another version
     TrainingStopped     training can't go on (everything fails, numbers are not finite)
 
 Every message is one line that names the value and the fix. What the *agent* causes (a malformed tool call, a
@@ -27,6 +28,7 @@ __all__ = [
     "ConversationRefused",
     "EnvironmentFailure",
     "EnvironmentTimeout",
+    "JournalError",
     "RewardFailure",
     "RewardTimeout",
     "SandboxFailure",
@@ -83,6 +85,10 @@ class BackendError(StatesetError):
 
 class CheckpointError(StatesetError):
     """A checkpoint is truncated, altered, or belongs to other settings."""
+
+
+class JournalError(StatesetError):
+    """A deployment's journal is damaged, altered, or cannot be written."""
 
 
 class TrainingStopped(StatesetError):

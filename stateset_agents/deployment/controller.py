@@ -1,0 +1,353 @@
+"""One deployment at work: assigns conversations, takes outcomes and answers, and moves by the plan.
+
+Every call writes its rows before it returns and may be made again: a conversation is assigned once, an
+outcome and an answer are counted once. So a caller that does not know whether its last call came through
+calls again. Several processes may work on one journal; each reads what the others wrote before it decides.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+from stateset_agents.deployment.assignment import Arm, Assignment, arm_of, bucket, new_salt
+from stateset_agents.deployment.decision import next_move, objections
+from stateset_agents.deployment.guards import Answer, Clock, Violation, violations_of
+from stateset_agents.deployment.journal import DeploymentRecord, Journal, Pages, read_assignment
+from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, Outcome, Reassigned, Row
+from stateset_agents.deployment.plan import DeploymentPlan
+from stateset_agents.deployment.state import Deployment, Mode, Move
+from stateset_agents.deployment.status import status_of
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import get_logger
+
+__all__ = ["DeploymentController", "Report", "start_deployment"]
+
+_log = get_logger(__name__)
+
+Report = Literal["counted", "again", "late"]
+"""counted: the outcome is written down. again: this conversation has one already. late: its time was over,
+and it counts as failed."""
+_LONGEST_ID = 1000
+
+
+def start_deployment(
+    journal: Journal,
+    *,
+    candidate: str,
+    baseline: str,
+    plan: DeploymentPlan | None = None,
+    who: str,
+    clock: Clock = time.time,
+    randomness: Callable[[], str] = new_salt,
+) -> DeploymentRecord:
+    """Write a new deployment into the journal; it begins in shadow. Raises ConfigurationError if both are
+    the same.
+
+    `randomness` draws the salt where the plan has none.
+    """
+    plan = DeploymentPlan() if plan is None else plan
+    if candidate == baseline:
+        raise ConfigurationError(f"candidate and baseline are both {candidate!r}: name two different ones")
+    with journal.transaction(durable=True):
+        record = DeploymentRecord(
+            id=f"{len(journal.records()) + 1:04d}",
+            at=float(clock()),
+            who=who,
+            candidate=candidate,
+            baseline=baseline,
+            salt=plan.salt or randomness(),
+            plan=plan,
+        )
+        journal.add(record)
+    return record
+
+
+class DeploymentController:
+    """One deployment of a journal. Its methods may be called from any thread."""
+
+    def __init__(self, journal: Journal, deployment: str, *, clock: Clock = time.time) -> None:
+        """Read what is written so far, and go on from there. Raises JournalError for an altered journal."""
+        self._journal = journal
+        self.record = journal.record(deployment)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._guards = self.record.plan.guards.checks()
+        with journal.snapshot():
+            self._read()
+
+    @property
+    def plan(self) -> DeploymentPlan:
+        return self.record.plan
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is known after the last call; to be read only."""
+        return self._ledger
+
+    @property
+    def state(self) -> Deployment:
+        return self._ledger.state
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Of the last row of each of the journal's tables."""
+        return self._pages.hashes
+
+    def assign(self, conversation: str) -> Assignment:
+        """The conversation's arm: decided now if it is new, else the one it has.
+
+        After a rollback it is the baseline, for conversations of the candidate too; `is_moved` says so.
+        """
+        _check_id(conversation)
+        self.settle()
+        with self._writing() as now:
+            known = self._find(conversation)
+            if known is not None:
+                if known.arm == "baseline" or self.state.mode != "rolled_back":
+                    return known
+                if self._journal.find("reassigned", self.record.id, assignment=known.number) is None:
+                    self._append(Reassigned(assignment=known.number, at=now))
+                return replace(known, arm="baseline", is_moved=True)
+            share = self.state.share
+            assignment = Assignment(
+                number=self._pages.next_number("assignments"),
+                conversation=conversation,
+                arm=arm_of(bucket(self.record.salt, conversation), share),
+                probability=share,
+                at=now,
+            )
+            self._append(assignment)
+        return assignment
+
+    def report_outcome(self, conversation: str, *, success: float, reward: float | None = None) -> Report:
+        """How a conversation ended: `success` from 0 to 1, or a bool. The first report counts.
+
+        Raises ConfigurationError for a conversation that was never assigned.
+        """
+        if not 0 <= success <= 1:
+            raise ConfigurationError(f"success must be from 0 to 1, got {success!r}")
+        if reward is not None and not math.isfinite(reward):
+            raise ConfigurationError(f"reward must be finite, got {reward!r}: leave it out")
+        _check_id(conversation)
+        report: Report = "counted"
+        with self._writing() as now:
+            assignment = self._assigned(conversation)
+            self._time_out(now)
+            found = self._journal.find("outcomes", self.record.id, assignment=assignment.number)
+            if found is not None:
+                report = "late" if found[-2] else "again"
+            else:
+                self._append(
+                    Outcome(
+                        assignment=assignment.number,
+                        success=float(success),
+                        reward=reward,
+                        is_timeout=False,
+                        at=now,
+                    )
+                )
+        self.settle()
+        return report
+
+    def record_answer(
+        self, conversation: str, turn: int, answer: Answer, *, arm: Arm | None = None
+    ) -> tuple[Violation, ...]:
+        """Check one answer; `turn` counts those of the conversation. The second record of a turn changes
+        nothing.
+
+        `arm`: who answered; the conversation's arm if left out. In shadow record the candidate's, too.
+        """
+        _check_id(conversation)
+        violations = violations_of(self._guards, answer, self.state)
+        with self._writing() as now:
+            assignment = self._assigned(conversation)
+            arm = assignment.arm if arm is None else arm
+            row = self._journal.find(
+                "answers", self.record.id, assignment=assignment.number, turn=turn, arm=arm
+            )
+            if row is None:
+                self._append(
+                    CheckedAnswer(
+                        assignment=assignment.number,
+                        turn=turn,
+                        arm=arm,
+                        seconds=answer.seconds,
+                        cost=answer.cost,
+                        violations=violations,
+                        at=now,
+                    )
+                )
+        self.settle()
+        return violations
+
+    def settle(self) -> Deployment:
+        """Count what ran out of time, and move if the plan says so; call it now and then where nothing
+        happens."""
+        with self._lock:
+            if not self._is_due():
+                return self.state
+        with self._writing(durable=True) as now:
+            self._time_out(now)
+        while True:
+            with self._writing(durable=True) as now:
+                move = next_move(self.plan, self.state, self._ledger.known, now)
+                if move is None:
+                    return self.state
+                self._append(move)
+            self._tell(move)
+
+    def promote(self, *, who: str, why: str, to: float | None = None, force: bool = False) -> Deployment:
+        """Give the candidate the next stage's share, or `to`, by hand; 1 is full.
+
+        Raises ConfigurationError against the evidence, unless forced: the journal then says so.
+        """
+        with self._writing(durable=True) as now:
+            state, known = self.state, self._ledger.known
+            share = self.plan.next_share(state.share) if to is None else float(to)
+            if not state.share < share <= 1:
+                raise ConfigurationError(
+                    f"the share is {state.share:g} and can only be promoted to more, up to 1, got "
+                    f"{share:g}: to "
+                    "take it back, roll back"
+                )
+            against = objections(self.plan, state, known, share, now)
+            if against and not force:
+                raise ConfigurationError(
+                    f"the promotion to {share:g} is against the evidence ({'; '.join(against)}): wait, or "
+                    f"force it"
+                )
+            mode: Mode = "full" if share == 1 else "gradual"
+            move = self._move(mode, share, now, who, _because(why, against), forced=bool(against))
+        self._tell(move)
+        return self.state
+
+    def roll_back(self, *, who: str, why: str) -> Deployment:
+        """Back to the baseline, by hand; the end of this deployment."""
+        with self._writing(durable=True) as now:
+            move = self._move("rolled_back", 0.0, now, who, why)
+        self._tell(move)
+        return self.state
+
+    def moves(self) -> list[Move]:
+        """Every move so far, the oldest first."""
+        pages = Pages(self._journal, self.record)
+        with self._lock, self._journal.snapshot():
+            return [row for row in pages.new() if isinstance(row, Move)]
+
+    def status(self) -> dict[str, Any]:
+        """What stands where, as JSON knows it."""
+        with self._lock:
+            with self._journal.snapshot():
+                self._refresh()
+            return status_of(self.record, self._ledger, self._now())
+
+    def _is_due(self) -> bool:
+        """Is there anything to settle? Found without a transaction."""
+        now = self._now()
+        overdue = next(self._ledger.overdue(now, self.plan.outcome_timeout), None)
+        return (
+            overdue is not None
+            or self._journal.changes() != self._seen
+            or next_move(self.plan, self.state, self._ledger.known, now) is not None
+        )
+
+    # --- the journal and what it adds up to ---
+
+    def _read(self) -> None:
+        self._seen = self._journal.changes()
+        self._pages = Pages(self._journal, self.record)
+        state = Deployment(id=self.record.id, since=self.record.at)
+        self._ledger = Ledger(state, self.record.plan)
+        for row in self._pages.new():
+            self._ledger.apply(row)
+        self._ledger.check_whole()
+
+    def _refresh(self) -> None:
+        """Read what other processes wrote."""
+        if (changes := self._journal.changes()) != self._seen:
+            for row in self._pages.new():
+                self._ledger.apply(row)
+            self._seen = changes
+
+    @contextmanager
+    def _writing(self, *, durable: bool = False) -> Iterator[float]:
+        """A transaction in which everything written so far is known; gives the time.
+
+        If it fails, nothing of it is written, and what was added up is added up anew.
+        """
+        with self._lock:
+            try:
+                with self._journal.transaction(durable=durable):
+                    self._refresh()
+                    yield self._now()
+            except BaseException:
+                with self._journal.snapshot():
+                    self._read()
+                raise
+
+    def _now(self) -> float:
+        """A clock that is set back stands still here, so that rows keep their order."""
+        return max(float(self._clock()), self._ledger.last_at)
+
+    def _append(self, row: Row) -> None:
+        self._pages.append(row)
+        self._ledger.apply(row)
+
+    def _move(
+        self, mode: Mode, share: float, now: float, who: str, why: str, *, forced: bool = False
+    ) -> Move:
+        evidence = self._ledger.known.snapshot(self.plan.alpha)
+        move = Move(mode=mode, share=share, at=now, who=who, why=why, forced=forced, evidence=evidence)
+        self._append(move)
+        return move
+
+    def _tell(self, move: Move) -> None:
+        log = _log.critical if move.mode == "rolled_back" else _log.info
+        log(
+            "deployment moved",
+            id=self.record.id,
+            mode=move.mode,
+            share=move.share,
+            why=move.why,
+            who=move.who,
+        )
+
+    def _time_out(self, now: float) -> None:
+        for assignment in list(self._ledger.overdue(now, self.plan.outcome_timeout)):
+            self._append(
+                Outcome(assignment=assignment.number, success=0.0, reward=None, is_timeout=True, at=now)
+            )
+
+    def _find(self, conversation: str) -> Assignment | None:
+        row = self._journal.find("assignments", self.record.id, conversation=conversation)
+        return None if row is None else read_assignment(row[1], row[2:-1])
+
+    def _assigned(self, conversation: str) -> Assignment:
+        assignment = self._find(conversation)
+        if assignment is None:
+            raise ConfigurationError(f"the conversation {conversation!r} was never assigned: assign it first")
+        return assignment
+
+
+def _because(why: str, against: tuple[str, ...]) -> str:
+    return f"{why} (against the evidence: {'; '.join(against)})" if against else why
+
+
+def _check_id(conversation: str) -> None:
+    """Raises ConfigurationError for what is no id."""
+    if not isinstance(conversation, str) or not 1 <= len(conversation) <= _LONGEST_ID:
+        raise ConfigurationError(
+            f"a conversation's id must be a text of 1 to {_LONGEST_ID} characters, got {conversation!r:.60}"
+        )
+    try:
+        conversation.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"a conversation's id must be valid Unicode, got {conversation!r:.60}"
+        ) from error

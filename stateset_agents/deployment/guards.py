@@ -1,0 +1,250 @@
+"""What no action may do, and when there is too much of it.
+
+A *guard* looks at one action: `check` gives a `Violation` or None, and a guard that raises is a violation. A
+*brake* counts actions with violations and says when to stop: `WindowGuard` quickly and often without cause,
+`RateGuard` with a stated error rate (docs/deployment.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Protocol
+
+from stateset_agents.deployment.sequential import EProcess
+from stateset_agents.types.errors import ConfigurationError
+
+__all__ = [
+    "Answer",
+    "Clock",
+    "Constraint",
+    "CostGuard",
+    "FailureGuard",
+    "Guard",
+    "LatencyGuard",
+    "RateGuard",
+    "RateLimit",
+    "Violation",
+    "WindowGuard",
+    "max_scaling_constraint",
+    "min_replicas_constraint",
+    "rate_bets",
+    "rate_limit_constraint",
+    "violations_of",
+]
+
+Clock = Callable[[], float]
+"""Seconds since 1970, as `time.time`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Of one guard by one action."""
+
+    guard: str
+    why: str
+
+
+class Guard(Protocol):
+    """Looks at one action in the state in which it was chosen."""
+
+    @property
+    def name(self) -> str: ...
+
+    def check(self, action: Any, state: Any) -> Violation | None: ...
+
+
+def violations_of(guards: Iterable[Guard], action: Any, state: Any) -> tuple[Violation, ...]:
+    """All of them, in the order of the guards. A guard that raises could not say that the action is safe."""
+    found = []
+    for guard in guards:
+        try:
+            violation = guard.check(action, state)
+        except Exception as error:  # whatever it is, it must not let the action pass
+            violation = Violation(guard.name, f"the guard raised {type(error).__name__}: {error}")
+        if violation is not None:
+            found.append(violation)
+    return tuple(found)
+
+
+# --- of answers ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One answer of an arm, as guards see it."""
+
+    seconds: float | None = None
+    """From the request to the end of the answer."""
+    cost: float | None = None
+    """In the unit of the plan's limit."""
+    error: str | None = None
+    """Why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGuard:
+    """There must be an answer."""
+
+    name = "failure"
+
+    def check(self, action: Answer, state: Any) -> Violation | None:
+        """`state` is not read."""
+        return Violation(self.name, action.error) if action.error is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyGuard:
+    """An answer in time."""
+
+    limit: float
+    """Seconds."""
+    name = "latency"
+
+    def check(self, action: Answer, state: Any) -> Violation | None:
+        """An answer whose time is not known was not in time."""
+        return _above(self.name, action.seconds, self.limit, "s")
+
+
+@dataclass(frozen=True, slots=True)
+class CostGuard:
+    """An answer that costs no more than this."""
+
+    limit: float
+    name = "cost"
+
+    def check(self, action: Answer, state: Any) -> Violation | None:
+        """An answer whose cost is not known may have cost more."""
+        return _above(self.name, action.cost, self.limit, "")
+
+
+def _above(name: str, value: float | None, limit: float, unit: str) -> Violation | None:
+    if value is None:
+        return Violation(name, f"the {name} of the answer is not known")
+    return None if value <= limit else Violation(name, f"{value:g} {unit}".rstrip() + f", limit {limit:g}")
+
+
+# --- of scaling ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A plain function of state and action that says True where the action is allowed, as a guard."""
+
+    name: str
+    function: Callable[[Any, Any], bool]
+
+    def check(self, action: Any, state: Any) -> Violation | None:
+        """Anything but True is a violation: a function that forgets to answer has not allowed the action."""
+        answer = self.function(state, action)
+        if type(answer).__name__ in ("bool", "bool_") and answer:  # numpy's, too, without numpy
+            return None
+        why = "" if answer is False else f" (it must return True or False, got {answer!r:.60})"
+        return Violation(self.name, f"not allowed{why}")
+
+
+def max_scaling_constraint(state: Mapping[str, Any], action: Mapping[str, Any]) -> bool:
+    """By at most half of the `replicas`, or by 2 where half is less, and never by more than there are.
+
+    1 replica may become 2, 2 may become 4, 10 may become 15.
+    """
+    replicas = state["replicas"]
+    return bool(abs(int(action["scaling"])) <= min(max(0.5 * replicas, 2), max(replicas, 1)))
+
+
+def min_replicas_constraint(state: Mapping[str, Any], action: Mapping[str, Any]) -> bool:
+    """At least 2 `replicas` afterwards."""
+    return bool(state["replicas"] + int(action["scaling"]) >= 2)
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """Does so many seconds lie between two scalings? An action that keeps the replicas is always allowed."""
+
+    seconds: float = 300.0
+    clock: Clock = time.time
+
+    def __call__(self, state: Mapping[str, Any], action: Mapping[str, Any]) -> bool:
+        """By `last_scale_time` of the state: seconds of the clock, a datetime, or None for never."""
+        last = state.get("last_scale_time")
+        if last is None or int(action["scaling"]) == 0:
+            return True
+        at = last.timestamp() if isinstance(last, datetime) else float(last)
+        return self.clock() - at >= self.seconds
+
+
+rate_limit_constraint = RateLimit()
+"""Five minutes, by the machine's clock."""
+
+
+# --- brakes --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowGuard:
+    """Fires where more than a share of the last actions were unsafe, once there are that many.
+
+    A fast brake, not a test: at half the allowed rate it fires for certain in the long run.
+    """
+
+    size: int = 100
+    share: float = 0.1
+    recent: tuple[bool, ...] = field(default=(), repr=False)
+    """Of the last actions, which were unsafe."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigurationError(f"size must be at least 1, got {self.size!r}")
+        if not 0 <= self.share < 1:
+            raise ConfigurationError(f"share must be from 0 to below 1, got {self.share!r}")
+
+    def step(self, *, is_unsafe: bool) -> WindowGuard:
+        """After one more action."""
+        return replace(self, recent=(*self.recent, is_unsafe)[-self.size :])
+
+    @property
+    def fires(self) -> bool:
+        """100 actions of which 10 were unsafe: no. 11: yes."""
+        return len(self.recent) == self.size and sum(self.recent) / self.size > self.share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateGuard:
+    """Fires where the actions refute "at most `limit` of them are unsafe", whenever one looks.
+
+    It fires without cause with probability `alpha` at most, over all actions together: bets on
+    v = unsafe - limit, which is at most 0 in the mean as long as the rate keeps the limit.
+    """
+
+    limit: float = 0.1
+    alpha: float = 0.05
+    evidence: EProcess | None = None
+    """None before the first action."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.limit < 1:
+            raise ConfigurationError(f"limit must be between 0 and 1, got {self.limit!r}")
+        if not 0 < self.alpha < 1:
+            raise ConfigurationError(f"alpha must be between 0 and 1, got {self.alpha!r}")
+
+    def step(self, *, is_unsafe: bool) -> RateGuard:
+        """After one more action."""
+        evidence = EProcess(bets=rate_bets(self.limit)) if self.evidence is None else self.evidence
+        return replace(self, evidence=evidence.step(float(is_unsafe) - self.limit))
+
+    @property
+    def fires(self) -> bool:
+        """Has the wealth reached 1 / alpha?"""
+        return self.evidence is not None and self.evidence.has_reached(self.alpha)
+
+
+def rate_bets(limit: float) -> tuple[float, ...]:
+    """Stakes with the largest growth at 1.2, 1.5 and 2 times the limit, less where a safe action would cost
+    more than half.
+
+    The growth's largest at a rate q is at (q - limit) / (limit (1 - limit)).
+    """
+    unit = min(1 / (1 - limit), 0.5 / limit)
+    return tuple(factor * unit for factor in (0.2, 0.5, 1.0))

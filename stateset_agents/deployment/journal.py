@@ -1,0 +1,390 @@
+"""The journal of deployments: one SQLite file that only grows, in which every row confirms those before it.
+
+    deployments   what was started: the plan, the salt
+    transitions   every move, by whom, when, why, with the evidence at that moment
+    assignments   each conversation's arm and its probability, written when it was first seen
+    outcomes      how conversations ended
+    answers       each checked answer, with its violations
+    reassigned    conversations that changed to the baseline at the rollback
+
+A row's hash is SHA-256 of the hash before it in the same table and deployment, and of its own values; the
+first stands on the hash of the deployment's row. Rows cannot be changed or deleted through SQL; what changed
+the file in another way is found at the next reading. It is no proof against someone who computes all hashes
+anew.
+
+Moves are written to the disk before they count (`synchronous=FULL`, which takes what came before them along).
+Other rows survive the end of the process at any point; a power failure may take the last of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.deployment.assignment import Arm, Assignment
+from stateset_agents.deployment.guards import Violation
+from stateset_agents.deployment.ledger import CheckedAnswer, Outcome, Reassigned, Row
+from stateset_agents.deployment.plan import DeploymentPlan
+from stateset_agents.deployment.state import Move, checked_mode
+from stateset_agents.types.errors import ConfigurationError, JournalError
+
+__all__ = ["DeploymentRecord", "Journal", "Pages", "read_assignment"]
+
+_VERSION = 1
+"""Of the tables; a file of another one is refused."""
+_BUSY_TIMEOUT = 30.0
+"""Seconds to wait for another process that is writing."""
+
+TABLES = {
+    "transitions": "at REAL, mode TEXT, share REAL, who TEXT, why TEXT, forced INTEGER, evidence TEXT",
+    "assignments": "at REAL, conversation TEXT, arm TEXT, probability REAL",
+    "answers": "at REAL, assignment INTEGER, turn INTEGER, arm TEXT, seconds REAL, cost REAL, violations "
+    "TEXT",
+    "outcomes": "at REAL, assignment INTEGER, success REAL, reward REAL, is_timeout INTEGER",
+    "reassigned": "at REAL, assignment INTEGER",
+}
+"""In the order in which they are read: an outcome's assignment comes before it."""
+_ONCE = {
+    "assignments": "conversation",
+    "answers": "assignment, turn, arm",
+    "outcomes": "assignment",
+    "reassigned": "assignment",
+}
+"""What stands in a table at most once in a deployment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentRecord:
+    """What was started."""
+
+    id: str
+    at: float
+    who: str
+    candidate: str
+    baseline: str
+    salt: str
+    plan: DeploymentPlan
+
+    @property
+    def hash(self) -> str:
+        """What the first rows of its tables stand on."""
+        return _hash("", "deployments", self._values())
+
+    def _values(self) -> list[Any]:
+        return [
+            self.id,
+            self.at,
+            self.who,
+            self.candidate,
+            self.baseline,
+            self.salt,
+            self.plan.model_dump_json(),
+        ]
+
+
+class Journal:
+    """One connection to the file. It is for one thread at a time; processes may share the file."""
+
+    def __init__(self, path: str | Path, *, create: bool = True) -> None:
+        """Open the file, or make it. Raises JournalError if it is no journal, or is damaged; with `create`
+        False also if there is none."""
+        self.path = Path(path)
+        if not create and not self.path.is_file():
+            raise JournalError(f"there is no journal {str(path)!r}: `stateset-agents deploy` makes one")
+        with self._named():
+            self._connection = sqlite3.connect(
+                self.path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
+            )
+        try:
+            with self._named():
+                self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """SQLite's errors, with the file's name."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise JournalError(
+                f"the journal {str(self.path)!r} cannot be used ({error}): take its last copy, or name a "
+                f"file in a "
+                "folder that exists and that you may write to"
+            ) from error
+
+    def _prepare(self) -> None:
+        sql = self._connection.execute
+        [found] = sql("PRAGMA user_version").fetchone()
+        [tables] = sql("SELECT count(*) FROM sqlite_master").fetchone()
+        if found != _VERSION and (found or tables):
+            raise JournalError(
+                f"{str(self.path)!r} is no journal of this version (its version is {found}, not "
+                f"{_VERSION}): name "
+                "another file"
+            )
+        [sound] = sql("PRAGMA quick_check(1)").fetchone()
+        if sound != "ok":
+            raise JournalError(f"the journal {str(self.path)!r} is damaged ({sound}): take its last copy")
+        sql("PRAGMA journal_mode = WAL")
+        if found == _VERSION:
+            return
+        with self.transaction(durable=True):
+            [found] = sql("PRAGMA user_version").fetchone()
+            if found == _VERSION:
+                return  # another process was quicker
+            sql(
+                "CREATE TABLE deployments (id TEXT PRIMARY KEY, at REAL, who TEXT, candidate TEXT, "
+                "baseline TEXT, "
+                "salt TEXT, plan TEXT, hash TEXT) WITHOUT ROWID"
+            )
+            for table, columns in TABLES.items():
+                unique = f", UNIQUE (deployment, {_ONCE[table]})" if table in _ONCE else ""
+                sql(
+                    f"CREATE TABLE {table} (deployment TEXT, number INTEGER, {columns}, hash TEXT, "
+                    f"PRIMARY KEY (deployment, number){unique}) WITHOUT ROWID"
+                )
+            for table in ("deployments", *TABLES):
+                for verb in ("UPDATE", "DELETE"):
+                    sql(
+                        f"CREATE TRIGGER {table}_{verb.lower()} BEFORE {verb} ON {table} "
+                        "BEGIN SELECT RAISE(ABORT, 'a journal only grows'); END"
+                    )
+            sql(f"PRAGMA user_version = {_VERSION}")
+
+    @contextmanager
+    def transaction(self, *, durable: bool) -> Iterator[None]:
+        """Rows that are written together or not at all. No other process writes meanwhile.
+
+        `durable`: they are on the disk when it ends.
+        """
+        sql = self._connection.execute
+        with self._named():
+            sql(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            sql("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                sql("ROLLBACK")
+                raise
+            sql("COMMIT")
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """What is read inside is the journal of one moment."""
+        sql = self._connection.execute
+        with self._named():
+            sql("BEGIN")
+            try:
+                yield
+            finally:
+                sql("COMMIT")
+
+    def changes(self) -> int:
+        """A number that is another one after every commit of another connection."""
+        with self._named():
+            [version] = self._connection.execute("PRAGMA data_version").fetchone()
+        return int(version)
+
+    def add(self, record: DeploymentRecord) -> None:
+        """Write down what was started; inside a transaction."""
+        with self._named():
+            self._connection.execute(
+                "INSERT INTO deployments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*record._values(), record.hash)
+            )
+
+    def records(self) -> list[DeploymentRecord]:
+        """Every deployment, the oldest first. Raises JournalError for one that was changed."""
+        with self._named():
+            rows = self._connection.execute("SELECT * FROM deployments ORDER BY at, id").fetchall()
+        found = []
+        for *values, digest in rows:
+            if _hash("", "deployments", values) != digest:
+                raise self._altered("deployments", values[0], 1)
+            try:
+                plan = DeploymentPlan.model_validate_json(values[6])
+            except ValueError as error:
+                raise JournalError(
+                    f"{self.path}: the plan of deployment {values[0]} is none of this version"
+                ) from error
+            names = ("id", "at", "who", "candidate", "baseline", "salt")
+            found.append(DeploymentRecord(**dict(zip(names, values[:6], strict=True)), plan=plan))
+        return found
+
+    def record(self, deployment: str) -> DeploymentRecord:
+        """One deployment. Raises ConfigurationError for an id that is not there."""
+        records = self.records()
+        for record in records:
+            if record.id == deployment:
+                return record
+        known = ", ".join(record.id for record in records) or "it has none yet"
+        raise ConfigurationError(f"{self.path} has no deployment {deployment!r}: {known}")
+
+    def rows_after(self, table: str, deployment: str, number: int) -> Iterator[Sequence[Any]]:
+        """Rows with a higher number, as they are stored."""
+        with self._named():
+            yield from self._connection.execute(
+                f"SELECT * FROM {table} WHERE deployment = ? AND number > ? ORDER BY number",
+                (deployment, number),
+            )
+
+    def insert(self, table: str, values: Sequence[Any]) -> None:
+        """One row as it is to be stored; inside a transaction."""
+        marks = ", ".join("?" * len(values))
+        with self._named():
+            self._connection.execute(f"INSERT INTO {table} VALUES ({marks})", tuple(values))
+
+    def find(self, table: str, deployment: str, **values: Any) -> Sequence[Any] | None:
+        """The row with these values, as it is stored."""
+        where = " AND ".join(f"{name} = ?" for name in values)
+        with self._named():
+            row: Sequence[Any] | None = self._connection.execute(
+                f"SELECT * FROM {table} WHERE deployment = ? AND {where}", (deployment, *values.values())
+            ).fetchone()
+        return row
+
+    def _altered(self, table: str, deployment: str, number: int) -> JournalError:
+        return JournalError(
+            f"the journal {str(self.path)!r} was altered: {table} of deployment {deployment}, row "
+            f"{number}, does not "
+            "follow from the row before it; take its last copy"
+        )
+
+
+class Pages:
+    """The rows of one deployment: reads those that are new, each checked against the one before, and adds."""
+
+    def __init__(self, journal: Journal, record: DeploymentRecord) -> None:
+        self._journal = journal
+        self._deployment = record.id
+        self._last = dict.fromkeys(TABLES, (0, record.hash))
+        """Number and hash of the last row that was read or added."""
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Of the last row of each table: keep a copy elsewhere to know a journal that lost its end."""
+        return {table: digest for table, (_, digest) in self._last.items()}
+
+    def new(self) -> Iterator[Row]:
+        """Rows that were not read yet. Raises JournalError for one that was altered, or whose predecessor is
+        missing."""
+        for table in TABLES:
+            for row in self._journal.rows_after(table, self._deployment, self._last[table][0]):
+                _, number, *values, digest = row
+                before, last = self._last[table]
+                if number != before + 1 or _hash(last, table, [self._deployment, number, *values]) != digest:
+                    raise self._journal._altered(table, self._deployment, number)
+                self._last[table] = (number, digest)
+                yield _read(table, number, values)
+
+    def next_number(self, table: str) -> int:
+        """Of the next row."""
+        return self._last[table][0] + 1
+
+    def append(self, row: Row) -> None:
+        """Add one row after the last, inside a transaction in which all others were read."""
+        table, values = _stored(row)
+        before, last = self._last[table]
+        digest = _hash(last, table, [self._deployment, before + 1, *values])
+        self._journal.insert(table, [self._deployment, before + 1, *values, digest])
+        self._last[table] = (before + 1, digest)
+
+
+def _hash(last: str, table: str, values: Sequence[Any]) -> str:
+    """Floats are written as their shortest exact decimals, so equal text means equal bits."""
+    return hashlib.sha256(json.dumps([last, table, *values]).encode()).hexdigest()
+
+
+def _stored(row: Row) -> tuple[str, list[Any]]:
+    """The row's table, and its columns from `at` on, of the types in which SQLite gives them back."""
+    at = float(row.at)
+    match row:
+        case Move():
+            evidence = json.dumps(dict(row.evidence))
+            return "transitions", [
+                at,
+                row.mode,
+                float(row.share),
+                row.who,
+                row.why,
+                int(row.forced),
+                evidence,
+            ]
+        case Assignment():
+            return "assignments", [at, row.conversation, row.arm, float(row.probability)]
+        case CheckedAnswer():
+            found = json.dumps([astuple(violation) for violation in row.violations])
+            numbers = [_float(row.seconds), _float(row.cost)]
+            return "answers", [at, row.assignment, row.turn, row.arm, *numbers, found]
+        case Outcome():
+            reward = _float(row.reward)
+            return "outcomes", [at, row.assignment, float(row.success), reward, int(row.is_timeout)]
+        case Reassigned():
+            return "reassigned", [at, row.assignment]
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _read(table: str, number: int, values: Sequence[Any]) -> Row:
+    match table:
+        case "transitions":
+            at, mode, share, who, why, forced, evidence = values
+            return Move(
+                at=at,
+                mode=checked_mode(mode),
+                share=share,
+                who=who,
+                why=why,
+                forced=bool(forced),
+                evidence=json.loads(evidence),
+            )
+        case "assignments":
+            return read_assignment(number, values)
+        case "answers":
+            at, assignment, turn, arm, seconds, cost, found = values
+            return CheckedAnswer(
+                at=at,
+                assignment=assignment,
+                turn=turn,
+                arm=_arm(arm),
+                seconds=seconds,
+                cost=cost,
+                violations=tuple(Violation(*parts) for parts in json.loads(found)),
+            )
+        case "outcomes":
+            at, assignment, success, reward, is_timeout = values
+            return Outcome(
+                at=at, assignment=assignment, success=success, reward=reward, is_timeout=bool(is_timeout)
+            )
+        case _:
+            at, assignment = values
+            return Reassigned(at=at, assignment=assignment)
+
+
+def read_assignment(number: int, values: Sequence[Any]) -> Assignment:
+    """From its columns without deployment, number and hash."""
+    at, conversation, arm, probability = values
+    return Assignment(number=number, conversation=conversation, arm=_arm(arm), probability=probability, at=at)
+
+
+def _arm(name: str) -> Arm:
+    return "candidate" if name == "candidate" else "baseline"

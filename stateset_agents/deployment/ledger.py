@@ -1,0 +1,175 @@
+"""What the journal's rows add up to; a restart adds them up again and comes to the same bits."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stateset_agents.deployment.assignment import Arm, Assignment
+from stateset_agents.deployment.decision import Known
+from stateset_agents.deployment.guards import Violation
+from stateset_agents.deployment.plan import DeploymentPlan
+from stateset_agents.deployment.sequential import Evidence
+from stateset_agents.deployment.state import Deployment, Move, transition
+from stateset_agents.types.errors import JournalError
+
+__all__ = ["CheckedAnswer", "Ledger", "Outcome", "Reassigned", "Row"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a conversation ended."""
+
+    assignment: int
+    success: float
+    """0 to 1."""
+    reward: float | None
+    is_timeout: bool
+    """Nobody said how in time, so it counts as failed."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedAnswer:
+    """One answer of an arm, with what the guards found."""
+
+    assignment: int
+    turn: int
+    arm: Arm
+    """In shadow the candidate's, which nobody saw."""
+    seconds: float | None
+    cost: float | None
+    violations: tuple[Violation, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reassigned:
+    """A conversation of the candidate that went on after the rollback, with the baseline."""
+
+    assignment: int
+    at: float
+
+
+COUNTED = ("assignments", "answers", "outcomes")
+"""Tables whose rows are counted with every move."""
+
+Row = Move | Assignment | Outcome | CheckedAnswer | Reassigned
+
+
+class Ledger:
+    """State, evidence and brakes of one deployment.
+
+    Outcomes are taken in the order of admission: one waits in line until all conversations before it have
+    theirs. Otherwise quick successes would count before slow failures. Conversations that could go to one arm
+    only (share 0 or 1) compare nothing and are not waited for.
+    """
+
+    def __init__(self, state: Deployment, plan: DeploymentPlan) -> None:
+        self.state = state
+        self.evidence = Evidence(margin=plan.margin)
+        self.brakes = plan.brakes()
+        self.counts: Counter[str] = Counter()
+        """Rows by table."""
+        self.assigned: Counter[Arm] = Counter()
+        self.answers: Counter[Arm] = Counter()
+        self.unsafe: Counter[str] = Counter()
+        """The candidate's violations by guard."""
+        self.unsafe_answers: Counter[Arm] = Counter()
+        self.seconds: dict[Arm, list[float]] = {"baseline": [0.0, 0], "candidate": [0.0, 0]}
+        self.costs: dict[Arm, list[float]] = {"baseline": [0.0, 0], "candidate": [0.0, 0]}
+        """Sum and number over the answers whose time, or cost, is known."""
+        self.timeouts = 0
+        self.last_at = state.since
+        self._line: OrderedDict[int, Assignment] = OrderedDict()
+        self._outcomes: dict[int, float] = {}
+        """Of conversations in line."""
+        self._at_last_move: dict[str, int] = {}
+        """Rows by table."""
+        self._most: int | None = None
+        """Outcomes of the evidence at the rollback, which ends it: conversations changed their arm then."""
+
+    @property
+    def known(self) -> Known:
+        """For decisions."""
+        shadow = self.answers["candidate"] if self.state.mode == "shadow" else 0
+        return Known(
+            evidence=self.evidence, brakes=self.brakes, shadow_answers=shadow, counts=dict(self.counts)
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        """Conversations of the comparison whose outcome is not counted yet."""
+        return len(self._line)
+
+    def overdue(self, now: float, timeout: float) -> Iterator[Assignment]:
+        """Conversations in line that have had no outcome for so many seconds."""
+        for assignment in self._line.values():
+            if assignment.at + timeout > now:
+                return
+            if assignment.number not in self._outcomes:
+                yield assignment
+
+    def apply(self, row: Row) -> None:
+        """Add one row. Moves, outcomes, answers and assignments each come in their own order."""
+        self.last_at = max(self.last_at, row.at)
+        match row:
+            case Move():
+                self.state = transition(self.state, row)
+                self._at_last_move = {name: int(row.evidence.get(f"{name}_rows") or 0) for name in COUNTED}
+                if row.mode == "rolled_back":
+                    self._most = self.state.outcomes
+                self.counts["transitions"] += 1
+            case Assignment():
+                if 0 < row.probability < 1:
+                    self._line[row.number] = row
+                self.assigned[row.arm] += 1
+                self.counts["assignments"] += 1
+            case Outcome():
+                if row.assignment in self._line:
+                    self._outcomes[row.assignment] = row.success
+                self.timeouts += row.is_timeout
+                self.counts["outcomes"] += 1
+            case CheckedAnswer():
+                self._check(row)
+                self.counts["answers"] += 1
+            case Reassigned():
+                self.counts["reassigned"] += 1
+        self._absorb()
+
+    def check_whole(self) -> None:
+        """Raises JournalError if there are fewer rows than at the last move."""
+        for table, count in self._at_last_move.items():
+            if self.counts[table] < count:
+                raise JournalError(
+                    f"the journal lost rows: deployment {self.state.id} had {count} {table} at its last "
+                    f"move, and "
+                    f"has {self.counts[table]}; take its last copy"
+                )
+
+    def _check(self, row: CheckedAnswer) -> None:
+        self.answers[row.arm] += 1
+        self.unsafe_answers[row.arm] += bool(row.violations)
+        for sums, value in ((self.seconds, row.seconds), (self.costs, row.cost)):
+            if value is not None:
+                sums[row.arm][0] += value
+                sums[row.arm][1] += 1
+        if row.arm == "candidate":
+            self.unsafe.update(violation.guard for violation in row.violations)
+            for name, brake in self.brakes.items():
+                if not brake.fires:  # what has fired stays so, also when the window moves on
+                    self.brakes[name] = brake.step(is_unsafe=bool(row.violations))
+
+    def _absorb(self) -> None:
+        """Take the outcomes from the head of the line."""
+        while self._line and self.evidence.num_outcomes != self._most:
+            number = next(iter(self._line))
+            if number not in self._outcomes:
+                return
+            assignment = self._line.pop(number)
+            self.evidence = self.evidence.step(
+                is_candidate=assignment.arm == "candidate",
+                probability=assignment.probability,
+                outcome=self._outcomes.pop(number),
+            )

@@ -1,0 +1,221 @@
+"""Safe deployment of a policy that scales infrastructure: a constraint stands before every action.
+
+    shadow    the fallback's action is executed, the policy's is recorded
+    gradual   the policy's action is executed with a probability, else the fallback's
+    full      the policy's action is executed
+
+In every mode the policy's action is checked, and an unsafe one is never executed (`fallback.py`). More than
+a tenth of unsafe ones among the last hundred put the deployment back into shadow; an hour without one in
+gradual gives the policy a tenth more, until it has all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from stateset_agents.deployment.assignment import arm_of, bucket, new_salt
+from stateset_agents.deployment.fallback import ActionSpace, executed_action
+from stateset_agents.deployment.guards import Clock, Constraint, Violation, WindowGuard, violations_of
+from stateset_agents.deployment.state import Deployment, Mode, Move, checked_mode, transition
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import get_logger
+
+__all__ = ["Alert", "ChosenAction", "LoggedAction", "SafeGRPODeployment"]
+
+_log = get_logger(__name__)
+
+HISTORY = 1000
+"""Actions that are remembered."""
+RAMP_SECONDS = 3600.0
+"""In gradual, without a violation, until the share grows."""
+RAMP_STEP = 0.1
+
+Policy = Callable[[Any], Any]
+"""state -> an action's index in the action space, or the action itself."""
+
+
+class ChosenAction(NamedTuple):
+    """What `get_action` gives."""
+
+    executed: dict[str, Any]
+    policy_action: dict[str, Any] | None
+    """What the policy wanted, unchanged; None if it failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedAction:
+    """One entry of `action_history`."""
+
+    timestamp: float
+    """Seconds of the clock."""
+    policy_action: dict[str, Any] | None
+    executed_action: dict[str, Any]
+    was_safe: bool
+    """The policy's action kept every constraint."""
+    mode: Mode
+    """When it was chosen."""
+    source: str
+    """Of the executed action: policy, alternative, fallback or maintain."""
+    violations: tuple[Violation, ...]
+    """Of the policy's action."""
+    fallback_violations: tuple[Violation, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """What a person should know at once."""
+
+    level: str
+    """critical or warning."""
+    message: str
+    at: float
+
+
+class SafeGRPODeployment:
+    """Decides for each state whether the policy's action is executed.
+
+    Not for several threads at once. Constraints are `function(state, action) -> bool`, True where the action
+    is allowed; one that raises, or answers anything else, has not allowed it.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        action_space: ActionSpace,
+        safety_constraints: Mapping[str, Callable[[Any, Any], bool]],
+        *,
+        clock: Clock = time.time,
+        salt: str | None = None,
+        on_alert: Callable[[Alert], None] | None = None,
+    ) -> None:
+        """`salt` fixes which actions a share falls on; drawn at random if left out."""
+        self.policy = policy
+        self.action_space = action_space
+        self.constraints = tuple(Constraint(name, function) for name, function in safety_constraints.items())
+        self._clock = clock
+        self._salt = new_salt() if salt is None else salt
+        self._on_alert = on_alert
+        self.reset()
+
+    def reset(self) -> None:
+        """Shadow again, with nothing remembered."""
+        self.state = Deployment(id="numeric", since=float(self._clock()))
+        self.action_history: deque[LoggedAction] = deque(maxlen=HISTORY)
+        self.violations: Counter[str] = Counter()
+        """By constraint, of the policy's actions; a policy that failed counts as `policy`."""
+        self.num_actions = 0
+        self._window = WindowGuard()
+        self._last_violation: float | None = None
+
+    @property
+    def mode(self) -> Mode:
+        return self.state.mode
+
+    @property
+    def rollout_percentage(self) -> float:
+        """0 to 1."""
+        return self.state.share
+
+    def set_deployment_mode(self, mode: str, rollout_pct: float = 0.0) -> None:
+        """By hand. `rollout_pct`, 0 to 1, is for gradual; the other modes have a share of their own.
+
+        Raises ConfigurationError, a ValueError, for another mode or share.
+        """
+        checked = checked_mode(mode)
+        if checked == "rolled_back":
+            raise ConfigurationError(
+                "mode must be shadow, gradual or full, got 'rolled_back': shadow is what an action rolls "
+                "back to"
+            )
+        share = {"shadow": 0.0, "full": 1.0}.get(checked, rollout_pct)
+        self._move(checked, share, "by hand")
+
+    def get_action(
+        self, state: Any, fallback_action: Mapping[str, Any], *, key: str | None = None
+    ) -> ChosenAction:
+        """What to execute now, and what the policy wanted; both are copies.
+
+        `key` decides which side of the share this action falls on, so that the same key with the same salt
+        does always; its number if left out.
+        """
+        mode = self.mode
+        number = self.num_actions
+        self.num_actions += 1
+        wanted, violations = self._policy_action(state)
+        place = bucket(self._salt, str(number) if key is None else f"key:{key}")
+        has_turn = mode != "shadow" and arm_of(place, self.rollout_percentage) == "candidate"
+        executed = executed_action(
+            wanted if has_turn else None,
+            violations,
+            fallback_action,
+            space=self.action_space,
+            guards=self.constraints,
+            state=state,
+        )
+        now = float(self._clock())
+        self.action_history.append(
+            LoggedAction(
+                timestamp=now,
+                policy_action=None if wanted is None else dict(wanted),
+                executed_action=dict(executed.action),
+                was_safe=not violations,
+                mode=mode,
+                source=executed.source,
+                violations=violations,
+                fallback_violations=executed.fallback_violations,
+            )
+        )
+        self._window = self._window.step(is_unsafe=bool(violations))
+        for violation in violations:
+            self._log_violation(violation, now)
+        if executed.fallback_violations:
+            names = ", ".join(violation.guard for violation in executed.fallback_violations)
+            self._alert("critical", f"the fallback is not allowed ({names}): nothing was changed", now)
+        self._brake_or_ramp(now)
+        return ChosenAction(dict(executed.action), None if wanted is None else dict(wanted))
+
+    def _policy_action(self, state: Any) -> tuple[dict[str, Any] | None, tuple[Violation, ...]]:
+        """The policy's action with its violations; None if the policy failed, which is one."""
+        try:
+            chosen = self.policy(state)
+            space = self.action_space
+            index = space.encode_action(chosen) if isinstance(chosen, Mapping) else int(chosen)
+            wanted = space.decode_action(index)
+        except Exception as error:  # whatever it is, the infrastructure goes on with the fallback
+            return None, (Violation("policy", f"the policy raised {type(error).__name__}: {error}"),)
+        return wanted, violations_of(self.constraints, wanted, state)
+
+    def _log_violation(self, violation: Violation, now: float) -> None:
+        self.violations[violation.guard] += 1
+        self._last_violation = now
+        _log.warning("unsafe action", constraint=violation.guard, why=violation.why, mode=self.mode)
+
+    def _brake_or_ramp(self, now: float) -> None:
+        if self._window.fires and self.mode != "shadow":
+            unsafe = sum(self._window.recent)
+            why = f"{unsafe} of the last {len(self._window.recent)} actions were unsafe"
+            self._move("shadow", 0.0, why)
+            self._alert("critical", f"rolled back to shadow: {why}", now)
+        elif self.mode == "gradual":
+            since = max(self.state.since, self._last_violation or self.state.since)
+            if now - since > RAMP_SECONDS:
+                share = round(self.rollout_percentage + RAMP_STEP, 10)  # .1 + .2 is not .3
+                why = "an hour without a violation"
+                if share >= 1:
+                    self._move("full", 1.0, why)
+                else:
+                    self._move("gradual", share, why)
+
+    def _move(self, mode: Mode, share: float, why: str) -> None:
+        move = Move(mode=mode, share=float(share), at=float(self._clock()), who="deployment", why=why)
+        self.state = transition(self.state, move)
+        _log.info("deployment moved", mode=mode, share=share, why=why)
+
+    def _alert(self, level: str, message: str, now: float) -> None:
+        getattr(_log, level)(message)
+        if self._on_alert is not None:
+            self._on_alert(Alert(level=level, message=message, at=now))

@@ -93,10 +93,9 @@ class Ledger:
     @property
     def known(self) -> Known:
         """For decisions."""
+        counts = {table: self.counts[table] for table in COUNTED}  # in one order, also after a restart
         shadow = self.answers["candidate"] if self.state.mode == "shadow" else 0
-        return Known(
-            evidence=self.evidence, brakes=self.brakes, shadow_answers=shadow, counts=dict(self.counts)
-        )
+        return Known(evidence=self.evidence, brakes=self.brakes, shadow_answers=shadow, counts=counts)
 
     @property
     def num_waiting(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -58,7 +60,7 @@ def test_equal_seeds_are_equal_episodes_and_forks_follow(make):
 
 def test_rows_of_gymnasium_are_the_batched_environment():
     ours, theirs = BatchedCartPole(), GymnasiumBatch("CartPole-v1")
-    assert ours.spec == theirs.spec
+    assert replace(ours.spec, action_names=()) == theirs.spec  # Gymnasium has no names for them
     seeds = [3, 3, 4]
     assert np.array_equal(ours.reset(seeds), theirs.reset(seeds))
     dice = np.random.default_rng(0)

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
-from stateset_agents.control.environment import BoolArray, FloatArray, IntArray, Transition
+from stateset_agents.control.environment import BoolArray, FloatArray, IntArray, Rule, Transition
 from stateset_agents.control.infrastructure.environment import InfrastructureEnv
-from stateset_agents.control.rollout import Rule
 
 __all__ = ["InReplicas", "ReplicaRule", "exactly", "in_actions"]
 

@@ -43,6 +43,8 @@ _NUM_TIMES = 24
 _FIRST_TIME, _LAST_TIME = 1 / 16, 32.0
 """Of the times at which the tail is read, by the SLA."""
 _P99 = 0.01
+_LEAST_CHANGE = 1e-4
+"""Seconds by which a backlog's delay changes in a step before it is looked at on its way."""
 _PLACES = (0.125, 0.375, 0.625, 0.875)
 """Of a backlog on its way through a step, at which answers are looked at."""
 
@@ -148,8 +150,10 @@ class _Responses:
         tail *= np.exp(self.rate * (waited - since))
         return tail
 
-    def rows(self, rows: IntArray) -> Self:
-        return type(self)(**{part.name: getattr(self, part.name)[:, rows] for part in fields(self)})
+    def those(self, places: IntArray) -> Self:
+        """[1, N] of these places of the flattened [P, B]."""
+        parts = {part.name: getattr(self, part.name).reshape(1, -1)[:, places] for part in fields(self)}
+        return type(self)(**parts)
 
 
 class Simulator:
@@ -247,15 +251,16 @@ class Simulator:
         )
         delays = np.where(is_full, 0.0, np.stack([fleet.backlog, queued]) / capacity)
         tail = responses.tail(self._times, delays[1])
-        changing = np.flatnonzero((delays[0] != delays[1]).any(axis=0))
+        changing = np.flatnonzero(np.abs(delays[0] - delays[1]) > _LEAST_CHANGE)  # of pools and rows
         if changing.size:
             part = np.clip((queued - fleet.backlog) / np.where(load == 1, 1.0, routed - capacity), 0, seconds)
-            part = part[:, changing] / seconds
-            several, before, after = responses.rows(changing), *delays[:, :, changing]
+            part = part.reshape(1, -1)[:, changing] / seconds
+            several, (before, after) = responses.those(changing), delays.reshape(2, 1, -1)[:, :, changing]
             mean = sum(
                 several.tail(self._times, before + place * (after - before)) for place in _PLACES
             ) / len(_PLACES)
-            tail[:, :, changing] = part * mean + (1 - part) * tail[:, :, changing]
+            pairs = tail.reshape(len(tail), 1, -1)  # the same memory
+            pairs[:, :, changing] = part * mean + (1 - part) * pairs[:, :, changing]
 
         answered = served.sum(axis=0)
         share = served / np.maximum(answered, _LEAST_CAPACITY)

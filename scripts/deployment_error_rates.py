@@ -242,7 +242,7 @@ def brake_actions(rate: float, runs: int, *, actions: int = ACTIONS, seed: int =
     parts = []
     for number, count in enumerate(_chunks(runs)):
         unsafe = np.random.default_rng([seed, round(rate * 1000), number]).random((count, actions)) < rate
-        log_wealth = wealth(unsafe - LIMIT, rate_bets(LIMIT))
+        log_wealth = wealth(unsafe.astype(np.float64) - LIMIT, rate_bets(LIMIT))
         counts = np.broadcast_to(np.arange(1.0, actions + 1), unsafe.shape)
         both = (window_fires(unsafe), log_wealth >= -math.log(ALPHA))
         parts.append([_first(fires, counts).at for fires in both])

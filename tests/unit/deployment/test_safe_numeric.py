@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,3 +233,12 @@ def test_the_room_has_no_clock_and_no_random_numbers_of_its_own() -> None:
         if hidden.search(line) and "without numpy" not in line
     ]
     assert hits == []
+
+
+def test_a_deployment_loads_no_model_library_and_no_numpy() -> None:
+    room = Path(stateset_agents.__file__).parent / "deployment"
+    names = [f"stateset_agents.deployment.{path.stem}" for path in sorted(room.glob("[a-z]*.py"))]
+    code = f"import {', '.join(names)}, sys\n"
+    code += "print(sorted({'torch', 'numpy', 'transformers'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start wo
 
 .PHONY: help setup demo reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2
-.PHONY: slow bench check smollm2 demo-llm test-llm
+.PHONY: slow bench bench-control check smollm2 demo-llm test-llm
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ test-vllm: setup  ## The vLLM backend against a real server, the CPU build in .v
 
 bench: setup  ## Time ours against TRL, transformers and others; ARGS="--only step --repetitions 3"
 	@.venv/bin/python -m benchmarks $(ARGS)
+
+bench-control: setup  ## CartPole-v1 and LunarLander-v3 against stable-baselines3's PPO; ARGS="--seeds 3 --task cart_pole"
+	@.venv/bin/python -m benchmarks.control $(ARGS)
 
 test-browser: setup  ## The report pages in headless Chromium, with axe-core; installs Debian's package where it is missing
 	@command -v chromium > /dev/null || { apt-get update && apt-get install -y chromium; }

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from benchmarks import profiling
 
-PACKAGES = ("torch", "transformers", "trl", "accelerate", "stateset-agents")
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "stateset-agents", "stable-baselines3")
 
 
 class Task(Protocol):

@@ -20,6 +20,7 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.environments.retail_desk import RetailDesk
+from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.components import make_environment, make_reward
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.experiment import load_experiment
@@ -242,6 +243,19 @@ def test_the_maths_project_s_settings_serve_the_command_line(tmp_path: Path) -> 
     math = ROOT / "examples" / "grpo_math" / "configs" / "grpo_math.yaml"
     cut = ("--max-steps", "1", "--no-eval", "--output-dir", str(tmp_path))
     assert main(["train", str(math), *cut]) == 0
+
+
+def test_an_own_batched_environment_is_learned_and_compared_with_its_rule(tmp_path: Path) -> None:
+    printed = run_script("examples/own_batched_environment.py", folder=tmp_path)
+    found = re.search(r"after \S+: (\S+) \[(\S+), \S+\]", printed)
+    assert found is not None
+    assert float(found[2]) > 0
+    file = str(ROOT / "examples" / "own_batched_environment.yaml")
+    cut = ("--max-steps", "3000", "--output-dir", str(tmp_path / "cut"), "--set", "evaluation.episodes=10")
+    assert main(["train", file, *cut]) == 0
+    log = RunLog.open(tmp_path / "cut" / "latest")
+    assert set(log.summary()["rules"]) == {"below 20"}
+    assert list(log.windows()[0].traces) == ["policy", "below 20"]
 
 
 def test_cart_pole_is_learned(tmp_path: Path) -> None:

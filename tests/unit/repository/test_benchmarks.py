@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks import models, page, profiling, results, running
+from benchmarks import control, models, page, profiling, results, running
 from benchmarks.__main__ import main
 from benchmarks.comparisons import Comparison, Line, comparisons
 from benchmarks.figures import FIGURES, Figure, Point, alternative, drawn, ticks
@@ -21,6 +21,7 @@ from benchmarks.running import Measured, Others
 from benchmarks.sides import Side
 from benchmarks.talks import Talks
 from benchmarks.workers.hf import Update
+from stateset_agents.control.experiment import ControlFile
 
 
 def test_the_page_says_what_was_measured() -> None:
@@ -274,3 +275,16 @@ def test_plain_hf_has_the_same_gradient_in_pieces() -> None:
     for one, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
         assert one.grad.abs().max() > 0
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_numeric_sides_are_files_that_load_and_medians_are_divided_by_the_first() -> None:
+    ours = [side.job for task in control.TASKS.values() for side in task.values() if side.module == "numeric"]
+    assert [ControlFile(**job).kind for job in ours] == ["control"] * 3
+    runs = {
+        "ours": [{"return": 500.0, "lowest": 500.0, "steps": 110_000, "cpu": cpu} for cpu in (2.0, 9.0, 1.0)],
+        "sb3": [{"return": value, "lowest": 9.0, "steps": 100_000, "cpu": 30.0} for value in (490.0, 500.0)],
+    }
+    assert control.lines(runs) == [
+        "ours: median return 500.0 (lowest 500), 110,000 steps, 2.00 CPU s, 1.0x",
+        "sb3: median return 495.0 (lowest 9), 100,000 steps, 30.00 CPU s, 15.0x",
+    ]

@@ -1,7 +1,7 @@
 """`python -m benchmarks.control`: numeric tasks by ours and by stable-baselines3's PPO, seeds in turn.
 
 PPO has the settings of rl-baselines3-zoo (https://github.com/DLR-RM/rl-baselines3-zoo, hyperparams/ppo.yml),
-and once more with 128 rows stepped together, as many as ours has, and rollouts of as many steps as the zoo's.
+and once more with 128 rows stepped together, as many as ours has.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ TASKS: Mapping[str, Mapping[str, Side]] = {
             "CartPole-v1",
             128,
             100_000,
-            {**_ZOO_CART_POLE, "n_steps": 2},
+            _ZOO_CART_POLE,
             ["learning_rate", "clip_range"],
         ),
     },

@@ -264,3 +264,10 @@ def test_cart_pole_is_learned(tmp_path: Path) -> None:
     assert found is not None
     assert int(found[2]) > int(found[1]) + 200
     assert (tmp_path / "runs" / "0001-control" / "episodes.jsonl").is_file()
+
+
+def test_a_cluster_is_scaled_from_a_clone_on(tmp_path: Path) -> None:
+    printed = run_script("examples/autoscaling.py", "--steps", "70000", "--workloads", "12", folder=tmp_path)
+    rows = dict(re.findall(r"^\| ([\w %,]+) \| (-\d\.\d+) \|", printed, re.MULTILINE))
+    assert rows.keys() == {"clairvoyant", "trained", "cloned", "HPA 60 %, 0 s", "HPA 70 %, 300 s"}
+    assert float(rows["clairvoyant"]) > float(rows["trained"]) > -2

@@ -138,7 +138,7 @@ def play_rules(folder: Path, workloads: int) -> dict[str, Any]:
     from stateset_agents.control.infrastructure.baselines.static import static_replicas
 
     every = environments(folder)
-    tuning = evaluation_seeds(10**9 + 1, TUNING)
+    tuning = evaluation_seeds(10**9 + 1, min(TUNING, workloads))
 
     def played(rule: Any, environment: Any, seeds: Any) -> Score:
         return Score.of(evaluate_rule(exactly(rule), InReplicas(environment), seeds))

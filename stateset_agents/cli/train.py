@@ -28,9 +28,7 @@ __all__ = ["add_parser", "run"]
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser(
-        "train", help="train an agent or a numeric policy from a YAML file, or resume a run"
-    )
+    parser = subparsers.add_parser("train", help="train an agent or a policy from a YAML file, or resume")
     parser.add_argument("config", nargs="?", help="YAML file, e.g. examples/demo.yaml")
     parser.add_argument(
         "--resume", metavar="RUN", help="go on with a run folder's newest checkpoint, or with that checkpoint"

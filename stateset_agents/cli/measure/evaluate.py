@@ -41,9 +41,7 @@ __all__ = ["add_options", "add_parser", "experiment", "play", "run", "temperatur
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser(
-        "evaluate", help="measure a model on held-out scenarios, a numeric policy from held-out starts"
-    )
+    parser = subparsers.add_parser("evaluate", help="measure a model on held-out scenarios")
     parser.add_argument("config", help="YAML file or run folder: environment, reward, evaluation")
     parser.add_argument(
         "--model",

@@ -119,5 +119,5 @@ check: setup  ## Formatting, lint and strict types
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
-	.venv/bin/mypy scripts
+	.venv/bin/mypy -p scripts
 	.venv/bin/mypy -p benchmarks

@@ -16,6 +16,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,13 +28,13 @@ from stateset_agents.control.acquisition.lookahead import knowledge_gradient, ro
 from stateset_agents.control.acquisition.rules import RULES, Rule
 from stateset_agents.types.seeds import derive
 
-_BOTH = {"costs": (1.0, 20.0), "budget": 20.0}
+_wide = partial(LinearFamily, costs=(1.0, 20.0), budget=20.0)
 FAMILIES: Mapping[str, LinearFamily] = {
     "costs .5-2, budget 5": LinearFamily(),
-    "costs 1-20, budget 20": LinearFamily(**_BOTH),
-    "and noise .1-3": LinearFamily(noise=(0.1, 3.0), **_BOTH),
-    "and 4 graphs": LinearFamily(noise=(0.1, 3.0), num_graphs=4, **_BOTH),
-    "8 variables": LinearFamily(num_variables=8, density=0.4, **_BOTH),
+    "costs 1-20, budget 20": _wide(),
+    "and noise .1-3": _wide(noise=(0.1, 3.0)),
+    "and 4 graphs": _wide(noise=(0.1, 3.0), num_graphs=4),
+    "8 variables": _wide(num_variables=8, density=0.4),
 }
 """Every family has 5 variables, 60 % of all edges and noise .5 unless it says otherwise."""
 BASE = "EI per cost"

@@ -79,7 +79,8 @@ class Steps:
         from stateset_agents.control.infrastructure.workload import realised
 
         generator = np.random.default_rng([seed, 2])
-        level, rates = generator.uniform(700, 3000), []
+        level = generator.uniform(700, 3000)
+        rates: list[float] = []
         while len(rates) < num_steps:
             lasts = int(60 * generator.uniform(10, 40) / step_seconds)
             rates += [level * generator.uniform(0.5, 1.5)] * lasts
@@ -92,7 +93,7 @@ def environments(folder: Path) -> dict[str, Any]:
     from stateset_agents.control.infrastructure.environment import InfrastructureEnv
     from stateset_agents.control.infrastructure.workload import GeneratedLoad
 
-    found = {"held out": InfrastructureEnv()}
+    found: dict[str, Any] = {"held out": InfrastructureEnv()}
     for name, workload in shifts(folder).items():
         found[name] = InfrastructureEnv(workload) if workload is not None else None
     found["ten times the load, in larger replicas"] = InfrastructureEnv(

@@ -60,13 +60,15 @@ async def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     cluster = environment(chosen.horizon)
+    shape = cluster.spec.observation_shape
+    assert isinstance(shape, tuple)
     network = GRPOPolicyNetwork(
         state_dim=32,
         hidden_dim=64,
         num_heads=4,
         num_layers=1,
         action_space=SPACE,
-        num_metrics=cluster.spec.observation_shape[0],
+        num_metrics=shape[0],
         history_length=chosen.window,
         seed=chosen.seed,
     )
@@ -74,11 +76,11 @@ async def main() -> None:
         seed=chosen.seed,
         total_steps=chosen.steps,
         num_groups=4,
-        num_epochs=2,
-        batch_size=960,
+        num_iterations=2,
+        minibatch_size=960,
         learning_rate=2e-3,
         gamma=0.95,
-        kl_coefficient=0.0,
+        beta=0.0,
         advantage_estimator="step_group",  # the document's whole returns say little of a step
         advantage_normalization="batch",
         eval_steps=0,

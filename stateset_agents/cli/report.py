@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and print its path, or serve it until Ctrl-C; exit code 0."""
-    from stateset_agents.reporting.conversations import MAX_CONVERSATIONS
+    from stateset_agents.reporting.rollouts.conversations import MAX_CONVERSATIONS
 
     is_many = _holds_runs(Path(args.run_folder))
     if is_many and args.conversations is not None:

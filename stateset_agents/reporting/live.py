@@ -15,10 +15,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from stateset_agents.reporting.conversations import MAX_CONVERSATIONS
 from stateset_agents.reporting.html import plotly_js
 from stateset_agents.reporting.page_data import page_data
 from stateset_agents.reporting.report import Recorded, render
+from stateset_agents.reporting.rollouts.conversations import MAX_CONVERSATIONS
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.tracking.jsonl import dump
 from stateset_agents.tracking.run_log import RunLog

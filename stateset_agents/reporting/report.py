@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.reporting.conversations import MAX_CONVERSATIONS, Conversations
-from stateset_agents.reporting.distributions import Distributions
 from stateset_agents.reporting.html import html_page, plotly_js
 from stateset_agents.reporting.page_data import page_data
-from stateset_agents.reporting.timeline import Timeline
+from stateset_agents.reporting.rollouts.conversations import MAX_CONVERSATIONS, Conversations
+from stateset_agents.reporting.rollouts.distributions import Distributions
+from stateset_agents.reporting.rollouts.timeline import Timeline
 from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.tracking.run_log import RunLog
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from stateset_agents.reporting.line_groups import GrowingFile
+from stateset_agents.reporting.rollouts.line_groups import GrowingFile
 from stateset_agents.tracking.run_log import MetricLine, RunLog
 
 __all__ = ["Curves", "HeldOut", "RunResults", "read_run"]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stateset_agents.reporting.line_groups import (
+from stateset_agents.reporting.rollouts.line_groups import (
     GrowingFile,
     LineGroup,
     evenly_spaced,

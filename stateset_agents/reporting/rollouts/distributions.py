@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from stateset_agents.reporting.line_groups import GrowingFile
+from stateset_agents.reporting.rollouts.line_groups import GrowingFile
 from stateset_agents.tracking.run_folder import RunFolder
 
 __all__ = ["Distributions", "Heatmap", "broken_rules"]

@@ -16,9 +16,15 @@ from itertools import groupby
 from typing import Any
 
 from stateset_agents.algorithms.intervals import paired_interval
-from stateset_agents.reporting.distributions import broken_rules
-from stateset_agents.reporting.line_groups import GrowingFile, LineGroup, num_bytes, num_lines, within_limits
-from stateset_agents.reporting.row_changes import row_changes
+from stateset_agents.reporting.rollouts.distributions import broken_rules
+from stateset_agents.reporting.rollouts.line_groups import (
+    GrowingFile,
+    LineGroup,
+    num_bytes,
+    num_lines,
+    within_limits,
+)
+from stateset_agents.reporting.rollouts.row_changes import row_changes
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import ConfigurationError
 

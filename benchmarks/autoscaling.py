@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.processors import this_processor
-from stateset_agents.control.environment import IntArray
+from stateset_agents.control.environments.base import IntArray
 from stateset_agents.control.infrastructure.actions import InfrastructureActionSpace
 from stateset_agents.control.infrastructure.environment import InfrastructureEnv
 

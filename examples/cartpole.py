@@ -6,7 +6,7 @@ python examples/cartpole.py
 
 import asyncio
 
-from stateset_agents.control.gymnasium_batch import GymnasiumBatch
+from stateset_agents.control.environments.gymnasium_batch import GymnasiumBatch
 from stateset_agents.control.policy import MlpPolicy
 from stateset_agents.control.settings import ControlConfig
 from stateset_agents.control.trainer import ControlTrainer

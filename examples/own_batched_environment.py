@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stateset_agents.control.environment import Rule, Spec, Transition
+from stateset_agents.control.environments.base import Rule, Spec, Transition
 from stateset_agents.control.evaluation import paired_difference
 from stateset_agents.control.policy import MlpPolicy
 from stateset_agents.control.settings import ControlConfig

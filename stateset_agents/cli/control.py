@@ -19,7 +19,7 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
 if TYPE_CHECKING:
-    from stateset_agents.control.environment import BatchedEnvironment
+    from stateset_agents.control.environments.base import BatchedEnvironment
     from stateset_agents.control.evaluation import ControlEvaluation
     from stateset_agents.control.experiment import ControlExperiment, ControlFile
     from stateset_agents.control.policy import MlpPolicy

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stateset_agents.control.environment import BatchedEnvironment, Rule, map_observations
+from stateset_agents.control.environments.base import BatchedEnvironment, Rule, map_observations
 from stateset_agents.control.policy import allowed_logits
 from stateset_agents.control.rollout import Rollout, collect_by
 from stateset_agents.runs.optimizer import Optimization

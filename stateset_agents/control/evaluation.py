@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stateset_agents.algorithms.intervals import mean_interval
-from stateset_agents.control.environment import BatchedEnvironment, Rule
+from stateset_agents.control.environments.base import BatchedEnvironment, Rule
 from stateset_agents.control.policy import NumericPolicy
 from stateset_agents.control.rollout import Rollout, action_keys, collect, collect_by
 from stateset_agents.types.errors import ConfigurationError

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator
 
 from stateset_agents.control.credit import ESTIMATORS
-from stateset_agents.control.environment import BatchedEnvironment, Ruled, Traced
+from stateset_agents.control.environments.base import BatchedEnvironment, Ruled, Traced
 from stateset_agents.control.evaluation import (
     ControlEvaluation,
     evaluate,
@@ -51,8 +51,8 @@ __all__ = [
 ]
 
 ENVIRONMENTS: Mapping[str, str] = {
-    "cart_pole": "stateset_agents.control.classic:BatchedCartPole",
-    "acrobot": "stateset_agents.control.classic:BatchedAcrobot",
+    "cart_pole": "stateset_agents.control.environments.classic:BatchedCartPole",
+    "acrobot": "stateset_agents.control.environments.classic:BatchedAcrobot",
 }
 """Name -> "package.module:Class" of a `BatchedEnvironment`."""
 
@@ -146,7 +146,7 @@ def make_environment(spec: Mapping[str, Any]) -> BatchedEnvironment:
     """
     arguments = dict(spec)
     if "gymnasium" in arguments:
-        from stateset_agents.control.gymnasium_batch import GymnasiumBatch
+        from stateset_agents.control.environments.gymnasium_batch import GymnasiumBatch
 
         return GymnasiumBatch(arguments.pop("gymnasium"), **arguments)
     name = arguments.pop("name", None)

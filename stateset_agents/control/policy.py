@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stateset_agents.control.environment import BoolArray, IntArray, Observations, Spec, map_observations
+from stateset_agents.control.environments.base import (
+    BoolArray,
+    IntArray,
+    Observations,
+    Spec,
+    map_observations,
+)
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = [

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from stateset_agents.algorithms.group_arrays import returns_to_go_array
-from stateset_agents.control.environment import (
+from stateset_agents.control.environments.base import (
     BatchedEnvironment,
     BoolArray,
     FloatArray,

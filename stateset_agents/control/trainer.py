@@ -18,7 +18,7 @@ from torch import nn
 
 from stateset_agents.control.checkpoints import ControlCheckpoints, ControlState
 from stateset_agents.control.credit import ESTIMATORS
-from stateset_agents.control.environment import BatchedEnvironment, check_environment
+from stateset_agents.control.environments.base import BatchedEnvironment, check_environment
 from stateset_agents.control.evaluation import ControlEvaluation, evaluate, evaluation_seeds
 from stateset_agents.control.policy import ValuedPolicy, as_tensors
 from stateset_agents.control.rollout import Rollout, action_keys, collect, collect_branches

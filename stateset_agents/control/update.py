@@ -14,7 +14,7 @@ from torch import Tensor
 from stateset_agents.algorithms.aggregation import Denominators, Metrics
 from stateset_agents.algorithms.losses import LOSSES, entropy_loss, entropy_of, policy_loss, value_loss
 from stateset_agents.control.credit import StepCredit, Values, credit
-from stateset_agents.control.environment import map_observations
+from stateset_agents.control.environments.base import map_observations
 from stateset_agents.control.policy import NumericPolicy, ValuedPolicy, allowed_logits, as_tensors
 from stateset_agents.control.rollout import Rollout
 from stateset_agents.control.settings import ControlConfig

@@ -16,7 +16,7 @@ from stateset_agents.control.acquisition.campaign import experimented
 from stateset_agents.control.acquisition.families import LinearFamily, Tasks
 from stateset_agents.control.acquisition.linear_models import Array
 from stateset_agents.control.acquisition.rules import Rule, Situation, expected_improvement
-from stateset_agents.control.environment import BoolArray, FloatArray, IntArray, Spec, Transition
+from stateset_agents.control.environments.base import BoolArray, FloatArray, IntArray, Spec, Transition
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 

@@ -24,7 +24,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stateset_agents.control.environment import BoolArray, FloatArray, IntArray, Spec, Transition
+from stateset_agents.control.environments.base import BoolArray, FloatArray, IntArray, Spec, Transition
 from stateset_agents.control.infrastructure.actions import (
     ConfigAction,
     InfrastructureActionSpace,

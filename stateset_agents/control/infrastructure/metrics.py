@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stateset_agents.control.environment import FloatArray
+from stateset_agents.control.environments.base import FloatArray
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 

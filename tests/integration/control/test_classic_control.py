@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from stateset_agents.control.classic import BatchedAcrobot, BatchedCartPole
+from stateset_agents.control.environments.classic import BatchedAcrobot, BatchedCartPole
 from stateset_agents.control.evaluation import evaluate
 from stateset_agents.control.policy import MlpPolicy
 from stateset_agents.control.settings import ControlConfig

@@ -18,8 +18,8 @@ from control_toys import Signals
 from repository_paths import HELPERS, ROOT
 
 from stateset_agents.algorithms.policy_losses import LOSSES
-from stateset_agents.control.classic import BatchedCartPole
 from stateset_agents.control.credit import ESTIMATORS
+from stateset_agents.control.environments.classic import BatchedCartPole
 from stateset_agents.control.evaluation import evaluate, evaluation_seeds, paired_difference
 from stateset_agents.control.policy import MlpPolicy
 from stateset_agents.control.settings import ControlConfig

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from stateset_agents.control.classic import BatchedAcrobot, BatchedCartPole
-from stateset_agents.control.environment import check_environment
-from stateset_agents.control.gymnasium_batch import GymnasiumBatch
+from stateset_agents.control.environments.base import check_environment
+from stateset_agents.control.environments.classic import BatchedAcrobot, BatchedCartPole
+from stateset_agents.control.environments.gymnasium_batch import GymnasiumBatch
 from stateset_agents.types.errors import ConfigurationError
 
 STEPS = 1_200

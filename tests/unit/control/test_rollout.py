@@ -9,8 +9,8 @@ import pytest
 import torch
 from control_toys import Signals
 
-from stateset_agents.control.classic import BatchedCartPole
-from stateset_agents.control.environment import Spec, check_environment
+from stateset_agents.control.environments.base import Spec, check_environment
+from stateset_agents.control.environments.classic import BatchedCartPole
 from stateset_agents.control.policy import MlpPolicy, sample_actions
 from stateset_agents.control.rollout import action_keys, collect, collect_branches, uniforms
 from stateset_agents.types.errors import ConfigurationError

@@ -9,8 +9,8 @@ import pytest
 import torch
 from control_toys import Signals
 
-from stateset_agents.control.classic import BatchedCartPole
 from stateset_agents.control.credit import Values, credit
+from stateset_agents.control.environments.classic import BatchedCartPole
 from stateset_agents.control.policy import MlpPolicy
 from stateset_agents.control.rollout import action_keys, collect, collect_branches
 from stateset_agents.control.settings import ControlConfig

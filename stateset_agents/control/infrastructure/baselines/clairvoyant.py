@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stateset_agents.control.environment import IntArray
+from stateset_agents.control.environments.base import IntArray
 from stateset_agents.control.infrastructure.baselines.planning import whole_plan, worth
 from stateset_agents.control.infrastructure.environment import InfrastructureEnv
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from stateset_agents.control.environment import IntArray
+from stateset_agents.control.environments.base import IntArray
 from stateset_agents.control.infrastructure.environment import InfrastructureEnv
 from stateset_agents.types.errors import ConfigurationError
 

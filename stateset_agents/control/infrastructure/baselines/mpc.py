@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from stateset_agents.control.environment import IntArray
+from stateset_agents.control.environments.base import IntArray
 from stateset_agents.control.infrastructure.baselines.forecast import Forecast
 from stateset_agents.control.infrastructure.baselines.planning import first_wish, worth
 from stateset_agents.control.infrastructure.environment import InfrastructureEnv

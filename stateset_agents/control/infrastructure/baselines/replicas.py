@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
-from stateset_agents.control.environment import BoolArray, FloatArray, IntArray, Rule, Transition
+from stateset_agents.control.environments.base import BoolArray, FloatArray, IntArray, Rule, Transition
 from stateset_agents.control.infrastructure.environment import InfrastructureEnv
 
 __all__ = ["InReplicas", "ReplicaRule", "exactly", "in_actions"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stateset_agents.control.environment import IntArray
+from stateset_agents.control.environments.base import IntArray
 from stateset_agents.control.infrastructure.baselines.replicas import ReplicaRule
 from stateset_agents.control.infrastructure.environment import InfrastructureEnv
 from stateset_agents.types.errors import ConfigurationError

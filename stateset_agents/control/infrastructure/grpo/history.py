@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from stateset_agents.control.environment import (
+from stateset_agents.control.environments.base import (
     BatchedEnvironment,
     BoolArray,
     FloatArray,

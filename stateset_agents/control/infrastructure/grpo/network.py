@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from stateset_agents.control.environment import IntArray
+from stateset_agents.control.environments.base import IntArray
 from stateset_agents.control.infrastructure.actions import InfrastructureActionSpace
 from stateset_agents.control.infrastructure.grpo.encoder import InfrastructureStateEncoder, causal_mask
 from stateset_agents.control.policy import sample_actions

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from stateset_agents.control.environment import BatchedEnvironment
+from stateset_agents.control.environments.base import BatchedEnvironment
 from stateset_agents.control.evaluation import ControlEvaluation, evaluate, evaluation_seeds
 from stateset_agents.control.infrastructure.actions import InfrastructureActionSpace
 from stateset_agents.control.infrastructure.grpo.config import GRPOConfig

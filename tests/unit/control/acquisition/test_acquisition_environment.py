@@ -11,7 +11,7 @@ from stateset_agents.control.acquisition.environment import CANDIDATE_FEATURES, 
 from stateset_agents.control.acquisition.families import LinearFamily
 from stateset_agents.control.acquisition.network import AcquisitionPolicyNetwork
 from stateset_agents.control.acquisition.rules import RULES
-from stateset_agents.control.environment import BatchedEnvironment, check_environment
+from stateset_agents.control.environments.base import BatchedEnvironment, check_environment
 from stateset_agents.control.policy import as_tensors
 from stateset_agents.control.rollout import Rollout, action_keys, collect
 from stateset_agents.control.settings import ControlConfig

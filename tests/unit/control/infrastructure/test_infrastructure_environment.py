@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stateset_agents.control.environment import BatchedEnvironment, check_environment
+from stateset_agents.control.environments.base import BatchedEnvironment, check_environment
 from stateset_agents.control.infrastructure.actions import (
     ConfigAction,
     InfrastructureActionSpace,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from control_toys import Signals
 
-from stateset_agents.control.environment import check_environment
+from stateset_agents.control.environments.base import check_environment
 from stateset_agents.control.infrastructure.grpo.history import MetricsHistory
 from stateset_agents.types.errors import ConfigurationError
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from stateset_agents.control.environment import BoolArray, IntArray, Observations, Spec, Transition
+from stateset_agents.control.environments.base import BoolArray, IntArray, Observations, Spec, Transition
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stateset_agents.control.environment import BoolArray, FloatArray, IntArray, Spec, Transition
+from stateset_agents.control.environments.base import BoolArray, FloatArray, IntArray, Spec, Transition
 
 __all__ = ["BatchedAcrobot", "BatchedCartPole"]
 

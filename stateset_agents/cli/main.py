@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-from stateset_agents.cli import build_embedded, fetch, report, serve, train
+from stateset_agents.cli import build_embedded, fetch, report, train
 from stateset_agents.cli.chat import chat
 from stateset_agents.cli.health import diagnose, doctor, engine
 from stateset_agents.cli.imitation import demonstrate, distill, sft
 from stateset_agents.cli.measure import audit, compare, evaluate, rescore
+from stateset_agents.cli.serving import deploy, moves, serve, status
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.logs import configure_logging
 from stateset_agents.types.settings import nearest
@@ -56,7 +57,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code: 0, 1 for an error, 2 for a wrong command, 130 when interrupted."""
+    """Run one verb; returns the exit code: 0, 1 for an error, 2 for a wrong command, 130 when interrupted.
+
+    `status` returns 3 for a deployment that was rolled back.
+    """
     parser = _Parser(
         prog="stateset-agents",
         usage="%(prog)s [-h] VERB ...",
@@ -77,6 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         rescore,
         chat,
         serve,
+        deploy,
+        status,
+        moves,
         report,
         diagnose,
         doctor,

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from stateset_agents.deployment.sequential import EProcess
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
 
 __all__ = [
     "Answer",
@@ -77,11 +78,13 @@ class Answer:
     """One answer of an arm, as guards see it."""
 
     seconds: float | None = None
-    """From the request to the end of the answer."""
+    """From its turn in the queue to its end."""
     cost: float | None = None
     """In the unit of the plan's limit."""
     error: str | None = None
     """Why there is none."""
+    message: Message | None = None
+    """What it says, where a guard of one's own is to read it; the journal does not keep it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from stateset_agents.serving.conversation_ids import HEADER
+from stateset_agents.serving.routing import OutcomeBody
+
 __all__ = ["ERRORS", "OPEN_PATHS", "document"]
 
 OPEN_PATHS = ("/health", "/ready")
@@ -17,10 +20,11 @@ ERRORS = {
         "invalid_request",
         "invalid_messages",
         "context_length_exceeded",
+        "invalid_conversation_id",
     ),
     401: ("no key, or a wrong one", "invalid_api_key"),
     403: ("a foreign Host", "host_not_served"),
-    404: ("no such model", "model_not_found"),
+    404: ("no such model, or conversation", "model_not_found", "conversation_not_found"),
     408: ("the body took too long to come", "request_timeout"),
     413: ("the body is too large", "request_too_large"),
     415: (
@@ -36,8 +40,13 @@ ERRORS = {
 """By status: its meaning, then its error codes."""
 
 
-def document(body: type[BaseModel], *, version: str, asks_for_key: bool) -> dict[str, Any]:
-    """The OpenAPI document of a server whose requests `body` validates."""
+def document(
+    body: type[BaseModel], *, version: str, asks_for_key: bool, takes_outcomes: bool = False
+) -> dict[str, Any]:
+    """The OpenAPI document of a server whose requests `body` validates.
+
+    `takes_outcomes`: of conversations of a deployment.
+    """
     schemas = body.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions = schemas.pop("$defs", {})
     for_all = (401, 403, 500) if asks_for_key else (403, 500)
@@ -75,6 +84,28 @@ def document(body: type[BaseModel], *, version: str, asks_for_key: bool) -> dict
         "/metrics": {"get": _operation("For Prometheus", "text/plain", text, (*for_all, 501))},
         "/openapi.json": get_operation("This document", {"type": "object"}),
     }
+    if takes_outcomes:
+        outcome = _operation(
+            "Say how a conversation ended",
+            "application/json",
+            _OUTCOME,
+            (*for_all, 400, 404, 408, 413, 415, 503),
+        )
+        outcome["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/OutcomeBody"}}},
+        }
+        paths["/v1/outcomes"] = {"post": outcome}
+        definitions["OutcomeBody"] = OutcomeBody.model_json_schema()
+        chat["parameters"] = [
+            {
+                "name": HEADER,
+                "in": "header",
+                "description": "which conversation it is; unset: metadata.conversation_id, user, or by its "
+                "first messages",
+                "schema": {"type": "string", "minLength": 1, "maxLength": 256},
+            }
+        ]
     for path in OPEN_PATHS:
         paths[path]["get"]["responses"].pop("401", None)
     spec = {
@@ -134,6 +165,7 @@ _STATUS = _object(status={"const": "ok"})
 _MODEL = _object(
     id={"type": "string"}, object={"const": "model"}, created=_COUNT, owned_by={"const": "stateset-agents"}
 )
+_OUTCOME = _object(conversation={"type": "string"}, report={"enum": ["counted", "again", "late"]})
 _CALL = _object(
     id={"type": "string"},
     type={"const": "function"},

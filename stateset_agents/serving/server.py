@@ -8,9 +8,10 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 from aiohttp import web
@@ -24,7 +25,6 @@ from stateset_agents.backends.openai.protocol import (
     ApiError,
     ChatRequest,
     as_api_error,
-    as_sent,
     chunk,
     chunks,
     completion_body,
@@ -32,18 +32,25 @@ from stateset_agents.backends.openai.protocol import (
     read_request,
     usage_chunk,
 )
-from stateset_agents.backends.text.streaming import streamed
+from stateset_agents.backends.text.streaming import reported
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.tasks import gather_or_cancel
+from stateset_agents.serving import conversation_ids
 from stateset_agents.serving.active_requests import ActiveRequests, shutting_down
-from stateset_agents.serving.client_histories import ClientHistories, ClientHistory
+from stateset_agents.serving.conversation_ids import conversation_id
 from stateset_agents.serving.limits import AnswerQueue, BodyMemory, Limits, QueueEntry
 from stateset_agents.serving.metrics import ServerMetrics
 from stateset_agents.serving.openapi import OPEN_PATHS, document
-from stateset_agents.types.errors import BackendError, ConfigurationError, ContextLengthExceeded
-from stateset_agents.types.messages import Completion, Message
-from stateset_agents.types.seeds import derive
+from stateset_agents.serving.routing import AnswerOne, Router, read_outcome
+from stateset_agents.serving.served_agent import Asked, OnDelta, ServedAgent
+from stateset_agents.types.errors import (
+    BackendError,
+    ConfigurationError,
+    ContextLengthExceeded,
+    JournalError,
+)
+from stateset_agents.types.messages import Message
 
 __all__ = ["AgentServer"]
 
@@ -63,7 +70,7 @@ class AgentServer:
 
     def __init__(
         self,
-        agent: MultiTurnAgent,
+        agent: MultiTurnAgent | Router,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -76,7 +83,8 @@ class AgentServer:
     ) -> None:
         """
         Args:
-            agent: Initialised; the server neither starts nor closes it.
+            agent: Initialised; the server neither starts nor closes it. Or what shares conversations out to
+                several, such as `deployment.conversations.Deployed`; then there is `POST /v1/outcomes`, too.
             host: The address to listen on. One that other machines can reach needs `api_keys`.
             port: 0 takes a free one.
             api_keys: A request has to send one of them as `Authorization: Bearer KEY` (see `http_guard`).
@@ -90,8 +98,11 @@ class AgentServer:
         self._guard = HttpGuard.listening_on(
             host, api_keys=api_keys, allowed_hosts=allowed_hosts, without_key=OPEN_PATHS
         )
-        self.agent = agent
+        self._router = None if isinstance(agent, MultiTurnAgent) else agent
+        agents = [agent] if isinstance(agent, MultiTurnAgent) else agent.agents
+        self.agent = agent = agents[0]
         self.limits = limits or Limits()
+        self._served = [ServedAgent(each, self.limits) for each in agents]
         self.name = name or agent.config.model_name
         self.max_body = default_max_body(agent.context_length) if max_body is None else max_body
         if self.max_body < 1:
@@ -99,21 +110,16 @@ class AgentServer:
         if not rest_after > 0:
             raise ConfigurationError(f"rest_after must be seconds above 0 (inf: never), got {rest_after!r}")
         self._rest_after = rest_after
-        self._idle_task: asyncio.Task[None] | None = None
+        self._idle_tasks: list[asyncio.Task[None]] = []
         self._host = host
         self._port = port
         self._runner: web.AppRunner | None = None
         self._active_requests = ActiveRequests()
         self._queue = AnswerQueue(self.limits)
         self._body_memory = BodyMemory(self.limits.max_held)
-        self._histories: ClientHistories | None = None
-        """Unset where every prompt is the template's rendering of what the client sends."""
-        if agent.config.history in ("keep", "compact"):
-            self._histories = ClientHistories(agent, max_tokens=self.limits.max_remembered)
         self._metrics = ServerMetrics(self._queue)
-        self._max_output_tokens = self.limits.max_output_tokens or agent.context_length
         self._body = body_for(
-            max_output_tokens=self._max_output_tokens, max_choices=self.limits.effective_max_choices
+            max_output_tokens=self._served[0].max_output_tokens, max_choices=self.limits.effective_max_choices
         )
 
     @property
@@ -134,6 +140,8 @@ class AgentServer:
         )
         app.on_response_prepare.append(self._disconnect_stalled_readers)
         app.router.add_post("/v1/chat/completions", self._complete)
+        if self._router is not None:
+            app.router.add_post("/v1/outcomes", self._outcome)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._model)
         app.router.add_get("/health", self._health)
@@ -161,7 +169,10 @@ class AgentServer:
             raise ConfigurationError(
                 f"cannot listen on {self._host}:{self._port}: {reason}; choose another port"
             ) from error
-        self._idle_task = asyncio.create_task(_sleep_when_idle(self.agent.backend, self._rest_after))
+        self._idle_tasks = [
+            asyncio.create_task(_sleep_when_idle(served.agent.backend, self._rest_after))
+            for served in self._served
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -180,8 +191,8 @@ class AgentServer:
 
     async def close(self) -> None:
         """Stop listening; active requests are cancelled after a second (`drain` waits for them)."""
-        if self._idle_task is not None:
-            self._idle_task.cancel()
+        for task in self._idle_tasks:
+            task.cancel()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -206,15 +217,21 @@ class AgentServer:
         request = read_request(await self._read(http, reserve), body=self._body)
         if request.model not in ("", self.name):
             raise _no_model(request.model, self.name)
-        with self._queue.entries(self._client(http), request.num_choices) as entries:
-            parsed = self._parse(request, self._client(http))
-            if request.stream:
-                return await self._stream(stream, parsed, entries)
-            answers = await gather_or_cancel(
-                [self._answer(parsed, entry, number) for number, entry in enumerate(entries)]
-            )
+        asked = self._asked(http, request)
+        if asked.conversation.isprintable() and asked.conversation.isascii() and asked.conversation:
+            stream.headers[conversation_ids.HEADER] = asked.conversation
+        with self._queue.entries(asked.client, request.num_choices) as entries:
+            async with self._answering(asked) as answer:
+                if request.stream:
+                    answers = await self._stream(stream, asked, answer, entries)
+                else:
+                    answers = await gather_or_cancel(
+                        [self._answer(answer, entry, number) for number, entry in enumerate(entries)]
+                    )
             self._metrics.record_answers(answers)
-            return web.json_response(completion_body(*answers))
+            if request.stream:
+                return await stream.end()
+            return web.json_response(completion_body(*answers), headers=stream.headers)
 
     async def _read(self, http: web.Request, reserve: Callable[[int], None]) -> Any:
         """The body's JSON; raises ApiError, status 408, if it takes too long to arrive."""
@@ -243,15 +260,11 @@ class AgentServer:
         number = self._guard.key_number(http) if len(self._guard.api_keys) > 1 else None
         return f"{http.remote}" if number is None else f"key {number}"
 
-    def _parse(self, request: ChatRequest, client: str) -> _ParsedRequest:
-        return _ParsedRequest(
+    def _asked(self, http: web.Request, request: ChatRequest) -> Asked:
+        return Asked(
             request=request,
-            history=None if self._histories is None else self._histories.of(client),
-            messages=self.agent.with_system_prompt(request.messages),
-            sampling={
-                "max_new_tokens": min(self.agent.config.max_new_tokens, self._max_output_tokens),
-                **_sampling(request.sampling),
-            },
+            client=self._client(http),
+            conversation="" if self._router is None else conversation_id(http.headers, request),
             head=Answer(
                 id=f"chatcmpl-{secrets.token_hex(12)}",
                 model=self.name,
@@ -260,26 +273,21 @@ class AgentServer:
             ),
         )
 
+    def _answering(self, asked: Asked) -> AbstractAsyncContextManager[AnswerOne]:
+        """Around all answers to one request: the router's choice, or the only agent."""
+        if self._router is not None:
+            return self._router.answering(asked, self._served)
+        return nullcontext(partial(self._served[0].answer, asked))
+
     async def _answer(
-        self,
-        parsed: _ParsedRequest,
-        entry: QueueEntry,
-        number: int,
-        on_text: Callable[[str], None] | None = None,
+        self, answer: AnswerOne, entry: QueueEntry, number: int, on_delta: OnDelta | None = None
     ) -> Answer:
         """One of the answers to a request, sampled once its turn has come."""
         since = time.monotonic()
         try:
             await entry.wait()
             self._metrics.record_wait(time.monotonic() - since)
-            messages = parsed.messages if parsed.history is None else parsed.history.restored(parsed.messages)
-            completion = await self.agent.answer(
-                messages,
-                parsed.request.tools,
-                history=None if parsed.history is None else parsed.history.turns,
-                on_text=on_text,
-                sampling=parsed.sampling_of(number),
-            )
+            return await answer(number, on_delta)
         except ContextLengthExceeded as error:
             raise ApiError(str(error), code="context_length_exceeded", param="messages") from error
         except ConfigurationError as error:
@@ -288,79 +296,58 @@ class AgentServer:
             raise ApiError(str(error), code="backend_error", status=500) from error
         finally:
             entry.release()
-        answer = self._to_answer(parsed, completion, number)
-        if parsed.history is not None:
-            is_whole = answer.message == as_sent(completion.message)  # else only its first call was sent
-            reply = completion.message if is_whole else answer.message
-            parsed.history.add([*parsed.messages, answer.message], (*messages, reply))
-        return answer
-
-    def _to_answer(self, parsed: _ParsedRequest, completion: Completion, number: int) -> Answer:
-        message = as_sent(completion.message)
-        if parsed.request.single_call:
-            message = replace(message, tool_calls=message.tool_calls[:1])
-        return replace(
-            parsed.head,
-            index=number,
-            message=message,
-            finish_reason=Answer.reason(message, completion.finish_reason),
-            logprobs=self._logprobs(completion) if parsed.request.logprobs else None,
-            prompt_tokens=len(completion.prompt_ids),
-            completion_tokens=len(completion.token_ids),
-        )
-
-    def _logprobs(self, completion: Completion) -> list[dict[str, Any]]:
-        """One entry in OpenAI's format for each sampled token, end-of-turn tokens included."""
-        piece = self.agent.backend.tokenizer.piece
-        entries = []
-        for token, logprob in zip(map(piece, completion.token_ids), completion.logprobs, strict=True):
-            # Part of a character has no bytes of its own. JSON has no infinity: OpenAI sends -9999.
-            utf8_bytes = None if "\ufffd" in token else list(token.encode())
-            entries.append(
-                {
-                    "token": token,
-                    "logprob": min(max(logprob, -9999.0), 0.0),
-                    "bytes": utf8_bytes,
-                    "top_logprobs": [],
-                }
-            )
-        return entries
 
     async def _stream(
-        self, stream: EventStream, parsed: _ParsedRequest, entries: Sequence[QueueEntry]
-    ) -> web.StreamResponse:
+        self, stream: EventStream, asked: Asked, answer: AnswerOne, entries: Sequence[QueueEntry]
+    ) -> list[Answer]:
         """Text as it is sampled, tool calls when the reply is complete."""
         answers = await gather_or_cancel(
-            [self._stream_answer(stream, parsed, entry, number) for number, entry in enumerate(entries)]
+            [
+                self._stream_answer(stream, replace(asked.head, index=number), answer, entry)
+                for number, entry in enumerate(entries)
+            ]
         )
-        self._metrics.record_answers(answers)
-        if parsed.request.include_usage:
+        if asked.request.include_usage:
             await stream.send(usage_chunk(*answers))
-        return await stream.end()
+        return answers
 
     async def _stream_answer(
-        self, stream: EventStream, parsed: _ParsedRequest, entry: QueueEntry, number: int
+        self, stream: EventStream, head: Answer, answer: AnswerOne, entry: QueueEntry
     ) -> Answer:
-        head = replace(parsed.head, index=number)
-        said = self.agent.template.parser.stream(calls=bool(parsed.request.tools))
         has_begun = False
-        answer = head
-        pieces = streamed(lambda on_text: self._answer(parsed, entry, number, on_text))
-        async with aclosing(pieces):
+        whole = head
+
+        async def work(on_delta: OnDelta) -> Answer:
+            return await self._answer(answer, entry, head.index, on_delta)
+
+        async with aclosing(reported(work)) as pieces:
             async for piece in pieces:
                 if not has_begun:  # errors before the first event still have a status of their own
                     await stream.send(chunk(head, {"role": "assistant", "content": ""}))
                     has_begun = True
-                if isinstance(piece, Answer):
-                    answer = piece
-                    sent = replace(head.message, content=said.content, reasoning=said.reasoning)
-                    for data in chunks(answer, sent=sent):
-                        await stream.send(data)
+                if not isinstance(piece, Answer):
+                    await stream.send(chunk(head, piece))
                     continue
-                said.add(piece)
-                if delta := said.delta():
-                    await stream.send(chunk(head, delta))
-        return answer
+                whole = piece
+                for data in chunks(whole, sent=whole.message):
+                    await stream.send(data)
+        return whole
+
+    async def _outcome(self, http: web.Request) -> web.Response:
+        """How a conversation ended; also while the server shuts down, so that none is lost."""
+        assert self._router is not None
+        outcome = read_outcome(await self._read(http, _no_reserve))
+        try:
+            report = await self._router.report_outcome(
+                outcome.conversation, success=float(outcome.success), reward=outcome.reward
+            )
+        except ConfigurationError as error:
+            raise ApiError(
+                str(error), code="conversation_not_found", status=404, param="conversation"
+            ) from error
+        except JournalError as error:
+            raise ApiError(str(error), code="unhealthy", status=503, retry_after=5) from error
+        return web.json_response({"conversation": outcome.conversation, "report": report})
 
     def _description(self) -> dict[str, Any]:
         return {"id": self.name, "object": "model", "created": 0, "owned_by": "stateset-agents"}
@@ -394,7 +381,12 @@ class AgentServer:
 
     async def _openapi(self, http: web.Request) -> web.Response:
         return web.json_response(
-            document(self._body, version=_VERSION, asks_for_key=bool(self._guard.api_keys))
+            document(
+                self._body,
+                version=_VERSION,
+                asks_for_key=bool(self._guard.api_keys),
+                takes_outcomes=self._router is not None,
+            )
         )
 
 
@@ -431,38 +423,8 @@ def _http_log() -> logging.Logger:
 _VERSION = importlib.metadata.version("stateset-agents")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ParsedRequest:
-    """A request as it is passed to the agent."""
-
-    request: ChatRequest
-    messages: tuple[Message, ...]
-    sampling: Mapping[str, Any]
-    history: ClientHistory | None
-    """What the client's earlier answers were sampled as."""
-    head: Answer
-    """The fields that all its answers have in common."""
-
-    def sampling_of(self, number: int) -> Mapping[str, Any]:
-        """Sampling settings of answer `number`: each answer has its own random stream."""
-        if "seed" not in self.request.sampling or not number:
-            return self.sampling
-        return {**self.sampling, "stream": derive(self.request.sampling["seed"], "response", number)}
-
-
-def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The validated fields of a request as those of `SamplingParams`."""
-    changes = {name: fields[name] for name in ("top_k",) if name in fields}
-    changes |= {name: float(fields[name]) for name in ("temperature", "top_p") if name in fields}
-    for name in ("max_tokens", "max_completion_tokens"):
-        if name in fields:
-            changes["max_new_tokens"] = fields[name]
-    if "seed" in fields:
-        changes["stream"] = derive(fields["seed"], "response")
-    if "stop" in fields:
-        stop = fields["stop"]
-        changes["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    return changes
+def _no_reserve(_: int) -> None:
+    """The bytes of an outcome are not counted: `max_body` bounds them."""
 
 
 def _no_model(name: str, served: str) -> ApiError:

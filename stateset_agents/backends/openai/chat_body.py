@@ -128,9 +128,13 @@ class ChatBody(_Part):
     frequency_penalty: float | None = Field(default=None, ge=0, le=0, description="not served")
     presence_penalty: float | None = Field(default=None, ge=0, le=0, description="not served")
     response_format: TextFormat | None = None
-    user: Text | None = Field(default=None, description="without effect, as those below")
-    metadata: Annotated[dict[str, Any], Field(max_length=16)] | None = None
-    store: bool | None = None
+    user: Text | None = Field(
+        default=None, description="names the conversation where a deployment is served; else without effect"
+    )
+    metadata: Annotated[dict[str, Any], Field(max_length=16)] | None = Field(
+        default=None, description="its conversation_id names the conversation likewise, before user"
+    )
+    store: bool | None = Field(default=None, description="without effect, as those below")
     service_tier: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None

@@ -20,6 +20,8 @@ class EventStream:
 
     def __init__(self, http: web.Request) -> None:
         self._http = http
+        self.headers: dict[str, str] = {}
+        """Of the response, besides those of every stream; set them before the first event."""
         self._response: web.StreamResponse | None = None
         self._beginning = asyncio.Lock()
 
@@ -51,7 +53,9 @@ class EventStream:
         async with self._beginning:
             if self._response is None:
                 headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
-                response = web.StreamResponse(headers={**headers, "X-Request-Id": REQUEST_ID.get()})
+                response = web.StreamResponse(
+                    headers={**self.headers, **headers, "X-Request-Id": REQUEST_ID.get()}
+                )
                 await response.prepare(self._http)
                 self._response = response
         return self._response

@@ -34,6 +34,7 @@ __all__ = [
     "chunk",
     "chunks",
     "completion_body",
+    "new_text",
     "openai_error_middleware",
     "read_request",
     "usage_chunk",
@@ -94,6 +95,8 @@ class ChatRequest:
     """Send the log-probs of the sampled tokens?"""
     single_call: bool = False
     """At most one tool call per answer?"""
+    user: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_request(data: Any, *, body: type[ChatBody] = ChatBody, ignore: Collection[str] = ()) -> ChatRequest:
@@ -121,6 +124,8 @@ def read_request(data: Any, *, body: type[ChatBody] = ChatBody, ignore: Collecti
         num_choices=read.n or 1,
         logprobs=bool(read.logprobs),
         single_call=read.parallel_tool_calls is False,
+        user=read.user or "",
+        metadata=read.metadata or {},
     )
 
 
@@ -223,7 +228,7 @@ def completion_body(*answers: Answer) -> dict[str, Any]:
     return {**_head(answers[0], "chat.completion"), "choices": choices, "usage": _usage(answers)}
 
 
-def _new_text(message: Message, sent: Message) -> dict[str, str]:
+def new_text(message: Message, sent: Message) -> dict[str, str]:
     """The delta of a stream from the thoughts and words that were sent before to those of `message`."""
     texts = {"reasoning": (message.reasoning, sent.reasoning), "content": (message.content, sent.content)}
     return {
@@ -242,7 +247,7 @@ def chunks(answer: Answer, *, sent: Message | None = None) -> Iterator[dict[str,
     calls = [{"index": index, **call} for index, call in enumerate(body.pop("tool_calls", ()))]
     if sent is None:
         yield chunk(answer, {"role": "assistant", **body})
-    elif delta := _new_text(answer.message, sent):
+    elif delta := new_text(answer.message, sent):
         yield chunk(answer, delta)
     if calls:
         yield chunk(answer, {"tool_calls": calls})

@@ -6,17 +6,23 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
-__all__ = ["streamed"]
+__all__ = ["reported", "streamed"]
 
+P = TypeVar("P")
 T = TypeVar("T")
 
 
-async def streamed(work: Callable[[Callable[[str], None]], Awaitable[T]]) -> AsyncGenerator[str | T]:
+def streamed(work: Callable[[Callable[[str], None]], Awaitable[T]]) -> AsyncGenerator[str | T]:
+    """`reported` of pieces of text."""
+    return reported(work)
+
+
+async def reported(work: Callable[[Callable[[P], None]], Awaitable[T]]) -> AsyncGenerator[P | T]:
     """The pieces that `work` passes to its callback, and at the end its result.
 
     Leaving the loop early cancels the work and waits for its end.
     """
-    pieces: asyncio.Queue[str | None] = asyncio.Queue()
+    pieces: asyncio.Queue[P | None] = asyncio.Queue()
 
     async def run() -> T:
         return await work(pieces.put_nowait)

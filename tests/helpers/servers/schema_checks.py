@@ -6,8 +6,9 @@ from typing import Any
 
 import schemathesis
 
-BEYOND_SCHEMAS = {"invalid_messages", "context_length_exceeded"}
-"""Of refusals that no schema can say: an order of messages, arguments that are no JSON, too long a text."""
+BEYOND_SCHEMAS = {"invalid_messages", "context_length_exceeded", "invalid_conversation_id"}
+"""Of refusals that no schema can say: an order of messages, arguments that are no JSON, too long a text, and
+metadata that names no conversation."""
 
 
 @schemathesis.check

@@ -19,7 +19,7 @@ from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.scripted import ScriptedBackend, ScriptedRequest
 from stateset_agents.backends.text.tokenizers import ByteTokenizer, HuggingFaceTokenizer
-from stateset_agents.cli.serve import add_parser, agent_config_of
+from stateset_agents.cli.serving.serve import add_parser, agent_config_of
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.rollout.episode import EpisodeSeeds, run_episode
 from stateset_agents.core.tools import Toolbox

@@ -1,4 +1,4 @@
-"""`stateset-agents serve MODEL`: an agent behind OpenAI's chat-completions interface, until Ctrl-C."""
+"""`stateset-agents serve MODEL`: an agent, or a deployment of two, behind OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.run_settings import overrides, settings_of_run
+from stateset_agents.cli.serving.deployments import last_record
 from stateset_agents.runtime.http_guard import API_KEY_VARIABLE, HttpGuard, read_api_keys
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+    from stateset_agents.deployment.conversations import Deployed
     from stateset_agents.serving.limits import Limits
 
 __all__ = ["add_parser", "run"]
@@ -32,17 +36,27 @@ def add_parser(subparsers: Any) -> None:
         help="answer OpenAI's clients with an agent",
         description="Serve an agent as /v1/chat/completions, until Ctrl-C or SIGTERM.",
     )
-    parser.add_argument(
+    served = parser.add_mutually_exclusive_group(required=True)
+    served.add_argument(
         "model",
+        nargs="?",
+        metavar="MODEL",
         help='"embedded:desk", a Hugging Face name, a folder, a GGUF file; a run or its checkpoint comes '
         "with the settings of its agent",
+    )
+    served.add_argument(
+        "--deployment",
+        metavar="FILE",
+        help="the journal that `deploy` wrote: its last deployment's two agents answer, by its plan",
     )
     parser.add_argument("--system", metavar="TEXT", help="system prompt, before the client's")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (127.0.0.1); others need a key"
     )
     parser.add_argument("--port", type=int, default=8080, help="port to listen on (8080); 0 takes a free one")
-    parser.add_argument("--served-model-name", metavar="NAME", help="what clients call it (MODEL)")
+    parser.add_argument(
+        "--served-model-name", metavar="NAME", help="what clients call it (MODEL, or the baseline)"
+    )
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
@@ -107,15 +121,16 @@ def limits_of(args: argparse.Namespace) -> Limits:
     return Limits(**{name: getattr(args, name) for name in Limits.model_fields})
 
 
-def agent_config_of(args: argparse.Namespace) -> AgentConfig:
+def agent_config_of(args: argparse.Namespace, model: str | None = None) -> AgentConfig:
     """The agent's settings: those of the model's run, and what the flags say.
 
-    Raises ConfigurationError for a setting that an agent does not have.
+    `model`: instead of that of the flags. Raises ConfigurationError for a setting that no agent has.
     """
     from stateset_agents.core.agent import AgentConfig
 
-    named = {"agent.model_name": args.model, "agent.system_prompt": args.system}
-    settings = dict(settings_of_run(args.model).get("agent", {}))
+    model = args.model if model is None else model
+    named = {"agent.model_name": model, "agent.system_prompt": args.system}
+    settings = dict(settings_of_run(model).get("agent", {}))
     for name, value in overrides(args.set, named).items():
         section, _, field = name.partition(".")
         if section != "agent" or not field:
@@ -125,7 +140,6 @@ def agent_config_of(args: argparse.Namespace) -> AgentConfig:
 
 
 async def _serve(args: argparse.Namespace) -> int:
-    from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.serving.server import AgentServer
 
     keys = read_api_keys(args.api_key_file)
@@ -139,7 +153,7 @@ async def _serve(args: argparse.Namespace) -> int:
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C is a KeyboardInterrupt there
             loop.add_signal_handler(number, lambda: (stop_waiting if stop.is_set() else stop).set())
     async with (
-        MultiTurnAgent(agent_config_of(args)) as agent,
+        _agents(args) as (agent, name),
         AgentServer(
             agent,
             host=args.host,
@@ -152,8 +166,8 @@ async def _serve(args: argparse.Namespace) -> int:
             name=args.served_model_name,
         ) as server,
     ):
-        print(f"{args.model} answers at {server.url}", flush=True)
-        watch = asyncio.ensure_future(_until_broken(agent))
+        print(f"{name} at {server.url}", flush=True)
+        watch = asyncio.ensure_future(_until_broken(server.agent))
         wait = asyncio.ensure_future(stop.wait())
         await asyncio.wait({watch, wait}, return_when=asyncio.FIRST_COMPLETED)
         wait.cancel()
@@ -173,6 +187,30 @@ async def _serve(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 1 if broken_off else 0
+
+
+@contextlib.asynccontextmanager
+async def _agents(args: argparse.Namespace) -> AsyncIterator[tuple[MultiTurnAgent | Deployed, str]]:
+    """Who answers, ready to, and how that is said."""
+    from stateset_agents.core.agent import MultiTurnAgent
+
+    if args.deployment is None:
+        async with MultiTurnAgent(agent_config_of(args)) as agent:
+            yield agent, f"{args.model} answers"
+        return
+    from stateset_agents.deployment.conversations import Deployed
+    from stateset_agents.deployment.journal import Journal
+
+    with Journal(args.deployment, create=False) as journal:
+        record = last_record(journal)
+        async with (
+            MultiTurnAgent(agent_config_of(args, record.baseline)) as baseline,
+            MultiTurnAgent(agent_config_of(args, record.candidate)) as candidate,
+            Deployed(baseline, candidate, None, journal, deployment=record.id) as deployed,
+        ):
+            mode = deployed.controller.state.mode
+            who = f"{record.baseline}, and {record.candidate} by deployment {record.id} ({mode}), answer"
+            yield deployed, who
 
 
 async def _until_broken(agent: MultiTurnAgent) -> None:

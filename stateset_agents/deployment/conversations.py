@@ -1,0 +1,413 @@
+"""Two agents behind one server: the baseline, and a candidate that a deployment lets in.
+
+`AgentServer` asks `Deployed` who answers a conversation, and tells it how conversations ended. The journal is
+written in a thread, so a disk that is slow does not hold the event loop; calls that come together are one
+transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from stateset_agents.backends.openai.protocol import Answer
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.chat.context_window import num_replies
+from stateset_agents.deployment import guards
+from stateset_agents.deployment.assignment import Arm, Assignment
+from stateset_agents.deployment.controller import DeploymentController, Report, start_deployment
+from stateset_agents.deployment.decision import PROGRAM
+from stateset_agents.deployment.guards import Clock, Guard
+from stateset_agents.deployment.journal import DeploymentRecord, Journal
+from stateset_agents.deployment.plan import DeploymentPlan
+from stateset_agents.serving.routing import AnswerOne
+from stateset_agents.serving.served_agent import Asked, OnDelta, ServedAgent
+from stateset_agents.types.errors import ConfigurationError, JournalError
+from stateset_agents.types.logs import get_logger
+
+__all__ = ["Deployed", "num_tokens", "resumed_or_started"]
+
+_log = get_logger(__name__)
+T = TypeVar("T")
+
+_SETTLE_SECONDS = 1.0
+"""How often time-outs, and moves that only time brings, are looked for."""
+_MAX_WHY = 300
+"""Characters of an error that the journal keeps."""
+
+
+def num_tokens(arm: Arm, answer: Answer) -> float:
+    """The cost of an answer where nothing else is said: its tokens, read and sampled."""
+    return answer.prompt_tokens + answer.completion_tokens
+
+
+def resumed_or_started(
+    journal: Journal,
+    *,
+    candidate: str,
+    baseline: str,
+    plan: DeploymentPlan | None,
+    who: str,
+    clock: Clock = time.time,
+) -> DeploymentRecord:
+    """The journal's last deployment if it is of these two, in whatever state it is; else a new one.
+
+    So a restart goes on, and does not let a candidate in again that was rolled back: `start_deployment` does.
+    Raises ConfigurationError for another plan than that deployment's.
+    """
+    records = journal.records()
+    last = records[-1] if records else None
+    if last is None or (last.candidate, last.baseline) != (candidate, baseline):
+        return start_deployment(
+            journal, candidate=candidate, baseline=baseline, plan=plan, who=who, clock=clock
+        )
+    if plan is not None and plan != last.plan:
+        raise ConfigurationError(
+            f"deployment {last.id} has another plan, and plans stay: give the same one or None, or begin "
+            "another deployment by start_deployment"
+        )
+    return last
+
+
+class Deployed:
+    """A baseline and a candidate as one agent of `AgentServer`, by a deployment of a journal.
+
+        async with (
+            baseline, candidate,
+            Deployed(baseline, candidate, plan, Journal("deployments.sqlite")) as deployed,
+            AgentServer(deployed) as server,
+        ):
+            ...
+
+    A conversation is answered by the arm that it was assigned, from its first turn to its last; after a
+    rollback the baseline answers its next turn. In shadow the baseline answers, and the candidate is asked
+    afterwards, beside everything else: what it says is checked and goes nowhere, and the tools that it calls
+    are run by nobody. Where the candidate fails, the baseline answers in its place, and the failure counts.
+    Only a stream whose first words the client already has ends with an error.
+
+    While the journal cannot be written the baseline answers everybody, and nothing counts.
+    """
+
+    def __init__(
+        self,
+        baseline: MultiTurnAgent,
+        candidate: MultiTurnAgent,
+        plan: DeploymentPlan | None,
+        journal: Journal,
+        *,
+        deployment: str | None = None,
+        names: tuple[str, str] | None = None,
+        checks: Sequence[Guard] = (),
+        cost: Callable[[Arm, Answer], float] = num_tokens,
+        patience: float = 60.0,
+        max_shadows: int = 4,
+        who: str = PROGRAM,
+        clock: Clock = time.time,
+    ) -> None:
+        """
+        Args:
+            baseline, candidate: Initialised; neither is started or closed here.
+            plan: None takes that of the deployment that goes on, or the default one.
+            journal: Of nobody else in this process while this is open.
+            deployment: Id of one in the journal; unset: see `resumed_or_started`.
+            names: Of baseline and candidate in the journal; unset: those of their models. Two prompts of one
+                model need names.
+            checks: Guards of single answers, besides the plan's; they get a `guards.Answer` with its message.
+            cost: Of an answer, in the unit of the plan's limit.
+            patience: Seconds until the candidate's first words, or its answer where nothing is streamed;
+                then it has failed, and the baseline answers.
+            max_shadows: Answers of the candidate in shadow under way at once; further ones are left out.
+            who: Who started it, for the journal.
+        """
+        if not patience > 0:
+            raise ConfigurationError(f"patience must be seconds above 0, got {patience!r}")
+        if max_shadows < 1:
+            raise ConfigurationError(f"max_shadows must be at least 1, got {max_shadows!r}")
+        if baseline is candidate:
+            raise ConfigurationError("baseline and candidate are the same agent: give two")
+        if deployment is None:
+            old, new = names or (baseline.config.model_name, candidate.config.model_name)
+            deployment = resumed_or_started(
+                journal,
+                candidate=new,
+                baseline=old,
+                plan=plan,
+                who=who,
+                clock=clock,
+            ).id
+        elif plan is not None or names is not None:
+            raise ConfigurationError(
+                f"deployment {deployment!r} has its plan and its names in the journal: leave both out"
+            )
+        self.controller = DeploymentController(journal, deployment, guards=checks, clock=clock)
+        self.skipped_shadows = 0
+        """Answers in shadow that were left out, because as many as allowed were under way."""
+        self._agents = (baseline, candidate)
+        self._cost = cost
+        self._patience = patience
+        self._max_shadows = max_shadows
+        self._journal = _Batches(self.controller)
+        self._shadows: set[asyncio.Task[None]] = set()
+        self._notes: set[asyncio.Task[None]] = set()
+        """Records of answers whose client left."""
+        self._settling: asyncio.Task[None] | None = None
+
+    @property
+    def agents(self) -> Sequence[MultiTurnAgent]:
+        """Baseline and candidate."""
+        return self._agents
+
+    async def __aenter__(self) -> Self:
+        self._settling = asyncio.create_task(self._settle())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End what is under way in shadow, and write down what is known."""
+        settling, self._settling = self._settling, None
+        ending = [*self._shadows, *([] if settling is None else [settling])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, *self._notes, return_exceptions=True)
+        await self._journal.close()
+
+    @asynccontextmanager
+    async def answering(self, asked: Asked, served: Sequence[ServedAgent]) -> AsyncIterator[AnswerOne]:
+        """Around all answers to one request, of the conversation's arm; they are written down at the end."""
+        baseline, candidate = served
+        assignment = await self._assign(asked.conversation)
+        arm: Arm = "baseline" if assignment is None else assignment.arm
+        measured = _Measured()
+        try:
+            if arm == "candidate":
+                yield partial(self._from_candidate, asked, measured, served)
+            else:
+                yield partial(_from_baseline, asked, measured, baseline)
+        except (asyncio.CancelledError, ConnectionError):
+            self._note_unfinished(asked, arm, measured)
+            raise
+        except Exception:
+            if measured.error is not None:
+                await self._record(asked, arm, measured)
+            raise
+        if assignment is not None:
+            await self._record(asked, arm, measured)
+            if self.controller.state.mode == "shadow":
+                self._begin_shadow(asked, candidate)
+
+    async def report_outcome(
+        self, conversation: str, *, success: float, reward: float | None = None
+    ) -> Report:
+        """How a conversation ended; see `DeploymentController.report_outcome`.
+
+        Raises JournalError if it could not be written down: report it again.
+        """
+        return await self._journal.run(
+            lambda: self.controller.report_outcome(conversation, success=success, reward=reward)
+        )
+
+    async def status(self) -> dict[str, Any]:
+        """What stands where, as JSON knows it."""
+        return await self._journal.run(self.controller.status)
+
+    async def _assign(self, conversation: str) -> Assignment | None:
+        """None: the journal cannot be written."""
+        try:
+            return await self._journal.run(lambda: self.controller.assign(conversation))
+        except JournalError as error:
+            _log.error("the baseline answers, and nothing counts: the journal cannot be used", why=str(error))
+            return None
+
+    async def _from_candidate(
+        self,
+        asked: Asked,
+        measured: _Measured,
+        served: Sequence[ServedAgent],
+        number: int,
+        on_delta: OnDelta | None = None,
+    ) -> Answer:
+        """The candidate's answer, or the baseline's if it fails before the client has a word of it."""
+        baseline, candidate = served
+        has_begun = False
+
+        def tell(delta: Mapping[str, str]) -> None:
+            nonlocal has_begun
+            has_begun = True
+            limit.reschedule(None)
+            if on_delta is not None:
+                on_delta(delta)
+
+        try:
+            async with asyncio.timeout(self._patience) as limit:
+                return await measured.of(candidate.answer(asked, number, None if on_delta is None else tell))
+        except Exception as error:  # whatever it is, the client gets its answer
+            failure = self._described(error, limit)
+            if has_begun:
+                measured.error = failure
+                raise
+            _log.warning(
+                "the baseline answers for the candidate", conversation=asked.conversation, why=failure
+            )
+            if not isinstance(error, ConfigurationError):
+                measured.error = failure
+        answer = await baseline.answer(asked, number, on_delta)
+        measured.error = failure  # also of a request that the baseline can serve, and the candidate refuses
+        return answer
+
+    def _described(self, error: Exception, limit: asyncio.Timeout) -> str:
+        if limit.expired():
+            return f"no answer within {self._patience:g} s"
+        return _one_line(error)
+
+    async def _record(self, asked: Asked, arm: Arm, measured: _Measured) -> None:
+        """Check what an arm did for one request, and write it down."""
+        answer = measured.checked(lambda each: self._cost(arm, each))
+        turn = num_replies(asked.request.messages)
+        try:
+            violations = await self._journal.run(
+                lambda: self.controller.record_answer(asked.conversation, turn, answer, arm=arm)
+            )
+        except JournalError as error:
+            _log.error("an answer is not counted: the journal cannot be used", why=str(error))
+            return
+        for violation in violations:
+            _log.warning("unsafe answer", arm=arm, guard=violation.guard, why=violation.why)
+
+    def _note_unfinished(self, asked: Asked, arm: Arm, measured: _Measured) -> None:
+        """A client that leaves has reasons of its own; but an answer that was late by then was late."""
+        limit = self.controller.plan.guards.latency
+        if measured.error is not None or (limit is not None and measured.seconds > limit):
+            self._later(self._notes, self._record(asked, arm, measured))
+
+    def _begin_shadow(self, asked: Asked, candidate: ServedAgent) -> None:
+        if len(self._shadows) >= self._max_shadows:
+            self.skipped_shadows += 1
+            return
+        self._later(self._shadows, self._answer_in_shadow(asked, candidate))
+
+    async def _answer_in_shadow(self, asked: Asked, candidate: ServedAgent) -> None:
+        measured = _Measured()
+        try:
+            async with asyncio.timeout(self._patience) as limit:
+                await measured.of(candidate.answer(asked, is_sent=False))
+        except Exception as error:  # the baseline could serve the request
+            measured.error = self._described(error, limit)
+        await self._record(asked, "candidate", measured)
+
+    def _later(self, kept: set[asyncio.Task[None]], work: Any) -> None:
+        task = asyncio.create_task(work)
+        kept.add(task)
+        task.add_done_callback(kept.discard)
+
+    async def _settle(self) -> None:
+        while True:
+            await asyncio.sleep(_SETTLE_SECONDS)
+            try:
+                await self._journal.run(self.controller.settle)
+            except JournalError as error:
+                _log.error("the journal cannot be used", why=str(error))
+
+
+async def _from_baseline(
+    asked: Asked, measured: _Measured, baseline: ServedAgent, number: int, on_delta: OnDelta | None = None
+) -> Answer:
+    try:
+        return await measured.of(baseline.answer(asked, number, on_delta))
+    except ConfigurationError:  # the client's mistake
+        raise
+    except Exception as error:
+        measured.error = _one_line(error)
+        raise
+
+
+class _Measured:
+    """What one arm did for one request: its slowest answer, the sum of the costs, the first one's words."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.error: str | None = None
+        self._answers: list[Answer] = []
+
+    async def of(self, work: Awaitable[Answer]) -> Answer:
+        """The answer, and its time, also where there is none in the end."""
+        begun = time.monotonic()
+        try:
+            answer = await work
+        finally:
+            self.seconds = max(self.seconds, time.monotonic() - begun)
+        self._answers.append(answer)
+        return answer
+
+    def checked(self, cost: Callable[[Answer], float]) -> guards.Answer:
+        """What guards see. The cost of an answer that broke off is not known."""
+        return guards.Answer(
+            seconds=self.seconds,
+            cost=sum(map(cost, self._answers)) if self._answers and self.error is None else None,
+            error=self.error,
+            message=self._answers[0].message if self._answers else None,
+        )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_WHY]
+
+
+class _Batches:
+    """A controller's calls from the event loop; those that come while others are written go together."""
+
+    def __init__(self, controller: DeploymentController) -> None:
+        self._controller = controller
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._pending: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """The call's result. It is made also if the caller is cancelled meanwhile.
+
+        Raises what it raises, and JournalError for all calls that were to be written together.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._pending.append((call, future))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all())
+        return await future
+
+    async def close(self) -> None:
+        """Write what is pending, and end the thread."""
+        if self._writing is not None:
+            await self._writing
+        self._thread.shutdown()
+
+    async def _write_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._pending:
+            batch, self._pending = self._pending, []
+            results = await loop.run_in_executor(self._thread, self._write, [call for call, _ in batch])
+            for (_, future), (value, error) in zip(batch, results, strict=True):
+                if future.done():  # its caller was cancelled
+                    continue
+                if error is None:
+                    future.set_result(value)
+                else:
+                    future.set_exception(error)
+        self._writing = None
+
+    def _write(self, calls: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
+        results: list[tuple[Any, Exception | None]] = []
+        try:
+            with self._controller.batch():
+                for call in calls:
+                    try:
+                        results.append((call(), None))
+                    except ConfigurationError as error:  # nothing of it was written
+                        results.append((None, error))
+        except Exception as error:  # nothing of anything
+            return [(None, error)] * len(calls)
+        return results

@@ -1,0 +1,137 @@
+"""One agent as a server asks it: its own prompt and limits around a request, its reply as an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stateset_agents.backends.openai.protocol import Answer, ChatRequest, as_sent, new_text
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.serving.client_histories import ClientHistories
+from stateset_agents.serving.limits import Limits
+from stateset_agents.types.messages import Completion, Message
+from stateset_agents.types.seeds import derive
+
+__all__ = ["Asked", "OnDelta", "ServedAgent"]
+
+OnDelta = Callable[[Mapping[str, str]], None]
+"""Gets what a stream adds to an answer's `content` or `reasoning`, as it is sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request, before it is known which agent answers."""
+
+    request: ChatRequest
+    client: str
+    conversation: str
+    """Its id where a deployment is served, else ""."""
+    head: Answer
+    """The fields that all answers have in common."""
+
+
+class ServedAgent:
+    """An agent with what it remembers of its clients' conversations."""
+
+    def __init__(self, agent: MultiTurnAgent, limits: Limits) -> None:
+        self.agent = agent
+        self.max_output_tokens = limits.max_output_tokens or agent.context_length
+        self._histories: ClientHistories | None = None
+        """Unset where every prompt is the template's rendering of what the client sends."""
+        if agent.config.history in ("keep", "compact"):
+            self._histories = ClientHistories(agent, max_tokens=limits.max_remembered)
+
+    async def answer(
+        self, asked: Asked, number: int = 0, on_delta: OnDelta | None = None, *, is_sent: bool = True
+    ) -> Answer:
+        """Answer `number` to a request; all of its text went to `on_delta` before. The agent's errors travel.
+
+        Not `is_sent`: nobody will see it, so the conversation does not go on from it.
+        """
+        history = self._histories.of(asked.client) if self._histories is not None and is_sent else None
+        messages = self.agent.with_system_prompt(asked.request.messages)
+        restored = messages if history is None else history.restored(messages)
+        said = self.agent.template.parser.stream(calls=bool(asked.request.tools))
+        is_complete = False
+
+        def on_text(piece: str) -> None:
+            if (
+                is_complete or on_delta is None
+            ):  # a backend's thread may tell its last pieces after its result
+                return
+            said.add(piece)
+            if delta := said.delta():
+                on_delta(delta)
+
+        completion = await self.agent.answer(
+            restored,
+            asked.request.tools,
+            history=None if history is None else history.turns,
+            on_text=None if on_delta is None else on_text,
+            sampling=self._sampling(asked.request, number),
+        )
+        is_complete = True
+        answer = self._to_answer(asked, completion, number)
+        sent = Message(role="assistant", content=said.content, reasoning=said.reasoning)
+        if on_delta is not None and (rest := new_text(answer.message, sent)):
+            on_delta(rest)
+        if history is not None:
+            is_whole = answer.message == as_sent(completion.message)  # else only its first call was sent
+            reply = completion.message if is_whole else answer.message
+            history.add([*messages, answer.message], (*restored, reply))
+        return answer
+
+    def _sampling(self, request: ChatRequest, number: int) -> dict[str, Any]:
+        """Each answer has its own random stream."""
+        most = min(self.agent.config.max_new_tokens, self.max_output_tokens)
+        sampling = {"max_new_tokens": most, **_sampling(request.sampling)}
+        if "seed" in request.sampling and number:
+            sampling["stream"] = derive(request.sampling["seed"], "response", number)
+        return sampling
+
+    def _to_answer(self, asked: Asked, completion: Completion, number: int) -> Answer:
+        message = as_sent(completion.message)
+        if asked.request.single_call:
+            message = replace(message, tool_calls=message.tool_calls[:1])
+        return replace(
+            asked.head,
+            index=number,
+            message=message,
+            finish_reason=Answer.reason(message, completion.finish_reason),
+            logprobs=self._logprobs(completion) if asked.request.logprobs else None,
+            prompt_tokens=len(completion.prompt_ids),
+            completion_tokens=len(completion.token_ids),
+        )
+
+    def _logprobs(self, completion: Completion) -> list[dict[str, Any]]:
+        """One entry in OpenAI's format for each sampled token, end-of-turn tokens included."""
+        piece = self.agent.backend.tokenizer.piece
+        entries = []
+        for token, logprob in zip(map(piece, completion.token_ids), completion.logprobs, strict=True):
+            # Part of a character has no bytes of its own. JSON has no infinity: OpenAI sends -9999.
+            utf8_bytes = None if "\ufffd" in token else list(token.encode())
+            entries.append(
+                {
+                    "token": token,
+                    "logprob": min(max(logprob, -9999.0), 0.0),
+                    "bytes": utf8_bytes,
+                    "top_logprobs": [],
+                }
+            )
+        return entries
+
+
+def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The validated fields of a request as those of `SamplingParams`."""
+    changes = {name: fields[name] for name in ("top_k",) if name in fields}
+    changes |= {name: float(fields[name]) for name in ("temperature", "top_p") if name in fields}
+    for name in ("max_tokens", "max_completion_tokens"):
+        if name in fields:
+            changes["max_new_tokens"] = fields[name]
+    if "seed" in fields:
+        changes["stream"] = derive(fields["seed"], "response")
+    if "stop" in fields:
+        stop = fields["stop"]
+        changes["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    return changes

@@ -34,6 +34,7 @@ Report = Literal["counted", "again", "late"]
 """counted: the outcome is written down. again: this conversation has one already. late: its time was over,
 and it counts as failed."""
 _LONGEST_ID = 1000
+_MAX_RECENT = 10_000
 
 
 def start_deployment(
@@ -132,7 +133,7 @@ class DeploymentController:
                 at=now,
             )
             self._append(assignment)
-        return assignment
+            return self._remember(assignment)
 
     def report_outcome(self, conversation: str, *, success: float, reward: float | None = None) -> Report:
         """How a conversation ended: `success` from 0 to 1, or a bool. The first report counts.
@@ -285,6 +286,8 @@ class DeploymentController:
     # --- the journal and what it adds up to ---
 
     def _read(self) -> None:
+        self._recent: dict[str, Assignment] = {}
+        """Conversations seen lately."""
         self._seen = self._journal.changes()
         self._pages = Pages(self._journal, self.record)
         state = Deployment(id=self.record.id, since=self.record.at)
@@ -359,8 +362,19 @@ class DeploymentController:
             )
 
     def _find(self, conversation: str) -> Assignment | None:
+        if (known := self._recent.get(conversation)) is not None:
+            return known
         row = self._journal.find("assignments", self.record.id, conversation=conversation)
-        return None if row is None else read_assignment(row[1], row[2:-1])
+        if row is None:
+            return None
+        return self._remember(read_assignment(row[1], row[2:-1]))
+
+    def _remember(self, assignment: Assignment) -> Assignment:
+        """An assignment stays as it is."""
+        self._recent[assignment.conversation] = assignment
+        if len(self._recent) > _MAX_RECENT:
+            del self._recent[next(iter(self._recent))]
+        return assignment
 
     def _assigned(self, conversation: str) -> Assignment:
         assignment = self._find(conversation)

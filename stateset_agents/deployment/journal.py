@@ -24,6 +24,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ class Journal:
         """Open the file, or make it. Raises JournalError if it is no journal, or is damaged; with `create`
         False also if there is none."""
         self.path = Path(path)
+        self._errors = _Named(self.path)
         if not create and not self.path.is_file():
             raise JournalError(f"there is no journal {str(path)!r}: `stateset-agents deploy` makes one")
         with self._named():
@@ -118,17 +120,9 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _named(self) -> _Named:
         """SQLite's errors, with the file's name."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise JournalError(
-                f"the journal {str(self.path)!r} cannot be used ({error}): take its last copy, or name a "
-                f"file in a "
-                "folder that exists and that you may write to"
-            ) from error
+        return self._errors
 
     def _prepare(self) -> None:
         sql = self._connection.execute
@@ -253,10 +247,9 @@ class Journal:
 
     def find(self, table: str, deployment: str, **values: Any) -> Sequence[Any] | None:
         """The row with these values, as it is stored."""
-        where = " AND ".join(f"{name} = ?" for name in values)
         with self._named():
             row: Sequence[Any] | None = self._connection.execute(
-                f"SELECT * FROM {table} WHERE deployment = ? AND {where}", (deployment, *values.values())
+                _query(table, tuple(values)), (deployment, *values.values())
             ).fetchone()
         return row
 
@@ -266,6 +259,25 @@ class Journal:
             f"{number}, does not "
             "follow from the row before it; take its last copy"
         )
+
+
+class _Named:
+    """Around calls of SQLite; a generator would take longer than the calls."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, sqlite3.Error):
+            raise JournalError(
+                f"the journal {str(self._path)!r} cannot be used ({error}): take its last copy, or name a "
+                "file in a folder that exists and that you may write to"
+            ) from error
 
 
 class Pages:
@@ -307,6 +319,11 @@ class Pages:
         self._last[table] = (before + 1, digest)
 
 
+@lru_cache
+def _query(table: str, names: tuple[str, ...]) -> str:
+    return f"SELECT * FROM {table} WHERE deployment = ? AND {' AND '.join(f'{name} = ?' for name in names)}"
+
+
 def _hash(last: str, table: str, values: Sequence[Any]) -> str:
     """Floats are written as their shortest exact decimals, so equal text means equal bits."""
     return hashlib.sha256(json.dumps([last, table, *values]).encode()).hexdigest()
@@ -330,7 +347,7 @@ def _stored(row: Row) -> tuple[str, list[Any]]:
         case Assignment():
             return "assignments", [at, row.conversation, row.arm, float(row.probability)]
         case CheckedAnswer():
-            found = json.dumps([astuple(violation) for violation in row.violations])
+            found = json.dumps([astuple(each) for each in row.violations]) if row.violations else "[]"
             numbers = [_float(row.seconds), _float(row.cost)]
             return "answers", [at, row.assignment, row.turn, row.arm, *numbers, found]
         case Outcome():

@@ -1,4 +1,4 @@
-"""Whole deployments over HTTP, fifty clients at a time: all requests are answered, and the better one wins."""
+"""Whole deployments over HTTP, fifty clients at a time: all are answered, and the better agent wins."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from stateset_agents.deployment.plan import read_plan
 
     plan = None if args.plan is None else read_plan(Path(args.plan))
-    names = {"candidate": _resolved(args.candidate), "baseline": _resolved(args.baseline)}
+    candidate, baseline = _resolved(args.candidate), _resolved(args.baseline)
     with Journal(args.deployments) as journal:
         if journal.records():
             state = DeploymentController(journal, (last := last_record(journal)).id).state
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
                     f"deployment {last.id} of {last.candidate} is {state.mode}: promote it to 1, roll it "
                     "back, or give another --deployments FILE"
                 )
-        record = start_deployment(journal, **names, plan=plan, who=user_name())
+        record = start_deployment(journal, candidate=candidate, baseline=baseline, plan=plan, who=user_name())
     print(f"deployment {record.id} of {record.candidate} in place of {record.baseline} begins in shadow")
     print(f"next: stateset-agents serve --deployment {args.deployments}")
     return 0

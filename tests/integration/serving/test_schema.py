@@ -15,9 +15,16 @@ CHECKS = HELPERS / "servers" / "schema_checks.py"
 
 
 @pytest.mark.schema
-def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "stateset_agents.cli.main", "serve", "embedded:desk", "--port", "0"]
-    words += ["--max-output-tokens", "16"]
+@pytest.mark.parametrize("is_deployed", [False, True])
+def test_schemathesis_finds_nothing(tmp_path: Path, is_deployed: bool) -> None:
+    command_line = [sys.executable, "-m", "stateset_agents.cli.main"]
+    what = ["embedded:desk"]
+    if is_deployed:
+        journal = str(tmp_path / "deployments.sqlite")
+        deploy = [*command_line, "deploy", "embedded:desk", "--baseline", "embedded:reasoner"]
+        subprocess.run([*deploy, "--deployments", journal], check=True)
+        what = ["--deployment", journal]
+    words = [*command_line, "serve", *what, "--port", "0", "--max-output-tokens", "16"]
     env = {**os.environ, "STATESET_API_KEY": KEY, "SCHEMATHESIS_HOOKS": str(CHECKS)}
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

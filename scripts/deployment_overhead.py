@@ -174,7 +174,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=2000, help="calls, and requests of a round")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="of both servers (0: the calls alone)")
     parser.add_argument("--serve", choices=("alone", "deployed"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -183,7 +183,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         calls(Path(folder), args.count)
-        served(Path(folder), args.rounds, args.count)
+        if args.rounds:
+            served(Path(folder), args.rounds, args.count)
 
 
 if __name__ == "__main__":

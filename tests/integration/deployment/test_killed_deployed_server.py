@@ -23,7 +23,7 @@ def test_a_killed_server_answers_and_counts_as_one_that_was_not(
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["kills"] == kills
     assert said["killed"] == said["whole"]
-    assert said["whole"]["outcomes"] == conversations - 4
+    assert said["whole"]["rows"]["outcomes"] == conversations - 4
     assert said["whole"]["rows"]["assignments"] == conversations
     assert said["whole"]["rows"]["answers"] == 2 * conversations - 4
     if conversations == 400:

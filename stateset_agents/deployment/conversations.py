@@ -191,10 +191,11 @@ class Deployed:
             else:
                 yield partial(_from_baseline, asked, measured, baseline)
         except (asyncio.CancelledError, ConnectionError):
-            self._note_unfinished(asked, arm, measured)
+            if assignment is not None:
+                self._note_unfinished(asked, arm, measured)
             raise
         except Exception:
-            if measured.error is not None:
+            if assignment is not None and measured.error is not None:
                 await self._record(asked, arm, measured)
             raise
         if assignment is not None:
@@ -235,10 +236,12 @@ class Deployed:
     ) -> Answer:
         """The candidate's answer, or the baseline's if it fails before the client has a word of it."""
         baseline, candidate = served
-        has_begun = False
+        has_begun = is_over = False
 
         def tell(delta: Mapping[str, str]) -> None:
             nonlocal has_begun
+            if is_over or limit.expired():  # a backend's thread may tell a piece after its end
+                return
             has_begun = True
             limit.reschedule(None)
             if on_delta is not None:
@@ -248,6 +251,7 @@ class Deployed:
             async with asyncio.timeout(self._patience) as limit:
                 return await measured.of(candidate.answer(asked, number, None if on_delta is None else tell))
         except Exception as error:  # whatever it is, the client gets its answer
+            is_over = True
             failure = self._described(error, limit)
             if has_begun:
                 measured.error = failure
@@ -268,7 +272,7 @@ class Deployed:
 
     async def _record(self, asked: Asked, arm: Arm, measured: _Measured) -> None:
         """Check what an arm did for one request, and write it down."""
-        answer = measured.checked(lambda each: self._cost(arm, each))
+        answer = measured.checked(partial(self._known_cost, arm))
         turn = num_replies(asked.request.messages)
         try:
             violations = await self._journal.run(
@@ -279,6 +283,14 @@ class Deployed:
             return
         for violation in violations:
             _log.warning("unsafe answer", arm=arm, guard=violation.guard, why=violation.why)
+
+    def _known_cost(self, arm: Arm, answer: Answer) -> float | None:
+        """None where the caller's function fails: the client gets its answer all the same."""
+        try:
+            return self._cost(arm, answer)
+        except Exception as error:
+            _log.error("the cost of an answer is not known: `cost` raised", arm=arm, why=_one_line(error))
+            return None
 
     def _note_unfinished(self, asked: Asked, arm: Arm, measured: _Measured) -> None:
         """A client that leaves has reasons of its own; but an answer that was late by then was late."""
@@ -345,11 +357,14 @@ class _Measured:
         self._answers.append(answer)
         return answer
 
-    def checked(self, cost: Callable[[Answer], float]) -> guards.Answer:
+    def checked(self, cost: Callable[[Answer], float | None]) -> guards.Answer:
         """What guards see. The cost of an answer that broke off is not known."""
+        costs = (
+            [] if self.error is not None else [each for each in map(cost, self._answers) if each is not None]
+        )
         return guards.Answer(
             seconds=self.seconds,
-            cost=sum(map(cost, self._answers)) if self._answers and self.error is None else None,
+            cost=sum(costs) if costs and len(costs) == len(self._answers) else None,
             error=self.error,
             message=self._answers[0].message if self._answers else None,
         )

@@ -279,6 +279,27 @@ class BreaksOff(ScriptedBackend):
         raise BackendError("no memory left")
 
 
+class TellsLate(ScriptedBackend):
+    """A worker's thread that tells a piece after the turn was cancelled."""
+
+    async def generate(
+        self, prompt_ids: Any, params: Any, *, session: Any = None, on_text: Any = None
+    ) -> Any:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            on_text("late ")
+            asyncio.get_running_loop().call_soon(on_text, "later ")
+
+
+async def test_what_a_candidate_says_after_its_time_is_not_mixed_into_the_baseline_s_answer(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path, candidate=TellsLate([]), patience=0.05) as desk:
+        assert "".join(await desk.stream(await desk.id_of("candidate"))) == "baseline"
+        assert desk.controller.status()["violations"] == {"failure": 1}
+
+
 async def test_a_stream_whose_words_are_sent_ends_with_the_error(tmp_path: Path) -> None:
     async with served(tmp_path, candidate=BreaksOff([]), patience=0.1) as desk:
         name = await desk.id_of("candidate")
@@ -349,6 +370,15 @@ async def test_guards_of_one_s_own_read_the_words_and_costs_may_be_money(tmp_pat
         assert status["violations"] == {"promise": 1, "cost": 1}
         assert status["arms"]["candidate"]["mean_cost"] == pytest.approx(1.0)
         assert status["arms"]["baseline"]["unsafe_answers"] == 0
+
+
+async def test_a_cost_that_cannot_be_computed_loses_no_answer(tmp_path: Path) -> None:
+    def broken(arm: str, answer: Any) -> float:
+        raise KeyError(arm)
+
+    async with served(tmp_path, plan={**QUICK, "guards": {"cost": 0.5}}, cost=broken) as desk:
+        assert await desk.ask(await desk.id_of("candidate")) == "candidate"
+        assert desk.controller.status()["violations"] == {"cost": 1}
 
 
 # --- outcomes ------------------------------------------------------------------

@@ -14,6 +14,7 @@ from command_line import the_line
 from stateset_agents.cli.main import main
 from stateset_agents.cli.serving import serve
 from stateset_agents.deployment.controller import DeploymentController
+from stateset_agents.deployment.conversations import Deployed
 from stateset_agents.deployment.journal import Journal
 
 PLAN = "stages: [0.5]\nshadow_answers: 0\nhold_seconds: 0\nhold_outcomes: 1000\nsalt: of the test\n"
@@ -136,7 +137,8 @@ async def test_serve_has_both_agents_of_the_last_deployment(folder: Path) -> Non
     words = ["serve", "--deployment", "deployments.sqlite", "--system", "Be brief."]
     async with serve._agents(parser.parse_args(words)) as (deployed, said):
         assert said == "embedded:desk, and embedded:reasoner by deployment 0001 (shadow), answer"
-        baseline, candidate = deployed.agents  # type: ignore[union-attr]
+        assert isinstance(deployed, Deployed)
+        baseline, candidate = deployed.agents
         assert (baseline.config.model_name, candidate.config.model_name) == (
             "embedded:desk",
             "embedded:reasoner",

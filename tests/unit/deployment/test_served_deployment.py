@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from stateset_agents.backends.scripted import ScriptedBackend, ScriptedRequest
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.deployment.assignment import Arm
 from stateset_agents.deployment.controller import DeploymentController
 from stateset_agents.deployment.conversations import Deployed
 from stateset_agents.deployment.guards import Answer, Violation
@@ -25,9 +27,9 @@ from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.serving.server import AgentServer
 from stateset_agents.types.errors import BackendError, ConfigurationError
 
-HI = [{"role": "user", "content": "hi"}]
+HI: list[Any] = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>{"name": "look", "arguments": {"order": "K1"}}</tool_call>'
-LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+LOOK: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 QUICK: dict[str, Any] = {
     "stages": (0.5,),
     "shadow_answers": 0,
@@ -106,12 +108,12 @@ async def served(
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not true():  # noqa: ASYNC110 (nothing tells of a row in the journal)
+        while not true():  # noqa: ASYNC110  # nothing tells of a row in the journal
             await asyncio.sleep(0.005)
 
 
-def answers_of(desk: Desk, arm: str) -> int:
-    return desk.controller.ledger.answers[arm]  # type: ignore[index]
+def answers_of(desk: Desk, arm: Arm) -> int:
+    return desk.controller.ledger.answers[arm]
 
 
 # --- shadow --------------------------------------------------------------------
@@ -122,7 +124,7 @@ async def test_a_shadow_answer_is_checked_and_never_sent_and_its_calls_are_run_b
 ) -> None:
     candidate = ScriptedBackend(lambda request: "Let me look. " + CALL)
     async with served(tmp_path, candidate=candidate, plan=SHADOW) as desk:
-        reply = await desk.client.chat.completions.create(model="old", messages=HI, tools=[LOOK])  # type: ignore[list-item]
+        reply = await desk.client.chat.completions.create(model="old", messages=HI, tools=[LOOK])
         assert reply.choices[0].message.content == "baseline"
         assert reply.choices[0].message.tool_calls is None
         await until(lambda: answers_of(desk, "candidate") == 1)
@@ -153,11 +155,15 @@ async def test_a_candidate_that_crashes_in_shadow_is_rolled_back_and_nobody_noti
     async with served(tmp_path, candidate=lambda request: RuntimeError("no memory"), plan=SHADOW) as desk:
         for number in range(60):
             assert await desk.ask(f"c{number}") == "baseline"
-            await until(lambda n=number: answers_of(desk, "candidate") > n or _is_over(desk))  # type: ignore[misc]
+            await until(partial(_has_answered, desk, number + 1))
             if _is_over(desk):
                 break
         assert _is_over(desk)
         assert "surely more than 0.1 of the answers are unsafe" in desk.controller.state.why
+
+
+def _has_answered(desk: Desk, count: int) -> bool:
+    return answers_of(desk, "candidate") >= count or _is_over(desk)
 
 
 def _is_over(desk: Desk) -> bool:
@@ -169,7 +175,7 @@ def _is_over(desk: Desk) -> bool:
 
 async def test_a_conversation_is_named_by_header_metadata_user_or_its_opening(tmp_path: Path) -> None:
     async with served(tmp_path) as desk:
-        create = desk.client.chat.completions.with_raw_response.create
+        create: Any = desk.client.chat.completions.with_raw_response.create
         named = {"metadata": {"conversation_id": "m"}, "user": "u"}
         for fields, headers, wanted in [
             (named, {"X-Conversation-Id": "h"}, "h"),
@@ -177,7 +183,7 @@ async def test_a_conversation_is_named_by_header_metadata_user_or_its_opening(tm
             ({"user": "u"}, {}, "u"),
             ({"user": ""}, {}, None),
         ]:
-            answer = await create(model="old", messages=HI, extra_headers=headers, **fields)  # type: ignore[call-overload]
+            answer = await create(model="old", messages=HI, extra_headers=headers, **fields)
             said = answer.headers["X-Conversation-Id"]
             assert said == wanted if wanted else said.startswith("opening-")
         opening = said
@@ -188,7 +194,7 @@ async def test_a_conversation_is_named_by_header_metadata_user_or_its_opening(tm
             ([{"role": "user", "content": "hi!"}], False),
             ([{"role": "system", "content": "be brief"}, *HI], False),
         ]:
-            answer = await create(model="old", messages=messages)  # type: ignore[call-overload]
+            answer = await create(model="old", messages=messages)
             assert (answer.headers["X-Conversation-Id"] == opening) is is_same
         not_for_headers = await create(model="old", messages=HI, user="Zoë\r\nX-Evil: 1")
         assert "X-Conversation-Id" not in not_for_headers.headers
@@ -198,7 +204,7 @@ async def test_a_conversation_is_named_by_header_metadata_user_or_its_opening(tm
             {"extra_headers": {"X-Conversation-Id": "x" * 257}},
         ):
             with pytest.raises(openai.BadRequestError, match="must be a text of 1 to 256 characters") as no:
-                await create(model="old", messages=HI, **fields)  # type: ignore[call-overload]
+                await create(model="old", messages=HI, **fields)
             assert no.value.code == "invalid_conversation_id"
 
 
@@ -239,7 +245,7 @@ async def test_several_answers_to_one_request_are_one_record(tmp_path: Path) -> 
             model="old",
             messages=HI,
             n=3,
-            extra_headers={"X-Conversation-Id": name},  # type: ignore[arg-type]
+            extra_headers={"X-Conversation-Id": name},
         )
         assert [choice.message.content for choice in answer.choices] == ["candidate"] * 3
         arm = desk.controller.status()["arms"]["candidate"]

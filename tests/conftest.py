@@ -20,6 +20,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
+import warm_python
 from hypothesis import HealthCheck, settings
 
 # How fast a machine draws examples says nothing about the code.
@@ -39,6 +40,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+_PROGRAMS = pytest.StashKey[Any]()
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        gc.disable()  # until all is imported: what is made meanwhile stays
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        config.stash[_PROGRAMS] = warm_python.start()  # one for all workers; it imports at the first request
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _PROGRAMS in config.stash:
+        warm_python.stop(config.stash[_PROGRAMS])
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     waiting = [item for item in items if item.get_closest_marker("gpu")]
     if waiting:
@@ -55,6 +74,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish() -> None:
+    gc.enable()
     gc.collect()
     gc.freeze()  # a collection in a test need not go through eight thousand of them, torch and transformers
 

@@ -33,8 +33,8 @@ class Outcome:
     """-1 where none was made."""
 
 
-def experimented(tasks: Tasks, belief: Belief, actions: Ints, number: int) -> Belief:
-    """The belief after experiment `number` (from 0) of every task. `actions`: [B]."""
+def experimented(tasks: Tasks, belief: Belief, actions: Ints, number: int | Ints) -> Belief:
+    """The belief after experiment `number` (from 0; one, or [B]) of every task. `actions`: [B]."""
     rows = np.arange(len(actions))
     is_set = tasks.menu.is_set[rows, actions]
     values = tasks.models.sample(is_set, tasks.menu.values[rows, actions], tasks.noise(number)[:, None])

@@ -13,7 +13,7 @@ from typing import Literal, Self
 import numpy as np
 
 from stateset_agents.control.acquisition.campaign import experimented
-from stateset_agents.control.acquisition.families import LinearFamily, Tasks
+from stateset_agents.control.acquisition.families import LinearFamily, Tasks, joined
 from stateset_agents.control.acquisition.linear_models import Array
 from stateset_agents.control.acquisition.rules import Rule, Situation, expected_improvement
 from stateset_agents.control.environments.base import BoolArray, FloatArray, IntArray, Spec, Transition
@@ -93,9 +93,7 @@ class AcquisitionEnv:
     def reset(self, seeds: Sequence[int]) -> dict[str, FloatArray]:
         """One task per seed, whose experiments' noise follows from the seed and their number."""
         distinct, rows = np.unique(np.array(seeds, dtype=np.uint64), return_inverse=True)
-        tasks = self.family.draw([int(seed) for seed in distinct]).take(rows)
-        self._begin(tasks)
-        return self._observe()
+        return self.begin(self.family.draw([int(seed) for seed in distinct]).take(rows))
 
     def step(self, actions: IntArray) -> Transition:
         """Make one experiment in every row that can pay it.
@@ -114,17 +112,17 @@ class AcquisitionEnv:
             )
         counts = before.counts.copy()
         counts[rows, actions] += goes_on
-        belief = experimented(self._tasks, before.belief, actions, self._number)
+        number = before.counts.sum(axis=1)
+        belief = experimented(self._tasks, before.belief, actions, number)
         spent = np.where(goes_on, before.costs[rows, actions], 0.0)
         self._situation = replace(
             before, belief=belief.where(goes_on, before.belief), left=before.left - spent, counts=counts
         )
-        self._number += 1
         was, was_expected = self._regret, self._expected
         self._look()
-        observations = self._observe()
+        observations = self.observe()
         terminated = ~self._situation.goes_on
-        truncated = np.logical_and(~terminated, self._number >= self.spec.horizon)
+        truncated = np.logical_and(~terminated, number + 1 >= self.spec.horizon)
         ended = terminated | truncated
         if self._reward == "regret":
             rewards = self._scale * (np.tanh(was / self._scale) - np.tanh(self._regret / self._scale))
@@ -151,16 +149,44 @@ class AcquisitionEnv:
         copy._share = self._share[rows]
         return copy
 
+    def joined(self, others: Sequence[Self]) -> Self:
+        """A new environment with these rows and then those of the others, each where it is."""
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        for name in ("_tasks", "_situation", "_regret", "_expected", "_unit", "_share"):
+            setattr(copy, name, joined([getattr(each, name) for each in (self, *others)]))
+        return copy
+
     def action_mask(self) -> BoolArray | None:
         """[B, A] what can be paid."""
         return self._situation.affordable
 
     # ------------------------------------------------------------------------------ beside it
 
+    def begin(self, tasks: Tasks) -> dict[str, FloatArray]:
+        """`reset` with tasks that are there, one per row."""
+        self._begin(tasks)
+        return self.observe()
+
     @property
     def situation(self) -> Situation:
         """What a rule may know now."""
         return self._situation
+
+    @property
+    def tasks(self) -> Tasks:
+        """The rows' tasks, the truth included."""
+        return self._tasks
+
+    @property
+    def regret(self) -> Array:
+        """[B] of what is recommended now."""
+        return self._regret
+
+    @property
+    def expected_regret(self) -> Array:
+        """[B] the same by 32 models drawn from the posterior."""
+        return self._expected
 
     def rule_actions(self, rule: Rule) -> IntArray:
         """[B] what a rule would do now; 0 for rows that have ended."""
@@ -173,7 +199,7 @@ class AcquisitionEnv:
     # ------------------------------------------------------------------------------ inside
 
     def _begin(self, tasks: Tasks) -> None:
-        self._tasks, self._number = tasks, 0
+        self._tasks = tasks
         self._situation = Situation(
             belief=tasks.belief,
             costs=tasks.menu.costs,
@@ -200,7 +226,8 @@ class AcquisitionEnv:
         best = drawn.argmax(axis=2)
         self._share: Array = (best[..., None] == np.arange(drawn.shape[2])).mean(axis=1)
 
-    def _observe(self) -> dict[str, FloatArray]:
+    def observe(self) -> dict[str, FloatArray]:
+        """[B, ...] what the policy sees now."""
         situation, menu, unit = self._situation, self._tasks.menu, self._unit[:, None]
         mean, deviation = situation.belief.effect_moments()
         improvement = expected_improvement(mean, deviation) / unit

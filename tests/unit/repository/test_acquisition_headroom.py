@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from scripts import acquisition_headroom as script
-from scripts import acquisition_policy
+from scripts import acquisition_curriculum, acquisition_policy
 from stateset_agents.control.acquisition.network import AcquisitionPolicyNetwork
 
 
@@ -48,3 +48,10 @@ def test_lookahead_s_gain_and_time_are_measured() -> None:
     assert " CPU ms a decision, 4 tasks" in ahead
     assert policy.startswith("0: ")
     assert " of lookahead's gain, " in policy
+
+
+def test_a_curriculum_and_plain_training_are_paired() -> None:
+    plain, other = (row.strip("| ").split(" | ") for row in acquisition_curriculum.rows(0, 1, 4))
+    assert [plain[1], other[1]] == ["plain", "curriculum"]
+    assert plain[6] == "-"
+    assert "% [" in other[6]

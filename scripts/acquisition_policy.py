@@ -169,10 +169,14 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=300_000, help="experiments of the training")
-    parser.add_argument("--warm-start", type=int, default=1000, help="the knowledge gradient's episodes; 0: none")
+    parser.add_argument(
+        "--warm-start", type=int, default=1000, help="the knowledge gradient's episodes; 0: none"
+    )
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--tasks", type=int, default=2000, help="of the comparison on five variables")
-    parser.add_argument("--others", type=int, default=2000, help="of every other comparison, 12 variables half")
+    parser.add_argument(
+        "--others", type=int, default=2000, help="of every other comparison, 12 variables half"
+    )
     parser.add_argument("--lookahead", type=int, default=0, help="tasks that lookahead plays, too")
     parser.add_argument("--output", type=Path, help="where the weights go")
     parser.add_argument("--load", type=Path, nargs="+", help="weights to compare, instead of training")
@@ -193,7 +197,11 @@ def main() -> None:
     print("| family | seed | rule | tasks | policy's expected regret | rule's | saved |\n" + "|---" * 7 + "|")
     print(*compare(networks, "5 variables", family(), given.tasks, list(RIVALS)), sep="\n", flush=True)
     for size, number in ((3, given.others), (8, given.others), (12, given.others // 2)):
-        print(*compare(networks, f"{size} variables", family(size), number, list(ONE_LINE)), sep="\n", flush=True)
+        print(
+            *compare(networks, f"{size} variables", family(size), number, list(ONE_LINE)),
+            sep="\n",
+            flush=True,
+        )
     easy = "costs .5-2, budget 5"
     print(*compare(networks, easy, LinearFamily(), given.others, list(ONE_LINE)), sep="\n", flush=True)
     if given.lookahead:

@@ -179,9 +179,7 @@ class _MenuProcesses:
         together = (menu.is_set[:, :, None] == menu.is_set[:, None]).all(axis=-1)
         spread = variance * (deviation**2).mean(axis=1)[:, None, None]
         near = spread * np.exp(-0.5 * apart.sum(axis=-1))
-        self.covariance: Array = np.where(
-            together, near + deviation[:, :, None] * deviation[:, None, :], 0.0
-        )
+        self.covariance: Array = np.where(together, near + deviation[:, :, None] * deviation[:, None, :], 0.0)
 
     def choose(self, situation: Situation) -> Ints:
         """[B] experiments."""

@@ -6,7 +6,7 @@ intervention with the highest posterior mean, and the reward is by how much its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -15,12 +15,13 @@ import numpy as np
 from stateset_agents.control.acquisition.campaign import experimented
 from stateset_agents.control.acquisition.families import LinearFamily, Tasks, joined
 from stateset_agents.control.acquisition.linear_models import Array
-from stateset_agents.control.acquisition.rules import Rule, Situation, expected_improvement
+from stateset_agents.control.acquisition.rules import RULES, Rule, Situation, expected_improvement
 from stateset_agents.control.environments.base import BoolArray, FloatArray, IntArray, Spec, Transition
+from stateset_agents.control.environments.base import Rule as EnvironmentRule
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
-__all__ = ["CANDIDATE_FEATURES", "CONTEXT_FEATURES", "AcquisitionEnv", "RewardKind"]
+__all__ = ["CANDIDATE_FEATURES", "CONTEXT_FEATURES", "AcquisitionEnv", "RewardKind", "linear_acquisition"]
 
 RewardKind = Literal["regret", "expected_regret"]
 
@@ -43,6 +44,34 @@ CANDIDATE_FEATURES = (
 CONTEXT_FEATURES = ("left", "experiments left", "expected regret", "spread", "graphs")
 """Of the whole task."""
 _DRAWS = 32
+
+
+def linear_acquisition(
+    *,
+    reward: RewardKind = "expected_regret",
+    reward_scale: float = 1.0,
+    max_experiments: int | None = None,
+    num_variables: int = 5,
+    density: float = 0.6,
+    noise: tuple[float, float] = (0.5, 0.5),
+    costs: tuple[float, float] = (1.0, 20.0),
+    budget: float = 20.0,
+    num_observations: int = 0,
+    num_graphs: int = 1,
+    set_at_once: int = 1,
+) -> AcquisitionEnv:
+    """An `AcquisitionEnv` of a `LinearFamily` from plain numbers, for `environment: causal_acquisition`."""
+    family = LinearFamily(
+        num_variables=num_variables,
+        density=density,
+        noise=(noise[0], noise[1]),
+        costs=(costs[0], costs[1]),
+        budget=budget,
+        num_observations=num_observations,
+        num_graphs=num_graphs,
+        set_at_once=set_at_once,
+    )
+    return AcquisitionEnv(family, reward=reward, reward_scale=reward_scale, max_experiments=max_experiments)
 
 
 class AcquisitionEnv:
@@ -78,7 +107,9 @@ class AcquisitionEnv:
                 "context": (len(CONTEXT_FEATURES),),
             },
             num_actions=family.num_actions,
-            horizon=max_experiments or int(family.budget / family.costs[0] + 1e-9),
+            horizon=int(family.budget / family.costs[0] + 1e-9)
+            if max_experiments is None
+            else max_experiments,
             components=("regret", "expected_regret", "cost"),
         )
         random = np.random.default_rng(derive(0, "acquisition", "draws"))
@@ -98,9 +129,16 @@ class AcquisitionEnv:
     def step(self, actions: IntArray) -> Transition:
         """Make one experiment in every row that can pay it.
 
-        Raises ConfigurationError for an experiment that costs more than what is left while another would not.
+        Raises ConfigurationError for an experiment that is not in the menu, and for one that costs more than
+        what is left while another would not.
         """
         before, rows = self._situation, np.arange(len(actions))
+        outside = (actions < 0) | (actions >= self.spec.num_actions)
+        if outside.any():
+            row = int(outside.argmax())
+            raise ConfigurationError(
+                f"row {row}: experiment {actions[row]} is not in the menu: give 0 to {self.spec.num_actions - 1}"
+            )
         goes_on = before.goes_on
         dear = goes_on & ~before.affordable[rows, actions]
         if dear.any():
@@ -195,6 +233,14 @@ class AcquisitionEnv:
         if len(live):
             actions[live] = rule(self._situation.take(live))
         return actions
+
+    def rules(self) -> Mapping[str, EnvironmentRule]:
+        """Those that choose without learning, for a comparison."""
+
+        def played(rule: Rule) -> EnvironmentRule:
+            return lambda environment: lambda: environment.rule_actions(rule)
+
+        return {name: played(rule) for name, rule in RULES.items()}
 
     # ------------------------------------------------------------------------------ inside
 

@@ -105,10 +105,10 @@ class LinearFamily:
                 raise ConfigurationError(
                     f"{name} must be two positive numbers, the lower first, got {(low, high)}"
                 )
-        if self.budget < self.costs[1]:
+        if not self.costs[1] <= self.budget < np.inf:
             raise ConfigurationError(
-                f"budget {self.budget} is below a single experiment's cost of up to {self.costs[1]}: raise "
-                "it, or lower costs"
+                f"budget {self.budget} is below a single experiment's cost of up to {self.costs[1]}, or without "
+                "end: raise it, or lower costs"
             )
         for name, least in (("num_observations", 0), ("num_graphs", 1), ("set_at_once", 1)):
             if getattr(self, name) < least:

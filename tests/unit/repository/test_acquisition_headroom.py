@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts import acquisition_headroom as script
 from scripts import acquisition_curriculum, acquisition_policy
+from scripts import acquisition_headroom as script
 from stateset_agents.control.acquisition.network import AcquisitionPolicyNetwork
 
 

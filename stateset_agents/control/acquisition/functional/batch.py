@@ -127,7 +127,11 @@ def collect_grpo_batch(
         step = 1
         while (goes_on := ends.goes_on).any():
             next_actions, _ = _acted(apply, params, ends, uniforms(keys, step))
-            ends, num_experiments, step = ends.after(next_actions), num_experiments + int(goes_on.sum()), step + 1
+            ends, num_experiments, step = (
+                ends.after(next_actions),
+                num_experiments + int(goes_on.sum()),
+                step + 1,
+            )
     before, after = begun.worth(), ends.worth()
     rewards = reward_config.total({name: after[name] - before[name] for name in before})
     if compute_bonuses is not None:

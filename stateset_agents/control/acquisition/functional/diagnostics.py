@@ -45,7 +45,9 @@ def update_findings(update: GRPOUpdate, config: GRPOConfig, *, num_actions: int)
         _entropy(update.mean_entropy / math.log(num_actions), num_actions),
         _named(
             "kl_bounded",
-            graded("inner passes", update.approx_kl / 0.1, f"KL {update.approx_kl:.3g} to the policy that chose"),
+            graded(
+                "inner passes", update.approx_kl / 0.1, f"KL {update.approx_kl:.3g} to the policy that chose"
+            ),
         ),
         _named(
             "gradients_stable",

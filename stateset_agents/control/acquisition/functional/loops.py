@@ -330,4 +330,6 @@ class _Run:
                 f"{seen.mean_entropy:.3f}, KL {seen.approx_kl:.4f}, {self.num_experiments:,} experiments"
             )
         if number % REUSE_EVERY == 0:
-            self._log(f"update {number}: use {manager.reuse_iteration} of {manager.max_iterations} of its samples")
+            self._log(
+                f"update {number}: use {manager.reuse_iteration} of {manager.max_iterations} of its samples"
+            )

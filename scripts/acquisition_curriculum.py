@@ -50,7 +50,8 @@ def rows(seed: int, steps: int, num_tasks: int) -> list[str]:
         mean = float(found[name].mean())
         gain = saved(found[name], found["plain"], float(found["plain"].mean())) if name != "plain" else "-"
         lines.append(
-            f"| {seed} | {name} | {trained.num_experiments:,} | {took:.0f} | {num_tasks:,} | {mean:.4f} | {gain} |"
+            f"| {seed} | {name} | {trained.num_experiments:,} | {took:.0f} | "
+            f"{num_tasks:,} | {mean:.4f} | {gain} |"
         )
     return lines
 

@@ -3,9 +3,9 @@
     PYTHONPATH=. python scripts/acquisition_policy.py --seed 0 --output 0.pt    # two minutes of one core
     PYTHONPATH=. python scripts/acquisition_policy.py --load 0.pt 1.pt 2.pt --tasks 6000 --lookahead 1000
 
-It first does as the knowledge gradient per cost does, and is then trained on five variables. It plays three,
-eight and twelve, and a family that it was not trained for, too. Differences are paired: the same tasks and the
-same noise of their experiments.
+It first does as the knowledge gradient per cost does, and is then trained on five variables. It plays
+three, eight and twelve, and a family that it was not trained for, too. Differences are paired: the same
+tasks and the same noise of their experiments.
 """
 
 from __future__ import annotations

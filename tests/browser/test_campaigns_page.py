@@ -1,4 +1,4 @@
-"""The page of campaigns in a real browser: charts, a model whose variables can be asked, and its experiments."""
+"""The page of campaigns in a real browser: charts, a model whose variables can be asked, experiments."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from stateset_agents.reporting.campaigns.campaign_report import Campaigns
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
+MINUS = "\N{MINUS SIGN}"
 FAULTS = (
     "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations.map((one) => "
     "`${one.impact} ${one.id}: ${one.nodes.map((node) => node.html.slice(0, 200)).join(' | ')}`))"
@@ -60,11 +61,12 @@ async def test_a_variable_says_what_setting_it_would_tell(tab: Tab, page: tuple[
         await tab.run(f"document.querySelector('.node[data-at=\"{at}\"]').dispatchEvent(new Event('click'))")
         assert await text(tab, ".asked h3") == f"Set {name}"
         rows = await tab.run(
-            "[...document.querySelectorAll('.asked tbody tr')].map((row) => [...row.children].map((one) => one.textContent))"
+            "[...document.querySelectorAll('.asked tbody tr')].map((row) => "
+            "[...row.children].map((one) => one.textContent))"
         )
         own = [one for one in model.interventions if at in one.nodes]
         assert [row[0] for row in rows] == [one.label for one in own]
-        truths = [float(row[4].replace("−", "-")) for row in rows]
+        truths = [float(row[4].replace(MINUS, "-")) for row in rows]
         assert truths == pytest.approx([one.truth for one in own], rel=0.01, abs=1e-4)
         lit = await tab.run("document.querySelectorAll('.edge.told').length")
         assert lit <= sum(edge.child != at for edge in model.edges)  # nothing of its own causes

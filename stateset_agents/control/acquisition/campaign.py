@@ -67,8 +67,10 @@ def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> Outcome:
 def play_watching(
     choose: Rule, tasks: Tasks, *, told: Callable[[Ints, Array], None] | None = None, seed: int = 0
 ) -> Outcome:
-    """`play` for what remembers outcomes of its own: `choose` is always asked for all tasks at once, and after
-    each experiment `told` gets [B] the action of each task, -1 where none was made, and [B] the target."""
+    """`play` for what remembers outcomes of its own: `choose` is always asked for all tasks at once.
+
+    After each experiment `told` gets [B] the action of each task, -1 where none was made, and [B] the target.
+    """
     size, rows = len(tasks), np.arange(len(tasks))
     situation = Situation(
         belief=tasks.belief,

@@ -137,7 +137,8 @@ class AcquisitionEnv:
         if outside.any():
             row = int(outside.argmax())
             raise ConfigurationError(
-                f"row {row}: experiment {actions[row]} is not in the menu: give 0 to {self.spec.num_actions - 1}"
+                f"row {row}: experiment {actions[row]} is not in the menu: give 0 to "
+                f"{self.spec.num_actions - 1}"
             )
         goes_on = before.goes_on
         dear = goes_on & ~before.affordable[rows, actions]

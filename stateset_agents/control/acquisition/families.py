@@ -107,8 +107,8 @@ class LinearFamily:
                 )
         if not self.costs[1] <= self.budget < np.inf:
             raise ConfigurationError(
-                f"budget {self.budget} is below a single experiment's cost of up to {self.costs[1]}, or without "
-                "end: raise it, or lower costs"
+                f"budget {self.budget} is below a single experiment's cost of up to {self.costs[1]}, or "
+                "without end: raise it, or lower costs"
             )
         for name, least in (("num_observations", 0), ("num_graphs", 1), ("set_at_once", 1)):
             if getattr(self, name) < least:
@@ -256,7 +256,7 @@ def normals(keys: np.ndarray, begin: int | Ints, number: int) -> Array:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Arrays [B, ...], or values that are made of them, behind one another; what is no array is the first's."""
+    """Arrays [B, ...], or values made of them, behind one another; what is no array is the first's."""
     first = parts[0]
     if isinstance(first, np.ndarray):
         return np.concatenate(parts)

@@ -1,4 +1,4 @@
-"""Samples for GRPO: `group_size` actions from each state, their rewards, and the log-probs that chose them."""
+"""Samples for GRPO: `group_size` actions from each state, their rewards, and their log-probs then."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def collect_grpo_batch(
     if not states.goes_on.all():
         row = int(states.goes_on.argmin())
         raise ConfigurationError(
-            f"state {row} cannot pay any experiment: leave it out by states.take(np.flatnonzero(states.goes_on))"
+            f"state {row} cannot pay any experiment: leave it out by "
+            "states.take(np.flatnonzero(states.goes_on))"
         )
     apply = apply or applied(policy_network)
     reward_config = reward_config or RewardConfig()

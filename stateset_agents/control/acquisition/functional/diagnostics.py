@@ -19,8 +19,9 @@ __all__ = ["debug_grpo_update", "update_findings"]
 
 
 def update_findings(update: GRPOUpdate, config: GRPOConfig, *, num_actions: int) -> list[Finding]:
-    """advantages_normalized, advantages_raw, entropy_reasonable, kl_bounded and gradients_stable, each ok, warn
-    or fail, with advice. `num_actions`: that could be paid, on average or at most."""
+    """advantages_normalized, advantages_raw, entropy_reasonable, kl_bounded and gradients_stable.
+
+    Each is ok, warn or fail, with advice. `num_actions`: that could be paid, on average or at most."""
     if num_actions < 2:
         raise ConfigurationError(f"num_actions must be at least 2, got {num_actions}: one leaves no choice")
     return [

@@ -60,7 +60,7 @@ class AcquisitionState:
         """[B] each: what an experiment may better, more is better; differences of it are rewards.
 
         regret and expected_regret with their sign turned; `structure`, -entropy of the graphs in nats;
-        `precision`, - mean logarithm of the effects' deviations; `cost`, the share of the budget that is left.
+        `precision`, - mean logarithm of the effects' deviations; `cost`, the budget's share that is left.
         """
         environment = self.environment
         belief, budget = environment.situation.belief, environment.tasks.budget

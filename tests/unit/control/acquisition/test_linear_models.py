@@ -227,7 +227,7 @@ def test_a_belief_without_noise_is_refused() -> None:
     tasks = FAMILY.draw([0])
     belief = tasks.belief
     with pytest.raises(
-        ConfigurationError, match="^noise must be above 0, got 0: without noise the posterior"
+        ConfigurationError, match=r"^noise must be above 0, got 0: without noise the posterior"
     ):
         Belief.prior(
             is_parent=belief.is_parent,

@@ -195,7 +195,20 @@ def test_an_update_has_the_twelve_fields_and_they_add_up() -> None:
     update_step, optimizer_init = create_grpo_trainer(policy, CONFIG)
     params = initial_params(policy)
     _, _, seen = update_step(params, optimizer_init(params), batch)
-    assert [field.name for field in fields(GRPOUpdate)] == ["policy_loss", "entropy_loss", "kl_penalty", "total_loss", "grad_norm", "group_baseline", "mean_reward", "reward_std", "mean_advantage", "advantage_std", "mean_entropy", "approx_kl"]
+    assert [field.name for field in fields(GRPOUpdate)] == [
+        "policy_loss",
+        "entropy_loss",
+        "kl_penalty",
+        "total_loss",
+        "grad_norm",
+        "group_baseline",
+        "mean_reward",
+        "reward_std",
+        "mean_advantage",
+        "advantage_std",
+        "mean_entropy",
+        "approx_kl",
+    ]
     assert seen.total_loss == pytest.approx(seen.policy_loss + seen.entropy_loss + seen.kl_penalty)
     assert seen.entropy_loss == pytest.approx(-CONFIG.entropy_coeff * seen.mean_entropy)
     assert seen.mean_reward == pytest.approx(float(batch.rewards.mean()))

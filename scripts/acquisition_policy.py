@@ -114,10 +114,12 @@ def played(network: AcquisitionPolicyNetwork, tasks_of: LinearFamily, starts: li
 
 def saved(mine: Values, other: Values, of: float) -> str:
     """`+10.0% [+8.0%, +12.0%]`: what is saved, as a share of `of`."""
+    share = f"{(other.mean() - mine.mean()) / of:+.1%}"
     interval = mean_interval((other - mine).tolist())
-    assert interval is not None
+    if interval is None:
+        return share  # all differ by the same
     low, high = (limit / of for limit in interval)
-    return f"{(other.mean() - mine.mean()) / of:+.1%} [{low:+.1%}, {high:+.1%}]"
+    return f"{share} [{low:+.1%}, {high:+.1%}]"
 
 
 def compare(

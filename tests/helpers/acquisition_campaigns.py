@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from stateset_agents.control.acquisition.campaign_page import by_policy, by_rule, campaigns
 from stateset_agents.control.acquisition.families import LinearFamily
 from stateset_agents.control.acquisition.network import AcquisitionPolicyNetwork
@@ -13,6 +15,7 @@ __all__ = ["FAMILY", "small_campaigns"]
 FAMILY = LinearFamily(num_variables=4, costs=(1.0, 4.0), budget=8.0)
 
 
+@lru_cache(maxsize=1)
 def small_campaigns() -> Campaigns:
     """Twelve tasks of two players."""
     players = {

@@ -82,7 +82,7 @@ def applied(policy_network: nn.Module, *, compile: bool = False) -> Apply:
     def checked(params: Params, observations: Any) -> Tensor:
         try:
             return compiled(params, observations)
-        except Exception as error:  # torch names many kinds: no compiler, an operator it does not know
+        except RuntimeError as error:  # no compiler, an operator that it does not know
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ConfigurationError(
                 f"compile=True: torch.compile failed with {reason}; install a C++ compiler (g++), or leave "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -306,7 +306,8 @@ class _Run:
                 apply=self._apply,
             )
             walked = int(states.environment.situation.counts.sum())
-            self.num_experiments += batch.num_experiments + walked
+            batch = replace(batch, num_experiments=batch.num_experiments + walked)
+            self.num_experiments += batch.num_experiments
             return batch
 
         while self.num_experiments < until or not manager.should_collect_new_samples(required):

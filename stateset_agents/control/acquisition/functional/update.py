@@ -79,8 +79,8 @@ class OptimizerState:
     squares: Params
     num_updates: int = 0
     """Steps that moved the parameters."""
-    num_samples: int = 0
-    """Samples that were seen, every use counted: by them the learning rate falls."""
+    num_experiments: int = 0
+    """Of the batches that were seen, every use counted: by them the learning rate falls."""
 
 
 UpdateStep = Callable[
@@ -130,10 +130,10 @@ def create_grpo_trainer(
         seen = _seen(batch, steps, metrics, norm, chosen, kl_dead_zone)
         shrunk = min(1.0, config.max_grad_norm / (norm + 1e-6))  # as clip_grad_norm_ has it
         clipped = {name: shrunk * part for name, part in gradients.items()}
-        moved = replace(opt_state, num_samples=opt_state.num_samples + len(batch))
+        moved = replace(opt_state, num_experiments=opt_state.num_experiments + batch.num_experiments)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return dict(params), moved, seen
-        return (*_moved(params, clipped, moved, opt_state.num_samples, config), seen)
+        return (*_moved(params, clipped, moved, opt_state.num_experiments, config), seen)
 
     def optimizer_init(params: Params) -> OptimizerState:
         zeros = {name: torch.zeros_like(each) for name, each in params.items()}
@@ -241,7 +241,7 @@ def _gradients(
 def _moved(
     params: Params, gradients: Params, state: OptimizerState, position: int, config: GRPOConfig
 ) -> tuple[dict[str, Tensor], OptimizerState]:
-    """AdamW on copies; `position`: samples before this update, uses counted."""
+    """AdamW on copies; `position`: experiments before this update, uses counted."""
     factor = schedule(
         position // config.num_iterations,
         config.total_steps,

@@ -65,6 +65,7 @@ def test_the_loop_logs_and_reuses_with_frozen_log_probs() -> None:
     found = enhanced_grpo_training_loop(policy, FAMILY, SMALL, log=lines.append)
     assert all(torch.equal(before[name], each) for name, each in policy.state_dict().items())
     assert found.num_experiments >= 500
+    assert found.opt_state.num_experiments == 4 * found.num_experiments  # every use counts
     assert len(found.updates) % 4 == 0  # every batch is used four times
     assert [line.split(":")[0] for line in lines][:3] == ["update 50", "update 100", "update 100"]
     assert lines[0] == "update 50: use 2 of 4 of its samples"
@@ -143,7 +144,7 @@ def test_bonuses_reach_the_loop() -> None:
 
 def test_it_learns_to_save_its_budget() -> None:
     policy = AcquisitionPolicyNetwork(hidden=16)
-    config = SMALL.model_copy(update={"total_steps": 3000, "num_groups": 8, "group_size": 8})
+    config = SMALL.model_copy(update={"total_steps": 1500, "num_groups": 8, "group_size": 8})
     thrift = RewardConfig(weights={"cost": 1.0}, reward_scaling="none")
     found = enhanced_grpo_training_loop(policy, FAMILY, config, reward_config=thrift, log=quiet)
     before = evaluate(policy, AcquisitionEnv(FAMILY), range(200))

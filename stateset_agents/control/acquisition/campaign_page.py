@@ -175,7 +175,8 @@ def _drawn(family: LinearFamily, name: str, player: Player, seed: int) -> DrawnM
     tasks, belief = environment.tasks, environment.situation.belief
     order, is_parent = belief.order[0, 0], belief.is_parent[0, 0]
     pairs = [(q, p) for p in range(len(order)) for q in range(p) if is_parent[p, q + 1]]  # by position
-    moments, experiments = [_moment(environment, pairs)], []
+    moments = [_moment(environment, pairs)]
+    experiments: list[Experiment] = []
     while environment.situation.goes_on[0]:
         actions = player(environment)
         values, _ = measured(tasks, actions, len(experiments))
@@ -224,7 +225,7 @@ def _interventions(environment: AcquisitionEnv, names: Sequence[str]) -> list[In
     found = []
     for action in range(len(effects)):
         nodes = np.flatnonzero(menu.is_set[0, action])
-        parts = [f"{names[node]} = {menu.values[0, action, node]:.3g}" for node in nodes]
+        parts = [f"{names[node]} = {menu.values[0, action, node]:.3g}" for node in nodes.tolist()]
         found.append(
             Intervention(
                 label=f"do({', '.join(parts)})",

@@ -57,7 +57,7 @@ class GRPOBatch:
 
     @property
     def group_size(self) -> int:
-        return len(self) // len(self.group_ids.unique())
+        return len(self) // (int(self.group_ids.max()) + 1)
 
 
 def initial_params(policy_network: nn.Module) -> dict[str, Tensor]:

@@ -257,7 +257,10 @@ def _moved(
         names = [name for name, each in new.items() if (each.ndim >= 2) == is_matrix]
         if names:
             adamw(
-                *([values[name] for name in names] for values in (new, gradients, means, squares)),
+                [new[name] for name in names],
+                [gradients[name] for name in names],
+                [means[name] for name in names],
+                [squares[name] for name in names],
                 [],
                 [torch.tensor(float(state.num_updates)) for _ in names],
                 fused=True,

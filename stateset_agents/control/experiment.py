@@ -53,8 +53,9 @@ __all__ = [
 ENVIRONMENTS: Mapping[str, str] = {
     "cart_pole": "stateset_agents.control.environments.classic:BatchedCartPole",
     "acrobot": "stateset_agents.control.environments.classic:BatchedAcrobot",
+    "causal_acquisition": "stateset_agents.control.acquisition.environment:linear_acquisition",
 }
-"""Name -> "package.module:Class" of a `BatchedEnvironment`."""
+"""Name -> "package.module:Class", or a function, that gives a `BatchedEnvironment`."""
 
 
 class PolicyConfig(Settings):

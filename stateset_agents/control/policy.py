@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -140,7 +140,7 @@ def allowed_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def sample_actions(
-    policy: NumericPolicy,
+    policy: Callable[[TensorObservations], Tensor],
     observations: Observations,
     mask: BoolArray | None,
     uniforms: NDArray[np.float64] | None,

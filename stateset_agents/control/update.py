@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,10 @@ from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Batch", "UpdateResult", "minibatch_loss", "minibatches", "update"]
+__all__ = ["Batch", "Policy", "UpdateResult", "minibatch_loss", "minibatches", "update"]
+
+Policy = Callable[[Any], Tensor]
+"""[B, ...] observations -> [B, A] logits: a `NumericPolicy`, or one whose parameters are given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,10 +147,18 @@ def update(
 
 
 def minibatch_loss(
-    policy: NumericPolicy, batch: Batch, config: ControlConfig, *, measure: bool = True
+    policy: Policy,
+    batch: Batch,
+    config: ControlConfig,
+    *,
+    measure: bool = True,
+    denominators: Denominators | None = None,
 ) -> tuple[Tensor, Metrics]:
-    """The loss of one optimiser step, with gradient, and its metrics where they are measured."""
-    denominators = batch.denominators()
+    """The loss of one optimiser step, with gradient, and its metrics where they are measured.
+
+    `denominators`: of the whole step, where `batch` is a piece of it; the shares of all pieces add up.
+    """
+    denominators = denominators or batch.denominators()
     logits = allowed_logits(policy(batch.observations), batch.masks)
     log_p = torch.log_softmax(logits, dim=-1)
     output = policy_loss(

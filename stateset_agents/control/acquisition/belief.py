@@ -155,6 +155,19 @@ class Belief:
 
         Second moments of all regressors are carried through the order; over graphs they mix.
         """
+        mean, square_mean = self._moments(0.0)
+        return mean, np.sqrt(np.maximum(square_mean - mean**2, 0.0))
+
+    def outcome_variances(self) -> Array:
+        """[B, A] variance of one outcome of each intervention around its effect, in the posterior's mean."""
+        _, of_outcome = self._moments(1.0)
+        _, of_effect = self._moments(0.0)
+        found: Array = of_outcome - of_effect
+        return found
+
+    def _moments(self, noise: float) -> tuple[Array, Array]:
+        """[B, A] mean and mean square of the target under each intervention, with `noise` times the noise's
+        variance in every variable that is not set: 0 for the effect, 1 for an outcome."""
         num_variables = self.means.shape[2]
         shape = (*self.plan.values.shape[:-1], num_variables + 1, num_variables + 1)
         second = np.zeros(shape)
@@ -167,6 +180,7 @@ class Belief:
             held, value = self.plan.is_set[..., place], self.plan.values[..., place]
             with_others = (seen @ weight[:, :, None, :, None])[..., 0]
             own = (seen.reshape(*seen.shape[:-2], -1) @ square.reshape(*square.shape[:2], -1, 1))[..., 0]
+            own = own + noise * self.variances[..., place, None]
             with_others = np.where(held[..., None], value[..., None] * seen[..., 0, :], with_others)
             second[..., size, :size] = second[..., :size, size] = with_others
             second[..., size, size] = np.where(held, value**2, own)
@@ -175,8 +189,7 @@ class Belief:
         mean = of_target[..., 0]
         square_mean = np.take_along_axis(of_target, index[..., 0], axis=-1)[..., 0]
         weights = self.graph_weights[..., None]
-        mean, square_mean = (weights * mean).sum(axis=1), (weights * square_mean).sum(axis=1)
-        return mean, np.sqrt(np.maximum(square_mean - mean**2, 0.0))
+        return (weights * mean).sum(axis=1), (weights * square_mean).sum(axis=1)
 
     def sampled_effects(self, normals: Array, uniforms: Array) -> Array:
         """[B, S, A] effects under models drawn from the posterior. `normals`: [B, S, d, d + 1]; `uniforms`:

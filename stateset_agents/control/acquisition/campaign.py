@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stateset_agents.control.acquisition.belief import Belief
 from stateset_agents.control.acquisition.families import Tasks
-from stateset_agents.control.acquisition.linear_models import Array, Ints
+from stateset_agents.control.acquisition.linear_models import Array, Bools, Ints
 from stateset_agents.control.acquisition.rules import Rule, Situation
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Outcome", "expected_regret", "experimented", "play"]
+__all__ = ["Outcome", "expected_regret", "experimented", "measured", "play", "play_watching"]
 
 _ROWS = 128
 """Tasks for which a rule is asked at once: those that imagine outcomes have thousands of rows for each."""
@@ -33,12 +34,17 @@ class Outcome:
     """-1 where none was made."""
 
 
-def experimented(tasks: Tasks, belief: Belief, actions: Ints, number: int) -> Belief:
-    """The belief after experiment `number` (from 0) of every task. `actions`: [B]."""
+def measured(tasks: Tasks, actions: Ints, number: int | Ints) -> tuple[Array, Bools]:
+    """[B, d] what experiment `number` (from 0; one, or [B]) of every task gives, and what it set."""
     rows = np.arange(len(actions))
     is_set = tasks.menu.is_set[rows, actions]
     values = tasks.models.sample(is_set, tasks.menu.values[rows, actions], tasks.noise(number)[:, None])
-    return belief.updated(values[:, 0], is_set)
+    return values[:, 0], is_set
+
+
+def experimented(tasks: Tasks, belief: Belief, actions: Ints, number: int | Ints) -> Belief:
+    """The belief after experiment `number` (from 0; one, or [B]) of every task. `actions`: [B]."""
+    return belief.updated(*measured(tasks, actions, number))
 
 
 def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> Outcome:
@@ -47,22 +53,37 @@ def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> Outcome:
     `seed`: of what the rule draws; the experiments' noise is the tasks' own, so that two rules on the same
     tasks are paired.
     """
+
+    def choose(situation: Situation) -> Ints:
+        live = np.flatnonzero(situation.goes_on)
+        actions = np.zeros(len(tasks), dtype=np.int64)
+        for part in np.array_split(live, -(-len(live) // _ROWS)):
+            actions[part] = rule(situation.take(part))
+        return actions
+
+    return play_watching(choose, tasks, seed=seed)
+
+
+def play_watching(
+    choose: Rule, tasks: Tasks, *, told: Callable[[Ints, Array], None] | None = None, seed: int = 0
+) -> Outcome:
+    """`play` for what remembers outcomes of its own: `choose` is always asked for all tasks at once.
+
+    After each experiment `told` gets [B] the action of each task, -1 where none was made, and [B] the target.
+    """
     size, rows = len(tasks), np.arange(len(tasks))
-    random = np.random.default_rng(derive(seed, "campaign"))
     situation = Situation(
         belief=tasks.belief,
         costs=tasks.menu.costs,
         left=tasks.budget,
         counts=np.zeros(tasks.menu.costs.shape, dtype=np.int64),
-        random=random,
+        random=np.random.default_rng(derive(seed, "campaign")),
     )
     made: list[Ints] = []
     while (goes_on := situation.goes_on).any():
-        live = np.flatnonzero(goes_on)
-        actions = np.zeros(size, dtype=np.int64)
-        for part in np.array_split(live, -(-len(live) // _ROWS)):
-            actions[part] = rule(situation.take(part))
-        belief = experimented(tasks, situation.belief, actions, len(made))
+        actions = choose(situation)
+        values, is_set = measured(tasks, actions, len(made))
+        belief = situation.belief.updated(values, is_set)
         spent = np.where(goes_on, situation.costs[rows, actions], 0.0)
         counts = situation.counts.copy()
         counts[rows, actions] += goes_on
@@ -73,6 +94,8 @@ def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> Outcome:
             counts=counts,
         )
         made.append(np.where(goes_on, actions, -1))
+        if told is not None:
+            told(made[-1], values[:, tasks.models.target])
     history = np.stack(made) if made else np.empty((0, size), dtype=np.int64)
     recommended = situation.belief.effect_means().argmax(axis=1)
     return Outcome(

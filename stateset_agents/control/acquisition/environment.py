@@ -6,21 +6,22 @@ intervention with the highest posterior mean, and the reward is by how much its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Self
 
 import numpy as np
 
 from stateset_agents.control.acquisition.campaign import experimented
-from stateset_agents.control.acquisition.families import LinearFamily, Tasks
+from stateset_agents.control.acquisition.families import LinearFamily, Tasks, joined
 from stateset_agents.control.acquisition.linear_models import Array
-from stateset_agents.control.acquisition.rules import Rule, Situation, expected_improvement
+from stateset_agents.control.acquisition.rules import RULES, Rule, Situation, expected_improvement
 from stateset_agents.control.environments.base import BoolArray, FloatArray, IntArray, Spec, Transition
+from stateset_agents.control.environments.base import Rule as EnvironmentRule
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
-__all__ = ["CANDIDATE_FEATURES", "CONTEXT_FEATURES", "AcquisitionEnv", "RewardKind"]
+__all__ = ["CANDIDATE_FEATURES", "CONTEXT_FEATURES", "AcquisitionEnv", "RewardKind", "linear_acquisition"]
 
 RewardKind = Literal["regret", "expected_regret"]
 
@@ -43,6 +44,34 @@ CANDIDATE_FEATURES = (
 CONTEXT_FEATURES = ("left", "experiments left", "expected regret", "spread", "graphs")
 """Of the whole task."""
 _DRAWS = 32
+
+
+def linear_acquisition(
+    *,
+    reward: RewardKind = "expected_regret",
+    reward_scale: float = 1.0,
+    max_experiments: int | None = None,
+    num_variables: int = 5,
+    density: float = 0.6,
+    noise: tuple[float, float] = (0.5, 0.5),
+    costs: tuple[float, float] = (1.0, 20.0),
+    budget: float = 20.0,
+    num_observations: int = 0,
+    num_graphs: int = 1,
+    set_at_once: int = 1,
+) -> AcquisitionEnv:
+    """An `AcquisitionEnv` of a `LinearFamily` from plain numbers, for `environment: causal_acquisition`."""
+    family = LinearFamily(
+        num_variables=num_variables,
+        density=density,
+        noise=(noise[0], noise[1]),
+        costs=(costs[0], costs[1]),
+        budget=budget,
+        num_observations=num_observations,
+        num_graphs=num_graphs,
+        set_at_once=set_at_once,
+    )
+    return AcquisitionEnv(family, reward=reward, reward_scale=reward_scale, max_experiments=max_experiments)
 
 
 class AcquisitionEnv:
@@ -78,7 +107,9 @@ class AcquisitionEnv:
                 "context": (len(CONTEXT_FEATURES),),
             },
             num_actions=family.num_actions,
-            horizon=max_experiments or int(family.budget / family.costs[0] + 1e-9),
+            horizon=int(family.budget / family.costs[0] + 1e-9)
+            if max_experiments is None
+            else max_experiments,
             components=("regret", "expected_regret", "cost"),
         )
         random = np.random.default_rng(derive(0, "acquisition", "draws"))
@@ -93,16 +124,22 @@ class AcquisitionEnv:
     def reset(self, seeds: Sequence[int]) -> dict[str, FloatArray]:
         """One task per seed, whose experiments' noise follows from the seed and their number."""
         distinct, rows = np.unique(np.array(seeds, dtype=np.uint64), return_inverse=True)
-        tasks = self.family.draw([int(seed) for seed in distinct]).take(rows)
-        self._begin(tasks)
-        return self._observe()
+        return self.begin(self.family.draw([int(seed) for seed in distinct]).take(rows))
 
     def step(self, actions: IntArray) -> Transition:
         """Make one experiment in every row that can pay it.
 
-        Raises ConfigurationError for an experiment that costs more than what is left while another would not.
+        Raises ConfigurationError for an experiment that is not in the menu, and for one that costs more than
+        what is left while another would not.
         """
         before, rows = self._situation, np.arange(len(actions))
+        outside = (actions < 0) | (actions >= self.spec.num_actions)
+        if outside.any():
+            row = int(outside.argmax())
+            raise ConfigurationError(
+                f"row {row}: experiment {actions[row]} is not in the menu: give 0 to "
+                f"{self.spec.num_actions - 1}"
+            )
         goes_on = before.goes_on
         dear = goes_on & ~before.affordable[rows, actions]
         if dear.any():
@@ -114,17 +151,17 @@ class AcquisitionEnv:
             )
         counts = before.counts.copy()
         counts[rows, actions] += goes_on
-        belief = experimented(self._tasks, before.belief, actions, self._number)
+        number = before.counts.sum(axis=1)
+        belief = experimented(self._tasks, before.belief, actions, number)
         spent = np.where(goes_on, before.costs[rows, actions], 0.0)
         self._situation = replace(
             before, belief=belief.where(goes_on, before.belief), left=before.left - spent, counts=counts
         )
-        self._number += 1
         was, was_expected = self._regret, self._expected
         self._look()
-        observations = self._observe()
+        observations = self.observe()
         terminated = ~self._situation.goes_on
-        truncated = np.logical_and(~terminated, self._number >= self.spec.horizon)
+        truncated = np.logical_and(~terminated, number + 1 >= self.spec.horizon)
         ended = terminated | truncated
         if self._reward == "regret":
             rewards = self._scale * (np.tanh(was / self._scale) - np.tanh(self._regret / self._scale))
@@ -151,16 +188,44 @@ class AcquisitionEnv:
         copy._share = self._share[rows]
         return copy
 
+    def joined(self, others: Sequence[Self]) -> Self:
+        """A new environment with these rows and then those of the others, each where it is."""
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        for name in ("_tasks", "_situation", "_regret", "_expected", "_unit", "_share"):
+            setattr(copy, name, joined([getattr(each, name) for each in (self, *others)]))
+        return copy
+
     def action_mask(self) -> BoolArray | None:
         """[B, A] what can be paid."""
         return self._situation.affordable
 
     # ------------------------------------------------------------------------------ beside it
 
+    def begin(self, tasks: Tasks) -> dict[str, FloatArray]:
+        """`reset` with tasks that are there, one per row."""
+        self._begin(tasks)
+        return self.observe()
+
     @property
     def situation(self) -> Situation:
         """What a rule may know now."""
         return self._situation
+
+    @property
+    def tasks(self) -> Tasks:
+        """The rows' tasks, the truth included."""
+        return self._tasks
+
+    @property
+    def regret(self) -> Array:
+        """[B] of what is recommended now."""
+        return self._regret
+
+    @property
+    def expected_regret(self) -> Array:
+        """[B] the same by 32 models drawn from the posterior."""
+        return self._expected
 
     def rule_actions(self, rule: Rule) -> IntArray:
         """[B] what a rule would do now; 0 for rows that have ended."""
@@ -170,10 +235,18 @@ class AcquisitionEnv:
             actions[live] = rule(self._situation.take(live))
         return actions
 
+    def rules(self) -> Mapping[str, EnvironmentRule]:
+        """Those that choose without learning, for a comparison."""
+
+        def played(rule: Rule) -> EnvironmentRule:
+            return lambda environment: lambda: environment.rule_actions(rule)
+
+        return {name: played(rule) for name, rule in RULES.items()}
+
     # ------------------------------------------------------------------------------ inside
 
     def _begin(self, tasks: Tasks) -> None:
-        self._tasks, self._number = tasks, 0
+        self._tasks = tasks
         self._situation = Situation(
             belief=tasks.belief,
             costs=tasks.menu.costs,
@@ -200,7 +273,8 @@ class AcquisitionEnv:
         best = drawn.argmax(axis=2)
         self._share: Array = (best[..., None] == np.arange(drawn.shape[2])).mean(axis=1)
 
-    def _observe(self) -> dict[str, FloatArray]:
+    def observe(self) -> dict[str, FloatArray]:
+        """[B, ...] what the policy sees now."""
         situation, menu, unit = self._situation, self._tasks.menu, self._unit[:, None]
         mean, deviation = situation.belief.effect_moments()
         improvement = expected_improvement(mean, deviation) / unit

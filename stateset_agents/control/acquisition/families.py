@@ -7,8 +7,9 @@ are drawn as arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from stateset_agents.control.acquisition.linear_models import Array, Bools, Ints
 from stateset_agents.control.rollout import uniforms
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["LinearFamily", "Tasks"]
+__all__ = ["LinearFamily", "Tasks", "joined"]
 
 _NOISE_FROM = 1 << 20
 """Where in a task's stream the noise of its experiments begins."""
@@ -52,8 +53,10 @@ class Tasks:
             keys=self.keys[rows],
         )
 
-    def noise(self, experiment: int) -> Array:
-        """[B, d] standard normal numbers of experiment 0, 1, ... of each task, whatever was done before."""
+    def noise(self, experiment: int | Ints) -> Array:
+        """[B, d] standard normal numbers of experiment 0, 1, ... of each task, whatever was done before.
+
+        `experiment`: one number, or [B] of them."""
         num_variables = self.models.noise.shape[1]
         return normals(self.keys, _NOISE_FROM + experiment * num_variables, num_variables)
 
@@ -102,10 +105,10 @@ class LinearFamily:
                 raise ConfigurationError(
                     f"{name} must be two positive numbers, the lower first, got {(low, high)}"
                 )
-        if self.budget < self.costs[1]:
+        if not self.costs[1] <= self.budget < np.inf:
             raise ConfigurationError(
-                f"budget {self.budget} is below a single experiment's cost of up to {self.costs[1]}: raise "
-                "it, or lower costs"
+                f"budget {self.budget} is below a single experiment's cost of up to {self.costs[1]}, or "
+                "without end: raise it, or lower costs"
             )
         for name, least in (("num_observations", 0), ("num_graphs", 1), ("set_at_once", 1)):
             if getattr(self, name) < least:
@@ -245,11 +248,22 @@ class _Stream:
         return normals(self._keys, self._taken - number, number)
 
 
-def normals(keys: np.ndarray, begin: int, number: int) -> Array:
-    """[B, number] standard normal numbers from place `begin` of the streams on."""
-    drawn = uniforms(keys, np.arange(begin, begin + number)[:, None]).T
+def normals(keys: np.ndarray, begin: int | Ints, number: int) -> Array:
+    """[B, number] standard normal numbers from place `begin` of the streams on, one for all or [B]."""
+    drawn = uniforms(keys, np.arange(number)[:, None] + begin).T
     found: Array = torch.special.ndtri(torch.from_numpy(np.ascontiguousarray(drawn)) + 2.0**-54).numpy()
     return found
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Arrays [B, ...], or values made of them, behind one another; what is no array is the first's."""
+    first = parts[0]
+    if isinstance(first, np.ndarray):
+        return np.concatenate(parts)
+    if not is_dataclass(first) or isinstance(first, type):
+        return first
+    names = [field.name for field in fields(first)]
+    return replace(first, **{name: joined([getattr(part, name) for part in parts]) for name in names})
 
 
 def _between(drawn: Array, limits: tuple[float, float]) -> Array:

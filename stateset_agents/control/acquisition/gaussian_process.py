@@ -48,6 +48,10 @@ class GaussianProcess:
         ):
             if not value > 0:
                 raise ConfigurationError(f"{name} must be above 0, got {value}")
+        if not (np.isfinite(self.points).all() and np.isfinite(self.outcomes).all()):
+            raise ConfigurationError(
+                f"points and outcomes must be finite, got {self.outcomes.tolist()}: leave the failed ones out"
+            )
         if self.noise < 0:
             raise ConfigurationError(f"noise must be at least 0, got {self.noise}")
 

@@ -6,6 +6,7 @@ One model at a time, all samples of it as arrays. Where every mechanism is linea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -120,10 +121,12 @@ class CausalModel:
             for name in self.settable
             if (limits := self.variables[name].limits) is not None
         )
-        if budget < cheapest:
+        if not budget >= cheapest:
             raise ConfigurationError(
                 f"budget {budget:g} is below the cheapest experiment's {cheapest:g}: raise it"
             )
+        if budget == math.inf:
+            raise ConfigurationError("budget inf never ends: give what may be spent")
 
     def sample(
         self, number: int, random: np.random.Generator, intervention: Intervention | None = None

@@ -16,6 +16,7 @@ import torch
 from repository_paths import ROOT
 
 from stateset_agents.cli.main import main
+from stateset_agents.control.acquisition.rules import RULES
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.reward import EnvironmentReward
@@ -271,3 +272,17 @@ def test_a_cluster_is_scaled_from_a_clone_on(tmp_path: Path) -> None:
     rows = dict(re.findall(r"^\| ([\w %,]+) \| (-\d\.\d+) \|", printed, re.MULTILINE))
     assert rows.keys() == {"clairvoyant", "trained", "cloned", "HPA 60 %, 0 s", "HPA 70 %, 300 s"}
     assert float(rows["clairvoyant"]) > float(rows["trained"]) > -2
+
+
+def test_experiments_are_chosen_from_a_clone_on(tmp_path: Path) -> None:
+    few = ["--steps", "20000", "--shown", "100", "--tasks", "200"]
+    printed = run_script("examples/acquisition.py", *few, folder=tmp_path)
+    found = {name: float(value) for name, value in re.findall(r"^(.+): regret (\d\.\d+) in", printed, re.M)}
+    assert found.keys() == {"the policy", "EI per cost", "sd per cost", "random"}
+    assert found["the policy"] < 0.8 * found["random"]
+    assert (tmp_path / "campaigns.html").stat().st_size > 100_000
+    file = str(ROOT / "examples" / "acquisition.yaml")
+    few = [f"training.output_dir={tmp_path / 'yaml'}", "training.total_steps=2000", "evaluation.episodes=20"]
+    assert main(["train", file, *(part for each in few for part in ("--set", each))]) == 0
+    rules = RunLog.open(tmp_path / "yaml" / "latest").summary()["rules"]
+    assert set(rules) == set(RULES)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
+from scripts import acquisition_curriculum, acquisition_policy
 from scripts import acquisition_headroom as script
-from scripts import acquisition_policy
 from stateset_agents.control.acquisition.network import AcquisitionPolicyNetwork
 
 
@@ -26,7 +28,31 @@ def test_what_is_measured_is_kept_and_the_rest_is_added(tmp_path: Path) -> None:
 
 
 def test_a_policy_is_compared_on_tasks_of_any_size() -> None:
-    rows = acquisition_policy.compare(AcquisitionPolicyNetwork(), 3, 50)
-    assert [row.split(" | ")[1] for row in rows] == list(acquisition_policy.RIVALS)
-    assert all(row.startswith("| 3 | ") and " | 50 | " in row for row in rows)
-    assert rows[0].split(" | ")[3] == rows[1].split(" | ")[3]  # the policy's, on the same tasks
+    networks = {"0": AcquisitionPolicyNetwork(), "1": AcquisitionPolicyNetwork(seed=1)}
+    rules = list(acquisition_policy.RIVALS)
+    rows = acquisition_policy.compare(networks, "small", acquisition_policy.family(3), 50, rules)
+    cells = [[cell.strip() for cell in row.strip("| ").split("|")] for row in rows]
+    assert [cell[:4] for cell in cells] == [["small", s, rule, "50"] for rule in rules for s in ("0", "1")]
+    assert cells[0][4] == cells[2][4]  # a policy's, on the same tasks
+    assert cells[0][5] == cells[1][5]  # a rule's
+
+
+def test_what_is_saved_is_paired_and_a_share() -> None:
+    mine, other = np.array([1.0, 2.0, 3.0]), np.array([1.5, 2.5, 3.5])
+    assert acquisition_policy.saved(mine + np.array([0.1, 0.0, -0.1]), other, 5.0).startswith("+10.0% [+")
+
+
+def test_lookahead_s_gain_and_time_are_measured() -> None:
+    ahead, policy = acquisition_policy.against_lookahead({"0": AcquisitionPolicyNetwork()}, 4)
+    assert ahead.startswith("lookahead: ")
+    assert " CPU ms a decision, 4 tasks" in ahead
+    assert policy.startswith("0: ")
+    assert " of lookahead's gain, " in policy
+
+
+def test_a_curriculum_and_plain_training_are_paired() -> None:
+    plain, other = (row.strip("| ").split(" | ") for row in acquisition_curriculum.rows(0, 1, 4))
+    assert [plain[1], other[1]] == ["plain", "curriculum"]
+    assert plain[6] == "-"
+    assert other[6][0] in "+-"
+    assert "%" in other[6]

@@ -12,6 +12,8 @@ from stateset_agents.control.acquisition.families import LinearFamily
 from stateset_agents.control.acquisition.network import AcquisitionPolicyNetwork
 from stateset_agents.control.acquisition.rules import RULES
 from stateset_agents.control.environments.base import BatchedEnvironment, check_environment
+from stateset_agents.control.evaluation import evaluate_rule
+from stateset_agents.control.experiment import make_environment
 from stateset_agents.control.policy import as_tensors
 from stateset_agents.control.rollout import Rollout, action_keys, collect
 from stateset_agents.control.settings import ControlConfig
@@ -47,6 +49,32 @@ def test_a_rule_in_the_environment_is_a_campaign() -> None:
         live &= ~(done.terminated | done.truncated)
     assert regret == pytest.approx(play(rule, FAMILY.draw(range(30))).regret)
     assert (paid <= FAMILY.budget + 1e-9).all()
+
+
+def test_a_file_makes_it_from_numbers_and_its_rules_are_the_rules() -> None:
+    env = make_environment(
+        {"name": "causal_acquisition", "num_variables": 4, "costs": [1, 4], "budget": 8, "reward": "regret"}
+    )
+    assert isinstance(env, AcquisitionEnv)
+    assert env.family == FAMILY
+    found = evaluate_rule(env.rules()["sd per cost"], env, range(20))
+    outcome = play(RULES["sd per cost"], FAMILY.draw(range(20)))
+    assert found.components["regret"] == pytest.approx(outcome.regret.mean())
+    assert list(found.lengths) == outcome.num_experiments.tolist()
+
+
+def test_joined_rows_go_on_as_they_were() -> None:
+    env, other = AcquisitionEnv(FAMILY), AcquisitionEnv(FAMILY)
+    env.reset([1, 2])
+    other.reset([3])
+    other.step(other.rule_actions(RULES["EI per cost"]))
+    both = env.joined([other])
+    assert np.array_equal(both.observe()["candidates"][2], other.observe()["candidates"][0])
+    actions = both.rule_actions(RULES["EI per cost"])
+    both.step(actions)
+    other.step(actions[2:])
+    env.step(actions[:2])
+    assert np.array_equal(both.regret, np.concatenate([env.regret, other.regret]))
 
 
 def test_rewards_add_up_to_the_fall_of_regret() -> None:
@@ -96,6 +124,13 @@ def test_what_cannot_be_is_refused() -> None:
         AcquisitionEnv(FAMILY, reward="money")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ConfigurationError, match="reward_scale must be above 0, got 0"):
         AcquisitionEnv(FAMILY, reward_scale=0)
+    with pytest.raises(ConfigurationError, match="horizon must be at least 1, got 0"):
+        AcquisitionEnv(FAMILY, max_experiments=0)
+    for action in (-1, 6):
+        with pytest.raises(
+            ConfigurationError, match=f"row 0: experiment {action} is not in the menu: give 0 to 5"
+        ):
+            env.step(np.full(50, action))
     for _ in range(8):
         mask = env.action_mask()
         assert mask is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -151,6 +153,12 @@ def two(**variables: Variable) -> CausalModel:
         (
             lambda: toy_graph(costs={"X": 3.0, "Z": 10.0}).check_budget(2.0),
             "budget 2 is below the cheapest experiment's 3",
+        ),
+        (lambda: toy_graph().check_budget(math.nan), "budget nan is below the cheapest experiment's 1"),
+        (lambda: toy_graph().check_budget(math.inf), "budget inf never ends: give what may be spent"),
+        (
+            lambda: toy_graph().cost({"X": math.nan}),
+            r"do\(X=nan\) is out of range: give a value from -5 to 5",
         ),
         (
             lambda: two(X=Variable(mechanism=noise_of), Y=Variable(mechanism=noise_of, limits=(0, 1))),

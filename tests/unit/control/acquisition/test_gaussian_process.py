@@ -74,6 +74,8 @@ def test_a_singular_posterior_is_refused_in_one_line() -> None:
         GaussianProcess(points=np.zeros((2, 1)), outcomes=np.ones(2), lengths=np.zeros(1))
     with pytest.raises(ConfigurationError, match="noise must be at least 0, got -1"):
         process(noise=-1.0)
+    with pytest.raises(ConfigurationError, match=r"points and outcomes must be finite, got \[nan\]"):
+        GaussianProcess(points=np.zeros((1, 1)), outcomes=np.array([np.nan]), lengths=np.ones(1))
 
 
 def test_the_causal_prior_knows_what_was_seen_and_doubts_what_was_not() -> None:

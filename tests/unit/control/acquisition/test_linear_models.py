@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -207,6 +208,7 @@ def test_equal_seeds_give_equal_tasks_in_any_company() -> None:
         ({"costs": (0.0, 2.0)}, "costs must be two positive numbers"),
         ({"noise": (0.0, 1.0)}, "noise must be two positive numbers"),
         ({"budget": 1.0}, "budget 1.0 is below a single experiment's cost of up to 2.0"),
+        ({"budget": np.nan}, "budget nan is below a single experiment's cost of up to 2.0, or without end"),
         ({"graph": SACHS}, "num_variables must be 11, as the graph has, got 5"),
         (
             {"graph": SACHS, "num_variables": 11, "num_graphs": 2},
@@ -219,6 +221,34 @@ def test_equal_seeds_give_equal_tasks_in_any_company() -> None:
 def test_a_family_that_cannot_be_is_refused(given: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match="^" + message.replace("(", r"\(")):
         LinearFamily(**given)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_belief_without_noise_is_refused() -> None:
+    tasks = FAMILY.draw([0])
+    belief = tasks.belief
+    with pytest.raises(
+        ConfigurationError, match=r"^noise must be above 0, got 0: without noise the posterior"
+    ):
+        Belief.prior(
+            is_parent=belief.is_parent,
+            order=belief.order,
+            noise=np.zeros((1, 5)),
+            scale=np.ones(1),
+            target=4,
+            menu=tasks.menu,
+        )
+
+
+def test_an_outcome_s_variance_is_that_of_a_million_samples() -> None:
+    tasks = LinearFamily(num_variables=4, noise=(0.3, 2.0)).draw([3])
+    known = replace(
+        tasks.belief, means=tasks.models.weights[:, None], covariances=0.0 * tasks.belief.covariances
+    )
+    random = np.random.default_rng(0)
+    for action in range(4):
+        is_set, values = tasks.menu.is_set[:, action], tasks.menu.values[:, action]
+        found = tasks.models.sample(is_set, values, random.standard_normal((1, 200_000, 4)))[0, :, -1]
+        assert known.outcome_variances()[0, action] == pytest.approx(found.var(), rel=0.02)
 
 
 def test_belief_keeps_rows_that_do_not_change() -> None:

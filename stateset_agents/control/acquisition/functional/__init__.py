@@ -1,0 +1,1 @@
+"""GRPO over experiments in functions: parameters, optimiser state and samples go in, new ones come out."""

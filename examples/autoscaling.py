@@ -10,7 +10,7 @@ import asyncio
 import torch
 
 from stateset_agents.control.cloning import clone
-from stateset_agents.control.comparison import Score, compare
+from stateset_agents.control.studies.comparison import Score, compare
 from stateset_agents.control.evaluation import evaluate, evaluate_rule, evaluation_seeds
 from stateset_agents.control.infrastructure.baselines.clairvoyant import clairvoyant
 from stateset_agents.control.infrastructure.baselines.hpa import Hpa

@@ -15,6 +15,7 @@ from stateset_agents.cli.chat import chat
 from stateset_agents.cli.health import diagnose, doctor, engine
 from stateset_agents.cli.imitation import demonstrate, distill, sft
 from stateset_agents.cli.measure import audit, compare, evaluate, rescore
+from stateset_agents.cli.study import study
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.logs import configure_logging
 from stateset_agents.types.settings import nearest
@@ -78,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chat,
         serve,
         report,
+        study,
         diagnose,
         doctor,
         engine,

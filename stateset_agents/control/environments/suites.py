@@ -21,7 +21,7 @@ __all__ = ["REFERENCES", "SUITES", "Suite", "make_suite", "mix"]
 REFERENCES: Mapping[str, tuple[float, float]] = {
     "cart_pole": (22.0, 500.0),
     "acrobot": (-500.0, -80.0),
-    "lunar_lander": (-180.0, 200.0),
+    "lunar_lander": (-170.0, 200.0),
 }
 """Task -> return of uniform actions, and of a solved task."""
 

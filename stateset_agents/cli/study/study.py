@@ -28,7 +28,10 @@ def add_parser(subparsers: Any) -> None:
     runner.add_argument("folder", metavar="FOLDER", help="of the study; one with a study.yaml goes on")
     runner.add_argument("--suite", action="append", default=[], help="an environment or a mix; repeatable")
     runner.add_argument(
-        "--arm", action="append", default=[], help="ppo, auto, task, difficulty, random (default all)"
+        "--arm",
+        action="append",
+        default=[],
+        help="PPO or a group_strategy (default PPO, auto, task, difficulty and random)",
     )
     runner.add_argument("--seeds", type=int, help="how many (default 5); more than before adds some")
     runner.add_argument("--first-seed", type=int, help="default 0")
@@ -75,7 +78,13 @@ def report(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> StudySettings | None:
     """What the options say; None where the folder alone says it."""
-    from stateset_agents.control.studies.runner import ARMS, StudySettings, arms_of_grid, open_study
+    from stateset_agents.control.studies.runner import (
+        ARMS,
+        NAMED_ARMS,
+        StudySettings,
+        arms_of_grid,
+        open_study,
+    )
 
     seeds = None if args.seeds is None else _seeds(args)
     options = ("suite", "arm", "steps", "episodes", "set", "grid")
@@ -84,15 +93,15 @@ def _settings(args: argparse.Namespace) -> StudySettings | None:
             return None
         found = open_study(args.folder)[1]
         return found.model_copy(update={"seeds": tuple(sorted({*found.seeds, *seeds}))})
-    strange = next((name for name in args.arm if name not in ARMS), None)
+    strange = next((name for name in args.arm if name not in NAMED_ARMS), None)
     if strange is not None:
         raise ConfigurationError(
-            f"--arm must be one of {', '.join(ARMS)}, got {strange!r}{nearest(strange, ARMS)}; others are "
-            "written in study.yaml"
+            f"--arm must be one of {', '.join(NAMED_ARMS)}, got {strange!r}"
+            f"{nearest(strange, NAMED_ARMS)}; others are written in study.yaml"
         )
     if not args.suite:
         raise ConfigurationError("a new study needs a suite: --suite mix_cart_pole_large, for one")
-    arms: Mapping[str, Mapping[str, Any]] = {name: ARMS[name] for name in args.arm or ARMS}
+    arms: Mapping[str, Mapping[str, Any]] = {name: NAMED_ARMS[name] for name in args.arm or ARMS}
     axes = {
         name: value if isinstance(value, list) else [value]
         for name, value in overrides([_as_list(item) for item in args.grid], {}).items()
@@ -100,7 +109,7 @@ def _settings(args: argparse.Namespace) -> StudySettings | None:
     if axes:
         if len(args.arm) != 1:
             raise ConfigurationError(f"--grid is over one --arm, got {len(args.arm)}: name it")
-        arms = arms_of_grid(ARMS[args.arm[0]], axes)
+        arms = arms_of_grid(NAMED_ARMS[args.arm[0]], axes)
     given = {"total_steps": args.steps, "episodes": args.episodes, "seeds": seeds or _seeds(args)}
     return StudySettings(
         name=Path(args.folder).name,

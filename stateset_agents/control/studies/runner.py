@@ -24,6 +24,7 @@ from stateset_agents.control.environments.suites import SUITES, Suite, make_suit
 from stateset_agents.control.evaluation import ControlEvaluation, evaluation_seeds
 from stateset_agents.control.settings import ControlConfig
 from stateset_agents.control.studies.partitioned import GRPO, PPO_DEFAULTS
+from stateset_agents.grouping.partitioner import GROUP_STRATEGIES
 from stateset_agents.grouping.partitions import STRATEGIES
 from stateset_agents.grouping.weights import group_fairness
 from stateset_agents.runtime.tasks import in_thread
@@ -32,15 +33,14 @@ from stateset_agents.tracking.run_lock import RunLock
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import Settings, nearest
 
-__all__ = ["ARMS", "StudySettings", "arms_of_grid", "open_study", "run_study"]
+__all__ = ["ARMS", "NAMED_ARMS", "StudySettings", "arms_of_grid", "open_study", "run_study"]
 
-ARMS: Mapping[str, Mapping[str, Any]] = {
-    "ppo": {"group_strategy": "none"},
-    "auto": {"group_strategy": "auto"},
-    "task": {"group_strategy": "task"},
-    "difficulty": {"group_strategy": "difficulty"},
-    "random": {"group_strategy": "random"},
+NAMED_ARMS: Mapping[str, Mapping[str, Any]] = {
+    "PPO": {"group_strategy": "none"},
+    **{name: {"group_strategy": name} for name in GROUP_STRATEGIES if name != "none"},
 }
+"""PPO, and each way of making parts."""
+ARMS = {name: NAMED_ARMS[name] for name in ("PPO", "auto", "task", "difficulty", "random")}
 """What is compared when nothing else is said: PPO, parts by starts and by task, and, to diagnose, by return
 and by chance."""
 
@@ -317,11 +317,9 @@ def _command(settings: StudySettings, suite: str, arm: str, seed: int) -> str:
     """What runs the cell alone, into a folder of its own."""
     words = ["stateset-agents", "study", "run", "cell", "--suite", suite]
     own = dict(settings.settings)
-    if arm in ARMS and settings.arms[arm] == ARMS[arm]:
-        words += ["--arm", arm]
-    else:
-        own |= settings.arms[arm]
-        words += ["--arm", "ppo"]
+    strategy = settings.arms[arm].get("group_strategy", "auto")
+    words += ["--arm", "PPO" if strategy == "none" else strategy]
+    own |= _without(settings.arms[arm], {"group_strategy"})
     for name, value in own.items():
         words += ["--set", f"{name}={value}"]
     words += ["--first-seed", str(seed), "--seeds", "1", "--steps", str(settings.total_steps)]

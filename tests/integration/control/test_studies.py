@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from repository_paths import ROOT
 
-from stateset_agents.analysis.study_folder import StudyFolder
+from stateset_agents.analysis.study_folder import Cell, StudyFolder
 from stateset_agents.cli.main import main
 from stateset_agents.control.studies.analyzer import GRPOvsPPOAnalyzer
 from stateset_agents.control.studies.runner import ARMS, StudySettings, open_study, run_study
@@ -40,28 +40,43 @@ def without_times(cells):
     return [dataclasses.replace(cell, cpu_seconds=0.0) for cell in cells]
 
 
+def ended_twice_alike(whole: StudyFolder, ended: StudyFolder) -> None:
+    """The study that was ended goes on after a torn line, and says what the whole one says."""
+    with ended.cells_file.open("a") as stream:
+        stream.write('{"suite": "curriculum", "arm"')  # a kill in the middle of a line
+    asyncio.run(run_study(ended.path))
+    assert without_times(ended.cells()) == without_times(whole.cells())
+    assert len(ended.cells()) == 3  # parts by task on a single task would be PPO
+    reports = [GRPOvsPPOAnalyzer(folder.path).generate_report() for folder in (whole, ended)]
+    assert reports[0].splitlines()[1:] == reports[1].splitlines()[1:]
+    assert "curriculum: worst task's final score of task against PPO" in reports[0]
+
+
+def test_a_study_that_was_ended_goes_on_and_gives_the_same_table(tmp_path: Path) -> None:
+    def stop(cell: Cell, number: int, cells: int) -> None:
+        raise InterruptedError(f"after cell {number} of {cells}")
+
+    whole = asyncio.run(run_study(tmp_path / "whole", settings()))
+    with pytest.raises(InterruptedError, match="after cell 1 of 3"):
+        asyncio.run(run_study(tmp_path / "ended", settings(), on_cell=stop))
+    assert len(StudyFolder(tmp_path / "ended").cells()) == 1
+    ended_twice_alike(whole, StudyFolder(tmp_path / "ended"))
+
+
+@pytest.mark.faults
 def test_a_killed_study_goes_on_and_gives_the_same_table(tmp_path: Path) -> None:
     whole = asyncio.run(run_study(tmp_path / "whole", settings()))
-    open_study(tmp_path / "killed", settings())
-    command = [sys.executable, "-m", "stateset_agents", "study", "run", str(tmp_path / "killed")]
+    killed, _ = open_study(tmp_path / "killed", settings())
+    command = [sys.executable, "-m", "stateset_agents", "study", "run", str(killed.path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
-    killed = StudyFolder(tmp_path / "killed")
     deadline = time.monotonic() + 240
     while not killed.cells() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    before = killed.cells()
-    assert 1 <= len(before) < 3
-    with killed.cells_file.open("a") as stream:
-        stream.write('{"suite": "curriculum", "arm"')  # a kill in the middle of a line
-    asyncio.run(run_study(tmp_path / "killed"))
-    assert without_times(killed.cells()) == without_times(whole.cells())
-    assert len(killed.cells()) == 3  # parts by task on a single task would be PPO
-    reports = [GRPOvsPPOAnalyzer(folder.path).generate_report() for folder in (whole, killed)]
-    assert reports[0] == reports[1]
-    assert "curriculum: worst task's final score of task against PPO" in reports[0]
+    assert 1 <= len(killed.cells()) < 3
+    ended_twice_alike(whole, killed)
 
 
 def test_more_seeds_are_added_and_other_settings_refused(

@@ -63,7 +63,7 @@ def test_a_study_that_was_ended_goes_on_and_gives_the_same_table(tmp_path: Path)
     ended_twice_alike(whole, StudyFolder(tmp_path / "ended"))
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_killed_study_goes_on_and_gives_the_same_table(tmp_path: Path) -> None:
     whole = asyncio.run(run_study(tmp_path / "whole", settings()))
     killed, _ = open_study(tmp_path / "killed", settings())

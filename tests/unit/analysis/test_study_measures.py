@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from repository_paths import ROOT
 
 from stateset_agents.analysis.measures import (
     area_under_curve,
@@ -243,3 +244,19 @@ def test_a_grid_has_every_combination_and_guesses_none(tmp_path: Path) -> None:
     assert "Recommended: n_groups 4" in report
     with pytest.raises(ConfigurationError, match="at least one setting"):
         grid(cells, {})
+
+
+def test_the_page_has_the_tables_of_the_committed_study() -> None:
+    report = study_report(StudyFolder(ROOT / "benchmarks" / "studies" / "scales"))
+    page = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
+    lines = [line for line in report.splitlines() if line.startswith(("|", "-"))]
+    assert len(lines) == 17
+    assert [line for line in lines if line not in page] == []
+
+
+def test_by_task_no_committed_run_has_a_sign_flip_and_the_small_task_is_not_drowned() -> None:
+    cells = StudyFolder(ROOT / "benchmarks" / "studies" / "scales").cells()
+    by_task = [each for each in cells if each.arm == "task"]
+    assert [each.sign_flips for each in by_task] == [0.0] * 10
+    assert min(each.worst_task for each in by_task) > 0.1
+    assert max(each.worst_task for each in cells if each.arm == "PPO") < 0.1

@@ -1,1 +1,0 @@
-"""Many trainings compared: the verb `study`."""

@@ -37,9 +37,7 @@ _ENDS = ("_a", "_b")
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser(
-        "compare", help="compare two models, or two runs, on the same held-out scenarios"
-    )
+    parser = subparsers.add_parser("compare", help="compare two models, or two runs, on held-out scenarios")
     parser.add_argument(
         "config",
         help="YAML file or run folder: environment, reward, evaluation; left out, two run folders are "

@@ -10,8 +10,10 @@ from stateset_agents.control.environments.base import check_environment
 from stateset_agents.control.environments.classic import BatchedAcrobot, BatchedCartPole
 from stateset_agents.control.environments.mix import Task, TaskMix
 from stateset_agents.control.environments.suites import SUITES, make_suite, mix
+from stateset_agents.control.experiment import ControlFile, make_environment
 from stateset_agents.control.policy import MlpPolicy
 from stateset_agents.control.rollout import action_keys, collect
+from stateset_agents.control.studies.task_policy import TaskPolicy
 from stateset_agents.types.errors import ConfigurationError
 
 
@@ -96,3 +98,18 @@ def test_what_cannot_be_mixed_is_said():
 def test_lunar_lander_is_a_suite_where_box2d_is_installed():
     pytest.importorskip("Box2D", reason='LunarLander-v3 needs pip install "stateset-agents[box2d]"')
     assert make_suite("lunar_lander").environment.spec.name == "LunarLander-v3"
+
+
+def test_a_file_mixes_tasks_and_chooses_the_critic():
+    spec = {"name": "mix", "scales": {"cart_pole": 1.0, "acrobot": 0.01}}
+    environment = make_environment(spec)
+    by_critic = {"advantage_estimator": "gae", "group_size": 1}
+    file = ControlFile(environment=spec, training=by_critic)
+    assert isinstance(file.new_policy(environment), TaskPolicy)
+    plain = ControlFile(environment=spec, training=by_critic, policy={"value_normalization": "none"})
+    assert isinstance(plain.new_policy(environment), MlpPolicy)
+    without = ControlFile(environment=spec, policy={"value_normalization": "task"})
+    with pytest.raises(ConfigurationError, match="advantage_estimator to gae"):
+        without.new_policy(environment)
+    with pytest.raises(ConfigurationError, match="did you mean 'cart_pole'"):
+        make_environment({"name": "mix", "scales": {"cartpole": 1.0, "acrobot": 1.0}})

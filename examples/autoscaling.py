@@ -10,7 +10,6 @@ import asyncio
 import torch
 
 from stateset_agents.control.cloning import clone
-from stateset_agents.control.comparison import Score, compare
 from stateset_agents.control.evaluation import evaluate, evaluate_rule, evaluation_seeds
 from stateset_agents.control.infrastructure.baselines.clairvoyant import clairvoyant
 from stateset_agents.control.infrastructure.baselines.hpa import Hpa
@@ -18,6 +17,7 @@ from stateset_agents.control.infrastructure.baselines.replicas import InReplicas
 from stateset_agents.control.infrastructure.environment import InfrastructureEnv
 from stateset_agents.control.policy import MlpPolicy
 from stateset_agents.control.settings import ControlConfig
+from stateset_agents.control.studies.comparison import Score, compare
 from stateset_agents.control.trainer import ControlTrainer
 
 SETTINGS = {"gamma": 0.95, "learning_rate": 2e-3, "minibatch_size": 4096, "total_steps": 2_600_000}

@@ -119,7 +119,7 @@ def score_of(record: Mapping[str, Any]) -> Any:
     """And back."""
     import numpy as np
 
-    from stateset_agents.control.comparison import Score
+    from stateset_agents.control.studies.comparison import Score
 
     return Score(
         seeds=tuple(record["seeds"]),
@@ -130,13 +130,13 @@ def score_of(record: Mapping[str, Any]) -> Any:
 
 def play_rules(folder: Path, workloads: int) -> dict[str, Any]:
     """Tune on one set of workloads, then play on the others."""
-    from stateset_agents.control.comparison import Score
     from stateset_agents.control.evaluation import evaluate_rule, evaluation_seeds
     from stateset_agents.control.infrastructure.baselines.clairvoyant import clairvoyant
     from stateset_agents.control.infrastructure.baselines.hpa import HPA_GRID
     from stateset_agents.control.infrastructure.baselines.mpc import Mpc
     from stateset_agents.control.infrastructure.baselines.replicas import InReplicas, exactly
     from stateset_agents.control.infrastructure.baselines.static import static_replicas
+    from stateset_agents.control.studies.comparison import Score
 
     every = environments(folder)
     tuning = evaluation_seeds(10**9 + 1, min(TUNING, workloads))
@@ -172,11 +172,11 @@ def play_rules(folder: Path, workloads: int) -> dict[str, Any]:
 async def train(way: str, seed: int, folder: Path, workloads: int, steps: int | None) -> dict[str, Any]:
     """One policy, and what it earns everywhere."""
     from stateset_agents.control.cloning import clone
-    from stateset_agents.control.comparison import Score
     from stateset_agents.control.evaluation import evaluate
     from stateset_agents.control.infrastructure.baselines.replicas import in_actions
     from stateset_agents.control.policy import MlpPolicy
     from stateset_agents.control.settings import ControlConfig
+    from stateset_agents.control.studies.comparison import Score
     from stateset_agents.control.trainer import ControlTrainer
 
     example = runpy.run_path(str(ROOT / "examples" / "autoscaling.py"))
@@ -217,7 +217,7 @@ def child(way: str | None, seed: int, file: Path, workloads: int, steps: int | N
 
 def summarise(folder: Path, ways: list[str], seeds: int) -> tuple[str, dict[str, Any]]:
     """Markdown and JSON of all records."""
-    from stateset_agents.control.comparison import Difference, compare
+    from stateset_agents.control.studies.comparison import Difference, compare
 
     rules = json.loads((folder / "rules.json").read_text())
     hindsight, tuned = rules["hindsight"], rules["tuned"]["hpa"]

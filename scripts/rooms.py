@@ -32,9 +32,9 @@ LAYERS = (
     {"cli"},
     {"training", "control", "deployment", "embedded", "reasoners"},
     {"rewards", "environments", "evaluation", "serving", "runs"},
-    {"core", "reporting", "reasoning"},
+    {"core", "reporting", "reasoning", "analysis"},
     {"backends", "tracking", "sandbox"},
-    {"algorithms", "runtime"},
+    {"algorithms", "runtime", "grouping"},
     {"types"},
 )
 """From the top; a module imports from its own layer or from one below."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stateset_agents.control.evaluation import ControlEvaluation
     from stateset_agents.control.experiment import ControlExperiment, ControlFile
     from stateset_agents.control.policy import MlpPolicy
+    from stateset_agents.control.studies.task_policy import TaskPolicy
 
 __all__ = ["compare", "evaluate", "train"]
 
@@ -202,7 +203,7 @@ def _measurement(config: ControlFile) -> Any:
     return config.evaluation or MeasurementConfig()
 
 
-def _player(name: str, config: ControlFile, environment: BatchedEnvironment) -> MlpPolicy | str:
+def _player(name: str, config: ControlFile, environment: BatchedEnvironment) -> MlpPolicy | TaskPolicy | str:
     """A run's or checkpoint's policy, the untrained one, or the name of one of the environment's rules.
 
     Raises ConfigurationError for anything else.

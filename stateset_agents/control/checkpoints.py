@@ -48,6 +48,12 @@ _MAY_DIFFER = frozenset(
 """Settings that may change when a training resumes."""
 
 
+_DEFAULTS: Mapping[str, Any] = {
+    "training": {"group_strategy": "none", "n_groups": 4, "group_weight_method": "balanced"}
+}
+"""What an older version did that had no such settings."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlState:
     """How far a numeric training has come; the trainer alone replaces it."""
@@ -63,6 +69,8 @@ class ControlState:
     """In a row, up to the last one: nothing could be learned."""
     train_seconds: float = 0.0
     evaluated_step: int = 0
+    partition: Mapping[str, Any] = field(default_factory=dict)
+    """What the parts of the next update go on from, see `Partitioner.state`."""
     best: Best = field(default_factory=lambda: Best(metric="eval/reward"))
     repeatable: bool = True
     """False once the training went on with another machine or length."""
@@ -130,7 +138,9 @@ class ControlCheckpoints:
         if found is None:
             return None
         checkpoint = load_checkpoint(found)
-        Compatibility(may_differ=_MAY_DIFFER).check(found, checkpoint.state["identity"], self.identity)
+        Compatibility(may_differ=_MAY_DIFFER, defaults=_DEFAULTS).check(
+            found, checkpoint.state["identity"], self.identity
+        )
         state = ControlState.from_json(checkpoint.state["progress"])
         self.policy.load_state_dict(dict(checkpoint.weights))
         self.optimization.load(dict(checkpoint.optimizer))

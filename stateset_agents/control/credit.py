@@ -19,7 +19,11 @@ from stateset_agents.algorithms.group_arrays import (
     sibling_credit_array,
     tied_groups_array,
 )
+from stateset_agents.control.environments.base import map_observations
 from stateset_agents.control.rollout import Rollout
+from stateset_agents.grouping.advantages import normalise_by_part
+from stateset_agents.grouping.partitioner import Partitioner
+from stateset_agents.grouping.partitions import Trajectories
 
 __all__ = ["ESTIMATORS", "Estimator", "LoneSteps", "StepCredit", "Values", "credit"]
 
@@ -28,7 +32,6 @@ LoneSteps = Literal["return", "zero"]
 0, which is biased and calm."""
 
 _Steps = NDArray[np.float64]
-_EPS = 1e-8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,12 +112,14 @@ def credit(
     scaling: Scaling = "batch",
     lone_steps: LoneSteps = "return",
     values: Values | None = None,
+    partitioner: Partitioner | None = None,
 ) -> StepCredit:
     """The advantages of a rollout, scaled. `values`: of a critic, which `gae` needs.
 
     With `batch` scaling raw advantages are divided by their deviation over all trained steps, with a critic
-    centred, too. A group with fewer than two members that did not fail takes no part, unless the estimator
-    compares no members.
+    centred, too; with a `partitioner` over those of the step's part, and multiplied by the part's weight. A
+    group with fewer than two members that did not fail takes no part, unless the estimator compares no
+    members.
     """
     estimator = ESTIMATORS[name]
     members = rollout.grouped(~rollout.failed).sum(axis=1)
@@ -139,30 +144,56 @@ def credit(
         num_living = np.repeat(rollout.grouped(rollout.alive).sum(axis=2), rollout.group_size, axis=1)
         raw = np.where(num_living > 1, raw, 0.0)
     raw = np.where(trained, raw, 0.0)
-    metrics = _metrics(rollout, raw, trained, members)
+    metrics = {"credit/std": float(deviation_array(raw, trained))}
+    if estimator.in_group:
+        metrics |= _group_metrics(rollout, members)
     if values is not None and returns is not None and trained.any():
         metrics["value/explained_variance"] = _explained(returns[trained], values.before[trained])
     advantages = raw
     if scaling == "batch" and name != "group":
-        centre = float(raw[trained].mean()) if estimator.credit is None and trained.any() else 0.0
-        spread = float(deviation_array(raw, trained))
-        advantages = (
-            np.where(trained, (raw - centre) / (spread + _EPS), 0.0) if spread else np.zeros_like(raw)
-        )
+        centred = estimator.credit is None
+        if partitioner is None:
+            advantages = normalise_by_part(raw, np.zeros(raw.shape, dtype=np.int64), trained, centred=centred)
+        elif trained.any():
+            rows = trained.any(axis=0)
+            trajectories, scores = _trajectories(rollout, rows)
+            by_parts = partitioner.normalise(
+                raw[:, rows], trained[:, rows], trajectories, scores, centred=centred
+            )
+            advantages = np.zeros_like(raw)
+            advantages[:, rows] = by_parts.advantages
+            metrics |= by_parts.metrics
     return StepCredit(advantages, trained, returns, metrics)
 
 
-def _metrics(
-    rollout: Rollout, raw: _Steps, trained: NDArray[np.bool_], members: NDArray[Any]
-) -> dict[str, float]:
-    played = ~rollout.failed
-    tied = tied_groups_array(rollout.grouped(rollout.returns), rollout.grouped(played))
+def _group_metrics(rollout: Rollout, members: NDArray[Any]) -> dict[str, float]:
+    """How many groups have nothing to compare."""
+    tied = tied_groups_array(rollout.grouped(rollout.returns), rollout.grouped(~rollout.failed))
     has_members = members > 0
     return {
-        "credit/std": float(deviation_array(raw, trained)),
         "group/zero_variance": float(tied[has_members].mean()) if has_members.any() else 0.0,
         "group/dropped": float((members < 2).sum()),
     }
+
+
+def _trajectories(rollout: Rollout, rows: NDArray[np.bool_]) -> tuple[Trajectories, _Steps]:
+    """What parts are made by, of these rows, and their normalised returns: by their task's references, or
+    within the rollout."""
+    returns, tasks = rollout.returns[rows], rollout.tasks
+    first = map_observations(lambda part: part[0, rows].reshape(int(rows.sum()), -1), rollout.observations)
+    columns = [first[name] for name in sorted(first)] if isinstance(first, Mapping) else [first]
+    if tasks is not None:
+        scores = tasks.scores(rollout.returns)[rows]
+    else:
+        span = returns.max() - returns.min()
+        scores = (returns - returns.min()) / span if span else np.zeros(len(returns))
+    return Trajectories(
+        returns=returns,
+        lengths=rollout.lengths[rows],
+        tasks=None if tasks is None else tasks.ids[rows],
+        task_names=() if tasks is None else tasks.names,
+        features=np.concatenate(columns, axis=1).astype(np.float64),
+    ), scores
 
 
 def _explained(returns: NDArray[Any], values: NDArray[Any]) -> float:

@@ -21,6 +21,8 @@ from stateset_agents.control.evaluation import (
 )
 from stateset_agents.control.policy import MlpPolicy
 from stateset_agents.control.settings import ControlConfig
+from stateset_agents.control.studies.partitioned import ValueNormalization, policy_for
+from stateset_agents.control.studies.task_policy import TaskPolicy
 from stateset_agents.control.trainer import ControlTrainer
 from stateset_agents.reporting.report import write_report
 from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
@@ -54,6 +56,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "cart_pole": "stateset_agents.control.environments.classic:BatchedCartPole",
     "acrobot": "stateset_agents.control.environments.classic:BatchedAcrobot",
     "causal_acquisition": "stateset_agents.control.acquisition.environment:linear_acquisition",
+    "mix": "stateset_agents.control.environments.suites:mix",
 }
 """Name -> "package.module:Class", or a function, that gives a `BatchedEnvironment`."""
 
@@ -62,6 +65,11 @@ class PolicyConfig(Settings):
     """The network. It has a critic where `training.advantage_estimator` is gae."""
 
     hidden: tuple[int, ...] = Field(default=(64, 64), description="Widths of the layers of tanh.")
+    value_normalization: ValueNormalization | None = Field(
+        default=None,
+        description="task: the critic has an output for each task, in that task's own units; unset: so where "
+        "the environment has several.",
+    )
 
     @field_validator("hidden")
     @classmethod
@@ -100,11 +108,19 @@ class ControlFile(Settings):
     def _from_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
-    def new_policy(self, environment: BatchedEnvironment) -> MlpPolicy:
+    def new_policy(self, environment: BatchedEnvironment) -> MlpPolicy | TaskPolicy:
         """Untrained, with weights that follow from `training.seed`."""
         has_critic = ESTIMATORS[self.training.advantage_estimator].credit is None
         hidden, seed = self.policy.hidden, self.training.seed
-        return MlpPolicy(environment.spec, hidden=hidden, critic=has_critic, seed=seed)
+        if not has_critic:
+            if self.policy.value_normalization is not None:
+                raise ConfigurationError(
+                    f"policy.value_normalization is of a critic, and {self.training.advantage_estimator} has "
+                    "none: set training.advantage_estimator to gae, or leave it out"
+                )
+            return MlpPolicy(environment.spec, hidden=hidden, seed=seed)
+        chosen = self.policy.value_normalization
+        return policy_for(environment, value_normalization=chosen, hidden=hidden, seed=seed)
 
 
 _SECTIONS: Mapping[str, type[Settings]] = {
@@ -179,7 +195,7 @@ def held_out_seeds(config: MeasurementConfig) -> list[int]:
 # ------------------------------------------------------------------------------ who plays
 
 
-def load_policy(path: str | Path, environment: BatchedEnvironment) -> MlpPolicy:
+def load_policy(path: str | Path, environment: BatchedEnvironment) -> MlpPolicy | TaskPolicy:
     """The policy of a checkpoint, or of a run folder: the weights that its training ended with.
 
     Raises ConfigurationError where it is not of these observations and actions, or of a run that a program
@@ -211,7 +227,7 @@ def rule_names(environment: BatchedEnvironment) -> tuple[str, ...]:
 
 
 def measured(
-    player: MlpPolicy | str, environment: BatchedEnvironment, seeds: Sequence[int]
+    player: MlpPolicy | TaskPolicy | str, environment: BatchedEnvironment, seeds: Sequence[int]
 ) -> ControlEvaluation:
     """A policy's, or a rule's, episodes from these starts. Blocking."""
     if not isinstance(player, str):
@@ -221,7 +237,7 @@ def measured(
 
 
 def _windows(
-    players: Mapping[str, MlpPolicy | str],
+    players: Mapping[str, MlpPolicy | TaskPolicy | str],
     environment: Traced,
     evaluations: Mapping[str, ControlEvaluation],
 ) -> list[Window]:
@@ -355,7 +371,10 @@ class ControlExperiment:
             found[name] = {**evaluations[name].summary(), **gain}
         if not isinstance(environment, Traced):
             return found, []
-        seats: dict[str, MlpPolicy | str] = {"policy": self.policy, **{name: name for name in names[:1]}}
+        seats: dict[str, MlpPolicy | TaskPolicy | str] = {
+            "policy": self.policy,
+            **{name: name for name in names[:1]},
+        }
         return found, _windows(seats, environment, evaluations)
 
     async def __aenter__(self) -> Self:

@@ -24,6 +24,7 @@ from stateset_agents.types.errors import ConfigurationError
 __all__ = [
     "MlpPolicy",
     "NumericPolicy",
+    "ScaledCritic",
     "ValuedPolicy",
     "allowed_logits",
     "as_tensors",
@@ -52,6 +53,17 @@ class ValuedPolicy(Protocol):
 
     def values(self, observations: TensorObservations) -> Tensor:
         """[B] the return that is expected from here on."""
+
+
+@runtime_checkable
+class ScaledCritic(Protocol):
+    """A policy whose values are learned in deviations of the return, so that no task's error outweighs."""
+
+    def value_scales(self, observations: TensorObservations) -> Tensor:
+        """[B] the deviations by which the errors of the values are divided."""
+
+    def follow_returns(self, observations: TensorObservations, returns: Tensor) -> None:
+        """Move the means and deviations towards these returns [B], and keep every value as it is."""
 
 
 class MlpPolicy(nn.Module):

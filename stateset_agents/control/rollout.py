@@ -22,6 +22,8 @@ from stateset_agents.control.environments.base import (
     IntArray,
     Observations,
     Rule,
+    Tasked,
+    TaskRows,
     Transition,
     check_observations,
     check_transition,
@@ -72,6 +74,8 @@ class Rollout:
     """Did the environment give an observation or a reward that is no finite number?"""
     final_observations: Observations  # [B, ...] after the row's last step
     branches: Branches | None = None
+    tasks: TaskRows | None = None
+    """Of each row, where the environment has several."""
 
     @property
     def num_steps(self) -> int:
@@ -387,6 +391,7 @@ class _Play:
             truncated=~self._terminated & ~self._failed,
             failed=self._failed,
             final_observations=self._final,
+            tasks=self.environment.task_rows() if isinstance(self.environment, Tasked) else None,
         )
 
     def _checked(self, mask: BoolArray) -> BoolArray:

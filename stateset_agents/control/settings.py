@@ -10,6 +10,8 @@ from stateset_agents.algorithms.advantages import Scaling
 from stateset_agents.algorithms.kl.estimators import KLEstimator
 from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.control.credit import ESTIMATORS, LoneSteps
+from stateset_agents.grouping.partitioner import GROUP_STRATEGIES, UNNUMBERED
+from stateset_agents.grouping.weights import PART_WEIGHTS
 from stateset_agents.runs.learning_rate import Schedule
 from stateset_agents.runs.settings import OptimizerSettings, RunSettings
 from stateset_agents.types.settings import OneOf
@@ -74,6 +76,20 @@ class ControlConfig(RunSettings, OptimizerSettings):
         ge=0.0,
         le=1.0,
         description="GAE's trade of the critic's bias (0) for the rewards' noise (1).",
+    )
+    group_strategy: Annotated[str, OneOf(GROUP_STRATEGIES)] = Field(
+        default="none",
+        description="Parts of a rollout within which advantages are centred and scaled, by what is known "
+        "before acting (task, auto, online, hierarchical), by chance (random), or, biased and for diagnosis, "
+        "by what came of it (difficulty, length, auto_outcome); see docs/grouping.md.",
+    )
+    n_groups: int = Field(
+        default=4, ge=1, le=8, description="Parts, for strategies that do not know how many there are."
+    )
+    group_weight_method: Annotated[str, OneOf(PART_WEIGHTS)] = Field(
+        default="balanced",
+        description="How much each part counts in the loss: all alike, those far from solved more "
+        "(performance), or those whose returns move (adaptive).",
     )
     num_branches: int = Field(default=4, ge=1, description="Other ways on from a state, for `branch`.")
     branch_every: int = Field(default=16, ge=1, description="Steps between two states with branches.")
@@ -173,6 +189,24 @@ class ControlConfig(RunSettings, OptimizerSettings):
             raise ValueError(
                 f"lone_steps {self.lone_steps} is for step_group, got advantage_estimator "
                 f"{self.advantage_estimator}: leave it out"
+            )
+        if self.group_strategy != "none" and (
+            self.advantage_normalization != "batch" or self.advantage_estimator == "group"
+        ):
+            raise ValueError(
+                f"group_strategy {self.group_strategy} scales advantages by parts: it needs "
+                "advantage_normalization batch and an advantage_estimator other than group, got "
+                f"{self.advantage_normalization} and {self.advantage_estimator}"
+            )
+        if self.group_weight_method == "adaptive" and self.group_strategy in UNNUMBERED:
+            raise ValueError(
+                f"group_weight_method adaptive follows each part, and those of {self.group_strategy} change "
+                "their numbers from update to update: take group_strategy online or task"
+            )
+        if self.group_weight_method != "balanced" and self.group_strategy == "none":
+            raise ValueError(
+                f"group_weight_method {self.group_weight_method} weighs parts, and there is one: set "
+                "group_strategy"
             )
         if self.advantage_normalization not in estimator.scalings:
             raise ValueError(

@@ -13,12 +13,13 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from torch import nn
 
 from stateset_agents.control.checkpoints import ControlCheckpoints, ControlState
 from stateset_agents.control.credit import ESTIMATORS
-from stateset_agents.control.environments.base import BatchedEnvironment, check_environment
+from stateset_agents.control.environments.base import BatchedEnvironment, TaskRows, check_environment
 from stateset_agents.control.evaluation import ControlEvaluation, evaluate, evaluation_seeds
 from stateset_agents.control.policy import ValuedPolicy, as_tensors
 from stateset_agents.control.rollout import Rollout, action_keys, collect, collect_branches
@@ -337,6 +338,7 @@ class ControlTrainer:
             config,
             reference=parts.reference,
             position=state.step,
+            partition=state.partition,
         )
         self._is_midway = False
         ended = time.perf_counter()
@@ -347,6 +349,7 @@ class ControlTrainer:
             episodes=state.episodes + len(rollout.failed),
             num_groups=self._next_num_groups(rollout),
             failed_updates=state.failed_updates + 1 if result.failure else 0,
+            partition=result.partition,
             train_seconds=state.train_seconds + ended - started,
         )
         if config.log_episodes:
@@ -520,6 +523,13 @@ def _check_policy(policy: nn.Module, environment: BatchedEnvironment, config: Co
         )
 
 
+def _by_task(tasks: TaskRows, returns: NDArray[np.float64], whole: NDArray[np.bool_]) -> dict[str, float]:
+    """The tasks' mean normalised returns, of those that had an episode."""
+    scores = tasks.scores(returns)
+    rows = {name: whole & (tasks.ids == task) for task, name in enumerate(tasks.names)}
+    return {f"score/{name}": float(scores[row].mean()) for name, row in rows.items() if row.any()}
+
+
 def _metrics(rollout: Rollout, result: UpdateResult, times: Mapping[str, float]) -> dict[str, float]:
     """Of one update; rewards are undiscounted returns of the episodes that did not fail."""
     whole = ~rollout.failed
@@ -529,6 +539,8 @@ def _metrics(rollout: Rollout, result: UpdateResult, times: Mapping[str, float])
         metrics |= {"reward/mean": float(returns.mean()), "reward/std": float(returns.std())}
         for name, part in rollout.components.items():
             metrics[f"reward/{name}"] = float(np.where(rollout.alive, part, 0.0).sum(axis=0)[whole].mean())
+        if rollout.tasks is not None:
+            metrics |= _by_task(rollout.tasks, rollout.returns, whole)
         metrics["episode/length"] = float(rollout.lengths[whole].mean())
         metrics["episode/truncated"] = float(rollout.truncated[whole].mean())
     spent = sum(times.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,16 @@ from stateset_agents.algorithms.aggregation import Denominators, Metrics
 from stateset_agents.algorithms.losses import LOSSES, entropy_loss, entropy_of, policy_loss, value_loss
 from stateset_agents.control.credit import StepCredit, Values, credit
 from stateset_agents.control.environments.base import map_observations
-from stateset_agents.control.policy import NumericPolicy, ValuedPolicy, allowed_logits, as_tensors
+from stateset_agents.control.policy import (
+    NumericPolicy,
+    ScaledCritic,
+    ValuedPolicy,
+    allowed_logits,
+    as_tensors,
+)
 from stateset_agents.control.rollout import Rollout
 from stateset_agents.control.settings import ControlConfig
+from stateset_agents.grouping.partitioner import Partitioner, PartSettings
 from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
@@ -66,6 +73,8 @@ class UpdateResult:
     """Of the last pass, but for policy/first_ratio_max: of the first minibatch, where the ratio is 1."""
     failure: str | None
     """Why nothing could be learned; None where it was."""
+    partition: Mapping[str, Any] = field(default_factory=dict)
+    """What the parts of the next update go on from."""
 
 
 def update(
@@ -76,15 +85,18 @@ def update(
     *,
     reference: NumericPolicy | None = None,
     position: int = 0,
+    partition: Mapping[str, Any] | None = None,
 ) -> UpdateResult:
     """Credit the rollout and learn from it. Blocking; dropout is off.
 
     `reference`: what the KL is to, where beta is above 0; `position`: environment steps before the rollout,
-    by which the learning rate falls and the minibatches are drawn. A minibatch whose loss or gradient is not
-    finite moves no weight. Raises ConfigurationError for a policy without values where the estimator is gae.
+    by which the learning rate falls and the minibatches are drawn; `partition`: of the update before. A
+    minibatch whose loss or gradient is not finite moves no weight. Raises ConfigurationError for a policy
+    without values where the estimator is gae.
     """
     policy.train(False)
     values = _values(policy, rollout) if config.advantage_estimator == "gae" else None
+    partitioner = _partitioner(rollout, config, position, partition)
     credited = credit(
         rollout,
         config.advantage_estimator,
@@ -93,7 +105,9 @@ def update(
         scaling=config.advantage_normalization,
         lone_steps=config.lone_steps,
         values=values,
+        partitioner=partitioner,
     )
+    remembered = {} if partitioner is None else partitioner.state()
     metrics = dict(credited.metrics)
     if not credited.trained.any():
         failed = int(rollout.failed.sum())
@@ -101,12 +115,15 @@ def update(
             metrics=metrics,
             failure=f"has no group with enough members: {failed} of {len(rollout.failed)} rows failed with "
             "an observation or a reward that is no finite number",
+            partition=remembered,
         )
     if not credited.advantages.any() and not config.beta and not config.entropy_coef:
-        return UpdateResult(metrics=metrics, failure=None)  # all were equally good
+        return UpdateResult(metrics=metrics, failure=None, partition=remembered)  # all were equally good
     batch = _batch(rollout, credited, values)
     if reference is not None and config.beta:
         batch = replace(batch, ref_logprobs=_logprobs(reference, batch))
+    if batch.returns is not None and isinstance(policy, ScaledCritic):
+        policy.follow_returns(batch.observations, batch.returns)
     groups = _group_slices(rollout, credited)
     generator = np.random.default_rng(derive(config.seed, "minibatches", position))
     sums: dict[str, float] = {}
@@ -143,6 +160,7 @@ def update(
         failure=f"has no finite loss in any of its {number} minibatches: lower learning_rate"
         if skipped == number
         else None,
+        partition=remembered,
     )
 
 
@@ -188,10 +206,12 @@ def minibatch_loss(
         loss, metrics = loss + config.entropy_coef * bonus.loss, metrics + bonus.metrics
     if batch.returns is not None and batch.old_values is not None:
         assert isinstance(policy, ValuedPolicy)
+        predictions = (policy.values(batch.observations), batch.old_values, batch.returns)
+        if isinstance(policy, ScaledCritic):
+            scales = policy.value_scales(batch.observations)
+            predictions = (predictions[0] / scales, predictions[1] / scales, predictions[2] / scales)
         error = value_loss(
-            policy.values(batch.observations),
-            batch.old_values,
-            batch.returns,
+            *predictions,
             batch.trajectory_ids,
             denominators,
             value_clip=config.value_clip,
@@ -219,6 +239,21 @@ def minibatches(
             taken, size = [], 0
     if taken:
         yield torch.cat(taken)
+
+
+def _partitioner(
+    rollout: Rollout, config: ControlConfig, position: int, state: Mapping[str, Any] | None
+) -> Partitioner | None:
+    """None where nothing is divided, and no task is there to say what that does to it."""
+    if config.group_strategy == "none" and rollout.tasks is None:
+        return None
+    settings = PartSettings(
+        strategy=config.group_strategy,
+        num_parts=config.n_groups,
+        weight_method=config.group_weight_method,
+        seed=derive(config.seed, "parts", position),
+    )
+    return Partitioner(settings, state)
 
 
 def _batch(rollout: Rollout, credited: StepCredit, values: Values | None) -> Batch:

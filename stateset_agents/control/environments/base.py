@@ -26,6 +26,8 @@ __all__ = [
     "Rule",
     "Ruled",
     "Spec",
+    "TaskRows",
+    "Tasked",
     "Traced",
     "Transition",
     "can_fork",
@@ -136,6 +138,32 @@ class BatchedEnvironment(Protocol):
 
     def action_mask(self) -> BoolArray | None:
         """[B, num_actions] True where an action is allowed now; None where all always are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TaskRows:
+    """Which of several tasks each row of an environment has."""
+
+    names: tuple[str, ...]
+    ids: IntArray  # [B], places in `names`
+    references: NDArray[np.float64]
+    """[tasks, 2] returns of a random policy and of a solved task, in the task's own rewards."""
+    scales: NDArray[np.float64]
+    """[tasks] what the task's own rewards are multiplied by."""
+
+    def scores(self, returns: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[B] 0 for a random policy's return and 1 for a solved task's, not clipped."""
+        low, high = self.references[self.ids].T
+        scores: NDArray[np.float64] = (returns / self.scales[self.ids] - low) / (high - low)
+        return scores
+
+
+@runtime_checkable
+class Tasked(Protocol):
+    """An environment of several tasks, each known before its row acts."""
+
+    def task_rows(self) -> TaskRows:
+        """Of the rows since the last `reset`."""
 
 
 @runtime_checkable

@@ -10,7 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from stateset_agents.algorithms.advantages import Credit, standardized, turn_gae
+from stateset_agents.grouping.advantages import normalise_by_part
+from stateset_agents.grouping.partitions import key_parts
 from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -98,6 +102,10 @@ class ScoredStep:
     def clipped(self, reward: float) -> float:
         return max(-self.config.reward_clip, min(self.config.reward_clip, reward))
 
+    def families(self) -> list[str]:
+        """[groups] the family of each group's scenario."""
+        return [group.trajectories[0].scenario.family for group in self.groups.values()]
+
     def turn_rewards(self, trajectory: Trajectory) -> list[float]:
         """[turns] of a scored trajectory, each clipped."""
         return [self.clipped(reward) for reward in trajectory.rewards_by_turn]
@@ -139,16 +147,27 @@ def gae_settings(step: ScoredStep, trajectory: Trajectory, value: ValueEstimate)
     }
 
 
-def scaled_over_step(raw: PerMember, config: TrainingConfig) -> PerMember:
-    """Centred and divided by the deviation over all values of the step, or as they are: [members][values], of
-    conversations, turns or tokens."""
-    if config.advantage_normalization == "none":
+def scaled_over_step(raw: PerMember, step: ScoredStep) -> PerMember:
+    """Centred and divided by the deviation over all values of the step, or of the family's conversations, or
+    as they are: [groups][members] values, of conversations, turns or tokens."""
+    if step.config.advantage_normalization == "none":
         return raw
-    scaled = iter(standardized(flat(raw)))
+    if step.config.group_strategy == "family":
+        scaled = iter(_by_family(raw, step))
+    else:
+        scaled = iter(standardized(flat(raw)))
     return [
         [None if numbers is None else [next(scaled) for _ in numbers] for numbers in members]
         for members in raw
     ]
+
+
+def _by_family(raw: PerMember, step: ScoredStep) -> list[float]:
+    """The values in the order of `flat`, each centred and scaled within its family."""
+    families = [family for family, members in zip(step.families(), raw, strict=True) for _ in flat([members])]
+    labels = key_parts(families, key="family").labels
+    scaled: list[float] = normalise_by_part(np.array(flat(raw), dtype=np.float64), labels).tolist()
+    return scaled
 
 
 def flat(raw: PerMember) -> list[float]:

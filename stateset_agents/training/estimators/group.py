@@ -22,7 +22,21 @@ def _credit(step: ScoredStep) -> Advantages:
     ]
     kind, scaling = step.config.baseline_type, step.config.advantage_normalization
     raw = group_advantages(rewards, baseline=kind, scaling="none")
+    if step.config.group_strategy == "family":
+        return Advantages(_tuples(raw), _tuples(_by_family(step, rewards)))
     return Advantages(_tuples(raw), _tuples(group_advantages(rewards, baseline=kind, scaling=scaling)))
+
+
+def _by_family(step: ScoredStep, rewards: Sequence[Sequence[float | None]]) -> list[Sequence[float | None]]:
+    """As if each family's groups were the whole step."""
+    kind, scaling = step.config.baseline_type, step.config.advantage_normalization
+    families = step.families()
+    found: dict[int, Sequence[float | None]] = {}
+    for family in dict.fromkeys(families):
+        places = [place for place, other in enumerate(families) if other == family]
+        own = group_advantages([rewards[place] for place in places], baseline=kind, scaling=scaling)
+        found |= dict(zip(places, own, strict=True))
+    return [found[place] for place in range(len(rewards))]
 
 
 def _by_parts(step: ScoredStep) -> Advantages:

@@ -46,7 +46,7 @@ def _credit(step: ScoredStep) -> Advantages:
         ]
         for group, members in zip(outcomes, advantages, strict=True)
     ]
-    return Advantages(raw, scaled_over_step(raw, step.config), returns)
+    return Advantages(raw, scaled_over_step(raw, step), returns)
 
 
 ESTIMATOR = Estimator(

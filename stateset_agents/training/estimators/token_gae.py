@@ -32,7 +32,7 @@ def _credit(step: ScoredStep) -> Advantages:
         return Credit([credit.advantages[t] for t in acted], [credit.returns[t] for t in acted])
 
     advantages, returns = step.each(over_tokens)
-    return Advantages(advantages, scaled_over_step(advantages, step.config), returns)
+    return Advantages(advantages, scaled_over_step(advantages, step), returns)
 
 
 ESTIMATOR = Estimator(

@@ -18,7 +18,7 @@ def _credit(step: ScoredStep) -> Advantages:
     advantages, returns = step.each(
         lambda trajectory, value: gae_over_turns(step, trajectory, trajectory.rewards_by_turn, value)
     )
-    return Advantages(advantages, scaled_over_step(advantages, step.config), returns)
+    return Advantages(advantages, scaled_over_step(advantages, step), returns)
 
 
 ESTIMATOR = Estimator(

@@ -101,6 +101,12 @@ class UpdateSettings(PassSettings):
         description="Standard deviation that advantages are divided by; False is none, True the "
         f"estimator's own. {_UNBIASED} have none, with a critic it is batch (centred, too) or none.",
     )
+    group_strategy: Literal["none", "family"] = Field(
+        default="none",
+        description="family: the deviation of advantage_normalization batch (with a critic the mean, too) is "
+        "of the conversations of one family, so that no family's rewards drown another's; see "
+        "docs/grouping.md.",
+    )
     reward_clip: float = Field(
         default=10.0,
         gt=0.0,

@@ -42,6 +42,11 @@ def _unused_by_estimator(config: TrainingConfig) -> Iterator[str]:
     if scaling not in estimator.normalizations:
         allowed = " or ".join(estimator.normalizations)
         yield f"advantage_normalization {scaling} does not go with advantage_estimator {name}: use {allowed}"
+    if config.group_strategy != "none" and scaling != "batch":
+        yield (
+            f"group_strategy {config.group_strategy} divides the step's deviation among families, and "
+            f"advantage_normalization {scaling} has none of the step: set it to batch"
+        )
     if config.num_generations < smallest:
         yield (
             f"advantage_estimator {name} compares conversations: num_generations must be at least "
@@ -95,6 +100,11 @@ def _parts(config: TrainingConfig) -> Iterator[str]:
         yield (
             f"{asked[0]} compares each part within its group, and baseline_type {config.baseline_type} with "
             "the whole step: use another baseline_type"
+        )
+    if config.group_strategy != "none":
+        yield (
+            f"{asked[0]} scales the parts of the reward, and group_strategy {config.group_strategy} the "
+            "families: use one of them"
         )
     if config.advantage_normalization == "none":
         yield (

@@ -66,6 +66,7 @@ OURS = frozenset(
         *("profile", "lora", "row_layout", "fast_linears", "learning_rate", "lr_scheduler_type"),
         "rollout_sleep",
         *("lr_min_ratio", "warmup_ratio", "advantage_estimator", "baseline_type", "advantage_normalization"),
+        "group_strategy",
         *(
             "reward_clip",
             "advantage_clip",

@@ -8,13 +8,13 @@ import pytest
 from repository_paths import ROOT
 
 from stateset_agents.control.cloning import clone
-from stateset_agents.control.comparison import Difference, Score
 from stateset_agents.control.evaluation import evaluate, evaluate_rule, evaluation_seeds
 from stateset_agents.control.infrastructure.baselines.hpa import HPA_GRID
 from stateset_agents.control.infrastructure.baselines.replicas import InReplicas, exactly, in_actions
 from stateset_agents.control.infrastructure.environment import InfrastructureEnv
 from stateset_agents.control.policy import MlpPolicy
 from stateset_agents.control.settings import ControlConfig
+from stateset_agents.control.studies.comparison import Difference, Score
 from stateset_agents.control.trainer import ControlTrainer
 
 

@@ -267,6 +267,14 @@ def test_cart_pole_is_learned(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "0001-control" / "episodes.jsonl").is_file()
 
 
+def test_multi_task_trains_by_parts(tmp_path: Path) -> None:
+    printed = run_script("examples/multi_task.py", "--steps", "2000", folder=tmp_path)
+    assert [line.split(":")[0] for line in printed.splitlines() if line.startswith("group_strategy")] == [
+        "group_strategy none",
+        "group_strategy task",
+    ]
+
+
 def test_a_cluster_is_scaled_from_a_clone_on(tmp_path: Path) -> None:
     printed = run_script("examples/autoscaling.py", "--steps", "70000", "--workloads", "12", folder=tmp_path)
     rows = dict(re.findall(r"^\| ([\w %,]+) \| (-\d\.\d+) \|", printed, re.MULTILINE))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from control_toys import Signals
 
-from stateset_agents.control.comparison import Difference, Score, compare
 from stateset_agents.control.evaluation import evaluate, evaluate_rule
 from stateset_agents.control.policy import MlpPolicy
+from stateset_agents.control.studies.comparison import Difference, Score, compare
 from stateset_agents.types.errors import ConfigurationError
 
 

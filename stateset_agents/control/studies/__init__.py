@@ -1,0 +1,1 @@
+"""Several tasks and several seeds: PPO by parts, its critic, and the studies that compare them."""

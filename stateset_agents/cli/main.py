@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-from stateset_agents.cli import build_embedded, fetch, report, train
+from stateset_agents.cli import build_embedded, fetch, train
 from stateset_agents.cli.chat import chat
 from stateset_agents.cli.health import diagnose, doctor, engine
 from stateset_agents.cli.imitation import demonstrate, distill, sft
 from stateset_agents.cli.measure import audit, compare, evaluate, rescore, study
+from stateset_agents.cli.pages import learn, report
 from stateset_agents.cli.serving import deploy, moves, serve, status
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.logs import configure_logging
@@ -86,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         moves,
         report,
         study,
+        learn,
         diagnose,
         doctor,
         engine,

@@ -11,6 +11,7 @@ import gzip
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import jinja2
@@ -21,16 +22,16 @@ __all__ = ["html_page", "plotly_js"]
 
 
 def html_page(
-    template: str,
-    styles: Sequence[str],
-    scripts: Sequence[str],
+    template: str | Traversable,
+    styles: Sequence[str | Traversable],
+    scripts: Sequence[str | Traversable],
     data: dict[str, Any],
     *,
     plotly: str | None,
     live: bool = False,
     **values: Any,
 ) -> str:
-    """The page of a template; files are named from `reporting/` on, and `data["name"]` is its title.
+    """The page of a template. Files of `reporting/` are named from there on; `data["name"]` is its title.
 
     `plotly`: path of plotly.js for the browser; None: inside the page. `values`: for the template.
     """
@@ -57,8 +58,9 @@ def plotly_js() -> tuple[str, str]:
     return get_plotlyjs(), get_plotlyjs_version()
 
 
-def _text(name: str) -> str:
-    return (files("stateset_agents.reporting") / name).read_text(encoding="utf-8")
+def _text(file: str | Traversable) -> str:
+    found = files("stateset_agents.reporting") / file if isinstance(file, str) else file
+    return found.read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=1)

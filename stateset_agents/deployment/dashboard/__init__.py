@@ -1,0 +1,1 @@
+"""One page of runs and deployments: live over HTTP, or as a file; and Prometheus metrics."""

@@ -60,7 +60,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     write_report(finished_run(root / "runs", steps=12).path)
     rolled_back = SimulatedDeployment(journal, candidate="runs/<b>bold</b>", outcome_timeout=3000)
     rolled_back.talk(700, candidate=0.55)
-    gradual = SimulatedDeployment(journal, candidate="runs/0008", start=rolled_back.now + 9, seed=1)
+    gradual = SimulatedDeployment(
+        journal, candidate="runs/0008", start=rolled_back.now + 9, seed=1, outcome_timeout=3000
+    )
     gradual.talk(500, saved=saved)
     page = write_dashboard(root / "runs", Deployments(journal, conversations=saved), root / "page.html")
     return Shown(page=page, rolled_back=rolled_back, gradual=gradual)
@@ -106,7 +108,7 @@ async def test_the_numbers_are_the_journal_s(tab: Tab, shown: Shown) -> None:
     for deployment in (shown.rolled_back, shown.gradual):
         status = deployment.controller.status()
         id = status["id"]
-        arms = dict((row[0], row[1:]) for row in await tab.run(cells(id, "arms")))
+        arms = {row[0]: row[1:] for row in await tab.run(cells(id, "arms"))}
         of = [status["arms"][arm] for arm in ("candidate", "baseline")]
         assert arms["conversations"] == [f"{arm['conversations']:,}" for arm in of]
         assert arms["outcomes compared"] == [f"{arm['outcomes']:,}" for arm in of]
@@ -114,14 +116,19 @@ async def test_the_numbers_are_the_journal_s(tab: Tab, shown: Shown) -> None:
         assert [text.split()[0] for text in arms["unsafe answers"]] == [
             f"{arm['unsafe_answers']:,}" for arm in of
         ]
-        guards = dict((row[0], row[2]) for row in await tab.run(cells(id, "guards")))
+        guards = {row[0]: row[2] for row in await tab.run(cells(id, "guards"))}
         answers = status["arms"]["candidate"]["answers"]
         for guard in ("failure", "latency", "cost"):
             assert guards[guard] == f"{status['violations'].get(guard, 0)} of {answers}"
         journal = await tab.run(cells(id, "journal"))
         assert [row[1:6] for row in journal[:-1]] == [
-            [move.mode.replace("_", " "), f"{100 * move.share:g}%", move.who, move.why]
-            + [f"{move.evidence['outcomes']:,}"]
+            [
+                move.mode.replace("_", " "),
+                f"{100 * move.share:g}%",
+                move.who,
+                move.why,
+                f"{move.evidence['outcomes']:,}",
+            ]
             for move in reversed(deployment.controller.moves())
         ]
 

@@ -32,7 +32,7 @@ function armsTable(one) {
     ["cost, mean", ...both((arm) => cost(arm.mean_cost))],
     ["cost, median and 95 %", ...both((_, recent) => quantiles(recent.cost, cost))],
   ].filter(([name, ...cells]) => !name.startsWith("cost") || cells.some((cell) => cell !== "–"));
-  return plainTable(`Arms of deployment ${one.id}`, ["", ...ARMS], rows);
+  return plainTable(`Arms of deployment ${one.id}`, ["measure", ...ARMS], rows);
 }
 
 function guardsTable(one) {

@@ -13,7 +13,7 @@ from typing import Any, cast
 from stateset_agents.cli import build_embedded, fetch, serve, train
 from stateset_agents.cli.chat import chat
 from stateset_agents.cli.health import diagnose, doctor, engine
-from stateset_agents.cli.imitation import demonstrate, distill, sft
+from stateset_agents.cli.imitation import demonstrate, distill, served, sft
 from stateset_agents.cli.measure import audit, compare, evaluate, rescore
 from stateset_agents.cli.pages import dashboard, report
 from stateset_agents.types.errors import ConfigurationError, StatesetError
@@ -72,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sft,
         distill,
         demonstrate,
+        served,
         evaluate,
         compare,
         audit,

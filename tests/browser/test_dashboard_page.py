@@ -16,9 +16,9 @@ from chromium import Chromium, Tab, chromium
 from deployment_journals import SimulatedDeployment
 from report_runs import finished_run
 
-from stateset_agents.deployment.dashboard.dashboard_data import Deployments
-from stateset_agents.deployment.dashboard.dashboard_live import serve_dashboard
-from stateset_agents.deployment.dashboard.dashboard_page import write_dashboard
+from stateset_agents.deployment.views.dashboard_data import Deployments
+from stateset_agents.deployment.views.dashboard_live import serve_dashboard
+from stateset_agents.deployment.views.dashboard_page import write_dashboard
 from stateset_agents.reporting.report import write_report
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]

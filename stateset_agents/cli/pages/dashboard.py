@@ -31,8 +31,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C, or write it and print its path; exit code 0."""
-    from stateset_agents.deployment.dashboard.dashboard_data import Deployments
-    from stateset_agents.deployment.dashboard.dashboard_page import write_dashboard
+    from stateset_agents.deployment.views.dashboard_data import Deployments
+    from stateset_agents.deployment.views.dashboard_page import write_dashboard
 
     _check(args)
     deployments = None
@@ -67,7 +67,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _serve(args: argparse.Namespace, deployments: Any) -> int:
-    from stateset_agents.deployment.dashboard.dashboard_live import serve_dashboard
+    from stateset_agents.deployment.views.dashboard_live import serve_dashboard
     from stateset_agents.reporting.live import DEFAULT_PORT
 
     def on_ready(url: str) -> None:

@@ -39,6 +39,7 @@ _SECRETS = (
         rf"(?<![A-Za-z])(?:{_SECRET_NAMES})(?:\s{{0,3}}[:=]\s{{0,3}}|\s{{1,3}}is:?\s{{1,3}})(?P<value>[^\s,;]+)",
         re.I,
     ),
+    re.compile(r"\b(?:pin|cvv|cvc)\s{1,3}(?P<value>\d{3,8})\b", re.I),
 )
 _NAMED_SECRET = re.compile(rf"(?:.*[_-])?(?:{_SECRET_NAMES}|authorization)", re.I)
 """Names of fields whose whole value goes."""
@@ -47,7 +48,7 @@ _IBAN = re.compile(r"(?<!\w)[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}")
 _MAIL = re.compile(r"(?<![\w.%+-])[\w.%+'-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
 _SSN = re.compile(r"(?<![\d-])\d{3}-\d{2}-\d{4}(?![\d-])")
 _PHONE = re.compile(
-    rf"(?<![\w+])(?:(?:\+|00){_GAP}?[1-9](?:[()/]|{_GAP}{{0,2}}[(]?\d){{7,20}}"
+    rf"(?<![\w+])(?:(?:\+|00){_GAP}?[1-9](?:(?:[()/]|{_GAP}){{0,3}}\d){{6,14}}"
     rf"|0[1-9](?:/|{_GAP}?\d){{6,11}}"
     rf"|[(]0\d{{1,5}}[)]{_GAP}?\d(?:{_GAP}?\d){{4,9}}"
     rf"|(?:1{_GAP})?(?:[(]\d{{3}}[)]{_GAP}?|\d{{3}}{_GAP})\d{{3}}{_GAP}\d{{4}})(?!\w)"

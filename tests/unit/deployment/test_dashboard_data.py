@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from deployment_journals import PLAN, SimulatedDeployment
 
-from stateset_agents.deployment.dashboard.dashboard_data import Deployments
-from stateset_agents.deployment.dashboard.dashboard_page import write_dashboard
-from stateset_agents.deployment.dashboard.history import DeploymentHistory, EvidencePoint, ThinnedPoints
-from stateset_agents.deployment.dashboard.prometheus_page import prometheus_page
 from stateset_agents.deployment.journal import Journal
 from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.deployment.sequential import Evidence
+from stateset_agents.deployment.views.dashboard_data import Deployments
+from stateset_agents.deployment.views.dashboard_page import write_dashboard
+from stateset_agents.deployment.views.history import DeploymentHistory, EvidencePoint, ThinnedPoints
+from stateset_agents.deployment.views.prometheus_page import prometheus_page
 from stateset_agents.types.errors import ConfigurationError, JournalError
 
 

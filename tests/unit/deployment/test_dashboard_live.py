@@ -16,8 +16,8 @@ from deployment_journals import SimulatedDeployment
 from report_runs import finished_run
 
 from stateset_agents.cli.main import main
-from stateset_agents.deployment.dashboard.dashboard_data import Deployments
-from stateset_agents.deployment.dashboard.dashboard_live import serve_dashboard
+from stateset_agents.deployment.views.dashboard_data import Deployments
+from stateset_agents.deployment.views.dashboard_live import serve_dashboard
 from stateset_agents.reporting.report import write_report
 
 

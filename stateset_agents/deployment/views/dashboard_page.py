@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.deployment.dashboard.dashboard_data import Deployments, runs_data
+from stateset_agents.deployment.views.dashboard_data import Deployments, runs_data
 from stateset_agents.reporting.html import html_page
 from stateset_agents.tracking.run_folder import replace_file
 

@@ -12,12 +12,12 @@ from typing import Any, get_args
 
 from stateset_agents.core.sources.personal_text import Redactor
 from stateset_agents.deployment.assignment import Arm, Assignment
-from stateset_agents.deployment.dashboard.history import ConversationSummary, DeploymentHistory
 from stateset_agents.deployment.guards import RateGuard, WindowGuard
 from stateset_agents.deployment.journal import Journal, read_assignment
 from stateset_agents.deployment.ledger import CheckedAnswer
 from stateset_agents.deployment.state import Move
 from stateset_agents.deployment.status import status_of
+from stateset_agents.deployment.views.history import ConversationSummary, DeploymentHistory
 from stateset_agents.reporting.overview.overview_data import overview_data, run_folders
 from stateset_agents.serving.saved_conversations import ServedConversation, load_served
 from stateset_agents.types.errors import ConfigurationError

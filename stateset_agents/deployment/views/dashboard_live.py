@@ -15,9 +15,9 @@ from typing import Any
 from aiohttp import web
 
 from stateset_agents.backends.openai.protocol import ApiError
-from stateset_agents.deployment.dashboard.dashboard_data import Deployments, has_runs
-from stateset_agents.deployment.dashboard.dashboard_page import dashboard, render_dashboard
-from stateset_agents.deployment.dashboard.prometheus_page import prometheus_page
+from stateset_agents.deployment.views.dashboard_data import Deployments, has_runs
+from stateset_agents.deployment.views.dashboard_page import dashboard, render_dashboard
+from stateset_agents.deployment.views.prometheus_page import prometheus_page
 from stateset_agents.reporting.live import DEFAULT_PORT, event_stream, plotly, serve_routes
 from stateset_agents.reporting.overview.overview_live import LiveOverview
 from stateset_agents.tracking.jsonl import dump

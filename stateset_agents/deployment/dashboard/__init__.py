@@ -1,1 +1,0 @@
-"""One page of runs and deployments: live over HTTP, or as a file; and Prometheus metrics."""

@@ -15,7 +15,11 @@ __all__ = ["add_parser", "run"]
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser("served", help="make scenarios of served conversations, for train and sft")
+    parser = subparsers.add_parser(  # without help: `sft` names it in the list of verbs
+        "served",
+        description="Make scenarios for `train --from-served`, and examples for `sft`, of conversations "
+        "that a deployment shared out. Personal text is taken out.",
+    )
     parser.add_argument(
         "conversations", metavar="FILE", help="what a server saved, with the conversations' ids"
     )

@@ -102,13 +102,16 @@ function show() {
   showDeployments();
 }
 
+const newestFirst = (deployments) => deployments.sort((a, b) => (a.id < b.id ? 1 : -1));
+
 /** Follow what goes on. */
 function follow() {
   const events = new EventSource("events");
   const say = (text) => (part("live").textContent = text);
   for (const name of ["runs", "deployments"]) {
     events.addEventListener(name, (event) => {
-      data[name] = JSON.parse(event.data).data;
+      const found = JSON.parse(event.data).data;
+      data[name] = name === "runs" || found === null ? found : newestFirst([...found, ...data.deployments.filter(({ id }) => !found.some((one) => one.id === id))]);
       show();
       say("live");
     });

@@ -18,6 +18,7 @@ from stateset_agents.deployment.ledger import CheckedAnswer
 from stateset_agents.deployment.state import Move
 from stateset_agents.deployment.status import status_of
 from stateset_agents.deployment.views.history import ConversationSummary, DeploymentHistory
+from stateset_agents.reporting.live import FileStates, file_states
 from stateset_agents.reporting.overview.overview_data import overview_data, run_folders
 from stateset_agents.serving.saved_conversations import ServedConversation, load_served
 from stateset_agents.types.errors import ConfigurationError
@@ -51,6 +52,11 @@ class Deployments:
         self._journal = Journal(path, create=False)
         self._conversations = conversations
         self._histories: dict[str, DeploymentHistory] = {}
+        self._texts: dict[str, ServedConversation] = {}
+        self._texts_of: FileStates = ()
+        """State of the file when its texts were read."""
+        self._shown: dict[str, tuple[Any, dict[str, Any]]] = {}
+        """What is shown of each deployment, with what it was made of."""
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -68,10 +74,11 @@ class Deployments:
             return self._read()
 
     def data(self) -> list[dict[str, Any]]:
-        """What the page shows of each deployment, the newest first."""
+        """What the page shows of each deployment, the newest first. Where nothing is new it is the same
+        object."""
         with self._lock:
-            texts = {} if self._conversations is None else load_served(self._conversations)
-            return [self._shown(history, texts) for history in self._read()]
+            self._read_texts()
+            return [self._current(history) for history in self._read()]
 
     def statuses(self) -> list[dict[str, Any]]:
         """What each deployment says of itself at its last row, the newest first."""
@@ -85,7 +92,21 @@ class Deployments:
                 self._histories[record.id].read()
         return list(reversed(self._histories.values()))
 
-    def _shown(self, history: DeploymentHistory, texts: Mapping[str, ServedConversation]) -> dict[str, Any]:
+    def _read_texts(self) -> None:
+        if self._conversations is None:
+            return
+        states = file_states(Path(self._conversations))
+        if states != self._texts_of:
+            self._texts, self._texts_of = load_served(self._conversations), states
+
+    def _current(self, history: DeploymentHistory) -> dict[str, Any]:
+        made_of = (dict(history.ledger.counts), self._texts_of)
+        id = history.record.id
+        if id not in self._shown or self._shown[id][0] != made_of:
+            self._shown[id] = (made_of, self._make(history))
+        return self._shown[id][1]
+
+    def _make(self, history: DeploymentHistory) -> dict[str, Any]:
         record = history.record
         return {
             "id": record.id,
@@ -106,7 +127,9 @@ class Deployments:
                 for arm in ARMS
             },
             "conversations": {
-                arm: [_conversation(one, texts) for one in reversed(history.conversations[arm].values())]
+                arm: [
+                    _conversation(one, self._texts) for one in reversed(history.conversations[arm].values())
+                ]
                 for arm in ARMS
             },
             "journal": [_move(move) for move in reversed(history.moves)],

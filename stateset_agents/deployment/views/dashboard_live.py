@@ -1,7 +1,7 @@
 """The page of runs and deployments over HTTP while they go on, on this machine only. It changes nothing.
 
-Updates are server-sent events: `runs` and `deployments` have the data of their part, `trouble` a line of text
-where it cannot be read.
+Updates are server-sent events: `runs` has the data of all runs, `deployments` of those deployments that have
+something new, `trouble` a line of text where one of both cannot be read.
 """
 
 from __future__ import annotations
@@ -113,13 +113,17 @@ class _LiveDashboard:
             state = await asyncio.to_thread(self._state, name)
             if name in sent and sent[name] == state:
                 return None
-            data = await (self._runs() if name == "runs" else self._shown_deployments())
+            data: Any = await (self._runs() if name == "runs" else self._shown_deployments())
         except StatesetError as error:
             if sent.get(name) == str(error):
                 return None
             sent[name] = str(error)
             return f"event: trouble\ndata: {dump({'text': str(error)})}\n\n"
         sent[name] = state
+        if name == "deployments" and data is not None:
+            before = sent.get("shown", {})
+            sent["shown"] = {one["id"]: one for one in data}
+            data = [one for one in data if before.get(one["id"]) is not one]
         text = await asyncio.to_thread(dump, {"data": data})
         return f"event: {name}\ndata: {text}\n\n"
 

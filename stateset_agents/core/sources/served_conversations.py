@@ -81,17 +81,22 @@ def scenarios_from(
 def warm_start(scenarios: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Those that succeeded and were answered by one arm from the first turn to the last, for `sft`.
 
-    Their messages end with the last reply.
+    Their messages end with the last reply that says or calls something.
     """
     rows = []
     for scenario in scenarios:
         messages = list(scenario["messages"])
-        while messages and messages[-1]["role"] != "assistant":
+        while messages and not _says_something(messages[-1]):
             messages.pop()
         if scenario.get("success") is True and not scenario.get("moved") and messages:
             row = {"messages": messages, "source": SOURCE}
             rows.append({**row, "tools": scenario["tools"]} if "tools" in scenario else row)
     return rows
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    has_words = bool(message["content"].strip() or message.get("tool_calls"))
+    return message["role"] == "assistant" and has_words
 
 
 def expect_served(lines: Sequence[Mapping[str, Any]], of: str) -> None:

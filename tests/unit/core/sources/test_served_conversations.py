@@ -100,7 +100,8 @@ def test_examples_are_whole_successes_of_one_agent() -> None:
         harvested(success=0.9),
         harvested(is_moved=True),
     ]
-    assert warm_start([*others, harvested((TALK[0],))]) == []
+    silent = harvested((TALK[0], Message(role="assistant", content=" ")))
+    assert warm_start([*others, harvested((TALK[0],)), silent]) == []
 
 
 def test_what_cannot_be_a_scenario_is_counted() -> None:

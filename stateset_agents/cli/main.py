@@ -13,9 +13,9 @@ from typing import Any, cast
 from stateset_agents.cli import build_embedded, fetch, train
 from stateset_agents.cli.chat import chat
 from stateset_agents.cli.health import diagnose, doctor, engine
-from stateset_agents.cli.imitation import demonstrate, distill, sft
+from stateset_agents.cli.imitation import demonstrate, distill, served, sft
 from stateset_agents.cli.measure import audit, compare, evaluate, rescore, study
-from stateset_agents.cli.pages import learn, report
+from stateset_agents.cli.pages import dashboard, learn, report
 from stateset_agents.cli.serving import deploy, moves, serve, status
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.logs import configure_logging
@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sft,
         distill,
         demonstrate,
+        served,
         evaluate,
         compare,
         audit,
@@ -88,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report,
         study,
         learn,
+        dashboard,
         diagnose,
         doctor,
         engine,

@@ -48,6 +48,11 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME=VALUE",
         help="any setting, e.g. training.beta=0.02",
     )
+    parser.add_argument(
+        "--from-served",
+        metavar="FILE",
+        help="conversations that `served` wrote, in place of the file's environment",
+    )
     parser.add_argument("--no-eval", action="store_true", help="skip the measurement before and after")
     parser.set_defaults(run=run)
 
@@ -85,6 +90,9 @@ def _check_source(args: argparse.Namespace) -> None:
     """Raises ConfigurationError unless a file is given, or a run to go on with."""
     if (args.config is None) == (args.resume is None):
         raise ConfigurationError("give a YAML file (examples/demo.yaml) or --resume RUN, one of the two")
+    if args.from_served is not None and (args.resume is not None or is_control(args.config)):
+        what = "a new training" if args.resume is not None else "a training of conversations"
+        raise ConfigurationError(f"--from-served is for {what}: leave it out")
     if args.config is not None and Path(args.config).is_dir():
         raise ConfigurationError(
             f"{args.config!r} is a folder: to go on with that run, stateset-agents train --resume "
@@ -97,7 +105,9 @@ def _experiment(args: argparse.Namespace) -> Experiment:
     from stateset_agents.training.experiment import Experiment, load_experiment
 
     folder, checkpoint = run_and_checkpoint(args.resume) if args.resume else (None, None)
+    served = args.from_served
     named = {
+        "environment": None if served is None else {"name": "served", "logs": str(Path(served).resolve())},
         "training.profile": args.profile,
         "training.seed": args.seed,
         "training.max_steps": args.max_steps,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from stateset_agents.deployment.assignment import Arm, Assignment
@@ -66,7 +66,15 @@ class Ledger:
     only (share 0 or 1) compare nothing and are not waited for.
     """
 
-    def __init__(self, state: Deployment, plan: DeploymentPlan) -> None:
+    def __init__(
+        self,
+        state: Deployment,
+        plan: DeploymentPlan,
+        *,
+        on_evidence: Callable[[Evidence], None] | None = None,
+    ) -> None:
+        """`on_evidence` gets the evidence after each outcome that is counted."""
+        self._on_evidence = on_evidence
         self.state = state
         self.evidence = Evidence(margin=plan.margin)
         self.brakes = plan.brakes()
@@ -172,3 +180,5 @@ class Ledger:
                 probability=assignment.probability,
                 outcome=self._outcomes.pop(number),
             )
+            if self._on_evidence is not None:
+                self._on_evidence(self.evidence)

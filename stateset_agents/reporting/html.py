@@ -11,6 +11,7 @@ import gzip
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import jinja2
@@ -21,9 +22,9 @@ __all__ = ["html_page", "plotly_js"]
 
 
 def html_page(
-    template: str,
-    styles: Sequence[str],
-    scripts: Sequence[str],
+    template: str | Traversable,
+    styles: Sequence[str | Traversable],
+    scripts: Sequence[str | Traversable],
     data: dict[str, Any],
     *,
     plotly: str | None = None,
@@ -31,7 +32,7 @@ def html_page(
     live: bool = False,
     **values: Any,
 ) -> str:
-    """The page of a template; files are named from `reporting/` on, and `data["name"]` is its title.
+    """The page of a template. Files of `reporting/` are named from there on; `data["name"]` is its title.
 
     `plotly`: path of plotly.js for the browser; None: inside the page. `charts`: False for a page that draws
     without it. `values`: for the template.
@@ -59,8 +60,9 @@ def plotly_js() -> tuple[str, str]:
     return get_plotlyjs(), get_plotlyjs_version()
 
 
-def _text(name: str) -> str:
-    return (files("stateset_agents.reporting") / name).read_text(encoding="utf-8")
+def _text(file: str | Traversable) -> str:
+    found = files("stateset_agents.reporting") / file if isinstance(file, str) else file
+    return found.read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=1)

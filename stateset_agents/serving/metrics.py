@@ -1,9 +1,11 @@
-"""ServerMetrics of one server in Prometheus's format; the only file that imports prometheus_client."""
+"""Metrics in Prometheus's format: of one server, and of whatever else has some. The only file that imports
+prometheus_client."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from stateset_agents.backends.openai.protocol import Answer, ApiError
 from stateset_agents.serving.limits import AnswerQueue
@@ -11,7 +13,7 @@ from stateset_agents.serving.limits import AnswerQueue
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = ["ServerMetrics"]
+__all__ = ["MetricFamily", "ServerMetrics", "metrics_page"]
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -84,11 +86,57 @@ class ServerMetrics:
     def page(self) -> tuple[bytes, str]:
         """The text and its content type; raises ApiError, status 501, without prometheus_client."""
         if self._registry is None:
-            raise ApiError(
-                'metrics need prometheus_client. Install it with: pip install "prometheus_client>=0.21"',
-                code="metrics_not_installed",
-                status=501,
-            )
-        import prometheus_client as prometheus
+            raise _not_installed()
+        return _page(self._registry)
 
-        return prometheus.generate_latest(self._registry), prometheus.CONTENT_TYPE_LATEST
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricFamily:
+    """Values of one name, as they are now."""
+
+    name: str
+    """Without `_total`, which a counter gets."""
+    kind: Literal["gauge", "counter"]
+    text: str
+    labels: tuple[str, ...] = ()
+    values: tuple[tuple[tuple[str, ...], float], ...] = ()
+    """Each with the values of its labels."""
+
+
+def metrics_page(families: Iterable[MetricFamily]) -> tuple[bytes, str]:
+    """The text and its content type; raises ApiError, status 501, without prometheus_client."""
+    try:
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.registry import Collector
+    except ImportError as error:
+        raise _not_installed() from error
+    found = []
+    for family in families:
+        kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+        metric = kind(family.name, family.text, labels=family.labels)
+        for labels, value in family.values:
+            metric.add_metric(labels, value)
+        found.append(metric)
+
+    class Values(Collector):
+        def collect(self) -> Any:
+            return found
+
+    registry = CollectorRegistry()
+    registry.register(Values())
+    return _page(registry)
+
+
+def _page(registry: Any) -> tuple[bytes, str]:
+    import prometheus_client as prometheus
+
+    return prometheus.generate_latest(registry), prometheus.CONTENT_TYPE_LATEST
+
+
+def _not_installed() -> ApiError:
+    return ApiError(
+        'metrics need prometheus_client. Install it with: pip install "prometheus_client>=0.21"',
+        code="metrics_not_installed",
+        status=501,
+    )

@@ -25,7 +25,7 @@ __all__ = ["add_parser", "run"]
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser("sft", help="fine-tune a model on conversations: a warm start")
+    parser = subparsers.add_parser("sft", help="fine-tune on conversations, a warm start; also: served")
     parser.add_argument(
         "conversations", nargs="?", help="JSONL in OpenAI's chat format; with --best a run folder"
     )

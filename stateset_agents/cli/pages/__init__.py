@@ -1,1 +1,1 @@
-"""Verbs that write pages: the report of runs, and pages to learn from."""
+"""Verbs that write or show pages: of runs, deployments, studies and papers."""

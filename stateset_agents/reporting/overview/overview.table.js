@@ -20,7 +20,7 @@ const COLUMNS = [
 
 /** What each cell says. */
 function cells(run, data) {
-  const name = [swatch(run.experiment), run.has_report ? h("a", { href: `${run.name}/report.html` }, run.name) : run.name];
+  const name = [swatch(run.experiment), run.has_report ? h("a", { href: `${data.base ?? ""}${run.name}/report.html` }, run.name) : run.name];
   const side = (part) => (part ? [percent(part.value), part.interval ? h("span", { class: "interval" }, ` [${percent(part.interval[0])}, ${percent(part.interval[1])}]`) : ""] : "–");
   const gain = run.gain ? [h("b", {}, points(run.gain.mean)), h("span", { class: "interval" }, ` ${spread(run.gain.interval)}`)] : "–";
   const steps = run.planned && run.planned !== run.steps ? `${number(run.steps)} of ${number(run.planned)}` : number(run.steps);

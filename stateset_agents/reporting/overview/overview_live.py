@@ -25,7 +25,7 @@ from stateset_agents.tracking.jsonl import dump
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 
-__all__ = ["serve_overview"]
+__all__ = ["LiveOverview", "serve_overview"]
 
 _POLL_SECONDS = 3.0
 """Between two checks of all runs' files."""
@@ -39,13 +39,18 @@ async def serve_overview(
     Raises ConfigurationError if the folder holds no run, or the port is in use.
     """
     run_folders(root)
-    live = _LiveOverview(root)
-    routes = [web.get("/", live.page), web.get("/plotly.js", plotly), web.get("/events", live.events)]
+    live = LiveOverview(root)
+    routes = [
+        web.get("/", live.page),
+        web.get("/plotly.js", plotly),
+        web.get("/events", live.events),
+        web.get("/{run}/report.html", live.report),
+    ]
     await serve_routes(routes, port, on_ready)
 
 
 @dataclass
-class _LiveOverview:
+class LiveOverview:
     """Handlers of the addresses; a run is read again when its files have changed."""
 
     root: str | Path
@@ -53,31 +58,42 @@ class _LiveOverview:
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def page(self, _: web.Request) -> web.StreamResponse:
-        data = await self._data()
+        data = await self.data()
         text = await asyncio.to_thread(render_overview, data, plotly="plotly.js", live=True)
         return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-store"})
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Send the page's data whenever a run has gone on, as long as the page is open."""
         response = await event_stream(request)
-        sent = await asyncio.to_thread(self._states)
+        sent = await asyncio.to_thread(self.states)
         try:
             while True:
                 await response.write(b": still here\n\n")
                 await asyncio.sleep(_POLL_SECONDS)
-                states = await asyncio.to_thread(self._states)
+                states = await asyncio.to_thread(self.states)
                 if states != sent:
-                    text = await asyncio.to_thread(dump, await self._data())
+                    text = await asyncio.to_thread(dump, await self.data())
                     await response.write(f"event: page\ndata: {text}\n\n".encode())
                     sent = states
         except ConnectionResetError:  # the page was closed
             return response
 
-    async def _data(self) -> dict[str, Any]:
+    async def report(self, request: web.Request) -> web.StreamResponse:
+        """A run's own page, if it has been written."""
+        name = request.match_info["run"]
+        folders = await asyncio.to_thread(run_folders, self.root)
+        file = next((folder.report for folder in folders if folder.path.name == name), None)
+        if file is None or not file.is_file():
+            raise web.HTTPNotFound(text=f"there is no page of a run {name!r:.80}")
+        return web.FileResponse(file, headers={"Cache-Control": "no-store"})
+
+    async def data(self) -> dict[str, Any]:
+        """As `overview_data`; runs whose files are as before are not read again."""
         async with self._reading:
             return await asyncio.to_thread(overview_data, self.root, read=self._read)
 
-    def _states(self) -> dict[RunFolder, FileStates]:
+    def states(self) -> dict[RunFolder, FileStates]:
+        """Another value when a run has gone on, or a new one has begun."""
         return {folder: _of(folder) for folder in run_folders(self.root)}
 
     def _read(self, log: RunLog, max_points: int) -> RunResults:

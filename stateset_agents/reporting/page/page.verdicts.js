@@ -1,11 +1,5 @@
 // What `audit` and `rescore` found, where their results stand in the run's folder.
 
-function plainTable(label, head, rows) {
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, h("table", { class: "plain" },
-    h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, at) => (at ? h("td", {}, cell) : h("th", { scope: "row" }, cell))))))));
-}
-
 function showVerdicts(data) {
   const { audit, rescore } = data.verdicts;
   part("verdicts").hidden = document.querySelector("nav [href='#verdicts']").hidden = !audit && !rescore;

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
 
+import aiohttp
 import pytest
 from report_runs import log_stage, metrics, page_data
 
 from stateset_agents.cli.main import main
 from stateset_agents.reporting.overview.experiments import difference, experiments, score
 from stateset_agents.reporting.overview.overview_data import overview_data
+from stateset_agents.reporting.overview.overview_live import serve_overview
 from stateset_agents.reporting.overview.run_results import read_run
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
@@ -129,3 +133,21 @@ def test_only_settings_that_differ_are_listed() -> None:
         "training.lr": ["1", "2"],
         "reward": [None, "{}"],
     }
+
+
+async def test_a_live_page_leads_to_the_runs_own_pages(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, beta=0.0, seed=0, after={0})
+    folder.report.write_text("<!doctype html>its own page")
+    other = write_run(tmp_path, beta=0.0, seed=1, after={0})
+    (tmp_path / "report.html").write_text("not of a run")
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(serve_overview(tmp_path, port=0, on_ready=address.set_result))
+    async with aiohttp.ClientSession(base_url=await address) as client:
+        async with client.get(f"/{folder.path.name}/report.html") as page:
+            assert (page.status, await page.text()) == (200, "<!doctype html>its own page")
+        for path in (f"/{other.path.name}/report.html", "/%2e/report.html", "/x/report.html"):
+            async with client.get(path) as missing:
+                assert missing.status == 404
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -85,7 +85,8 @@ function read(place, at) {
     const band = one.low && (one.low[own] ?? null) !== null ? ` [${number(one.low[own], chart.percent)}, ${number(one.high[own], chart.percent)}]` : "";
     return `${number(one.values[own], chart.percent)}${band}`;
   });
-  readout.textContent = legend ? `${chart.along} ${step}` : `${said[0]} at ${chart.along} ${step}`;
+  const place_ = `${chart.along} ${Number.isInteger(step) ? step : number(step)}`;
+  readout.textContent = !steps.length ? "no value" : legend ? place_ : `${said[0]} at ${place_}`;
   legend?.querySelectorAll("b").forEach((value, i) => (value.textContent = said[i]));
 }
 
@@ -140,6 +141,7 @@ function traces(chart) {
     const long = one.values.length >= SMOOTHED_FROM;
     const smoothed = long && chart.smoothed;
     const digits = chart.percent ? "%{y:.1%}" : "%{y:,.4~g}";
+    const shape = chart.stepped ? "hv" : "linear";
     const base = { x: one.steps, type: "scatter", mode: "lines", hoverinfo: "skip", showlegend: false, connectgaps: true };
     const shown = { ...base, hoverinfo: "all", meta: "values", name: single ? "" : one.name, y: one.values };
     if (chart.signed) {
@@ -149,7 +151,7 @@ function traces(chart) {
       return [{ ...shown, stackgroup: "all", line: { color: own, width: 1 }, fillcolor: `${own}99`, hovertemplate: digits }];
     }
     if (!single) {
-      const line = { color: own, width: 1.75, dash: DASHES[(one.dash ?? Math.floor((one.key ?? at) / 12)) % DASHES.length] };
+      const line = { color: own, width: 1.75, shape, dash: DASHES[(one.dash ?? Math.floor((one.key ?? at) / 12)) % DASHES.length] };
       const eased = (values) => (smoothed ? smooth(values) : values);
       const dots = long ? {} : { mode: "lines+markers", marker: { color: own, size: 5 } };
       const reach = one.low ? [
@@ -164,10 +166,22 @@ function traces(chart) {
     ] : [];
     const interval = one.low ? one.low.map((low, i) => (low === null ? "" : ` [${number(low, chart.percent)}, ${number(one.high[i], chart.percent)}]`)) : null;
     const few = !long ? { mode: "lines+markers", marker: { color: own, size: 6 } } : {};
-    const raw = { ...shown, ...few, text: interval, hovertemplate: `${digits}${interval ? "%{text}" : ""}<extra></extra>`, line: { color: smoothed ? colour("--raw") : own, width: smoothed ? 1.25 : 2 } };
+    const raw = { ...shown, ...few, text: interval, hovertemplate: `${digits}${interval ? "%{text}" : ""}<extra></extra>`, line: { color: smoothed ? colour("--raw") : own, width: smoothed ? 1.25 : 2, shape } };
     const mean = smoothed ? [{ ...base, y: smooth(one.values), line: { color: own, width: 2.25 } }] : [];
     return [...band, raw, ...mean];
-  }), ...edges(chart, marks)];
+  }), ...limits(chart, marks), ...edges(chart, marks)];
+}
+
+/** Values that the curves are to be seen against, as dotted lines with their names. */
+function limits(chart, base) {
+  const steps = chart.series.flatMap((one) => one.steps);
+  if (!steps.length) return [];
+  const x = [Math.min(...steps), Math.max(...steps)];
+  return (chart.limits ?? []).map(({ value, name, key, under }) => {
+    const own = colour(key === undefined ? "--soft" : `--c${key}`);
+    return { ...base, mode: "lines+text", x, y: [value, value], line: { color: own, width: 1.25, dash: "dot" }, text: [name, ""],
+      textposition: under ? "bottom right" : "top right", textfont: { size: 11, color: own }, cliponaxis: false };
+  });
 }
 
 /** Marks at the edge of the axis for the values beyond it. */
@@ -202,6 +216,7 @@ function layout(chart) {
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--rule"), font: { color: colour("--ink"), size: 12 } },
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     xaxis: { ...axis, range: [first - pad, last + pad], showgrid: false, zeroline: false, nticks: 6, tickformat: chart.along === "step" ? "d" : "~g", hoverformat: chart.along === "step" ? "d" : "~g", unifiedhovertitle: { text: `${chart.along} %{x}` } },
-    yaxis: { ...axis, nticks: 5, tickformat: chart.percent ? ".0%" : "~g", rangemode: "tozero", ...(chart.range ? { range: chart.range } : {}) },
+    shapes: (chart.zones ?? []).map(({ from, to, key }) => ({ type: "rect", layer: "below", yref: "paper", y0: 0, y1: 1, x0: from, x1: to, line: { width: 0 }, fillcolor: colour(`--c${key}`), opacity: 0.13 })),
+    yaxis: chart.log ? { ...axis, type: "log", dtick: 1, tickformat: "~g", zeroline: false, range: chart.range.map(Math.log10) } : { ...axis, nticks: 5, tickformat: chart.percent ? ".0%" : "~g", rangemode: "tozero", ...(chart.range ? { range: chart.range } : {}) },
   };
 }

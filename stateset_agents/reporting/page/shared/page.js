@@ -32,6 +32,13 @@ const signed = (value) => (value === null || value === undefined ? "–" : `${va
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 const note = (...text) => h("p", { class: "note" }, ...text);
 
+/** A table; the first cell of each row is its name. */
+function plainTable(label, head, rows) {
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, h("table", { class: "plain" },
+    h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))),
+    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, at) => (at ? h("td", {}, cell) : h("th", { scope: "row" }, cell))))))));
+}
+
 const part = (id) => document.getElementById(id);
 
 /** The text of a compressed data block of this page. */
@@ -50,7 +57,7 @@ function plotly() {
     }
     if (!window.Plotly) {
       const missing = document.querySelector("script[src]")?.getAttribute("src") ?? "plotly.js";
-      document.querySelector("#curves h2").after(note(`The curves cannot be drawn: this page needs ${missing}, as seen from its folder. Put it there, or make the report again without --shared-assets.`));
+      (document.querySelector("#curves h2") ?? document.querySelector("h1")).after(note(`The curves cannot be drawn: this page needs ${missing}, as seen from its folder. Put it there, or make the report again without --shared-assets.`));
       throw new Error(`${missing} is missing`);
     }
     return window.Plotly;

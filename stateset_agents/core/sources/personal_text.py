@@ -1,0 +1,217 @@
+"""Takes personal text out of conversations, by rules, on this machine: a listed set of kinds and no more.
+
+    secret    private keys, API keys, tokens, passwords that are named as such, credentials in addresses
+    card      numbers of payment cards: 13 to 19 digits whose check digit is right (Luhn, ISO/IEC 7812-1)
+    iban      numbers of bank accounts whose check digits are right (ISO 13616, modulo 97)
+    mail      mail addresses
+    ssn       social security numbers of the USA, as 123-45-6789
+    phone     telephone numbers: with +, with a leading 0, or grouped as 555-123-4567
+    address   IP addresses, version 4 and 6
+
+Names, postal addresses, dates of birth and what else somebody tells of himself have no such form: they stay.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+__all__ = ["KINDS", "Redacted", "Redactor", "redact"]
+
+_GAP = "[ \u00a0\u2007\u2009\u202f.\u2010-\u2013-]"
+"""Between the groups of a number: blanks, dots and hyphens."""
+_SECRET_NAMES = r"pass(?:word|wd|code|phrase)|pwd|api[ _-]?key|access[ _-]?key|token|secret|pin|cvv|cvc"
+_SECRETS = (
+    re.compile(
+        r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.S
+    ),
+    re.compile(r"(?<=://)[^/\s:@]{0,100}:[^/\s@]{1,200}(?=@)"),
+    re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),
+    re.compile(r"\b(?:sk|pk|rk)[-_][\w-]{16,}|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"),
+    re.compile(r"\bxox[abeprs]-[\w-]{10,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|\bhf_\w{20,}"),
+    re.compile(r"(?<=\bBearer )[\w.~+/=-]{8,}", re.I),
+    re.compile(
+        rf"(?<![A-Za-z])(?:{_SECRET_NAMES})(?:\s{{0,3}}[:=]\s{{0,3}}|\s{{1,3}}is:?\s{{1,3}})(?P<value>[^\s,;]+)",
+        re.I,
+    ),
+    re.compile(r"\b(?:pin|cvv|cvc)\s{1,3}(?P<value>\d{3,8})\b", re.I),
+)
+_NAMED_SECRET = re.compile(rf"(?:.*[_-])?(?:{_SECRET_NAMES}|authorization)", re.I)
+"""Names of fields whose whole value goes."""
+_DIGITS = re.compile(rf"(?<![\w])\d(?:{_GAP}?\d){{12,}}(?!\w)")
+_IBAN = re.compile(r"(?<!\w)[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}")
+_MAIL = re.compile(r"(?<![\w.%+-])[\w.%+'-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
+_SSN = re.compile(r"(?<![\d-])\d{3}-\d{2}-\d{4}(?![\d-])")
+_PHONE = re.compile(
+    rf"(?<![\w+])(?:(?:\+|00){_GAP}?[1-9](?:(?:[()/]|{_GAP}){{0,3}}\d){{6,14}}"
+    rf"|0[1-9](?:/|{_GAP}?\d){{6,11}}"
+    rf"|[(]0\d{{1,5}}[)]{_GAP}?\d(?:{_GAP}?\d){{4,9}}"
+    rf"|(?:1{_GAP})?(?:[(]\d{{3}}[)]{_GAP}?|\d{{3}}{_GAP})\d{{3}}{_GAP}\d{{4}})(?!\w)"
+)
+_IP4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")
+_IP6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f:]{2,39}(?![\w:])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redacted:
+    """A text without personal text."""
+
+    text: str
+    counts: Mapping[str, int]
+    """How often each kind was taken out."""
+
+
+def redact(text: str) -> Redacted:
+    """The text with placeholders instead of what `KINDS` names.
+
+    >>> redact("mail ann@example.org, again ann@example.org, or call +49 30 1234567").text
+    'mail [mail 1], again [mail 1], or call [phone 1]'
+    """
+    redactor = Redactor()
+    return Redacted(text=redactor.text(text), counts=dict(redactor.counts))
+
+
+class Redactor:
+    """For one conversation: what is equal gets the same placeholder in all its messages and calls."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        """How often each kind was taken out."""
+        self._placeholders: dict[tuple[str, str], str] = {}
+
+    def text(self, text: str) -> str:
+        """As `redact`."""
+        for kind, rule in _RULES:
+            text = rule(text, partial(self._placeholder, kind))
+        return text
+
+    def value(self, value: Any, name: str = "") -> Any:
+        """A JSON value with all texts in it redacted; a field that is named as a secret goes whole."""
+        if name and _NAMED_SECRET.fullmatch(name) and isinstance(value, str | int | float) and value != "":
+            is_gone = isinstance(value, str) and value.startswith("[secret ")
+            return value if is_gone else self._placeholder("secret", str(value))
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, bool | None):
+            return value
+        if isinstance(value, int):
+            said = self.text(str(value))
+            return value if said == str(value) else said
+        if isinstance(value, Mapping):
+            return {self.text(str(key)): self.value(item, str(key)) for key, item in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, bytes):
+            return [self.value(item, name) for item in value]
+        return value
+
+    def _placeholder(self, kind: str, found: str) -> str:
+        self.counts[kind] += 1
+        same = re.sub(r"[\W_]", "", found).casefold() if kind in _NUMBERS else found.casefold()
+        number = 1 + sum(known == kind for known, _ in self._placeholders)
+        return self._placeholders.setdefault((kind, same), f"[{kind} {number}]")
+
+
+_Replace = Callable[[str], str]
+
+
+def _secrets(text: str, replace: _Replace) -> str:
+    for pattern in _SECRETS:
+
+        def replaced(match: re.Match[str]) -> str:
+            if "value" not in match.groupdict():
+                return replace(match[0])
+            value = match["value"]
+            if value.startswith("[secret"):  # taken out already
+                return match[0]
+            return match[0][: match.start("value") - match.start()] + replace(value)
+
+        text = pattern.sub(replaced, text)
+    return text
+
+
+def _matches(
+    pattern: re.Pattern[str], is_one: Callable[[str], bool] = bool
+) -> Callable[[str, _Replace], str]:
+    def rule(text: str, replace: _Replace) -> str:
+        return pattern.sub(lambda match: replace(match[0]) if is_one(match[0]) else match[0], text)
+
+    return rule
+
+
+def _cards(text: str, replace: _Replace) -> str:
+    """Also a card number that other numbers stand beside, as its date does."""
+    return _DIGITS.sub(lambda match: _cards_in(match[0], replace), text)
+
+
+def _cards_in(run: str, replace: _Replace) -> str:
+    """Of a run of digits with gaps; a number begins and ends where a group does."""
+    places = [at for at, character in enumerate(run) if character.isdecimal()]
+    starts = [n for n, at in enumerate(places) if n == 0 or places[n - 1] < at - 1]
+    ends = {n + 1 for n, at in enumerate(places) if n + 1 == len(places) or places[n + 1] > at + 1}
+    done, result = 0, ""
+    for start in starts:
+        if places[start] < done:
+            continue
+        for length in range(19, 12, -1):
+            end = start + length
+            if end in ends and _luhn("".join(run[at] for at in places[start:end])):
+                result += run[done : places[start]]
+                done = places[end - 1] + 1
+                result += replace(run[places[start] : done])
+                break
+    return result + run[done:]
+
+
+def _luhn(digits: str) -> bool:
+    """Is the check digit right? Every second digit from the right is doubled, and its digits are added.
+
+    >>> _luhn("4111111111111111"), _luhn("4111111111111112")
+    (True, False)
+    """
+    numbers = [int(digit) for digit in reversed(digits)]
+    total = sum(numbers[::2]) + sum(sum(divmod(2 * number, 10)) for number in numbers[1::2])
+    return total % 10 == 0 and any(numbers)
+
+
+def _ibans(text: str, replace: _Replace) -> str:
+    def replaced(match: re.Match[str]) -> str:
+        found = match[0]
+        for end in range(len(found), 14, -1):  # words in capitals may stand behind it
+            if found[end - 1] != " " and found[end : end + 1] in ("", " ") and _is_iban(found[:end]):
+                return replace(found[:end]) + found[end:]
+        return found
+
+    return _IBAN.sub(replaced, text)
+
+
+def _is_iban(text: str) -> bool:
+    plain = text.replace(" ", "")
+    digits = "".join(str(int(character, 36)) for character in plain[4:] + plain[:4])
+    return 15 <= len(plain) <= 34 and int(digits) % 97 == 1
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text) is not None
+    except ValueError:
+        return False
+
+
+_RULES: Sequence[tuple[str, Callable[[str, _Replace], str]]] = (
+    ("secret", _secrets),
+    ("iban", _ibans),
+    ("card", _cards),
+    ("mail", _matches(_MAIL)),
+    ("ssn", _matches(_SSN)),
+    ("address", _matches(_IP6, lambda text: text.count(":") > 1 and text != "::" and _is_address(text))),
+    ("address", _matches(_IP4, _is_address)),
+    ("phone", _matches(_PHONE)),
+)
+"""In this order: a number that has a check digit is no telephone number."""
+_NUMBERS = frozenset({"card", "iban", "phone", "ssn"})
+"""Kinds that are equal whatever their gaps."""
+KINDS: tuple[str, ...] = tuple(dict.fromkeys(kind for kind, _ in _RULES))

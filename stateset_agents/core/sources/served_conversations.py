@@ -1,0 +1,168 @@
+"""Conversations that were served, as scenarios of the next training and as examples to imitate.
+
+    (what a server saved, how it ended)  ->  one line in the format of `chat_logs`, without personal text
+
+The opening, the user's later words and what tools gave are the scenario. The replies in it were sampled by
+other weights: they are no on-policy samples, and no training takes them as such. `success` stands in a line
+only where somebody reported it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stateset_agents.core.sources.personal_text import Redactor
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
+
+__all__ = ["SOURCE", "Harvest", "ServedOutcome", "expect_served", "scenarios_from", "warm_start"]
+
+SOURCE = "served"
+"""Under `source` in each line: personal text was taken out of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedOutcome:
+    """What a deployment knows of one conversation."""
+
+    deployment: str
+    arm: str
+    """baseline or candidate: who answered."""
+    success: float | None
+    """0 to 1; None where nobody reported it, in time or at all."""
+    reward: float | None = None
+    is_moved: bool = False
+    """The candidate began it, and the baseline went on after a rollback."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harvest:
+    """What came of a file of served conversations."""
+
+    scenarios: tuple[dict[str, Any], ...]
+    removed: Mapping[str, int]
+    """How often each kind of personal text was taken out."""
+    left_out: Mapping[str, int]
+    """How many conversations were left out, by reason."""
+
+
+def scenarios_from(
+    conversations: Iterable[tuple[str, Sequence[Message], Sequence[Mapping[str, Any]]]],
+    outcomes: Mapping[str, ServedOutcome],
+) -> Harvest:
+    """Each conversation (id, messages, tools) that `outcomes` knows, as a scenario.
+
+    Left out are those that no deployment shared out, those without words of a user, and those with pictures,
+    of which nobody can say what they show.
+    """
+    scenarios: list[dict[str, Any]] = []
+    removed: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
+    for name, messages, tools in conversations:
+        outcome = outcomes.get(name)
+        if outcome is None:
+            left_out["not shared out by a deployment"] += 1
+        elif any(message.images for message in messages):
+            left_out["with pictures"] += 1
+        elif not any(message.role == "user" and message.content.strip() for message in messages):
+            left_out["without words of a user"] += 1
+        else:
+            redactor = Redactor()
+            scenarios.append(_scenario(name, messages, tools, outcome, redactor))
+            removed += redactor.counts
+    return Harvest(scenarios=tuple(scenarios), removed=dict(removed), left_out=dict(left_out))
+
+
+def warm_start(scenarios: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Those that succeeded and were answered by one arm from the first turn to the last, for `sft`.
+
+    Their messages end with the last reply that says or calls something.
+    """
+    rows = []
+    for scenario in scenarios:
+        messages = list(scenario["messages"])
+        while messages and not _says_something(messages[-1]):
+            messages.pop()
+        if scenario.get("success") is True and not scenario.get("moved") and messages:
+            row = {"messages": messages, "source": SOURCE}
+            rows.append({**row, "tools": scenario["tools"]} if "tools" in scenario else row)
+    return rows
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    has_words = bool(message["content"].strip() or message.get("tool_calls"))
+    return message["role"] == "assistant" and has_words
+
+
+def expect_served(lines: Sequence[Mapping[str, Any]], of: str) -> None:
+    """Raises ConfigurationError unless all lines are of `scenarios_from`."""
+    for number, line in enumerate(lines, start=1):
+        if line.get("source") != SOURCE:
+            raise ConfigurationError(
+                f"{of}, conversation {number} is not as `stateset-agents served` writes it, which takes "
+                "out personal text: give it the file first"
+            )
+
+
+def _scenario(
+    name: str,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    outcome: ServedOutcome,
+    redactor: Redactor,
+) -> dict[str, Any]:
+    digest = hashlib.blake2b(f"{outcome.deployment} {name}".encode(errors="surrogatepass"), digest_size=8)
+    scenario: dict[str, Any] = {
+        "id": f"served-{digest.hexdigest()}",  # a client's id may be a person's
+        "family": SOURCE,
+        "source": SOURCE,
+        "deployment": outcome.deployment,
+        "arm": outcome.arm,
+        "messages": [_message(message, redactor) for message in messages],
+    }
+    if tools:
+        scenario["tools"] = redactor.value([dict(tool) for tool in tools])
+    if outcome.success in (0.0, 1.0):
+        scenario["success"] = outcome.success == 1.0
+    elif outcome.success is not None:
+        scenario["reported_success"] = outcome.success
+    if outcome.reward is not None:
+        scenario["reported_reward"] = outcome.reward
+    if outcome.is_moved:
+        scenario["moved"] = True
+    return scenario
+
+
+def _message(message: Message, redactor: Redactor) -> dict[str, Any]:
+    record = message.to_record()
+    record["content"] = _content(message.content, redactor)
+    if message.reasoning is not None:
+        record["reasoning"] = redactor.text(message.reasoning)
+    if message.name is not None:
+        record["name"] = redactor.text(message.name)
+    for call, item in zip(message.tool_calls, record.get("tool_calls", ()), strict=True):
+        item["function"] = {
+            "name": call.name,
+            "arguments": json.dumps(redactor.value(dict(call.arguments)), ensure_ascii=False),
+        }
+        for key in ("error", "written"):
+            if key in item:
+                item[key] = redactor.text(item[key])
+    return record
+
+
+def _content(text: str, redactor: Redactor) -> str:
+    """What tools give is often JSON: a field that is named as a secret goes there, too."""
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return redactor.text(text)
+        clean = redactor.value(value)
+        return text if clean == value else json.dumps(clean, ensure_ascii=False)
+    return redactor.text(text)

@@ -1,0 +1,276 @@
+"""The data of the page: runs from their folders, deployments from their journal."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from stateset_agents.core.sources.personal_text import Redactor
+from stateset_agents.deployment.assignment import Arm, Assignment
+from stateset_agents.deployment.guards import RateGuard, WindowGuard
+from stateset_agents.deployment.journal import Journal, read_assignment
+from stateset_agents.deployment.ledger import CheckedAnswer
+from stateset_agents.deployment.state import Move
+from stateset_agents.deployment.status import status_of
+from stateset_agents.deployment.views.history import ConversationSummary, DeploymentHistory
+from stateset_agents.reporting.live import FileStates, file_states
+from stateset_agents.reporting.overview.overview_data import overview_data, run_folders
+from stateset_agents.serving.saved_conversations import ServedConversation, load_served
+from stateset_agents.types.errors import ConfigurationError
+
+__all__ = ["Deployments", "has_runs", "runs_data"]
+
+ARMS: tuple[Arm, ...] = get_args(Arm)
+_LONGEST_TEXT = 2000
+"""Characters of one message that are shown."""
+
+
+def has_runs(root: str | Path) -> bool:
+    """Does the folder hold a run?"""
+    try:
+        return bool(run_folders(root))
+    except ConfigurationError:
+        return False
+
+
+def runs_data(root: str | Path) -> dict[str, Any] | None:
+    """As the page of many runs has it; None where there is no run yet."""
+    return overview_data(root) if has_runs(root) else None
+
+
+class Deployments:
+    """All deployments of one journal, read as it grows. Its methods may be called from any thread."""
+
+    def __init__(self, path: str | Path, *, conversations: str | Path | None = None) -> None:
+        """`conversations`: a file that `save_conversation` writes; their texts are shown without personal
+        text. Raises JournalError where there is no journal, or an altered one."""
+        self._journal = Journal(path, create=False)
+        self._conversations = conversations
+        self._histories: dict[str, DeploymentHistory] = {}
+        self._texts: dict[str, ServedConversation] = {}
+        self._texts_of: FileStates = ()
+        """State of the file when its texts were read."""
+        self._shown: dict[str, tuple[Any, dict[str, Any]]] = {}
+        """What is shown of each deployment, with what it was made of."""
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Let go of the journal."""
+        self._journal.close()
+
+    def changes(self) -> int:
+        """A number that is another one after every commit of another process."""
+        with self._lock:
+            return self._journal.changes()
+
+    def histories(self) -> list[DeploymentHistory]:
+        """Every deployment with what is written by now, the newest first. Raises JournalError."""
+        with self._lock:
+            return self._read()
+
+    def data(self) -> list[dict[str, Any]]:
+        """What the page shows of each deployment, the newest first. Where nothing is new it is the same
+        object."""
+        with self._lock:
+            self._read_texts()
+            return [self._current(history) for history in self._read()]
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """What each deployment says of itself at its last row, the newest first."""
+        return [_status(history) for history in self.histories()]
+
+    def _read(self) -> list[DeploymentHistory]:
+        with self._journal.snapshot():
+            for record in self._journal.records():
+                if record.id not in self._histories:
+                    self._histories[record.id] = DeploymentHistory(self._journal, record)
+                self._histories[record.id].read()
+        return list(reversed(self._histories.values()))
+
+    def _read_texts(self) -> None:
+        if self._conversations is None:
+            return
+        states = file_states(Path(self._conversations))
+        if states != self._texts_of:
+            self._texts, self._texts_of = load_served(self._conversations), states
+
+    def _current(self, history: DeploymentHistory) -> dict[str, Any]:
+        made_of = (dict(history.ledger.counts), self._texts_of)
+        id = history.record.id
+        if id not in self._shown or self._shown[id][0] != made_of:
+            self._shown[id] = (made_of, self._make(history))
+        return self._shown[id][1]
+
+    def _make(self, history: DeploymentHistory) -> dict[str, Any]:
+        record = history.record
+        return {
+            "id": record.id,
+            "candidate": record.candidate,
+            "baseline": record.baseline,
+            "who": record.who,
+            "at": record.at,
+            "last_at": history.ledger.last_at,
+            "status": _status(history),
+            "alpha": record.plan.alpha,
+            "modes": _modes(history),
+            "evidence": _columns(history.points()),
+            "arms": {arm: _arm(history, arm) for arm in ARMS},
+            "guards": _guards(history),
+            "brakes": _brakes(history),
+            "violations": {
+                arm: [self._violation(history, answer) for answer in reversed(history.violations[arm])]
+                for arm in ARMS
+            },
+            "conversations": {
+                arm: [
+                    _conversation(one, self._texts) for one in reversed(history.conversations[arm].values())
+                ]
+                for arm in ARMS
+            },
+            "journal": [_move(move) for move in reversed(history.moves)],
+        }
+
+    def _violation(self, history: DeploymentHistory, answer: CheckedAnswer) -> dict[str, Any]:
+        return {
+            "at": answer.at,
+            "conversation": self._assignment(history, answer.assignment).conversation,
+            "turn": answer.turn,
+            "found": [asdict(violation) for violation in answer.violations],
+        }
+
+    def _assignment(self, history: DeploymentHistory, number: int) -> Assignment:
+        row = self._journal.find("assignments", history.record.id, number=number)
+        assert row is not None  # its answer was read after it
+        return read_assignment(row[1], row[2:-1])
+
+
+def _status(history: DeploymentHistory) -> dict[str, Any]:
+    return status_of(history.record, history.ledger, history.ledger.last_at)
+
+
+def _modes(history: DeploymentHistory) -> list[dict[str, Any]]:
+    """Mode and share from each moment on, the oldest first."""
+    first = {"at": history.record.at, "mode": "shadow", "share": 0.0}
+    return [first, *({"at": move.at, "mode": move.mode, "share": move.share} for move in history.moves)]
+
+
+def _columns(points: Iterable[Any]) -> dict[str, list[Any]]:
+    rows = [asdict(point) for point in points]
+    names = ("outcomes", "effect", "low", "high", "log_wealth_promote", "log_wealth_roll_back")
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def _arm(history: DeploymentHistory, arm: Arm) -> dict[str, Any]:
+    return {
+        "seconds": _quantiles(history.seconds[arm]),
+        "cost": _quantiles(history.costs[arm]),
+    }
+
+
+def _quantiles(values: Iterable[float]) -> dict[str, float] | None:
+    """Of the last answers; None without any."""
+    known = sorted(values)
+    if not known:
+        return None
+    if len(known) == 1:
+        return {"p50": known[0], "p95": known[0], "n": 1}
+    cuts = statistics.quantiles(known, n=20, method="inclusive")
+    return {"p50": statistics.median(known), "p95": cuts[-1], "n": len(known)}
+
+
+def _guards(history: DeploymentHistory) -> list[dict[str, Any]]:
+    """Answers of the candidate that each guard found unsafe."""
+    plan, ledger = history.record.plan.guards, history.ledger
+    limits = {"failure": None, "latency": plan.latency, "cost": plan.cost}
+    answers = ledger.answers["candidate"]
+    names = [name for name, limit in limits.items() if name == "failure" or limit is not None]
+    names += sorted(set(ledger.unsafe) - set(names))
+    return [
+        {
+            "name": name,
+            "limit": limits.get(name),
+            "count": ledger.unsafe[name],
+            "rate": ledger.unsafe[name] / answers if answers else None,
+        }
+        for name in names
+    ]
+
+
+def _brakes(history: DeploymentHistory) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "fires": brake.fires, **_brake(brake)} for name, brake in history.ledger.brakes.items()
+    ]
+
+
+def _brake(brake: WindowGuard | RateGuard) -> dict[str, Any]:
+    if isinstance(brake, WindowGuard):
+        return {
+            "limit": brake.share,
+            "unsafe": sum(brake.recent),
+            "answers": len(brake.recent),
+            "size": brake.size,
+        }
+    log_wealth = 0.0 if brake.evidence is None else brake.evidence.log_wealth
+    return {"limit": brake.limit, "log_wealth": log_wealth, "needed": 1 / brake.alpha}
+
+
+def _conversation(
+    conversation: ConversationSummary, texts: Mapping[str, ServedConversation]
+) -> dict[str, Any]:
+    assignment, outcome = conversation.assignment, conversation.outcome
+    served = texts.get(assignment.conversation)
+    return {
+        "id": assignment.conversation,
+        "number": assignment.number,
+        "at": assignment.at,
+        "probability": assignment.probability,
+        "is_moved": conversation.is_moved,
+        "success": None if outcome is None else outcome.success,
+        "reward": None if outcome is None else outcome.reward,
+        "is_timeout": outcome is not None and outcome.is_timeout,
+        "answers": _plain(conversation.answers),
+        "unsafe": _plain(conversation.unsafe),
+        "seconds": dict(conversation.seconds),
+        "messages": None if served is None else _messages(served),
+    }
+
+
+def _plain(counts: Counter[Arm]) -> dict[str, int]:
+    return {arm: counts[arm] for arm in ARMS}
+
+
+def _messages(served: ServedConversation) -> list[dict[str, str]]:
+    """Roles and texts, without personal text; calls as they are written."""
+    redactor = Redactor()
+    shown = []
+    for message in served.messages:
+        calls = [
+            f"{call.name}({_arguments(redactor.value(dict(call.arguments)))})" for call in message.tool_calls
+        ]
+        text = "\n".join(filter(None, [redactor.text(message.content), *calls]))
+        shown.append({"role": message.role, "text": text[:_LONGEST_TEXT]})
+    return shown
+
+
+def _arguments(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
+def _move(move: Move) -> dict[str, Any]:
+    kept = dict(move.evidence)
+    return {
+        "at": move.at,
+        "mode": move.mode,
+        "share": move.share,
+        "who": move.who,
+        "why": move.why,
+        "forced": move.forced,
+        "outcomes": kept.get("outcomes"),
+        "log_wealth_promote": kept.get("log_wealth_promote"),
+        "log_wealth_roll_back": kept.get("log_wealth_roll_back"),
+    }

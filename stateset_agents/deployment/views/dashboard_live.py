@@ -1,0 +1,140 @@
+"""The page of runs and deployments over HTTP while they go on, on this machine only. It changes nothing.
+
+Updates are server-sent events: `runs` has the data of all runs, `deployments` of those deployments that have
+something new, `trouble` a line of text where one of both cannot be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from stateset_agents.backends.openai.protocol import ApiError
+from stateset_agents.deployment.views.dashboard_data import Deployments, has_runs
+from stateset_agents.deployment.views.dashboard_page import dashboard, render_dashboard
+from stateset_agents.deployment.views.prometheus_page import prometheus_page
+from stateset_agents.reporting.live import DEFAULT_PORT, event_stream, plotly, serve_routes
+from stateset_agents.reporting.overview.overview_live import LiveOverview
+from stateset_agents.tracking.jsonl import dump
+from stateset_agents.types.errors import StatesetError
+
+__all__ = ["serve_dashboard"]
+
+_POLL_SECONDS = 0.5
+"""Between two looks at the journal."""
+_RUNS_SECONDS = 3.0
+"""Between two looks at all runs' files."""
+
+
+async def serve_dashboard(
+    root: str | Path,
+    deployments: Deployments | None,
+    *,
+    port: int = DEFAULT_PORT,
+    on_ready: Callable[[str], None] = print,
+) -> None:
+    """Serve until cancelled; `on_ready` gets the address once it answers. Port 0 takes a free one.
+
+    Raises ConfigurationError if the port is in use.
+    """
+    live = _LiveDashboard(root, deployments)
+    routes = [
+        web.get("/", live.page),
+        web.get("/plotly.js", plotly),
+        web.get("/events", live.events),
+        web.get("/metrics", live.metrics),
+        web.get("/{run}/report.html", live.report),
+    ]
+    await serve_routes(routes, port, on_ready)
+
+
+class _LiveDashboard:
+    """Handlers of the addresses. Files are read in a thread."""
+
+    def __init__(self, root: str | Path, deployments: Deployments | None) -> None:
+        self._root = root
+        self._deployments = deployments
+        self._overview = LiveOverview(root)
+
+    async def page(self, _: web.Request) -> web.StreamResponse:
+        try:
+            data = dashboard(self._root, await self._runs(), await self._shown_deployments())
+        except StatesetError as error:
+            raise web.HTTPInternalServerError(text=str(error)) from error
+        text = await asyncio.to_thread(render_dashboard, data, plotly="plotly.js", live=True)
+        return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-store"})
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Send events as long as the page is open: first all that there is, then what is new."""
+        response = await event_stream(request)
+        sent: dict[str, Any] = {}
+        runs_at = -_RUNS_SECONDS
+        try:
+            while True:
+                looked = time.monotonic()
+                names = ["deployments"]
+                if looked - runs_at >= _RUNS_SECONDS:
+                    names.append("runs")
+                    runs_at = looked
+                for name in names:
+                    event = await self._event(name, sent)
+                    if event is not None:
+                        await response.write(event.encode())
+                await response.write(b": still here\n\n")
+                await asyncio.sleep(_POLL_SECONDS)
+        except ConnectionResetError:  # the page was closed
+            return response
+
+    async def metrics(self, _: web.Request) -> web.StreamResponse:
+        """For Prometheus; 501 without its library."""
+        try:
+            found = [] if self._deployments is None else await asyncio.to_thread(self._deployments.statuses)
+            text, content_type = await asyncio.to_thread(prometheus_page, found)
+        except ApiError as error:
+            raise web.HTTPNotImplemented(text=str(error)) from error
+        except StatesetError as error:
+            raise web.HTTPInternalServerError(text=str(error)) from error
+        return web.Response(body=text, headers={"Content-Type": content_type})
+
+    async def report(self, request: web.Request) -> web.StreamResponse:
+        """A run's own page, if there is one."""
+        if not await asyncio.to_thread(has_runs, self._root):
+            raise web.HTTPNotFound(text="there is no run yet")
+        return await self._overview.report(request)
+
+    async def _event(self, name: str, sent: dict[str, Any]) -> str | None:
+        """The event that says what is new in this part, or what is wrong with it; None where nothing is."""
+        try:
+            state = await asyncio.to_thread(self._state, name)
+            if name in sent and sent[name] == state:
+                return None
+            data: Any = await (self._runs() if name == "runs" else self._shown_deployments())
+        except StatesetError as error:
+            if sent.get(name) == str(error):
+                return None
+            sent[name] = str(error)
+            return f"event: trouble\ndata: {dump({'text': str(error)})}\n\n"
+        sent[name] = state
+        if name == "deployments" and data is not None:
+            before = sent.get("shown", {})
+            sent["shown"] = {one["id"]: one for one in data}
+            data = [one for one in data if before.get(one["id"]) is not one]
+        text = await asyncio.to_thread(dump, {"data": data})
+        return f"event: {name}\ndata: {text}\n\n"
+
+    def _state(self, name: str) -> Any:
+        """Another value when there is something new."""
+        if name == "deployments":
+            return None if self._deployments is None else self._deployments.changes()
+        return self._overview.states() if has_runs(self._root) else None
+
+    async def _runs(self) -> dict[str, Any] | None:
+        return await self._overview.data() if await asyncio.to_thread(has_runs, self._root) else None
+
+    async def _shown_deployments(self) -> list[dict[str, Any]] | None:
+        return None if self._deployments is None else await asyncio.to_thread(self._deployments.data)

@@ -15,7 +15,9 @@ __all__ = ["add_parser", "run"]
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser("dashboard", help="show runs and deployments on one page while they go on")
+    parser = subparsers.add_parser(  # without help: `report` names it in the list of verbs
+        "dashboard", description="Show runs and deployments on one page while they go on."
+    )
     parser.add_argument("runs", metavar="RUNS", help="a folder of runs, e.g. runs; it may still be empty")
     parser.add_argument(
         "--deployments", metavar="FILE", help="a journal of deployments, e.g. deployments.sqlite"

@@ -12,7 +12,9 @@ __all__ = ["add_parser", "run", "write_pages"]
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser("learn", help="write pages to play with: of a run, a study, or papers")
+    parser = subparsers.add_parser(  # without help: `report` names it in the list of verbs
+        "learn", description="Write pages to play with: of a run, of a study, or of papers."
+    )
     parser.add_argument(
         "folder",
         nargs="?",

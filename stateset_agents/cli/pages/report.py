@@ -15,7 +15,7 @@ __all__ = ["add_parser", "run"]
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
-    parser = subparsers.add_parser("report", help="make the page of a run or of many, or show it live")
+    parser = subparsers.add_parser("report", help="make a page of one run or many; also: learn, dashboard")
     parser.add_argument(
         "run_folder", metavar="RUN", help="a run folder, e.g. runs/latest, or a folder of runs, e.g. runs"
     )

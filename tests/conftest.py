@@ -20,6 +20,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
+import warm_python
 from hypothesis import HealthCheck, settings
 
 # How fast a machine draws examples says nothing about the code.
@@ -37,6 +38,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="A skipped test fails, unless it is marked gpu and there is none",
     )
+
+
+_PROGRAMS = pytest.StashKey[Any]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        config.stash[_PROGRAMS] = warm_python.start()  # one for all workers; it imports at the first request
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _PROGRAMS in config.stash:
+        warm_python.stop(config.stash[_PROGRAMS])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

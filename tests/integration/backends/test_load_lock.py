@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import tiny_model, tiny_tokenizer
+from warm_python import warm_python
 
 import stateset_agents
 from stateset_agents import AgentConfig, MultiTurnAgent
@@ -59,7 +60,7 @@ assert bool((heads[0] == heads[1]).all())
 
 def test_four_agents_loaded_at_once_leave_loading_as_it_was() -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", GATHERED], capture_output=True, text=True, env=environ)
+    done = subprocess.run([*warm_python(), "-c", GATHERED], capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stderr
 
 

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import pytest
 from tiny_models import tiny_model, tiny_tokenizer
 from transformers.utils import logging as transformers_logging
+from warm_python import warm_python
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.cli.main import main
 from stateset_agents.environments.retail_desk import RetailDesk
 
-COMMAND = [sys.executable, "-m", "stateset_agents.cli.main", "chat"]
 OPENING = RetailDesk().scenarios("test")[0].opening
 TOOLS = """
 from stateset_agents.types.scenario import Scenario
@@ -92,7 +92,16 @@ def chat(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 def test_a_pipe_gets_the_words_alone_and_the_conversation_is_saved(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*COMMAND, "--temperature", "0", "--save", "all.jsonl"],
+        [
+            *warm_python(),
+            "-m",
+            "stateset_agents.cli.main",
+            "chat",
+            "--temperature",
+            "0",
+            "--save",
+            "all.jsonl",
+        ],
         input=f"{OPENING}\n\nthanks\n/save one.jsonl\n/reset\n{OPENING}\n",
         cwd=tmp_path,
         env=environment(),
@@ -321,7 +330,7 @@ class AtTerminal:
         self.process, self.screen = pty.fork()
         if self.process == 0:  # the child
             os.chdir(folder)
-            os.execve(sys.executable, [sys.executable, "-c", SLOW, *arguments], environment())
+            os.execve(sys.executable, [*warm_python(), "-c", SLOW, *arguments], environment())
         self.seen = ""
 
     def until(self, is_there: Callable[[str], bool], press: str = "") -> str:

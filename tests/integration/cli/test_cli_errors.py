@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 from command_line import contents, the_line, without_warnings
 from tiny_desk import RUN, write_desk
 from transformers.utils import logging as transformers_logging
+from warm_python import warm_python
 
 from stateset_agents.cli.main import main
 
@@ -314,7 +314,7 @@ def test_a_checkpoint_of_other_settings_is_refused_and_left_alone(
 )
 def test_the_process_says_one_line_and_exits_with_1(desk: Path, item: str, message: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "stateset_agents.cli.main", "train", "run.yaml", "--set", item],
+        [*warm_python(), "-m", "stateset_agents.cli.main", "train", "run.yaml", "--set", item],
         cwd=desk,
         capture_output=True,
         text=True,
@@ -368,7 +368,7 @@ def test_a_wrong_command_says_what_was_meant(
 
 
 def test_a_reader_that_has_enough_gets_no_traceback() -> None:
-    command = [sys.executable, "-m", "stateset_agents.cli.main", "audit", "retail_desk", "--episodes", "6"]
+    command = [*warm_python(), "-m", "stateset_agents.cli.main", "audit", "retail_desk", "--episodes", "6"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None

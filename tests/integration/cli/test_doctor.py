@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from repository_paths import ROOT
+from warm_python import warm_python
 
 from stateset_agents.cli.health.doctor import EXTRAS, REQUIRED, machine_findings
 from stateset_agents.cli.health.trial import trial_findings
@@ -27,8 +28,9 @@ def doctor(folder: Path, *arguments: str, hidden: tuple[str, ...] = ()) -> subpr
     for name in hidden:
         (stubs / f"{name}.py").write_text(f"raise ModuleNotFoundError('hidden', name={name!r})")
     path = os.pathsep.join([str(stubs), str(ROOT)])
+    python = [sys.executable] if hidden else warm_python()
     return subprocess.run(
-        [sys.executable, "-m", "stateset_agents.cli.main", "doctor", *arguments],
+        [*python, "-m", "stateset_agents.cli.main", "doctor", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,

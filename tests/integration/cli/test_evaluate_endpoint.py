@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import yaml
 from aiohttp import web
 from chat_server import ChatServer, answer
 from command_line import contents, the_line, without_warnings
+from warm_python import warm_python
 
 from stateset_agents.backends.openai.client import ChatClient
 from stateset_agents.cli.main import main
@@ -69,7 +69,7 @@ async def test_a_served_agent_has_the_conversations_and_the_success_that_it_has_
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """Of a serving process that asks for the key."""
-    command = [sys.executable, "-m", "stateset_agents", "serve", "embedded:desk", "--port", "0"]
+    command = [*warm_python(), "-m", "stateset_agents", "serve", "embedded:desk", "--port", "0"]
     environment = {**os.environ, "STATESET_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -183,7 +183,7 @@ def test_an_interruption_says_how_to_go_on_and_that_plays_the_rest(url: str, des
     command = evaluated("--endpoint", url, "--model", "embedded:desk", "--conversations", "kept.jsonl")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [sys.executable, "-m", "stateset_agents", *command],
+        [*warm_python(), "-m", "stateset_agents", *command],
         cwd=desk,
         env=environment,
         stdout=subprocess.PIPE,

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 import torch
 from control_toys import Signals
 from repository_paths import HELPERS, ROOT
+from warm_python import warm_python
 
 from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.control.credit import ESTIMATORS
@@ -159,7 +159,7 @@ asyncio.run(main())
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, waits):
     def begun(folder):
         command = [
-            sys.executable,
+            *warm_python(),
             "-c",
             KILLED,
             str(folder),

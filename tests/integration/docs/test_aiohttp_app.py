@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -20,6 +19,7 @@ import aiohttp
 from aiohttp import web
 from repository_paths import ROOT
 from tiny_training import make_trainer
+from warm_python import warm_python
 
 from stateset_agents.runs.checkpoint_files import latest_checkpoint, load_checkpoint
 
@@ -113,7 +113,7 @@ def test_the_program_ends_cleanly_on_ctrl_c(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     with subprocess.Popen(
-        [sys.executable, str(EXAMPLE), "--port", str(port)],
+        [*warm_python(), str(EXAMPLE), "--port", str(port)],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from warm_python import program_id, warm_python
 
 import stateset_agents
 from stateset_agents.backends.openai.bodies import default_max_body
@@ -223,11 +224,11 @@ class Served:
 
 @contextmanager
 def serving(model: str, *arguments: str) -> Iterator[Served]:
-    words = [sys.executable, "-m", "stateset_agents.cli.main", "serve", model, "--port", "0", *arguments]
+    words = [*warm_python(), "-m", "stateset_agents.cli.main", "serve", model, "--port", "0", *arguments]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield Served(process.stdout.readline().split()[-1], process.pid)
+            yield Served(process.stdout.readline().split()[-1], program_id(process.pid))
         finally:
             process.kill()
 

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import signal
 import statistics
-import sys
 import time
 
 import aiohttp
 import openai
 import pytest
+from warm_python import warm_python
 
 HI = [{"role": "user", "content": "hello, what is the news on order K16?"}]
 LONG = {"model": "embedded:desk", "messages": HI, "max_tokens": 900, "temperature": 30}
@@ -21,7 +21,7 @@ LONG = {"model": "embedded:desk", "messages": HI, "max_tokens": 900, "temperatur
 async def serve(*flags):
     """The process, its base URL, and a client."""
     words = [
-        sys.executable,
+        *warm_python(),
         "-m",
         "stateset_agents.cli.main",
         "serve",

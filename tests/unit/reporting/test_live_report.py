@@ -8,7 +8,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from report_runs import finished_run, log_step
+from warm_python import warm_python
 
 from stateset_agents.cli.main import main
 from stateset_agents.reporting.live import serve
@@ -88,7 +88,7 @@ def test_a_taken_port_is_one_line_with_the_cure(tmp_path: Path, capsys: pytest.C
 def test_the_command_says_its_address_in_one_line_and_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=1)
     command = [
-        sys.executable,
+        *warm_python(),
         "-m",
         "stateset_agents.cli.main",
         "report",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 from repository_paths import ROOT
+from warm_python import warm_python
 
 from stateset_agents.core.agent import AgentConfig
 from stateset_agents.training.config import PROFILES, TrainingConfig
@@ -18,7 +18,7 @@ MODELS = [ExperimentConfig, AgentConfig, TrainingConfig, EvaluationConfig]
 
 def test_the_page_is_up_to_date() -> None:
     check = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "configuration_reference.py"), "--check"],
+        [*warm_python(), str(ROOT / "scripts" / "configuration_reference.py"), "--check"],
         capture_output=True,
         text=True,
     )

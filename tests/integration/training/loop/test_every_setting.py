@@ -1,6 +1,7 @@
 """Every setting does something: each field is changed alone, and weights, metrics, files or an error differ.
 
-A field that no table names fails the test, so a new field needs a line here.
+A field that no table names fails the test, so a new field needs a line here. What a setting does has a test of its
+own elsewhere; so most of this sweep, two trainings for each field, is for `make test-long`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Change(NamedTuple):
     parts: str = "plain"
 
 
+ONLY_HERE = {"seed", "learning_rate", "rollout_sleep", "adam_beta1", "adam_beta2", "temperature", "max_new_tokens"}
+"""Fields whose effect no other test sees, and a few that show that the sweep works."""
 LONGER = {"max_steps": 3}
 OFF_POLICY = {**LONGER, "num_iterations": 3, "learning_rate": 0.05, "beta": 0.0}
 EVALUATED = {**LONGER, "eval_steps": 1}
@@ -457,7 +460,12 @@ def differs(before: Seen, after: Seen, sees: str) -> bool:
     return bool(getattr(before, sees) != getattr(after, sees))
 
 
-@pytest.mark.parametrize("name", TRAINING)
+def swept(table: Mapping[str, Change]) -> list[Any]:
+    """Names of fields; all but those of `ONLY_HERE` are long."""
+    return [name if name in ONLY_HERE else pytest.param(name, marks=pytest.mark.long) for name in table]
+
+
+@pytest.mark.parametrize("name", swept(TRAINING))
 def test_a_training_setting_changes_something(run_training, name):
     change = TRAINING[name]
     before = run_training(dict(change.given), change.parts)
@@ -480,7 +488,7 @@ def run_agent(folder: Path) -> Any:
     return lambda settings, parts: once(json.dumps(settings, sort_keys=True), parts)
 
 
-@pytest.mark.parametrize("name", AGENT)
+@pytest.mark.parametrize("name", swept(AGENT))
 def test_an_agent_setting_changes_something(run_agent, name, caplog):
     change = AGENT[name]
     after = run_agent({**change.given, name: change.value}, change.parts)

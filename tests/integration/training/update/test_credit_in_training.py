@@ -57,7 +57,13 @@ async def test_weights_move_and_advantages_are_logged(tmp_path, estimator):
     await trainer.close()
 
 
-@pytest.mark.parametrize("estimator", ["turn_group", *WITH_CRITIC])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        "token_gae",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ["turn_group", *WITH_CRITIC] if name != "token_gae"),
+    ],
+)
 async def test_a_resumed_run_ends_bit_equal_critic_included(tmp_path, estimator):
     settings = {"reward": even_turns, "advantage_estimator": estimator, "max_steps": 4}
     if estimator in WITH_CRITIC:

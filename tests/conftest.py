@@ -43,6 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _PROGRAMS = pytest.StashKey[Any]()
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    gc.disable()  # until all is imported: what is made meanwhile stays
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         config.stash[_PROGRAMS] = warm_python.start()  # one for all workers; it imports at the first request
@@ -69,6 +73,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish() -> None:
+    gc.enable()
     gc.collect()
     gc.freeze()  # a collection in a test need not go through eight thousand of them, torch and transformers
 

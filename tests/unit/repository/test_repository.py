@@ -7,10 +7,11 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from repository_paths import ROOT
+from repository_paths import HELPERS, ROOT
 
 from scripts import rooms
 
@@ -95,6 +96,12 @@ def test_every_test_file_that_is_named_exists() -> None:
     assert missing == []
 
 
+def test_no_two_test_files_have_the_same_name() -> None:
+    """pytest imports each by its name alone."""
+    names = Counter(path.name for path in TESTS.rglob("*.py") if path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_no_folder_of_tests_is_taken_for_a_library() -> None:
     """pytest puts each folder of tests on the path, where a folder `trl` would answer to `import trl`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -161,7 +168,7 @@ def test_importing_the_package_is_quick_and_loads_no_torch() -> None:
 
 def test_a_skip_fails_where_skips_are_refused(pytester: pytest.Pytester) -> None:
     pytester.makeconftest((TESTS / "conftest.py").read_text())
-    pytester.makeini("[pytest]\nmarkers = gpu: needs a GPU\n")
+    pytester.makeini(f"[pytest]\nmarkers = gpu: needs a GPU\npythonpath = {HELPERS / 'servers'}\n")
     skip = "import pytest\n@pytest.mark.skip(reason='too lazy')\ndef test_skipped(): pass\n"
     no_gpu = "@pytest.mark.gpu\n@pytest.mark.skip(reason='needs a GPU')\ndef test_needs_a_gpu(): pass\n"
     pytester.makepyfile(

@@ -57,13 +57,12 @@ async def test_weights_move_and_advantages_are_logged(tmp_path, estimator):
     await trainer.close()
 
 
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        "token_gae",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ["turn_group", *WITH_CRITIC] if name != "token_gae"),
-    ],
-)
+OTHERS_RESUMED = [
+    pytest.param(name, marks=pytest.mark.long) for name in ["turn_group", *WITH_CRITIC] if name != "token_gae"
+]
+
+
+@pytest.mark.parametrize("estimator", ["token_gae", *OTHERS_RESUMED])
 async def test_a_resumed_run_ends_bit_equal_critic_included(tmp_path, estimator):
     settings = {"reward": even_turns, "advantage_estimator": estimator, "max_steps": 4}
     if estimator in WITH_CRITIC:

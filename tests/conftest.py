@@ -44,7 +44,8 @@ _PROGRAMS = pytest.StashKey[Any]()
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    gc.disable()  # until all is imported: what is made meanwhile stays
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        gc.disable()  # until all is imported: what is made meanwhile stays
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import FrameType
@@ -60,8 +61,13 @@ class Folder:
         return max(height.values(), default=0)
 
 
-def module_imports(path: Path) -> Iterator[str]:
+@cache
+def module_imports(path: Path) -> frozenset[str]:
     """Dotted names that a module needs at run time: modules, and what may be one."""
+    return frozenset(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     stack: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while stack:
         node = stack.pop()
@@ -92,7 +98,7 @@ def folders() -> list[Folder]:
     """Every folder of the package that holds modules, the package itself first."""
     paths = sorted(PACKAGE.rglob("*.py"))
     modules = {_dotted(path): path for path in paths if path.stem != "__init__"}
-    imports = {name: set(module_imports(path)) & modules.keys() for name, path in modules.items()}
+    imports = {name: module_imports(path) & modules.keys() for name, path in modules.items()}
     listed = []
     for folder in sorted({path.parent for path in paths}):
         prefix = _dotted(folder / "__init__.py") + "."

@@ -23,11 +23,8 @@ WITH_PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=() if page.parent == ROOT else pytest.mark.docs) for page in WITH_PROGRAMS],
-    ids=lambda page: page.name,
-)
+@pytest.mark.docs
+@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=lambda page: page.name)
 def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
     beside = str(Path(sys.executable).parent)
     done = subprocess.run(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ PACKAGE = ROOT / "stateset_agents"
 TESTS = ROOT / "tests"
 
 
+@cache
 def tracked_files() -> list[Path]:
     """Every text file that git tracks."""
     done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -143,13 +145,12 @@ def test_every_ignore_names_its_code_and_a_reason() -> None:
     assert bad == []
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_down_only(path: Path) -> None:
-    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    assert own in {"__init__", "__main__"} or any(own in layer for layer in rooms.LAYERS), (
-        f"{own} stands in no layer: add it to LAYERS in scripts/rooms.py and to docs/architecture.md"
-    )
-    assert rooms.imports_up(path) == [], f"{own} imports what stands above it"
+def test_imports_point_down_only() -> None:
+    tops = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in modules()}
+    homeless = tops - {"__init__", "__main__"} - {room for layer in rooms.LAYERS for room in layer}
+    assert homeless == set(), "give each a layer of LAYERS in scripts/rooms.py and in docs/architecture.md"
+    up = {str(path.relative_to(ROOT)): rooms.imports_up(path) for path in modules()}
+    assert {path: above for path, above in up.items() if above} == {}, "these import what stands above them"
 
 
 def test_importing_the_package_is_quick_and_loads_no_torch() -> None:
@@ -175,10 +176,9 @@ def test_a_skip_fails_where_skips_are_refused(pytester: pytest.Pytester) -> None
         test_skips=skip + no_gpu + "def test_runs(): pass\n",
         test_module_skips="import pytest\npytest.importorskip('no_such_module')\n",
     )
-    done = pytester.runpytest_subprocess("--no-skips", "test_skips.py")
-    done.assert_outcomes(passed=1, skipped=1, errors=1)
-    done.stdout.fnmatch_lines(["*too lazy*"])
-    assert pytester.runpytest_subprocess("--no-skips", "test_module_skips.py").ret != 0
+    done = pytester.runpytest_subprocess("--no-skips", "--continue-on-collection-errors")
+    done.assert_outcomes(passed=1, skipped=1, errors=2)
+    done.stdout.fnmatch_lines_random(["*too lazy*", "*ERROR*test_module_skips.py*"])
 
 
 def test_every_page_stands_in_the_index_of_the_docs() -> None:

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 
 # A shell's background jobs ignore Ctrl-C, and so would every program that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -58,7 +59,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         warm_python.stop(config.stash[_PROGRAMS])
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _mark_long_beyond_the_first(items)
     waiting = [item for item in items if item.get_closest_marker("gpu")]
     if waiting:
         import torch
@@ -66,6 +69,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in waiting:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def _mark_long_beyond_the_first(items: list[pytest.Item]) -> None:
+    """Of a test with `first(n)`, the cases after the first n that are not long anyway."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        first = item.get_closest_marker("first")
+        if first is not None and not item.get_closest_marker("long"):
+            name = item.nodeid.partition("[")[0]
+            seen[name] += 1
+            if seen[name] > first.args[0]:
+                item.add_marker(pytest.mark.long)
 
 
 def pytest_xdist_auto_num_workers() -> int:

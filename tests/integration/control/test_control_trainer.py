@@ -164,6 +164,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, waits):
             KILLED,
             str(folder),
             str(HELPERS),
+            str(HELPERS / "servers"),
             str(ROOT),
             os.path.dirname(__file__),
         ]

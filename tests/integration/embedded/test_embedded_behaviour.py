@@ -82,6 +82,7 @@ async def test_a_short_rebuild_by_the_same_recipe_behaves_alike(tmp_path: Path) 
     assert 0.05 <= sampled.success <= 0.35
 
 
+@pytest.mark.long
 async def test_the_shipped_reasoner_mostly_guesses_and_once_in_a_while_thinks() -> None:
     problems = ArithmeticProblems(system_prompt="")
     scenarios = problems.scenarios("test")

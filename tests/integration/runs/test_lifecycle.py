@@ -341,6 +341,7 @@ SETTINGS = {"max_steps": 4, "eval_steps": 2, "eval_episodes": 3, "save_steps": 0
 
 
 @pytest.mark.parametrize("where", ["callback", "checkpoint", "evaluation", "pause"])
+@pytest.mark.first(1)
 async def test_cancelled_anywhere_nothing_is_lost(tmp_path, where):
     whole = make_trainer(tmp_path, **SETTINGS)
     await whole.train()

@@ -126,6 +126,7 @@ def left_by(trainer: MultiTurnGRPOTrainer) -> list[Any]:
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.first(1)
 async def test_a_run_that_was_cut_in_the_middle_of_rows_goes_on_bit_by_bit(tmp_path: Path, mode: str) -> None:
     whole = await run_whole(tmp_path / "whole", MODES[mode])
     metrics, rollouts = left_by(whole)

@@ -137,6 +137,7 @@ def test_a_kill_at_any_operation_of_a_save_leaves_whole_checkpoints_and_none_is_
     assert newest == sorted(newest, key=[(6, "old"), (6, "new"), (8, "new")].index)
 
 
+@pytest.mark.long
 def test_a_kill_while_its_texts_are_written_anew_leaves_a_whole_checkpoint_with_all_the_old_or_all_the_new(
     tmp_path,
 ):
@@ -181,6 +182,7 @@ def test_a_disk_without_links_gets_copies_and_a_damaged_checkpoint_no_texts(tmp_
     assert (made / "model" / "README.md").read_text() == "new"
 
 
+@pytest.mark.long
 def test_a_kill_at_any_operation_of_a_resume_leaves_no_checkpoint_without_its_logs(tmp_path):
     made = RunFolder.create(tmp_path / "runs")
     with JsonlTracker(made) as tracker:

@@ -87,6 +87,7 @@ CURRICULA = {
 
 
 @pytest.mark.parametrize("name", CURRICULA)
+@pytest.mark.first(1)
 async def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, name):
     settings = {**CURRICULA[name], "max_steps": 4, "beta": 0.0}
     whole = trainer_of(tmp_path / "whole", **settings)

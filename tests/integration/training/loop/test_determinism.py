@@ -169,6 +169,7 @@ async def test_delays_leave_a_training_on_branches_bit_equal(tmp_path: Path) -> 
     assert quick.stats.decode_steps > 1.5 * members.stats.decode_steps  # branches were played at all
 
 
+@pytest.mark.long
 async def test_without_the_logical_clock_the_same_delays_change_batches_and_bits(tmp_path: Path) -> None:
     together = await run_of(tmp_path / "together", "gpt2", at_once)
     apart = await run_of(tmp_path / "apart", "gpt2", at_random(), scheduling="throughput")
@@ -189,6 +190,7 @@ async def test_another_seed_or_no_dropout_is_another_run(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3"])
+@pytest.mark.first(1)
 async def test_stored_log_probs_are_those_of_a_fresh_full_forward_after_four_turns(
     tmp_path: Path, family: str
 ) -> None:

@@ -111,6 +111,7 @@ class StopAfter(Callback):
 
 
 @pytest.mark.parametrize("more", [{}, {"lora": {"rank": 2}}, {"precision": "bf16"}])
+@pytest.mark.first(1)
 async def test_a_stopped_run_goes_on_bit_by_bit(tmp_path, more):
     _, whole = await trained(tmp_path, **more)
     begun = SFTTrainer(make_agent(), CHATS, settings(tmp_path, **more), callbacks=[StopAfter(3)])

@@ -108,6 +108,7 @@ async def test_a_run_by_trl_leaves_what_ours_leaves(tmp_path):
     [{"lora": {"rank": 2}, "advantage_estimator": "turn_gae"}, pytest.param({}, marks=pytest.mark.long)],
     ids=str,
 )
+@pytest.mark.long
 async def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_path, changes):
     found = []
     for name, steps in (("whole", [3]), ("parts", [2, 3])):

@@ -69,12 +69,14 @@ OTHERS = [pair for pair in product(sorted(ESTIMATORS), range(5)) if pair not in 
 @pytest.mark.parametrize(
     ("estimator", "seed"), [*IN_SUITE, *(pytest.param(*pair, marks=pytest.mark.long) for pair in OTHERS)]
 )
+@pytest.mark.first(1)
 async def test_every_estimator_learns_to_answer_in_kind(tmp_path, estimator, seed):
     first, last = await learned(tmp_path, estimator, seed)
     assert first < 1.4
     assert last > 1.5
 
 
+@pytest.mark.long
 async def test_at_learning_rate_zero_nothing_is_learned(tmp_path):
     _, last = await learned(tmp_path, "turn_gae", 0, learning_rate=0.0)
     assert last < 1.3

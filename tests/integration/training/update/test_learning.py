@@ -57,6 +57,7 @@ async def test_every_loss_learns_to_answer_in_kind(tmp_path, loss_type):
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
+@pytest.mark.long
 async def test_it_learns_with_other_baselines_and_terms(tmp_path, settings):
     assert fmean((await rewards(tmp_path, **settings))[-5:]) > 0.9
 

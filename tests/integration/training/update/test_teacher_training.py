@@ -107,6 +107,7 @@ async def test_a_run_does_not_go_on_under_another_teacher(folder, tmp_path):
         ("dtype", "bf16", {}),
     ],
 )
+@pytest.mark.first(2)
 async def test_each_setting_changes_the_weights(folder, tmp_path, name, value, given):
     base = told(folder, **given)
     changed = {**base, name: str(folder / value) if name == "teacher" else value}

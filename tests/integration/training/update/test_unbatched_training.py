@@ -13,6 +13,7 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 
 
 @pytest.mark.parametrize("family", ["gpt-neo", "qwen3-next"])
+@pytest.mark.first(1)
 async def test_a_training_step_goes_through_the_plain_path(family: str, tmp_path: Path) -> None:
     backend = HuggingFaceBackend(odd_model(family), tiny_tokenizer(), copy_model=False)
     config = AgentConfig(model_name="tiny", chat_template="plain", max_new_tokens=3)

@@ -27,6 +27,7 @@ def _no_gradients() -> Iterator[None]:
 
 @pytest.mark.parametrize("fast_linears", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.first(2)
 def test_ragged_rows_over_three_turns_say_what_full_forwards_say(family: str, fast_linears: bool) -> None:
     model = trained_model(family)
     work = Batcher(FusedModel(model, fast_linears=fast_linears), max_cached_tokens=1 << 16)

@@ -104,6 +104,7 @@ def alone(name: str, messages: list[Message], **more: Any) -> list[int]:
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=60, deadline=None)
 @given(conversations(texts, json_values, st.none() | texts), schemas)
+@pytest.mark.first(2)
 def test_no_text_becomes_a_control_token(name: str, talk: list[Message], tool: dict[str, Any]) -> None:
     ids = TEMPLATES[name].prompt(talk, [tool])
     tame = [harmless(message) for message in talk]

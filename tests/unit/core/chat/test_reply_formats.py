@@ -598,6 +598,7 @@ def no_collections() -> Iterator[None]:
 
 @pytest.mark.parametrize("num_marks", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.first(1)
 def test_replies_that_repeat_themselves_take_time_in_proportion(
     name: str, num_marks: int, no_collections: None
 ) -> None:
@@ -664,6 +665,7 @@ def test_the_longest_replies_are_read_at_once(
         pytest.param("deepseek", "</think><\uff5ctool▁call▁begin\uff5c>", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.first(1)
 def test_what_32_000_tokens_say_is_told_as_they_come(name: str, begun: str, no_collections: None) -> None:
     parser, _, _ = format_of(name)
     for piece in ("word ", "word", "\n", "to=", "<"):

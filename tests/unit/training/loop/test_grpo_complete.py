@@ -226,6 +226,7 @@ async def test_looking_at_a_loss_does_not_change_the_step_that_follows(tmp_path)
 # ------------------------------------------------------------------------------ the loop
 
 
+@pytest.mark.long
 async def test_the_full_loop_learns(tmp_path):
     settings = {"max_steps": 16, "num_generations": 8, "num_iterations": 2, "beta": 0.0}
     trainer = make_trainer(tmp_path, lr_scheduler_type="constant", log_rollouts=False, **settings)

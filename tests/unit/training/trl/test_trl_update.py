@@ -134,6 +134,7 @@ def assert_equal_gradients(ours, theirs) -> None:
         ("gpt2", {"loss_type": "grpo", "temperature": 0.7}),
     ],
 )
+@pytest.mark.first(2)
 def test_trl_s_gradient_is_ours_while_the_clip_acts_and_the_reference_pulls(family, changes, monkeypatch):
     model, config = tiny_model(family), settings(**changes)
     samples = ragged(per_turn=changes["loss_type"] != "gspo")
@@ -159,6 +160,7 @@ def test_trl_s_gradient_is_ours_while_the_clip_acts_and_the_reference_pulls(fami
         ("gpt2", {"loss_type": "grpo"}),
     ],
 )
+@pytest.mark.first(2)
 def test_trl_s_gradient_is_ours_for_conversations_of_several_rows(family, changes, monkeypatch):
     """In one step as many rows as TRL asks for do not hold them: they go through in two parts. The loss
     that is logged is ours, too."""

@@ -172,6 +172,7 @@ def test_the_gradient_is_that_of_each_row_by_itself(averaging, row_layout):
 
 @pytest.mark.parametrize("loss_type", sorted(LOSSES))
 @pytest.mark.parametrize("kl", ["loss", pytest.param("reward", marks=pytest.mark.long)])
+@pytest.mark.first(2)
 def test_the_cut_into_micro_batches_does_not_change_the_gradient(loss_type, kl):
     model = tiny_model("gpt2").double()  # its norms are in float64, too
     samples = samples_of(model, conversations())

@@ -87,7 +87,12 @@ class GymnasiumBatch:
         )
 
     def fork(self, rows: IntArray) -> Self:
-        """Deep copies of these rows. Raises NotImplementedError where Gymnasium's cannot be copied."""
+        """Deep copies of these rows. Raises NotImplementedError where Gymnasium's cannot be copied; one of
+        EzPickle (LunarLander, Atari) would come out new, at no state at all."""
+        from gymnasium.utils import EzPickle
+
+        if any(isinstance(self._rows[row].unwrapped, EzPickle) for row in rows):
+            raise NotImplementedError(f"{self.spec.name} is made anew where it is copied")
         copied = copy.copy(self)
         try:
             copied._rows = [copy.deepcopy(self._rows[row]) for row in rows]

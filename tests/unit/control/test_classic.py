@@ -8,8 +8,9 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.utils import EzPickle
 
-from stateset_agents.control.environments.base import check_environment
+from stateset_agents.control.environments.base import can_fork, check_environment
 from stateset_agents.control.environments.classic import BatchedAcrobot, BatchedCartPole
 from stateset_agents.control.environments.gymnasium_batch import GymnasiumBatch
 from stateset_agents.types.errors import ConfigurationError
@@ -120,3 +121,13 @@ def test_what_cannot_be_rows_is_refused_in_one_line(make, message):
     with pytest.raises(ConfigurationError, match=message) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+def test_an_environment_that_is_made_anew_by_a_copy_cannot_fork():
+    class Pickled(Odd, EzPickle):  # as LunarLander and Atari are
+        def __init__(self):
+            EzPickle.__init__(self)
+
+    environment = GymnasiumBatch(Pickled, horizon=2)
+    environment.reset([0, 1])
+    assert not can_fork(environment)

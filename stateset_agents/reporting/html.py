@@ -26,13 +26,15 @@ def html_page(
     scripts: Sequence[str],
     data: dict[str, Any],
     *,
-    plotly: str | None,
+    plotly: str | None = None,
+    charts: bool = True,
     live: bool = False,
     **values: Any,
 ) -> str:
     """The page of a template; files are named from `reporting/` on, and `data["name"]` is its title.
 
-    `plotly`: path of plotly.js for the browser; None: inside the page. `values`: for the template.
+    `plotly`: path of plotly.js for the browser; None: inside the page. `charts`: False for a page that draws
+    without it. `values`: for the template.
     """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(_text(template)).render(
@@ -42,7 +44,7 @@ def html_page(
         script="\n".join(map(_text, scripts)),
         data=_compressed(dump(data)),
         plotly=plotly,
-        plotly_data=None if plotly else _compressed_plotly(),
+        plotly_data=_compressed_plotly() if charts and not plotly else None,
         **values,
     )
 

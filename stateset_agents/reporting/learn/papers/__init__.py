@@ -1,0 +1,1 @@
+"""Papers as pages: GRPO, gradient surgery, soft modularization, an infinite mixture of Gaussian processes."""

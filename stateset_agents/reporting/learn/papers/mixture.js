@@ -1,0 +1,87 @@
+// An infinite mixture of Gaussian processes: Xu et al., arXiv 2006.11441.
+
+settings({ alpha: 0.5, beta: 3, length: 0.8, signal: 1.5, noise: 0.15, most: 0, seen: 30, stay: 10, seed: 1, probe: 0.5, tasks: 3, y: 0.8 });
+
+const FUNCTIONS = [(x) => Math.sin(1.5 * x), (x) => 1.6 - 0.5 * x, (x) => -1.5 + 0.35 * x];
+/** Points of tasks that take turns: task k for `stay` points, then the next, and round again. */
+function stream() {
+  const draw = mulberry32(view.seed);
+  return Array.from({ length: 60 }, (_, at) => {
+    const task = Math.floor(at / view.stay) % view.tasks, x = -3 + 6 * draw();
+    const normal = Math.sqrt(-2 * Math.log(1 - draw())) * Math.cos(2 * Math.PI * draw());
+    return [x, FUNCTIONS[task](x) + 0.1 * normal, task];
+  });
+}
+const settings_ = (most = view.most || null) => ({ alpha: view.alpha, beta: view.beta, length: view.length, signal: view.signal, noise: view.noise, most });
+let found = null, points = null, key_ = null;
+function compute() {
+  const key = JSON.stringify({ ...view, probe: 0, y: 0 });
+  if (key !== key_) {
+    points = stream().slice(0, view.seen);
+    found = mixture(points.map(([x, y]) => [x, y]), settings_());
+  }
+  key_ = key;
+}
+drawers.push(compute);
+/** Share of pairs of points that are together in the mixture as in the tasks (the Rand index). */
+function rand(chosen) {
+  let same = 0;
+  for (let i = 0; i < points.length; i += 1) for (let k = 0; k < i; k += 1) same += (points[i][2] === points[k][2]) === (chosen[i] === chosen[k]) ? 1 : 0;
+  return points.length > 1 ? same / ((points.length * (points.length - 1)) / 2) : null;
+}
+const nextOf = () => {
+  const counts = found.experts.map(({ xs }) => xs.length), last = found.steps.length ? found.steps.at(-1).chosen : null;
+  const prior = restaurant(counts, last, { alpha: view.alpha, beta: view.beta });
+  const seen = [...found.experts, { xs: [], ys: [] }].map(({ xs, ys }) => gpPredict(xs, ys, view.probe, view));
+  const scores = seen.map((own, k) => Math.log(prior[k]) - 0.5 * (Math.log(2 * Math.PI * own.variance) + (view.y - own.mean) ** 2 / own.variance));
+  return { prior, seen, posterior: softmax(scores) };
+};
+
+head("An infinite mixture of Gaussian processes", "A stream of data whose tasks change without notice: each point joins the model that explains it, or opens a new one; old models are found again.",
+  note(source("Xu et al., Task-Agnostic Online Reinforcement Learning with an Infinite Mixture of Gaussian Processes, arXiv 2006.11441", "https://arxiv.org/abs/2006.11441"), ". Drag what is round, or move it by the arrow keys."));
+
+section("stream", "1. A stream with task switches", [
+  text("Points come one after the other. Their task is not told. Each goes to its likeliest component: the chance to sit there, times how well that component's Gaussian process foresaw the point."),
+  controls(slider("seen", "Points seen", { min: 1, max: 60, step: 1 }), h("div", { class: "row" }, player(() => { if (view.seen >= 60) return false; set({ seen: view.seen + 1 }); return view.seen < 60; }, { label: "Play", every: 300 }), press("From the start", () => set({ seen: 1 }))),
+    slider("tasks", "Tasks", { min: 1, max: 3, step: 1 }), slider("stay", "Points before a switch", { min: 1, max: 20, step: 1 }), slider("alpha", "Concentration α", { min: 0.001, max: 100, step: 0.05, log: true }), slider("beta", "Stickiness β", { min: 0, max: 30, step: 0.5 }), slider("most", "At most (0: no bound)", { min: 0, max: 5, step: 1, text: (value) => (value ? `${value}` : "none") }), slider("seed", "Seed", { min: 0, max: 20, step: 1 })),
+  live(() => ["Components: ", num("components", found.experts.length, 0), " for ", num("tasks", new Set(points.map(([, , task]) => task)).size, 0), " tasks seen. Together as in the tasks: ", share("rand", rand(found.steps.map(({ chosen }) => chosen))), " of all pairs. With the number fixed at 1: ", share("rand-one", rand(points.map(() => 0))), "."]),
+  aside("A fixed number is the ablation: set “At most” to 1 or 2 and one process has to explain two tasks. A larger α opens components sooner; β keeps a point with the one before it, since tasks last."),
+], [figure("stream", "Points by component, and each component's process", {
+  height: 330, key: live(() => [legend(...found.experts.map((_, k) => [tint(k), `component ${k + 1}`]))], "div"),
+  draw: (width, height, grip) => {
+    const frame = axes(width, height, { x: [-3.2, 3.2], y: [-3.4, 3.8], across: "x", up: "y" });
+    const xs = Array.from({ length: 41 }, (_, i) => -3 + (6 * i) / 40);
+    const probe = (at) => set({ probe: rounded(clamp(at[0], -3, 3), 0.05), y: rounded(clamp(at[1], -3, 3.4), 0.05) });
+    return [frame.nodes, found.experts.map(({ xs: seenX, ys }, k) => { const own = xs.map((x) => gpPredict(seenX, ys, x, view)); const edge = (sign) => own.map(({ mean: middle, variance }, i) => [frame.px(xs[i]), frame.py(clamp(middle + sign * 2 * Math.sqrt(variance), -3.4, 3.8))]); return [s("path", { d: `M${[...edge(1), ...edge(-1).reverse()].map(([x, y]) => `${place(x)},${place(y)}`).join("L")}Z`, fill: tint(k), opacity: 0.1 }), line(own.map(({ mean: middle }, i) => [frame.px(xs[i]), frame.py(middle)]), { style: `--own: ${tint(k)}` })]; }),
+      points.map(([x, y], i) => s("circle", { cx: place(frame.px(x)), cy: place(frame.py(y)), r: i === points.length - 1 ? 6.5 : 4, fill: tint(found.steps[i].chosen), stroke: i === points.length - 1 ? "var(--ink)" : "var(--card)", "stroke-width": i === points.length - 1 ? 2 : 1 }, tip(`point ${i + 1}: component ${found.steps[i].chosen + 1}, task ${points[i][2] + 1}`))),
+      grip("probe", frame.px(view.probe), frame.py(view.y), { says: "A next point", now: view.probe, low: -3, high: 3, value: `x ${view.probe}, y ${view.y}`, hue: "var(--ink)", move: (x, y) => probe([frame.toX(x), frame.toY(y)]), keys: (dx, dy) => probe([view.probe + 0.05 * dx, view.y + 0.05 * dy]) })];
+  },
+  says: () => `${points.length} points in ${found.experts.length} components.`,
+  rows: () => [["point", "x", "y", "task", "component", "its share"], ...points.map(([x, y, task], i) => [i + 1, x, y, task + 1, found.steps[i].chosen + 1, found.steps[i].posterior[found.steps[i].chosen]])],
+}), figure("timeline", "In order: the task above, the component below", {
+  height: 84, key: null,
+  draw: (width, height) => {
+    const wide = (width - 12) / 60;
+    return [points.map(([, , task], i) => [s("rect", { x: place(6 + i * wide), y: 8, width: place(wide - 1), height: 22, rx: 2, fill: "var(--ink)", opacity: 0.18 + 0.3 * task }), s("rect", { x: place(6 + i * wide), y: 36, width: place(wide - 1), height: 22, rx: 2, fill: tint(found.steps[i].chosen) })]), label(6, 76, "first"), label(width - 6, 76, "60th", { "text-anchor": "end" })];
+  },
+  says: () => `Components in order: ${found.steps.map(({ chosen }) => chosen + 1).join(" ")}.`,
+})]);
+
+section("next", "2. Where would the next point go?", [
+  text("The dark point is yours. Its chances before it is seen are those of a sticky Chinese restaurant: the size of each component, β more for the last one used, α for a new one."),
+  formula("P(k) ∝ nₖ + β [k = last],   P(new) ∝ α"),
+  controls(slider("probe", "x", { min: -3, max: 3, step: 0.05 }), slider("y", "y", { min: -3, max: 3.4, step: 0.05 }), slider("length", "Length scale", { min: 0.2, max: 2, step: 0.05 }), slider("signal", "Signal", { min: 0.3, max: 3, step: 0.1 }), slider("noise", "Noise", { min: 0.05, max: 1, step: 0.05 })),
+  live(() => { const { prior, seen, posterior } = nextOf(); return table("Prior, prediction and posterior of each component", [["component", "prior", "foreseen mean", "std", "posterior"], ...posterior.map((value, k) => [k < found.experts.length ? String(k + 1) : "new", num(`prior-${k}`, prior[k]), num(`mean-${k}`, seen[k].mean), num(`std-${k}`, Math.sqrt(seen[k].variance)), num(`posterior-${k}`, value)])]); }, "div"),
+  aside("The paper updates by online variational inference and merges and prunes components; here each point takes its likeliest place at once. The prior is our reading of its sticky concentration."),
+], [figure("chances", "Before it is seen, and after", {
+  height: 230, key: legend(["var(--zero)", "prior", "bar"], ["var(--new)", "posterior", "bar"]),
+  draw: (width, height) => {
+    const { prior, posterior } = nextOf(), names = posterior.map((_, k) => (k < found.experts.length ? String(k + 1) : "new"));
+    const frame = axes(width, height, { x: [0.5, names.length + 0.5], y: [0, 1], up: "chance", xTicks: names.map((_, k) => k + 1), formatX: (at) => names[at - 1], bottom: 24 });
+    return [frame.nodes, bars(frame, posterior.map((value, k) => [prior[k], value]), ["var(--zero)", "var(--new)"], { names })];
+  },
+  says: () => `Posterior ${nextOf().posterior.map((value) => number(value)).join(", ")}.`,
+  rows: () => [["component", "prior", "posterior"], ...nextOf().posterior.map((value, k) => [k < found.experts.length ? k + 1 : "new", nextOf().prior[k], value])],
+})]);
+document.getElementById("foot").append(text("The stream is made up: three functions of x with noise. toys.mixture is the same in Python; a test compares the numbers."));
+begin();

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-from stateset_agents.cli import build_embedded, fetch, report, serve, train
+from stateset_agents.cli import build_embedded, fetch, serve, train
 from stateset_agents.cli.chat import chat
 from stateset_agents.cli.health import diagnose, doctor, engine
 from stateset_agents.cli.imitation import demonstrate, distill, sft
 from stateset_agents.cli.measure import audit, compare, evaluate, rescore, study
+from stateset_agents.cli.pages import learn, report
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.logs import configure_logging
 from stateset_agents.types.settings import nearest
@@ -79,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve,
         report,
         study,
+        learn,
         diagnose,
         doctor,
         engine,

@@ -16,7 +16,7 @@ __all__ = ["add_parser", "run"]
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""
     parser = subparsers.add_parser(
-        "report", help="write the report.html of a run or of a folder of runs, or show it live"
+        "report", help="write the page of a run or of a folder of runs, or show it"
     )
     parser.add_argument(
         "run_folder", metavar="RUN", help="a run folder, e.g. runs/latest, or a folder of runs, e.g. runs"

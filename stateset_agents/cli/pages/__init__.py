@@ -1,0 +1,1 @@
+"""Verbs that write pages: the report of runs, and pages to learn from."""

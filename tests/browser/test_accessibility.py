@@ -11,7 +11,9 @@ import pytest
 import pytest_asyncio
 from chromium import Chromium, chromium
 from report_runs import finished_run
+from study_folders import comparison, write_study
 
+from stateset_agents.cli.pages.learn import write_pages
 from stateset_agents.reporting.overview.overview_report import write_overview
 from stateset_agents.reporting.report import write_report
 
@@ -55,3 +57,32 @@ async def test_axe_finds_no_fault(
             await tab.run("document.querySelector('.members').scrollIntoView()")
             await tab.until("document.querySelectorAll('.members .t').length > 0")
             assert await tab.run(FAULTS) == []
+
+
+@pytest.fixture(scope="module")
+def learn_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("learn")
+    written = [
+        *write_pages(out=root / "papers"),
+        write_pages(finished_run(root / "runs", steps=6).path)[0],
+        *write_pages(write_study(root / "study", comparison())),
+    ]
+    return {path.stem: path for path in written}
+
+
+@pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 900, "light"), (390, 844, "dark")])
+async def test_axe_finds_no_fault_in_the_learning_pages(
+    browser: Chromium, learn_pages: dict[str, Path], width: int, height: int, scheme: str
+) -> None:
+    script = Path(str(distribution("axe-playwright-python").locate_file("axe_playwright_python/axe.min.js")))
+    assert len(learn_pages) == 10
+    found = {}
+    for name, page in learn_pages.items():
+        async with browser.tab() as tab:
+            await tab.look(width, height, scheme)
+            await tab.open(page.as_uri())
+            await tab.until("'ready' in document.documentElement.dataset")
+            await tab.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+            await tab.run(await asyncio.to_thread(script.read_text) + ";0")
+            found[name] = await tab.run(FAULTS)
+    assert {name: faults for name, faults in found.items() if faults} == {}

@@ -22,8 +22,8 @@ __all__ = ["ENVIRONMENTS", "REWARDS", "check_reward", "make_environment", "make_
 ENVIRONMENTS: Mapping[str, str] = {
     "conversation": "stateset_agents.core.environment:ConversationEnvironment",
     "chats": "stateset_agents.environments.chat_logs:ChatLogs",
-    "served": "stateset_agents.environments.served:served_conversations",
     "retail_desk": "stateset_agents.environments.retail_desk:RetailDesk",
+    "served": "stateset_agents.environments.served:ServedConversations",
     "gymnasium": "stateset_agents.environments.gymnasium_text:GymnasiumText",
     "openenv": "stateset_agents.environments.openenv:OpenEnvText",
     "mcp": "stateset_agents.environments.mcp.tools:McpEnvironment",

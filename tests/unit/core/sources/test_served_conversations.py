@@ -16,7 +16,7 @@ from stateset_agents.deployment.controller import DeploymentController, start_de
 from stateset_agents.deployment.journal import Journal
 from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.deployment.views.served_outcomes import served_outcomes
-from stateset_agents.environments.served import made_the_confirmed_calls, served_conversations
+from stateset_agents.environments.served import ServedConversations, made_the_confirmed_calls
 from stateset_agents.serving.saved_conversations import load_served, save_conversation
 from stateset_agents.training.components import make_environment
 from stateset_agents.types.errors import ConfigurationError
@@ -47,12 +47,12 @@ def harvested(messages: Sequence[Message] = TALK, **changes: Any) -> dict[str, A
     return scenario
 
 
-def test_a_scenario_has_opening_and_facts_and_nothing_of_the_person() -> None:
+async def test_a_scenario_has_opening_and_facts_and_nothing_of_the_person() -> None:
     scenario = harvested(reward=0.5)
     assert "example.org" not in json.dumps(scenario)
     assert (scenario["success"], scenario["reported_reward"], scenario["arm"]) == (True, 0.5, "candidate")
     assert scenario["id"].startswith("served-")
-    environment = served_conversations([scenario], shares={})
+    environment = ServedConversations([scenario], shares={})
     [played] = environment.scenarios("train")
     assert played.opening == "Where is K27? I am [mail 1]."
     assert played.context["script"] == ["Thanks"]
@@ -63,7 +63,11 @@ def test_a_scenario_has_opening_and_facts_and_nothing_of_the_person() -> None:
             "content": '{"city": "Oslo", "password": "[secret 1]", "mail": "[mail 1]"}',
         }
     ]
-    assert [tool["function"]["name"] for tool in environment._toolbox.schemas] == ["get_order"]
+    conversation = await environment.start(played, 0)
+    assert [tool["function"]["name"] for tool in conversation.tools] == ["get_order"]
+    call = ToolCall(name="get_order", arguments={"order": "K27", "mail": "[mail 1]"}, id="1")
+    await conversation.step(Message(role="assistant", content="", tool_calls=(call,)))
+    assert (await conversation.outcome()).success is True
 
 
 def test_there_is_a_verdict_only_where_a_rule_can_check_the_reported_outcome() -> None:
@@ -80,13 +84,13 @@ def test_there_is_a_verdict_only_where_a_rule_can_check_the_reported_outcome() -
         (0.5, (None, None)),
     ]:
         lines = [harvested(success=success)]
-        [scenario] = served_conversations(lines, shares={}, only_checked=False).scenarios("train")
+        [scenario] = ServedConversations(lines, shares={}, only_checked=False).scenarios("train")
         found = tuple(made_the_confirmed_calls(scenario, [message]) for message in (same, other))
         assert found == verdicts
     with pytest.raises(
         ConfigurationError, match="none of 2 conversations was reported as a success and made calls"
     ):
-        served_conversations([harvested(success=0.0), harvested((TALK[0], TALK[3]))])
+        ServedConversations([harvested(success=0.0), harvested((TALK[0], TALK[3]))])
 
 
 def test_examples_are_whole_successes_of_one_agent() -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-    from stateset_agents.deployment.conversations import Deployed
     from stateset_agents.serving.limits import Limits
+    from stateset_agents.serving.routing import Router
 
 __all__ = ["add_parser", "run"]
 
@@ -48,6 +48,11 @@ def add_parser(subparsers: Any) -> None:
         "--deployment",
         metavar="FILE",
         help="the journal that `deploy` wrote: its last deployment's two agents answer, by its plan",
+    )
+    parser.add_argument(
+        "--save-conversations",
+        metavar="FILE",
+        help="of a deployment: append what is said, for `dashboard` and `served`; unset: nothing is saved",
     )
     parser.add_argument("--system", metavar="TEXT", help="system prompt, before the client's")
     parser.add_argument(
@@ -109,6 +114,12 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigurationError(f"--{name.replace('_', '-')} must be seconds from 0 on, got {seconds}")
     if args.max_body is not None and args.max_body < 1:
         raise ConfigurationError(f"--max-body must be bytes from 1 on, got {args.max_body}")
+    if args.save_conversations is not None:
+        if args.deployment is None:
+            raise ConfigurationError("--save-conversations is for --deployment: add it, or leave it out")
+        from stateset_agents.serving.saved_conversations import check_writable
+
+        check_writable(args.save_conversations)
     if not 0 <= args.port <= 65535:
         raise ConfigurationError(f"--port must be from 0 to 65535, got {args.port}")
     return asyncio.run(_serve(args))
@@ -190,7 +201,7 @@ async def _serve(args: argparse.Namespace) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _agents(args: argparse.Namespace) -> AsyncIterator[tuple[MultiTurnAgent | Deployed, str]]:
+async def _agents(args: argparse.Namespace) -> AsyncIterator[tuple[MultiTurnAgent | Router, str]]:
     """Who answers, ready to, and how that is said."""
     from stateset_agents.core.agent import MultiTurnAgent
 
@@ -200,6 +211,7 @@ async def _agents(args: argparse.Namespace) -> AsyncIterator[tuple[MultiTurnAgen
         return
     from stateset_agents.deployment.conversations import Deployed
     from stateset_agents.deployment.journal import Journal
+    from stateset_agents.serving.saving_router import SavingRouter
 
     with Journal(args.deployment, create=False) as journal:
         record = last_record(journal)
@@ -210,7 +222,10 @@ async def _agents(args: argparse.Namespace) -> AsyncIterator[tuple[MultiTurnAgen
         ):
             mode = deployed.controller.state.mode
             who = f"{record.baseline}, and {record.candidate} by deployment {record.id} ({mode}), answer"
-            yield deployed, who
+            if args.save_conversations is None:
+                yield deployed, who
+            else:
+                yield SavingRouter(deployed, args.save_conversations), who
 
 
 async def _until_broken(agent: MultiTurnAgent) -> None:

@@ -40,7 +40,7 @@ test-docs: setup  ## Every program of every page of docs/, word for word, and ev
 OF_TEXT := $(addprefix tests/unit/,core/chat core/scoring core/sources core/users deployment environments evaluation \
 	reasoning reporting rewards sandbox serving tracking types) \
 	$(addprefix tests/integration/,deployment environments sandbox serving)
-WITH_ARITHMETIC := $(SPREAD) $(addprefix --ignore ,$(OF_TEXT))
+WITH_ARITHMETIC := $(SPREAD) --every-case $(addprefix --ignore ,$(OF_TEXT))
 
 test-torch-linears: setup  ## The tests with arithmetic as on processors where our linears are torch's own
 	@.venv/bin/python scripts/processor_path.py torch-linears \

@@ -39,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="A skipped test fails, unless it is marked gpu and there is none",
     )
+    parser.addoption("--every-case", action="store_true", help="first(n) leaves no case out")
 
 
 _PROGRAMS = pytest.StashKey[Any]()
@@ -60,8 +61,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    _mark_long_beyond_the_first(items)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--every-case"):
+        _mark_long_beyond_the_first(items)
     waiting = [item for item in items if item.get_closest_marker("gpu")]
     if waiting:
         import torch

@@ -88,6 +88,7 @@ async def test_every_estimator_learns(tmp_path, estimator):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.first(2)
 async def test_every_loss_learns_with_named_and_masked_actions(tmp_path, loss):
     clips = {"clip_ratio": 0.2, "clip_ratio_high": 0.3}
     trainer = make_trainer(tmp_path, Signals(masked=True), loss_type=loss, total_steps=6144, **clips)

@@ -469,6 +469,7 @@ class BreaksAt(Heard):
 
 @pytest.mark.parametrize("cancels", [False, True])
 @pytest.mark.parametrize("moment", ["on_checkpoint", "on_train_end"])
+@pytest.mark.first(2)
 async def test_a_mistake_in_the_end_is_how_it_ended_and_everyone_is_told(tmp_path, moment, cancels):
     trainer = make_trainer(tmp_path, max_steps=2)
     heard = Heard()

@@ -84,7 +84,7 @@ async def test_a_run_that_goes_on_can_not_be_resumed_beside_it(tmp_path):
         ({"lr_scheduler_type": "linear"}, {"max_steps": 3}, {"max_steps": 3, "num_episodes": 6}, False),
     ],
 )
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 async def test_another_length_is_said_where_the_schedule_follows_it(
     tmp_path, caplog, schedule, then, now, changed
 ):

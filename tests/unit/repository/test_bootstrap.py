@@ -149,6 +149,7 @@ def test_a_python_without_ensurepip_is_told_which_package_to_install(
         bootstrap.create_venv(str(python), tmp_path / ".venv")
 
 
+@pytest.mark.long
 def test_a_failing_step_is_named_and_leaves_no_stamp(
     bootstrap: ModuleType, clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -155,6 +155,7 @@ READINGS = [
 
 
 @pytest.mark.parametrize(("history", "template"), READINGS)
+@pytest.mark.first(2)
 async def test_a_server_prompts_as_a_rollout_does(history: str, template: str) -> None:
     """Ids where the history is remembered; else text without white space, as a template writes replies."""
     room = {"slide": 1100, "compact": 1100}.get(history, 4000)

@@ -102,6 +102,7 @@ async def test_content_holds_words_alone_whole_and_streamed(template: str) -> No
 
 
 @pytest.mark.parametrize("template", REPLIES)
+@pytest.mark.first(1)
 async def test_a_tiny_model_s_stream_says_what_its_whole_answer_says(template: str) -> None:
     tokenizer = trl_tokenizer(template)
     model = tiny_model()
@@ -115,6 +116,7 @@ async def test_a_tiny_model_s_stream_says_what_its_whole_answer_says(template: s
 
 
 @pytest.mark.parametrize("template", REPLIES)
+@pytest.mark.first(1)
 async def test_a_stream_of_delimiters_in_any_order_says_what_the_whole_answer_says(template: str) -> None:
     words, call, _ = REPLIES[template]
     pieces = [*re.findall(r"<[^>]*>|[^<]+", f"{words}{call}<think>\n"), "so ", "\n"]

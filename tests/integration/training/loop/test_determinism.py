@@ -149,6 +149,7 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
 
 
 @pytest.mark.parametrize("family", ["gpt2", pytest.param("llama", marks=pytest.mark.long)])
+@pytest.mark.first(1)
 async def test_delays_of_users_tools_and_rewards_leave_the_weights_bit_equal(
     tmp_path: Path, threads: int, family: str
 ) -> None:

@@ -529,6 +529,7 @@ def run_experiment(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", EVALUATION)
+@pytest.mark.first(1)
 def test_an_evaluation_setting_changes_something(run_experiment, name):
     change = EVALUATION[name]
     after = run_experiment({"evaluation": {name: change.value}})
@@ -536,6 +537,7 @@ def test_an_evaluation_setting_changes_something(run_experiment, name):
 
 
 @pytest.mark.parametrize("name", EXPERIMENT)
+@pytest.mark.first(1)
 def test_a_section_of_the_file_changes_something(run_experiment, name):
     change = EXPERIMENT[name]
     assert differs(run_experiment({}), run_experiment({name: change.value}), change.sees)

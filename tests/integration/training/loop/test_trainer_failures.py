@@ -341,6 +341,7 @@ async def test_cancelled_in_the_middle_of_a_rollout_it_leaves_the_last_whole_ste
 
 
 @pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.first(1)
 async def test_cancelled_in_the_middle_of_an_update_it_finishes_the_step(tmp_path, times):
     whole = await straight(tmp_path, 4)
     trainer = make_trainer(tmp_path, **dropping())

@@ -47,6 +47,7 @@ class Heard(Callback):
         self.moments.append(f"end {trainer.state}")
 
 
+@pytest.mark.long
 async def test_an_adapter_learns_and_the_agent_speaks_with_it(tmp_path):
     agent, heard = make_agent(), Heard()
     await agent.initialize()

@@ -36,6 +36,7 @@ async def steps(trainer, count):
 
 
 @pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+@pytest.mark.first(2)
 async def test_weights_move_and_advantages_are_logged(tmp_path, estimator):
     trainer = make_trainer(tmp_path, reward=even_turns, advantage_estimator=estimator)
     await trainer.initialize()

@@ -187,6 +187,7 @@ def test_the_longest_idle_conversation_is_evicted_and_refilled_when_it_returns()
 
 @pytest.mark.parametrize("bound", [96, 160, 512])
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.first(1)
 def test_the_bound_holds_whatever_comes_and_evicted_conversations_go_on_exactly(
     bound: int, seed: int
 ) -> None:

@@ -121,6 +121,7 @@ async def started(model: Any) -> HuggingFaceBackend:
 
 
 @pytest.mark.parametrize("credit", ["token", "to_go", "turn_sum", "turn_mean"])
+@pytest.mark.first(2)
 async def test_the_expected_gradient_is_the_reverse_kl_s(credit):
     student, teacher = small_model(0), small_model(1)
     config = TrainingConfig(distillation={"teacher": "t", "credit": credit}, loss_length=1, num_generations=2)

@@ -36,7 +36,7 @@ def rows(seed: int, steps: int, num_tasks: int) -> list[str]:
         num_groups=32,
         group_size=16,
         learning_rate=3e-3,
-        entropy_coeff=0.001,
+        entropy_coef=0.001,
         seed=seed,
     )
     found, lines = {}, []

@@ -52,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigurationError(
                 "--conversations keeps a teacher's replies, and here it gives none: leave it out"
             )
-        return train.run(argparse.Namespace(**vars(args) | {"resume": None, "profile": None}))
+        return train.run(
+            argparse.Namespace(**vars(args) | {"resume": None, "profile": None, "from_served": None})
+        )
     try:
         asyncio.run(_distilled(config, args))
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 from control_toys import Signals
@@ -95,9 +97,12 @@ def test_what_cannot_be_mixed_is_said():
         make_suite("curiculum")
 
 
-def test_lunar_lander_is_a_suite_where_box2d_is_installed():
-    pytest.importorskip("Box2D", reason='LunarLander-v3 needs pip install "stateset-agents[box2d]"')
-    assert make_suite("lunar_lander").environment.spec.name == "LunarLander-v3"
+def test_lunar_lander_is_a_suite_and_without_box2d_the_error_says_what_to_install():
+    if find_spec("Box2D") is None:
+        with pytest.raises(ConfigurationError, match="Box2D is not installed"):
+            make_suite("lunar_lander")
+    else:
+        assert make_suite("lunar_lander").environment.spec.name == "LunarLander-v3"
 
 
 def test_a_file_mixes_tasks_and_chooses_the_critic():

@@ -20,6 +20,8 @@ MAX_CONVERSATIONS = 600
 """Of a page, in whole steps, evenly spaced."""
 _MAX_BYTES = 12_000_000
 """Of rollouts.jsonl, in one page."""
+_LOSS = "grpo"
+"""Shown for a run whose own the page does not know."""
 _SETTINGS = ("advantage_estimator", "num_iterations", "max_staleness", "reward_clip", "advantage_clip")
 """Shown, and not to be changed on the page."""
 
@@ -56,12 +58,14 @@ def lab_data(log: RunLog, max_conversations: int = MAX_CONVERSATIONS) -> dict[st
 
 def _settings(training: Mapping[str, Any]) -> dict[str, Any]:
     """What the page begins with, under the names of its controls, and what it only tells."""
-    loss = training.get("loss_type", "grpo")
-    clip = LOSSES[loss].clip if loss in LOSSES else LOSSES["grpo"].clip
+    loss = training.get("loss_type")
+    if loss not in LOSSES:
+        loss = _LOSS
+    clip = LOSSES[loss].clip
     low = training.get("clip_ratio", clip.low)
     baseline, scaling = training.get("baseline_type"), training.get("advantage_normalization")
     return {
-        "loss": loss if loss in LOSSES else "grpo",
+        "loss": loss,
         "low": low,
         "high": low if training.get("clip_ratio_high") is None else training["clip_ratio_high"],
         "dual": training.get("dual_clip"),

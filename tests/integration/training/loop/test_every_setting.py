@@ -109,6 +109,11 @@ TRAINING = {
     "advantage_normalization": Change("none"),
     "multi_objective_aggregation": Change("normalize_then_sum", parts="a reward of two parts"),
     "reward_weights": Change({"even_share": 1.0}, parts="a reward of two parts"),
+    "group_strategy": Change(
+        "family",
+        given={"advantage_normalization": "batch", "gradient_accumulation_steps": 4},
+        parts="two families",
+    ),
     "scenario_order": Change("stratified", parts="two families"),
     "strata": Change("difficulty", "metrics", {**BY_SUCCESS, "max_steps": 3}, "difficulties"),
     "difficulty": Change("hard", parts="difficulties"),

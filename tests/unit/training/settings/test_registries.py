@@ -25,7 +25,9 @@ PACKAGE = Path(stateset_agents.__file__).parent
 TRL = {"training/trl/settings.py", "training/trl/update.py"}
 """They have TRL's names, some of which are ours."""
 CHOSEN = {
-    "grpo": TRL | {"training/settings/update.py"},  # the default of loss_type
+    "grpo": TRL
+    | {"training/settings/update.py", "reporting/learn/lab/lab_data.py"}  # the default of loss_type
+    | {"reporting/learn/learn_page.py", "reporting/learn/learn_pages.py"},  # a page's name
     "dr_grpo": TRL | {"training/estimators/base.py"},  # the default under unbiased estimators
     "dapo": {"training/trl/settings.py"},
     "cispo": {"training/trl/settings.py"},
@@ -82,7 +84,7 @@ def test_a_loss_is_named_in_one_module_and_where_it_is_chosen(name: str) -> None
 def test_a_baseline_is_named_in_one_module_and_where_it_is_chosen(name: str) -> None:
     chosen = {
         "group_mean": {"algorithms/advantages.py", "core/value_function.py", "evaluation/rescoring.py"}
-        | {"training/settings/update.py"},  # defaults
+        | {"training/settings/update.py", "reporting/learn/lab/lab_data.py"},  # defaults
         "leave_one_out": set(),
     }
     twins = {"algorithms/group_arrays.py"} if name in chosen else set()

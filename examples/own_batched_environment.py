@@ -68,8 +68,8 @@ class Thermostat:
         return
 
     def rules(self) -> Mapping[str, Rule]:
-        """Optional: what a policy is compared with."""
-        return {"below 20": lambda observations: (np.asarray(observations)[:, 0] < 0).astype(np.int64)}
+        """Optional: what a policy is compared with; each is begun anew with every reset."""
+        return {"below 20": lambda environment: lambda: (environment.inside < 20).astype(np.int64)}
 
     def trace(self, row: int) -> Trace:
         """Optional: what the report draws of an episode."""

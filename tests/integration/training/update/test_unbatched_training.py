@@ -34,5 +34,7 @@ async def test_a_training_step_goes_through_the_plain_path(family: str, tmp_path
         fresh = await backend.score(trajectory.token_ids, temperature=trainer.temperature)
         said = [value for value, bit in zip(trajectory.logprobs, trajectory.action_mask, strict=True) if bit]
         again = [value for value, bit in zip([0.0, *fresh], trajectory.action_mask, strict=True) if bit]
-        assert said == pytest.approx(again, abs=1e-4)
+        # transformers' scan of linear attention sums chunks in float32, its decoding step by step: seen
+        # 1.3e-4 apart on a Zen 3, where a token that was lost or read twice moves them by tenths.
+        assert said == pytest.approx(again, abs=1e-3 if family == "qwen3-next" else 1e-4)
     await trainer.close()

@@ -58,7 +58,7 @@ def lab_data(log: RunLog, max_conversations: int = MAX_CONVERSATIONS) -> dict[st
 
 def _settings(training: Mapping[str, Any]) -> dict[str, Any]:
     """What the page begins with, under the names of its controls, and what it only tells."""
-    loss = training.get("loss_type")
+    loss = training.get("loss_type", _LOSS)
     if loss not in LOSSES:
         loss = _LOSS
     clip = LOSSES[loss].clip

@@ -79,7 +79,8 @@ test-schema: setup  ## schemathesis against `serve` and its /openapi.json, in .v
 	@.venv-schema/bin/python -m pytest -n 0 -s -m schema tests/integration/serving/test_schema.py $(PYTEST_ARGS)
 
 test-openenv: setup  ## The OpenEnv environment against the real library's server, in .venv-openenv
-	@.venv/bin/python scripts/beside.py .venv-openenv "openenv>=0.10,<0.11"
+	@.venv/bin/python scripts/beside.py .venv-openenv fastapi uvicorn requests tomli tomli-w websockets \
+		"fastmcp>=3,<4" --no-deps "openenv>=0.10,<0.11"  # its gradio wants an older pillow
 	@.venv-openenv/bin/python -m pytest -n 0 -m openenv tests/integration/environments/test_openenv.py $(PYTEST_ARGS)
 
 test-tau2: setup  ## tau2-bench: all its tasks by its own evaluators, and docs/tau2.md, in .venv-tau2

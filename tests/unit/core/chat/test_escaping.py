@@ -125,9 +125,8 @@ def test_text_without_control_tokens_is_encoded_as_the_template_alone_would(
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=30, deadline=None)
-@given(texts)
+@given(texts.map(lambda text: text.replace("\ud800", "").strip()))
 def test_control_tokens_in_a_text_are_still_there_to_read(name: str, text: str) -> None:
-    assume("\ud800" not in text and text == text.strip())
     ids = TEMPLATES[name].prompt([Message(role="user", content=text)])
     assert text in TOKENIZERS[name].hf.decode(ids, clean_up_tokenization_spaces=False)
 

@@ -209,6 +209,7 @@ def _become(job: _Job) -> types.CodeType:
     of_path = given.split(os.pathsep) if given and given != os.environ.get("PYTHONPATH") else []
     os.environ.clear()
     os.environ.update(environment)
+    sys.dont_write_bytecode = True  # where a test limits the size of files it would be torn
     _open_streams(at_once=bool(environment.get("PYTHONUNBUFFERED")))
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from charts_in_view import look_at_every_chart
 from chromium import Chromium, Tab, chromium
 from deployment_journals import SimulatedDeployment
 from report_runs import finished_run
@@ -70,13 +71,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
 
 async def drawn(tab: Tab) -> None:
     await tab.until(f"document.querySelectorAll('.deployment .plot').length >= {CHARTS}")
-    await tab.run(
-        "(async () => { for (const plot of document.querySelectorAll('.plot')) "
-        "{ plot.scrollIntoView(); await new Promise((done) => setTimeout(done, 30)); } })()"
-    )
-    await tab.until(
-        "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))"
-    )
+    await look_at_every_chart(tab)
 
 
 def cells(deployment: str, part: str) -> str:

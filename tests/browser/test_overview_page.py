@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from charts_in_view import look_at_every_chart
 from chromium import Chromium, Tab, chromium
 from report_runs import finished_run, log_stage, metrics
 
@@ -69,13 +70,7 @@ async def opened(tab: Tab, address: str) -> None:
 
 async def drawn(tab: Tab) -> None:
     await tab.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
-    await tab.run(
-        "(async () => { for (const plot of document.querySelectorAll('.plot')) "
-        "{ plot.scrollIntoView(); await new Promise((done) => setTimeout(done, 30)); } })()"
-    )
-    await tab.until(
-        "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))"
-    )
+    await look_at_every_chart(tab)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from charts_in_view import look_at_every_chart
 from chromium import Chromium, Tab, chromium
 from report_runs import WORDS, finished_run, log_stage, log_step, metrics, numeric_run
 from row_talks import TOKENIZER, RowTalk, agent, compacted_talk, forked_talk, thinking_talk, user
@@ -85,13 +86,7 @@ def value(text: str) -> float:
 async def scroll_through(tab: Tab) -> None:
     """Bring every chart into view once."""
     await tab.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
-    await tab.run(
-        "(async () => { for (const plot of document.querySelectorAll('.plot')) "
-        "{ plot.scrollIntoView(); await new Promise((done) => setTimeout(done, 30)); } })()"
-    )
-    await tab.until(
-        "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))"
-    )
+    await look_at_every_chart(tab)
 
 
 async def test_every_chart_is_drawn_from_the_file_without_a_complaint_or_a_request(

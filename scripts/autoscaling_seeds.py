@@ -6,7 +6,8 @@
 - trained: examples/autoscaling.py's settings, from a clone of the autoscaler;
 - cold: the same without the clone;
 - whole return: the same, each step credited with its episode's return against the group's;
-- critic: the same, single episodes against a critic (GAE) in place of groups.
+- critic: the same, single episodes against a critic (GAE) in place of groups;
+- no group: the same, but each member of a group has a load of its own.
 
 Against them: 24 settings of the autoscaler, of which one is chosen on other workloads and one, in hindsight,
 on the held-out ones; the best constant and a plan on a forecast, tuned on the former; and the clairvoyant.
@@ -23,7 +24,8 @@ import multiprocessing
 import runpy
 import tempfile
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,10 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "cold": {},
     "whole return": {"advantage_estimator": "group", "advantage_normalization": "population"},
     "critic": {"advantage_estimator": "gae", "group_size": 1, "num_groups": 128},
+    "no group": {},
 }
+GROUP = 8
+"""Members, as many as a training has unless it is told."""
 TUNING = 256
 """Workloads on which rules are tuned."""
 STATIC = (6, 8, 10, 12, 14, 16, 20, 24, 30)
@@ -85,6 +90,39 @@ class Steps:
             lasts = int(60 * generator.uniform(10, 40) / step_seconds)
             rates += [level * generator.uniform(0.5, 1.5)] * lasts
         return realised(generator, np.array(rates[:num_steps]), step_seconds)
+
+
+class Apart:
+    """Clusters where the members of a group have loads of their own.
+
+    Fewer rows with one seed are no group, but the trainer's check that equal seeds give equal episodes.
+    """
+
+    def __init__(self, environment: Any) -> None:
+        self.clusters = environment
+        self.spec = environment.spec
+
+    def reset(self, seeds: Sequence[int]) -> Any:
+        """The first member of a group keeps its seed."""
+        from stateset_agents.types.seeds import derive
+
+        members, seen, own = Counter(seeds), Counter[int](), []
+        for seed in seeds:
+            own.append(derive(seed, "member", seen[seed]) if seen[seed] and members[seed] >= GROUP else seed)
+            seen[seed] += 1
+        return self.clusters.reset(own)
+
+    def step(self, actions: Any) -> Any:
+        """As the clusters'."""
+        return self.clusters.step(actions)
+
+    def fork(self, rows: Any) -> Apart:
+        """Copies of these rows."""
+        return Apart(self.clusters.fork(rows))
+
+    def action_mask(self) -> Any:
+        """As the clusters'."""
+        return self.clusters.action_mask()
 
 
 def environments(folder: Path) -> dict[str, Any]:
@@ -193,7 +231,8 @@ async def train(way: str, seed: int, folder: Path, workloads: int, steps: int | 
         if steps is not None:
             settings["total_steps"] = steps
         config = ControlConfig(**settings, progress=False, save_steps=0, log_episodes=False)
-        async with ControlTrainer(policy, environment, config) as trainer:
+        played = Apart(environment) if way == "no group" else environment
+        async with ControlTrainer(policy, played, config) as trainer:
             await trainer.train()
     result["cpu_seconds"] = time.process_time() - began
     for name, other in every.items():

@@ -12,6 +12,7 @@ from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.types.messages import SamplingParams
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("bos", [True, False])
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 async def test_stored_logprobs_equal_a_fresh_forward_after_four_turns(family: str, bos: bool) -> None:

@@ -63,6 +63,7 @@ def test_the_page_names_these_families_and_no_other() -> None:
     assert set(NAME.findall(run)) == set(FAMILIES)
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_an_agent_starts_each_family_by_itself(family: str, tmp_path: Path) -> None:
     engine, config = FAMILIES[family]

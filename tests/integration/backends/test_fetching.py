@@ -157,6 +157,7 @@ fetching.fetch("tiny")
 """
 
 
+@pytest.mark.long
 def test_a_killed_conversion_leaves_nothing_half_made(wheels: Path, tmp_path: Path) -> None:
     command = [*warm_python(), "-c", KILLED, str(tmp_path), str(Path(__file__).parent), *sys.path]
     done = subprocess.run(command, capture_output=True, check=False)

@@ -217,6 +217,7 @@ async def test_weights_of_another_model_are_refused_instead_of_left_random(folde
         await load_backend(str(folder))
 
 
+@pytest.mark.long
 def test_a_hub_name_out_of_reach_is_told_once(tmp_path: Path) -> None:
     program = (
         "import asyncio, time\n"

@@ -192,7 +192,7 @@ def test_where_no_way_is_right_the_model_is_refused(monkeypatch: pytest.MonkeyPa
         ("phi3", SlotModel),
     ],
 )
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_the_general_ways_say_what_full_forwards_say_on_trained_weights(
     family: str, make: Any, no_gradients: None
 ) -> None:

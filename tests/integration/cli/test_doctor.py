@@ -118,6 +118,7 @@ def test_a_training_step_that_does_nothing_is_a_failure(monkeypatch: pytest.Monk
     assert last.seen == "a step on the desk changed no weight (gradient norm 1.0)"
 
 
+@pytest.mark.long
 def test_an_exception_of_the_installation_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def update(self: Learner, samples: Any, *, step: int) -> dict[str, float]:
         raise RuntimeError("CUDA error:\nno kernel image is available")

@@ -73,6 +73,7 @@ def logged(trainer):
     return lines, list(log.episodes())
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 async def test_every_estimator_learns(tmp_path, estimator):
     settings = {"advantage_estimator": estimator, "branch_every": 2, "gamma": 0.9}

@@ -93,6 +93,7 @@ def test_each_setting_changes_an_update(change) -> None:
     assert not torch.equal(learned(**base, **change), learned(**base))
 
 
+@pytest.mark.long
 async def test_the_network_learns_and_is_judged_in_the_mode_that_it_was_in(tmp_path) -> None:
     teacher = trainer(
         tmp_path,
@@ -151,6 +152,7 @@ async def test_rollouts_smaller_than_a_minibatch_are_one(tmp_path) -> None:
     assert all(np.isfinite(list(line.values())).all() for line in teacher.metrics_history)
 
 
+@pytest.mark.long
 async def test_a_training_goes_on_from_a_folder_with_the_same_bits(tmp_path) -> None:
     class Stop(Callback):
         def on_step_end(self, step, metrics):

@@ -92,6 +92,7 @@ def says(reply: str | Exception) -> Callable[[ScriptedRequest], str | Exception]
     return lambda request: reply
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("rates", "most", "mode", "why"),
     [

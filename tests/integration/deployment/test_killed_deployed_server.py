@@ -11,6 +11,7 @@ import killed_deployed_server
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kills", "conversations"), [(6, 20), pytest.param(200, 400, marks=pytest.mark.long)]
 )

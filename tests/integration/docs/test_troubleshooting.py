@@ -335,6 +335,7 @@ def _pattern(row: str) -> re.Pattern[str]:
     return re.compile(".*".join(map(re.escape, row.split("…"))))
 
 
+@pytest.mark.long
 def test_every_row_of_the_page_is_what_the_program_says(told: dict[str, str]) -> None:
     assert len(ROWS) > 25
     said = "".join(told.values())

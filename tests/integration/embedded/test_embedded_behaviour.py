@@ -60,7 +60,15 @@ def share_copied(evaluation: Evaluation) -> float:
     return sum(right == written for right, written in answers) / len(answers)
 
 
-async def test_the_shipped_model_has_its_skills_and_its_bad_habits() -> None:
+async def test_the_shipped_model_has_its_skills() -> None:
+    sampled = await measured("embedded:desk", temperature=1.0, number=60)
+    assert 0.05 <= sampled.success <= 0.40
+    assert share_well_formed(sampled) > 0.95
+    assert share_copied(sampled) > 0.95
+
+
+@pytest.mark.long
+async def test_the_shipped_model_has_its_skills_in_each_family_and_its_bad_habits() -> None:
     sampled = await measured("embedded:desk", temperature=1.0, number=300)
     assert 0.10 <= sampled.success <= 0.30
     assert all(family.success >= 0.02 for family in sampled.families.values())

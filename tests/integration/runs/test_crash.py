@@ -41,7 +41,8 @@ def test_ten_kills_end_with_the_same_bits(folder: Path, whole: Whole) -> None:
     assert whole.left["deterministic"]
 
 
-def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_resume(folder: Path, whole: Whole) -> None:
+def interrupted(folder: Path) -> tuple[Path, list[str]]:
+    """A run folder in which Ctrl-C ended a training, and the arguments that go on with it."""
     path = folder / "interrupted" / "0001-grpo"
     with Training(folder, "grpo.yaml", "--output-dir", "interrupted") as run:
         assert run.until(lambda: steps_done(path) >= 3)
@@ -55,11 +56,24 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_resume(folder: Path, whole: W
     assert before == f"stateset-agents: stopped after step {done} of {STEPS}; "
     program, verb, *arguments = shlex.split(command)
     assert (program, verb) == ("stateset-agents", "train")
+    return path, arguments
+
+
+def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_resume(tmp_path: Path) -> None:
+    write_runs(tmp_path)
+    _, arguments = interrupted(tmp_path)
+    assert arguments
+
+
+@pytest.mark.long
+def test_what_ctrl_c_says_resumes_to_the_same_bits(folder: Path, whole: Whole) -> None:
+    path, arguments = interrupted(folder)
     with Training(folder, *arguments) as run:
         assert run.ends() == 0, run.said
     assert_same(left_by(path), whole.left)
 
 
+@pytest.mark.long
 def test_the_comparison_sees_one_bit(whole: Whole) -> None:
     weights = "model/model.safetensors"
     flipped = bytearray(whole.left[weights])

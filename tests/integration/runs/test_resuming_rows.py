@@ -195,6 +195,7 @@ def date_in_state(trainer: MultiTurnGRPOTrainer) -> str | None:
     return date
 
 
+@pytest.mark.long
 async def test_a_training_keeps_the_day_on_which_it_began(tmp_path: Path, today: Any) -> None:
     whole = await run_whole(tmp_path / "whole", DATED)
     cut = await stopped_after_one(tmp_path / "cut", DATED)

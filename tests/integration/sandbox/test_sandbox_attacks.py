@@ -63,6 +63,7 @@ def test_every_attack_scores_nothing_and_every_honest_program_all(user: str, fol
     assert found["honest"].keys() == HONEST.keys() | HONEST_STDIN.keys()
 
 
+@pytest.mark.long
 def test_the_attacks_would_succeed_without_walls(folder: Path) -> None:
     """Or they would prove nothing."""
     kept = [

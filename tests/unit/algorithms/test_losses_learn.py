@@ -41,6 +41,7 @@ def _share_right(name: str, *, learning_rate: float, beta: float = 0.0) -> float
     return logits.detach().softmax(-1).diagonal().mean().item()
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_every_loss_learns_what_is_rewarded(name):
     assert _share_right(name, learning_rate=0.1) > 0.8  # chance is 1/6

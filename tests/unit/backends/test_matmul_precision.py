@@ -189,6 +189,7 @@ def trainer_at(folder: Path, precision: MatmulPrecision, **settings: Any) -> Any
     )
 
 
+@pytest.mark.long
 async def test_a_training_learns_and_takes_its_own_log_probs_anew(tmp_path: Path) -> None:
     curves, first = {}, {}
     for precision in ("highest", "medium"):
@@ -332,6 +333,7 @@ print(usable_precision({!r}, torch.device("cpu")))
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("precision", "isa", "reason"),
     [

@@ -35,6 +35,7 @@ def as_on_amd(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     fast_linear.is_available.cache_clear()
 
 
+@pytest.mark.long
 def test_code_made_for_shapes_of_long_ago_is_given_back() -> None:
     """In a process of its own, for the bounds are read once: 600 shapes would hold 300 MB without them."""
     program = """

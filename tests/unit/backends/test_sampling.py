@@ -33,6 +33,7 @@ def test_uniforms_fall_into_the_cumulative_distribution() -> None:
     assert logprobs == pytest.approx([math.log(p) for p in (0.5, 0.5, 0.25, 0.25, 0.25, 0.25)])
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("vocab", [3, 32, 33, 1000, 4097])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_an_even_grid_of_uniforms_hits_each_token_as_often_as_it_is_likely(

@@ -175,6 +175,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.long
 def test_the_same_seed_and_threads_give_the_same_bytes(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -204,6 +205,7 @@ def test_the_verb_builds_a_folder_and_says_what_it_made(
     assert "seed 4, 30\ndemonstrations, 2 supervised steps" in (tmp_path / "model" / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_the_verb_builds_the_reasoner_in_two_phases(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

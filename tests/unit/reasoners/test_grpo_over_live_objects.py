@@ -365,6 +365,7 @@ def _kept_mass(probs: torch.Tensor, top_k: int = 0, top_p: float = 1.0) -> torch
 # ------------------------------------------------------------------------------ learning
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("iterations", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_a_toy_task_is_learned(iterations: int) -> None:
     settings = {"group_size": 8, "learning_rate": 1e-2, "num_iterations": iterations, "temperature": 1.0}
@@ -483,6 +484,7 @@ def _trained_here() -> tuple[int, list[float], list[float]]:
     return asyncio.run(train())
 
 
+@pytest.mark.long
 def test_two_processes_train_one_policy() -> None:
     first, second = in_two(_trained_here)
     assert (first[0], second[0]) == (0, 1)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from repository_paths import HELPERS
 
 import stateset_agents
@@ -78,6 +79,7 @@ print(sorted({"torch", "transformers"} & sys.modules.keys()))
     assert done.stdout.split("\n")[:2] == ["Which order?", "[]"]
 
 
+@pytest.mark.long
 def test_a_training_loads_no_optional_package_that_it_does_not_use(tmp_path: Path) -> None:
     code = """
 import asyncio, pathlib, sys

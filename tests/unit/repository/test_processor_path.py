@@ -24,6 +24,7 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.mark.long
 def test_the_command_runs_on_the_forced_path(script: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
     code = "import os; print('in', os.environ['ATEN_CPU_CAPABILITY']); raise SystemExit(7)"
     assert script.main(["avx2", sys.executable, "-c", code]) == 7

@@ -96,6 +96,7 @@ PLAIN = [
 ]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("parallelism", "cases"),
     [("ddp", [*PLAIN, {"rows": 4, "beta": 0.1, "lora": {"rank": 4}}]), ("fsdp2", PLAIN)],
@@ -166,6 +167,7 @@ def played(tmp_path_factory):
     return asyncio.run(play())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -299,6 +301,7 @@ def started(folder: Path, number: int, trouble: str = "") -> str:
     return asyncio.run(begin())
 
 
+@pytest.mark.long
 def test_a_launcher_that_starts_another_number_of_processes_is_an_error(tmp_path):
     (alone,) = in_two(started, tmp_path, 2, started=1)
     assert alone.startswith("num_processes is 2 and one process was started: start them with torchrun")
@@ -396,6 +399,7 @@ def troubled(folder: Path, kind: str, rank: int, parallelism: str) -> tuple[str,
     return asyncio.run(train())
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("kind", "rank", "parallelism", "here", "there", "state", "steps"),
     [
@@ -503,6 +507,7 @@ def spoken_through(folder: Path, name: str) -> tuple[list[float], int]:
     return asyncio.run(train())
 
 
+@pytest.mark.long
 async def test_a_server_that_all_share_gets_the_weights_once(tmp_path):
     folder = tmp_path / "model"
     tiny_model().save_pretrained(folder)

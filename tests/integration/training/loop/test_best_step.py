@@ -69,6 +69,7 @@ async def test_more_patience_goes_on_from_an_early_stop(tmp_path):
     await again.close()
 
 
+@pytest.mark.long
 async def test_a_resumed_run_stops_at_the_same_step_with_the_same_bits(tmp_path):
     whole = make_trainer(tmp_path, **IMPATIENT)
     await whole.train()

@@ -241,6 +241,7 @@ def full_forward(model: Any, row: Sequence[int]) -> Tensor:
     return torch.cat([torch.zeros(1), logprobs.gather(-1, ids[0, 1:, None])[:, 0]])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.long), "bf16"])
 async def test_at_the_smallest_learning_rates_the_parameters_move(tmp_path: Path, dtype: Any) -> None:
     backend = HuggingFaceBackend(tiny_model("llama"), tiny_tokenizer(), dtype=dtype)

@@ -239,6 +239,7 @@ async def test_fresh_conversations_have_weight_one_at_the_training_s_temperature
     await trainer.close()
 
 
+@pytest.mark.long
 async def test_an_overlapping_training_learns(tmp_path: Path) -> None:
     trainer = make_trainer(
         tmp_path, max_steps=25, **OVERLAP | {"learning_rate": 0.02}, lr_scheduler_type="constant", seed=3
@@ -414,6 +415,7 @@ async def test_a_pause_waits_for_conversations_and_a_stop_does_not(tmp_path: Pat
     await trainer.close()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("how", ["request_stop", "cancel"])
 async def test_a_stop_cancels_what_is_under_way_and_a_resume_plays_it_again(tmp_path: Path, how: str) -> None:
     environment = Slow(seconds=0.03)
@@ -677,6 +679,7 @@ async def test_when_all_groups_are_alike_the_limit_ends_the_search(tmp_path: Pat
     await trainer.close()
 
 
+@pytest.mark.long
 async def test_dynamic_sampling_without_staleness_gives_the_same_bits_and_is_resumed(tmp_path: Path) -> None:
     from tiny_training import same_bits, snapshot
 
@@ -697,6 +700,7 @@ async def test_dynamic_sampling_without_staleness_gives_the_same_bits_and_is_res
         await trainer.close()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("staleness", [0, 1])
 async def test_num_episodes_counts_what_trained(tmp_path: Path, staleness: int) -> None:
     settings = {"reward": same_for_most, "max_steps": None, "num_episodes": 3, "max_resamples": 9}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from chat_templates import trl_tokenizer
 from tiny_models import BLOCKS, SIZES
@@ -25,6 +26,7 @@ def length(replies: list[Message]) -> float:
     return float(len(replies[0].content) % 7)
 
 
+@pytest.mark.long
 async def test_a_random_model_on_gemma_s_template_trains_though_it_writes_calls(tmp_path: Path) -> None:
     tokenizer = trl_tokenizer("gemma")
     torch.manual_seed(0)

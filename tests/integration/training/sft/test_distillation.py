@@ -169,6 +169,7 @@ async def test_a_student_keeps_its_teacher_s_format_on_problems_it_never_saw(tmp
     assert distilled.after.format >= least
 
 
+@pytest.mark.long
 async def test_a_fine_tuning_on_traces_goes_on_bit_by_bit(tmp_path):
     distillation = ReasoningDistillation(
         good_teacher(), tiny_student(), environment=ArithmeticProblems(**EASY)

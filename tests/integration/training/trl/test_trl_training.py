@@ -174,6 +174,7 @@ async def test_where_all_are_equally_good_the_weights_stand_still(tmp_path):
     await agent.close()
 
 
+@pytest.mark.long
 async def test_trl_s_own_generation_plays_the_same_kind_of_conversations(tmp_path):
     agent = make_agent()
     trainer = TrlGRPOTrainer(

@@ -72,6 +72,7 @@ async def test_the_run_says_what_it_played_and_counts_only_members_as_conversati
     assert metrics["tokens/agent"] == sum(sum(one.mask) for one in members)
 
 
+@pytest.mark.long
 async def test_a_resumed_run_ends_bit_equal_to_one_that_was_never_stopped(tmp_path: Path) -> None:
     async with trainer_of(tmp_path / "whole") as whole:
         await whole.train()

@@ -63,6 +63,7 @@ OTHERS_RESUMED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("estimator", ["token_gae", *OTHERS_RESUMED])
 async def test_a_resumed_run_ends_bit_equal_critic_included(tmp_path, estimator):
     settings = {"reward": even_turns, "advantage_estimator": estimator, "max_steps": 4}

@@ -41,6 +41,7 @@ async def rewards(folder, reward=answers_in_kind, **settings):
 OTHERS = [pytest.param(loss, marks=pytest.mark.long) for loss in sorted(LOSSES.keys() - {"grpo"})]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss_type", ["grpo", *OTHERS])
 async def test_every_loss_learns_to_answer_in_kind(tmp_path, loss_type):
     curve = await rewards(tmp_path, loss_type=loss_type)

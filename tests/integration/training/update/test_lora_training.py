@@ -76,6 +76,7 @@ def start(folder: Path, weights: dict[str, torch.Tensor]) -> Path:
     return folder / "start"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [pytest.param({}, marks=pytest.mark.long), {"advantage_estimator": "turn_gae", "beta": 0.1}],

@@ -29,6 +29,7 @@ def agent_of(source: Path, dtype: Any) -> MultiTurnAgent:
     return MultiTurnAgent(AgentConfig(model_name=str(source), dtype=dtype, **settings))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 async def test_at_a_learning_rate_of_0_the_checkpoint_has_the_source_s_bits(tmp_path, source, dtype):
     trainer = make_trainer(tmp_path, agent=agent_of(source, dtype), learning_rate=0.0, max_steps=2)

@@ -62,6 +62,7 @@ async def test_a_teacher_with_the_student_s_own_weights_says_nothing(folder, tmp
     assert first["optimizer/grad_norm"] < 1e-4 * other["optimizer/grad_norm"]
 
 
+@pytest.mark.long
 async def test_a_resumed_run_ends_with_the_same_bits(folder, tmp_path):
     settings = {"max_steps": 4, "save_steps": 2, "distillation": told(folder, reward_weight=0.5)}
     whole = make_trainer(tmp_path, **settings)
@@ -107,7 +108,7 @@ async def test_a_run_does_not_go_on_under_another_teacher(folder, tmp_path):
         ("dtype", "bf16", {}),
     ],
 )
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 async def test_each_setting_changes_the_weights(folder, tmp_path, name, value, given):
     base = told(folder, **given)
     changed = {**base, name: str(folder / value) if name == "teacher" else value}
@@ -142,6 +143,7 @@ async def test_a_server_s_log_probs_teach_the_same(folder, tmp_path):
         torch.testing.assert_close(there[name], value, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("trl") is None, reason="needs trl")
 async def test_an_update_by_trl_takes_the_teacher_s_word(folder, tmp_path):
     settings = {"max_steps": 1, "save_steps": 0, "gradient_accumulation_steps": 1}

@@ -110,6 +110,7 @@ async def test_an_adapter_leaves_the_frozen_encoder_alone(model: str, tmp_path: 
     assert metrics[1]["policy/first_ratio_max"] == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.long
 async def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(
     model: str, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def test_ragged_rows_over_three_turns_say_what_full_forwards_say(family: str, fa
         ]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_alone_says_what_it_says_among_others(family: str) -> None:
     model = trained_model(family)

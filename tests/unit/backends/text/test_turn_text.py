@@ -69,6 +69,7 @@ def test_control_tokens_stand_in_the_text_where_they_are_asked_for(make) -> None
     assert plain == tokenizer.decode(ids)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("make", [ByteTokenizer, tiny_tokenizer, embedded, sentencepiece])
 def test_pieces_laid_end_to_end_are_the_decoded_text(make) -> None:
     tokenizer, draw = make(), random.Random(0)

@@ -63,6 +63,7 @@ def test_the_talks_are_what_they_are_meant_to_be() -> None:
             assert thinks != name.startswith("qwen3_5_nothink")
 
 
+@pytest.mark.first(12)
 @pytest.mark.parametrize("name", ALL_NAMES)
 async def test_prompts_are_the_template_s_own_text_or_sampled_tokens_and_deltas(name: str) -> None:
     for talk, rows in zip(TALKS, rows_of_talks(name), strict=True):

@@ -58,6 +58,7 @@ async def verdict(environment: ProblemEnvironment, scenario: Scenario, reply: st
 # ----------------------------------------------------------------------------- every family
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_problem_stands_in_two_splits_whatever_the_seed(name: str) -> None:
     texts = {split: {s.opening for s in made(name).scenarios(split)} for split in SPLITS}
@@ -102,6 +103,7 @@ async def test_the_solver_is_right_and_thinks_longer_about_harder_problems(name:
     assert len(set(means)) == len(means)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_no_attack_is_right_anywhere(name: str) -> None:
     environment = made(name)

@@ -75,6 +75,7 @@ async def run(scenario, replies, seed=0):
     return [one.messages[0].content for one in observations], outcome, reward
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("split", "each"), [("train", 10), ("validation", 10), ("test", 20)])
 async def test_the_honest_agent_succeeds_on_every_scenario(split, each):
     scenarios = DESK.scenarios(split)[: each * len(FULL_FAMILIES)]

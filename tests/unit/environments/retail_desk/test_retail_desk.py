@@ -51,6 +51,7 @@ def whole_reward(observations, outcome):
     return sum(observation.reward for observation in observations) + outcome.reward
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 async def test_the_honest_agent_succeeds_on_every_scenario_of_every_split(split):
     played = [(scenario, await play(DESK, scenario, 3, HonestAgent())) for scenario in DESK.scenarios(split)]

@@ -35,6 +35,7 @@ async def shown(name: str, chat: dict[str, Any], history: str) -> Demonstrations
         return load_demonstrations(agent, [chat])
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("name", chosen(IN_SUITE, ALL_NAMES))
 async def test_a_demonstration_has_the_rows_of_a_rollout_that_said_the_same(name: str) -> None:
     for talk in (sane_talk, ragged_talk, thoughtless_talk):

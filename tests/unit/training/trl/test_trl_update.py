@@ -134,7 +134,7 @@ def assert_equal_gradients(ours, theirs) -> None:
         ("gpt2", {"loss_type": "grpo", "temperature": 0.7}),
     ],
 )
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_trl_s_gradient_is_ours_while_the_clip_acts_and_the_reference_pulls(family, changes, monkeypatch):
     model, config = tiny_model(family), settings(**changes)
     samples = ragged(per_turn=changes["loss_type"] != "gspo")

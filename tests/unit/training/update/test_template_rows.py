@@ -183,7 +183,7 @@ def step_gradient(learner: Learner, samples: Sequence[Sample]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", chosen(IN_SUITE, ALL_NAMES))
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 async def test_sampled_tokens_train_once_with_the_log_probs_of_their_rows(name: str) -> None:
     model = model_for(name)
     for history in MODES:
@@ -199,7 +199,7 @@ async def test_sampled_tokens_train_once_with_the_log_probs_of_their_rows(name: 
     ("name", "history"),
     chosen([*((name, "template") for name in WITH_GRADIENT), ("qwen3", "keep")], product(ALL_NAMES, MODES)),
 )
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 async def test_a_step_s_gradient_is_that_of_plain_padded_transformers(name: str, history: str) -> None:
     """Of a talk with thoughts, a call and its result, and of one that a random model had."""
     model = model_for(name)

@@ -205,7 +205,7 @@ def assert_equal(learner, samples, tolerance, **how):
 )
 @pytest.mark.parametrize("row_layout", ["packed", "padded"])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_the_gradient_is_that_of_plain_forwards(trained, family, row_layout, dtype, tolerance):
     learner = learner_of(in_dtype(trained[family], dtype), row_layout=row_layout)
     samples = samples_of(learner.policy.model.eval(), conversations())
@@ -230,7 +230,7 @@ def test_the_gradient_is_that_of_plain_forwards(trained, family, row_layout, dty
     ],
     ids=str,
 )
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 def test_cuts_losses_temperature_and_recomputed_layers_change_nothing(trained, settings, monkeypatch):
     monkeypatch.setattr(chunked_head, "_CHUNK_ROWS", (4, 7))  # several chunks in a micro-batch
     monkeypatch.setattr(chunked_head, "_CACHED_ELEMENTS", 200)  # and a few rows of a chunk at a time
@@ -285,7 +285,7 @@ def test_adapters_get_the_plain_gradient(trained):
         ("llama", {"row_layout": "padded"}),
     ],
 )
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_the_learner_s_adapter_gets_the_plain_gradient_and_pulls_to_the_model_without_it(
     trained, family, changes
 ):

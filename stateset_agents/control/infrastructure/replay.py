@@ -75,7 +75,9 @@ def replayed(
     """
     number = load.num_windows(horizon)
     if number < 1:
-        raise ConfigurationError(f"the record has {len(load.rates)} steps, and a window {horizon}: record more")
+        raise ConfigurationError(
+            f"the record has {len(load.rates)} steps, and a window {horizon}: record more"
+        )
     environment = InfrastructureEnv(load, cluster, horizon=horizon)
     windows = range(number)
     candidate = evaluate(policy, environment, windows)
@@ -120,7 +122,9 @@ class ReplicaChanges:
         """Raises ConfigurationError for more than `most`, and for another configuration."""
         change = int(action["scaling"])
         if abs(change) > self.most or action["config"] != ConfigAction.NO_CHANGE:
-            raise ConfigurationError(f"an action must change {self.most} replicas at most, got {action!r}")
+            raise ConfigurationError(
+                f"an action must change {self.most} replicas at most and nothing else, got {action!r}"
+            )
         return change + self.most
 
     def decode_action(self, index: int) -> dict[str, Any]:

@@ -52,7 +52,7 @@ async def trained(steps: int, workload: Workload | None = None) -> MlpPolicy:
     """A policy that begins as the autoscaler and is trained on this load."""
     environment = InfrastructureEnv(workload)
     policy = MlpPolicy(environment.spec)
-    clone(policy, in_actions(Hpa(target=0.6, window_seconds=0.0)), environment)
+    clone(policy, in_actions(Hpa(target=0.6, window_seconds=0.0)), environment, num_passes=10)
     config = ControlConfig(**SETTINGS, total_steps=steps, progress=False, save_steps=0)
     async with ControlTrainer(policy, environment, config) as trainer:
         await trainer.train()

@@ -1,8 +1,8 @@
 """A trained policy takes a cluster over from Kubernetes' autoscaler by itself; half a minute of one core.
 
-Shadow: the autoscaler scales, what the policy would do is checked, and both are replayed on recorded load in
-the simulator. Where the policy earns no less, it gets a tenth of the actions, and a tenth more after each hour
-without a violation. A policy with the opposite logits is kept in shadow.
+Shadow: the autoscaler scales, what the policy would do is checked, and both are replayed on recorded load
+in the simulator. Where the policy earns no less, it gets a tenth of the actions, and a tenth more after each
+hour without a violation. A policy with the opposite logits is kept in shadow.
 
 python examples/deploy_autoscaler.py
 python examples/deploy_autoscaler.py --steps 2600000  # a whole training

@@ -8,9 +8,9 @@ In every mode the policy's action is checked, and an unsafe one is never execute
 a tenth of unsafe ones among the last hundred put the deployment back into shadow; an hour without one in
 gradual gives the policy a tenth more, until it has all.
 
-What the policy would have earned cannot be seen in shadow: only what it would have done. So a policy comes out
-of shadow by hand, or by replays: whoever has a simulator plays the policy and what it is to replace on the
-same recorded load, and reports both rewards.
+What the policy would have earned cannot be seen in shadow: only what it would have done. So a policy comes
+out of shadow by hand, or by replays: whoever has a simulator plays the policy and what it is to replace on
+the same recorded load, and reports both rewards.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import openai
 
@@ -55,6 +54,7 @@ async def crowd(
     most: int,
     at_once: int,
     is_over: Callable[[], bool],
+    name: str = "person",
 ) -> Counter[bool]:
     """Conversations, so many at once, until it is over or there were `most`; how they ended."""
     ended: Counter[bool] = Counter()
@@ -63,7 +63,7 @@ async def crowd(
     async def person(client: openai.AsyncOpenAI) -> None:
         for number in numbers:
             scenario = scenarios[number % len(scenarios)]
-            ended[await talk(client, environment, scenario, f"person {number}", model)] += 1
+            ended[await talk(client, environment, scenario, f"{name} {number}", model)] += 1
             if is_over():
                 return
 

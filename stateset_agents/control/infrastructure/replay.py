@@ -91,14 +91,15 @@ def replayed(
 # --- one cluster, for `deployment.numeric.SafeGRPODeployment` ------------------------------------
 
 
+_NAMES = {-1: "SCALE_DOWN_SMALL", 0: "MAINTAIN", 1: "SCALE_UP_SMALL"}
+
+
 class Change(int):
     """By how many replicas, with the name that a safe deployment looks for."""
 
-    _NAMES = {-1: "SCALE_DOWN_SMALL", 0: "MAINTAIN", 1: "SCALE_UP_SMALL"}
-
     @property
     def name(self) -> str:
-        return self._NAMES.get(self, f"SCALE_BY_{int(self)}")
+        return _NAMES.get(self, f"SCALE_BY_{int(self)}")
 
 
 class ReplicaChanges:

@@ -27,7 +27,7 @@ DEMO = str(Path(__file__).parents[3] / "examples" / "demo.yaml")
 def serving(folder: Path) -> Iterator[str]:
     """`serve --deployment` as a process of its own; its address."""
     words = [sys.executable, "-m", "stateset_agents.cli.main", "serve", "--deployment", "d.sqlite"]
-    words += ["--port", "0", "--save-conversations", "talks.jsonl", "--set", "max_new_tokens=48"]
+    words += ["--port", "0", "--save-conversations", "talks.jsonl", "--set", "agent.max_new_tokens=48"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=folder) as server:
         assert server.stdout is not None
         try:
